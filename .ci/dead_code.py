@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What of the sources nothing reaches: items that neither the binary nor a test names.
+"""Lists dead code: items that neither the binary nor a test uses.
 
-The crate is a library with a thin binary, so the compiler takes every `pub` item for used. Here the same sources are
-compiled as the binary alone, where `pub` protects nothing. What is then never used must at least be named by a test or
-an example; what is not is listed, and the exit code is 1. `--all` lists what only tests use, too.
+The crate is a library with a thin binary, so the compiler considers every `pub` item used. Here the
+same sources are compiled as the binary alone, where `pub` protects nothing. An item that is unused
+then must at least be named by a test or an example; otherwise it is listed, and the exit code is 1.
+`--all` also lists items that only tests use.
 """
 
 import argparse
@@ -20,14 +21,15 @@ WORK = ROOT / "target" / "dead-code"
 
 
 def lay_out():
-    """The sources as one binary crate: the library's rooms become private modules of `main.rs`."""
+    """Copies the sources as one binary crate: the library's layers become private modules of
+    `main.rs`."""
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(ROOT / "src", WORK / "src")
     for name in ("policies", "onnx"):
         os.symlink(ROOT / name, WORK / name)
     shutil.copy(ROOT / "Cargo.lock", WORK)
     manifest = (ROOT / "Cargo.toml").read_text()
-    # The lock and the features are those of the other steps, so that nothing is compiled twice for this one.
+    # Same lock file and features as the other steps, so that nothing is compiled twice.
     manifest = re.sub(r'(?m)^(default-)?members = .*$', r'\1members = ["."]', manifest)
     manifest = re.sub(r'(?m)^foretell-fakes = .*\n', '', manifest)
     (WORK / "Cargo.toml").write_text(manifest + "\n[lib]\npath = \"none.rs\"\n")
@@ -39,7 +41,7 @@ def lay_out():
 
 
 def unused():
-    """(place, message, name) of all that is never used."""
+    """(location, message, name) of every unused item."""
     argv = ["cargo", "check", "--quiet", "--message-format=json", "--bin", "foretell", "--offline"]
     env = {**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target")}
     process = subprocess.run(argv, cwd=WORK, env=env, stdout=subprocess.PIPE, text=True)
@@ -61,12 +63,12 @@ def unused():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--all", action="store_true", help="what only tests use, too")
+    parser.add_argument("--all", action="store_true", help="also list items that only tests use")
     args = parser.parse_args()
     lay_out()
     tests = [*ROOT.glob("tests/**/*.rs"), *ROOT.glob("examples/*.rs")]
     words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in tests)))
-    # Unit tests stand behind the code of their file, or in a file of their own.
+    # Unit tests follow the code of their file, or have a file of their own.
     for path in (ROOT / "src").glob("**/*.rs"):
         text = path.read_text()
         own = text if path.name == "tests.rs" else text.partition("#[cfg(test)]")[2]

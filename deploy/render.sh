@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Renders the plain manifests of deploy/kubernetes from the chart, the one source of both.
+# Renders the plain manifests of deploy/kubernetes from the chart, which is the only source.
 #
-#   render.sh [FOLDER]     where to; deploy/kubernetes unless given
-#   HELM                   the program; `helm` unless set (`make test-deploy` has one in .cache/deploy/bin)
+#   render.sh [FOLDER]     output folder; default deploy/kubernetes
+#   HELM                   the program; default `helm` (that of `make test-deploy`: .cache/deploy/bin)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$here/kubernetes}

@@ -1,13 +1,15 @@
-//! Prints how many tokens a round brings, by how the model drafter draws and how its draft is verified.
+//! Prints the mean acceptance length, by how the model drafter draws and how its draft is verified.
 //!
-//! `cargo run --release --example acceptance -- TARGET_DIR DRAFTER_DIR WORKLOAD [TEMPERATURE] [GAMMA] [PROMPTS] [TOKENS]
-//! [WAY]`
+//! `cargo run --release --example acceptance -- TARGET_DIR DRAFTER_DIR WORKLOAD [TEMPERATURE]
+//! [GAMMA] [PROMPTS] [TOKENS] [WAY]`
 //!
-//! The two must have one vocabulary. Every way writes texts of its own to the same prompts, round by round, by the code that
-//! is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens drafted per round. `noise`: the drafter draws with the target's
-//! own noise, the target samples and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops
-//! where it takes its chance to survive (`draft::Stop`) to be below L. With WAY: only those whose name begins so; of `greedy`, also how
-//! often tokens were accepted by the margin of the drafter's likeliest, beside what `draft::chance_by_margin` says.
+//! Both models must have one vocabulary. Every way writes texts of its own for the same prompts,
+//! round by round, by the code that is shipped (`Sampler`, `accept::sampled`). `drafted`: tokens
+//! drafted per round. `noise`: the drafter draws with the target's own noise, the target samples
+//! and matches. `ratio-K`: the drafter draws from its K likeliest tokens alone. `-sL`: it stops
+//! where its estimate of the survival probability (`draft::Stop`) is below L. With WAY: only ways
+//! whose name begins with it; of `greedy`, also the share of accepted tokens by the margin of the
+//! drafter's likeliest token, next to the estimate of `draft::chance_by_margin`.
 
 #[cfg(not(feature = "onnx"))]
 fn main() {
@@ -33,8 +35,8 @@ mod measured {
     use foretell::runtime::sampler::{Processed, Sampler};
     use foretell::session::accept::sampled::{self, Test};
     use foretell::text::Tokenizer;
-    use foretell::units::Dice;
-    use foretell::words::Law;
+    use foretell::units::SplitMix64;
+    use foretell::words::Distribution;
 
     type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -48,7 +50,7 @@ mod measured {
     #[derive(Clone, Copy)]
     struct Way {
         how: How,
-        /// Stops drafting where the bound on acceptance is below it.
+        /// Drafting stops where the survival probability is below it.
         least: f64,
     }
 
@@ -68,7 +70,7 @@ mod measured {
         if most == usize::MAX { String::new() } else { format!("-{most}") }
     }
 
-    /// A model and the text that its cache holds.
+    /// A model and the text in its cache.
     struct Reader {
         model: Model,
         lane: Lane,
@@ -83,7 +85,7 @@ mod measured {
             Ok(Self { model, lane, text: Vec::new() })
         }
 
-        /// The rows behind the last `rows` tokens of a text, of which only what is new is fed.
+        /// The rows behind the last `rows` tokens of a text. Only its new tokens are fed.
         fn read(&mut self, text: &[u32], rows: usize) -> Outcome<Logits> {
             let shared = self.text.iter().zip(text).take_while(|(a, b)| a == b).count();
             let cached = shared.min(text.len() - rows);
@@ -101,7 +103,7 @@ mod measured {
         rounds: usize,
         drafted: usize,
         tokens: usize,
-        /// Seconds of drafting and verifying beside the runs of the models.
+        /// Seconds of drafting and verifying without the runs of the models.
         own: f64,
     }
 
@@ -111,7 +113,8 @@ mod measured {
         temperature: f64,
         gamma: usize,
         tokens: usize,
-        /// Margin of each token that was drafted greedily behind accepted ones, and whether it was accepted.
+        /// Margin of each token that was drafted greedily after accepted ones; true if it was
+        /// accepted.
         margins: Vec<(f64, bool)>,
     }
 
@@ -123,9 +126,9 @@ mod measured {
         }
     }
 
-    /// Prints how often tokens were accepted, by margin.
+    /// Prints the share of accepted tokens, by margin.
     fn print_margins(margins: &[(f64, bool)]) {
-        println!("{:>7} {:>7} {:>9} {:>7}", "margin", "places", "accepted", "chance");
+        println!("{:>7} {:>7} {:>9} {:>7}", "margin", "tokens", "accepted", "chance");
         let edges = [0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, f64::INFINITY];
         for (low, high) in edges.iter().zip(edges.iter().skip(1)) {
             let within: Vec<_> =
@@ -137,15 +140,15 @@ mod measured {
         }
     }
 
-    fn processed(sampler: &Sampler, row: &[f32], past: &[u32], most: usize) -> Option<Law> {
-        let law = sampler.process(row, &sampler.history(&[], past)).law()?;
-        if most >= law.entries().len() {
-            return Some(law);
+    fn processed(sampler: &Sampler, row: &[f32], context: &[u32], most: usize) -> Option<Distribution> {
+        let distribution = sampler.process(row, &sampler.history(&[], context)).distribution()?;
+        if most >= distribution.entries().len() {
+            return Some(distribution);
         }
-        let mut top = law.entries().to_vec();
+        let mut top = distribution.entries().to_vec();
         top.select_nth_unstable_by(most, |a, b| b.1.total_cmp(&a.1));
         top.truncate(most);
-        Law::new(top)
+        Distribution::new(top)
     }
 
     fn sampler(temperature: f64, seed: u64) -> Sampler {
@@ -153,10 +156,10 @@ mod measured {
     }
 
     impl Bench {
-        /// One text behind a prompt, round by round.
+        /// Generates one text after a prompt, round by round.
         fn play(&mut self, prompt: &[u32], way: Way, seed: u64) -> Outcome<Sum> {
             let (mut text, mut sum) = (prompt.to_vec(), Sum::default());
-            let mut draws = Dice::new(Dice::mix(seed));
+            let mut draws = SplitMix64::new(SplitMix64::mix(seed));
             while text.len() < prompt.len() + self.tokens {
                 self.round(&mut text, way, seed, &mut draws, &mut sum)?;
             }
@@ -168,7 +171,7 @@ mod measured {
             text: &mut Vec<u32>,
             way: Way,
             seed: u64,
-            draws: &mut Dice,
+            draws: &mut SplitMix64,
             sum: &mut Sum,
         ) -> Outcome<()> {
             let warm = sampler(self.temperature, seed);
@@ -195,7 +198,7 @@ mod measured {
                 let token = match way.how {
                     How::Greedy | How::Noise => drafts.pick(row, &[], &draft),
                     How::Sampled { most, .. } => {
-                        let q = processed(&warm, row, &draft, most).ok_or("no law")?;
+                        let q = processed(&warm, row, &draft, most).ok_or("no distribution")?;
                         sampled.push(q, draws.unit())
                     }
                 };
@@ -208,13 +211,13 @@ mod measured {
             let gamma = draft.len() - base;
             let rows = self.target.read(&draft, gamma + 1)?;
             let started = Instant::now();
-            let row = |place: usize| rows.row(0, place).ok_or("no row");
+            let row = |position: usize| rows.row(0, position).ok_or("no row");
             let (run, next) = match way.how {
                 How::Greedy | How::Noise => {
                     let mut run = 0;
                     loop {
-                        let past = draft.get(..base + run).unwrap_or_default();
-                        let token = warm.pick(row(run)?, &[], past);
+                        let context = draft.get(..base + run).unwrap_or_default();
+                        let token = warm.pick(row(run)?, &[], context);
                         if draft.get(base + run) != Some(&token) {
                             break (run, token);
                         }
@@ -222,13 +225,13 @@ mod measured {
                     }
                 }
                 How::Sampled { test, .. } => {
-                    let law = |place: usize| {
-                        let past = draft.get(..base + place).unwrap_or_default();
-                        processed(&warm, row(place)?, past, usize::MAX).ok_or("no law")
+                    let distribution = |position: usize| {
+                        let context = draft.get(..base + position).unwrap_or_default();
+                        processed(&warm, row(position)?, context, usize::MAX).ok_or("no distribution")
                     };
-                    let p: Vec<Law> = (0..=gamma).map(law).collect::<Result<_, _>>()?;
+                    let p: Vec<Distribution> = (0..=gamma).map(distribution).collect::<Result<_, _>>()?;
                     let kept = sampled::verify(test, &sampled, &p, |_, chance| draws.unit() < chance);
-                    (kept.run, kept.next.ok_or("no law")?.draw(draws.unit()))
+                    (kept.run, kept.next.ok_or("no distribution")?.draw(draws.unit()))
                 }
             };
             sum.own += started.elapsed().as_secs_f64();
@@ -255,7 +258,7 @@ mod measured {
         Ok(prompts)
     }
 
-    /// Mean and standard error of E[N] over prompts, as a ratio of sums.
+    /// Mean acceptance length and its standard error over prompts, as a ratio of sums.
     fn of_rounds(sums: &[Sum]) -> (f64, f64) {
         let total = |of: fn(&Sum) -> usize| sums.iter().map(of).sum::<usize>() as f64;
         let (tokens, rounds) = (total(|sum| sum.tokens), total(|sum| sum.rounds));
@@ -301,7 +304,7 @@ mod measured {
         println!("{} prompts, {tokens} tokens, T={temperature}, gamma {gamma}", prompts.len());
         println!(
             "{:<14} {:>6} {:>6} {:>8} {:>9} {:>12}",
-            "way", "E[N]", "+-", "drafted", "accepted", "own ms/round"
+            "way", "length", "+-", "drafted", "accepted", "own ms/round"
         );
         for (how, least) in ways {
             let way = Way { how, least };

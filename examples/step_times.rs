@@ -1,4 +1,4 @@
-//! Prints how long a run of a model takes, and how much of it is our own work around the graph.
+//! Prints the duration of a run of a model, by number of lanes and tokens.
 //!
 //! `cargo run --release --example step_times -- MODEL_DIR [THREADS] [SPIN 0|1] [CONTEXT]`
 
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         model.run(&[Feed { lane, tokens: &prompt, parents: None, rows: Rows::Last, draft: None }])?;
         println!("prefill {context}: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
     }
-    println!("lanes x tokens: median, least [ms]");
+    println!("lanes x tokens: median, minimum [ms]");
     for (count, tokens) in [(1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (1, 17), (1, 33), (2, 1), (4, 1), (4, 5)]
     {
         let text: Vec<u32> = prompt.iter().copied().take(tokens).collect();

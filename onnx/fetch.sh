@@ -1,11 +1,11 @@
 #!/bin/sh
 # Fetches ONNX Runtime from its official PyPI wheel into a cache, once.
 #
-# Version and hash are pinned: one wheel per architecture (any CPython's wheel carries the same library, so
-# one is picked whatever python runs this). Prints the library's path on standard output, everything else on
-# standard error. Needs python3 with pip and nothing else; nothing is installed.
+# Version and hash are pinned: one wheel per architecture (any CPython's wheel carries the same
+# library, so one is picked whatever python runs this). Prints the library's path on standard
+# output, everything else on standard error. Needs python3 with pip; nothing is installed.
 #
-#   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
+#   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
 #   ORT_PACKAGE     onnxruntime unless set, or onnxruntime-gpu: with the CUDA provider, for x86_64
 set -eu
 
@@ -54,7 +54,7 @@ with zipfile.ZipFile(wheel) as archive:
 assert (work / "tree" / "lib" / f"libonnxruntime.so.{version}").is_file(), "the wheel has no library"
 PYTHON
 
-# One rename, so that two of these at once or an interrupted one never leave half a cache.
+# One rename, so that concurrent or interrupted runs never leave an incomplete cache.
 if ! mv -T "$work/tree" "$cache/$package-$version" 2>/dev/null && [ ! -f "$library" ]; then
     echo "cannot write $cache/$package-$version" >&2
     exit 1

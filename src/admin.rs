@@ -1,9 +1,9 @@
 //! The admin API: metrics, health checks, state, and the settings that can be changed at run time.
 
 pub mod configured;
+mod corpus;
 pub mod explain;
 mod guard;
-mod memory;
 mod page;
 pub mod status;
 
@@ -16,11 +16,10 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, request};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-pub use configured::{Asked, Configured, Known};
+pub use configured::{Configured, Known, ReloadSource};
 pub use guard::Guard;
 
 use crate::config::problem::Problem;
-use crate::drive::failure::Failure;
 use crate::fleet::Replica;
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
@@ -28,6 +27,7 @@ use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::{self, Gathered, Stopped};
 use crate::http::request::RequestBody;
+use crate::serving::failure::Failure;
 use crate::words::Mode;
 
 const BODY: usize = 8 << 20;
@@ -46,7 +46,7 @@ pub struct FileError {
     pub line: usize,
     /// Path of the setting, such as `drafters[0].model`.
     pub path: String,
-    /// What is wrong, what is allowed and what was found, in words.
+    /// Text that says what is wrong, what is allowed and what was found.
     pub message: String,
 }
 
@@ -68,19 +68,21 @@ pub struct Admin {
     guard: Guard,
 }
 
-/// What `/readyz` says.
+/// Body of the answer of `/readyz`.
 const READY: &str = "ready";
-/// The same while the files say something that was refused.
+/// The same while the files on disk were refused.
 const READY_BY_OLD_FILES: &str = "ready; the configuration's files are not in force";
 
 impl Admin {
-    /// Requests are checked against `guard`. Without `configured`, paths that need the configuration answer 404.
+    /// Requests are checked against `guard`. Without `configured`, paths that need the
+    /// configuration answer 404.
     #[must_use]
     pub fn new(shared: Shared, configured: Option<Arc<Configured>>, guard: Guard) -> Self {
         Self { shared, configured, guard }
     }
 
-    /// Answers a request on the metrics-only listener: what scrapers and probes ask, from outside of the pod or machine.
+    /// Answers a request on the metrics-only listener: for scrapers and health checks from outside
+    /// of the pod or machine.
     pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/metrics") => self.metrics(),
@@ -90,7 +92,8 @@ impl Admin {
         }
     }
 
-    /// Answers a request on the admin listener. No answer is to be kept, and none is to be taken for what it is not.
+    /// Answers a request on the admin listener. No answer may be cached, or read as another content
+    /// type.
     pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let mut response = self.answered(request).await;
         let headers = response.headers_mut();
@@ -107,7 +110,8 @@ impl Admin {
             "/readyz" => return self.ready(),
             _ => {}
         }
-        // It asks for the token, so it comes without one; nothing of the process is in it.
+        // The page asks for the token, so it is served without one; it holds no data of the
+        // process.
         if let Some(file) = page::file(path) {
             return match self.guard.stranger(&parts) {
                 Some(refused) => refused,
@@ -124,12 +128,12 @@ impl Admin {
             (&Method::GET, "/api/sessions") => self.sessions(parts.uri.query()),
             (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
             (&Method::GET, "/api/policies") => self.policies(),
-            (&Method::GET, "/api/memory") => match &self.configured {
-                Some(configured) => memory::shown(configured.memories()),
+            (&Method::GET, "/api/corpus") => match &self.configured {
+                Some(configured) => corpus::shown(configured.corpus()),
                 None => not_found(),
             },
-            (&Method::POST, "/api/memory/clear") => match &self.configured {
-                Some(configured) => memory::cleared(configured.memories(), parts.uri.query()).await,
+            (&Method::POST, "/api/corpus/clear") => match &self.configured {
+                Some(configured) => corpus::cleared(configured.corpus(), parts.uri.query()).await,
                 None => not_found(),
             },
             (&Method::POST, "/api/mode") => self.mode(body).await,
@@ -142,9 +146,9 @@ impl Admin {
             (
                 _,
                 "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies"
-                | "/api/memory",
+                | "/api/corpus",
             ) => not_allowed("GET"),
-            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/memory/clear") => {
+            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/corpus/clear") => {
                 not_allowed("POST")
             }
             _ => not_found(),
@@ -169,7 +173,8 @@ impl Admin {
         response
     }
 
-    /// `GET /api/status?after=N`: what changes all the time, with the samples after the one of that number.
+    /// `GET /api/status?after=N`: the state that changes all the time, with the samples after
+    /// number N.
     fn status(&self, query: Option<&str>) -> Response<Body> {
         let after = query.map_or(Some("0"), |query| query.strip_prefix("after="));
         let Some(Ok(after)) = after.map(str::parse) else {
@@ -220,7 +225,7 @@ impl Admin {
             "dialect": *replica.dialect(),
             "epoch": null,
             "up": replica.is_up(),
-            "state": replica.standing().name(),
+            "state": replica.health_state().name(),
             "breaker": replica.breaker().name(),
             "last_error": replica.last_error().map(|error| {
                 json!({
@@ -230,7 +235,7 @@ impl Admin {
                 })
             }),
             "in_flight": replica.in_flight(),
-            "plans": [],
+            "verify": [],
             "load": load,
             "probe": null,
             "switchback": null,
@@ -242,7 +247,8 @@ impl Admin {
         shown
     }
 
-    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the index of the replica in `/api/replicas`, from 0.
+    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the index of the replica in
+    /// `/api/replicas`, from 0.
     fn replica(&self, method: &Method, path: &str) -> Response<Body> {
         let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
         let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
@@ -266,7 +272,7 @@ impl Admin {
             let replica = replica.label();
             tracing::warn!(
                 replica,
-                "it is the only replica of its backend: it goes on serving, but nothing leaps there"
+                "it is the only replica of its backend: it keeps serving, but no request is speculated on there"
             );
         }
         json_response(StatusCode::OK, &self.shown(replica))
@@ -277,11 +283,12 @@ impl Admin {
         json_response(StatusCode::OK, &configured.shown())
     }
 
-    /// Reads the policies again, on a thread that may block: a drafter's model may have to be loaded.
+    /// Reloads the policies, on a thread that may block: a drafter's model may have to be loaded.
     async fn reload(&self) -> Response<Body> {
         let Some(configured) = self.configured.clone() else { return not_found() };
         let shared = self.shared.clone();
-        let reloaded = tokio::task::spawn_blocking(move || configured.reload(Asked::Outright, &shared)).await;
+        let reloaded =
+            tokio::task::spawn_blocking(move || configured.reload(ReloadSource::Outright, &shared)).await;
         let Ok(Some(reloaded)) = reloaded else { return Failure::Internal.response() };
         match reloaded {
             Ok(done) => json_response(StatusCode::OK, &done),
@@ -292,8 +299,8 @@ impl Admin {
         }
     }
 
-    /// `POST /api/explain?route=chat|completions&tenant=T&peer=IP`, each optional; body and headers are those of the
-    /// request to explain.
+    /// `POST /api/explain?route=chat|completions&tenant=T&peer=IP`, each optional; body and headers
+    /// are those of the request to explain.
     async fn explain(&self, parts: &request::Parts, body: RequestBody) -> Response<Body> {
         let Some(configured) = &self.configured else { return not_found() };
         let limit = configured.speculate_body();
@@ -344,7 +351,7 @@ impl Admin {
     }
 
     async fn drain(&self, query: Option<&str>) -> Response<Body> {
-        tracing::info!("draining, as the admin API was asked to");
+        tracing::info!("draining, requested through the admin API");
         self.shared.life.drain();
         let wait = query.unwrap_or_default().split('&').any(|pair| pair == "wait=1");
         if wait {

@@ -1,7 +1,8 @@
-//! From a validated configuration to a running proxy: the one place that builds every part and connects them.
+//! From a validated configuration to a running proxy: the one place that builds every part and
+//! connects them.
 //!
-//! `serve`, `demo` and the tests all start the proxy through [`start`]. Models are loaded before a listener opens, so a
-//! missing model fails the start instead of slowing the first request.
+//! `serve`, `demo` and the tests all start the proxy through [`start`]. Models are loaded before a
+//! listener opens, so a missing model fails the start instead of slowing the first request.
 
 pub mod explain;
 pub mod files;
@@ -23,46 +24,47 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use gateway::{Ended, Gateway};
 pub use served::ServedError;
 
-use crate::admin::{Asked, Configured, Known};
+use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, PlanName, Process,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, MethodName, Process,
     Replicas, Switchback, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
 use crate::control::{Imposed, Windows};
 use crate::draft;
-use crate::drive::comparison::windows::WindowMetrics;
-use crate::drive::comparison::{Comparisons, GroupMetrics};
-use crate::drive::drafters::{DrafterError, Drafters};
-use crate::drive::exchange::Drive;
-use crate::drive::gates::GateWatch;
-use crate::drive::live::LiveMetrics;
-use crate::drive::memory::{self, Memories};
-use crate::drive::ruling::{self, Rulebook};
-use crate::drive::{self, Driver, DriverSetup};
-use crate::fleet::identity::{Asking, Identities};
+use crate::fleet::identity::{Identities, RecognitionSettings};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, Telling};
-use crate::http::connections::most_clients;
+use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, TraceSettings};
+use crate::http::connections::max_clients;
 use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::{Bounds, Endpoint};
 use crate::observe::trace::{Collector, CollectorError};
 use crate::policy::PolicySet;
-use crate::units::Dice;
-use crate::words::Plan;
+use crate::serving::comparison::windows::WindowMetrics;
+use crate::serving::comparison::{Comparisons, GroupMetrics};
+use crate::serving::corpus::{self, CorpusHandle};
+use crate::serving::drafters::{DrafterError, Drafters};
+use crate::serving::exchange::Serve;
+use crate::serving::gates::GateWatch;
+use crate::serving::live::LiveMetrics;
+use crate::serving::ruling::{self, Rulebook};
+use crate::serving::{self, SessionRunner, SessionRunnerSetup};
+use crate::units::SplitMix64;
+use crate::words::VerifyMethod;
 
-/// How long a start waits for the backends' engines to be identified; after that, requests are relayed until they are.
+/// Maximum wait of a start for the backends' engines to be identified; after that, requests are
+/// relayed until they are.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-/// How long the end waits for what was learnt to be written down.
+/// Maximum wait at the end for the snapshots to be written.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the end waits for the last spans to be sent.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// Maximum wait at the end for the last spans to be sent.
+const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the proxy cannot start.
+/// Cause of a failed start of the proxy.
 #[derive(Debug, thiserror::Error)]
 pub enum AssembleError {
     /// A listener, thread or other basic part could not start.
@@ -89,7 +91,7 @@ pub enum AssembleError {
     #[error(transparent)]
     Collector(#[from] CollectorError),
     /// A setting that is accepted by the configuration but not supported by this version.
-    #[error("{setting} is not built yet in this version")]
+    #[error("{setting} is not implemented in this version")]
     NotBuilt {
         /// The setting and its value.
         setting: &'static str,
@@ -104,25 +106,27 @@ pub struct Running {
     pub identities: Arc<Identities>,
     /// The drafter models that are loaded.
     pub drafters: Arc<Drafters>,
-    /// Writes down what is learnt, for the last time when the process drains; `None` where that is not asked for.
+    /// The task that writes the snapshots, for the last time when the process drains; `None`
+    /// without `corpus.snapshot`.
     remembering: Option<JoinHandle<()>>,
-    /// Sends spans, and what stops it; `None` where there is no collector.
-    telling: Option<(JoinHandle<()>, CancellationToken)>,
+    /// The task that sends spans, and the token that stops it; `None` without a collector.
+    trace_settings: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
     _asking: DropGuard,
 }
 
 impl Running {
-    /// Serves until a signal or the admin API has drained the proxy. The service manager is told what becomes of it.
+    /// Serves until a signal or the admin API has drained the proxy. Notifies the service manager
+    /// of its state.
     pub async fn until(self, signals: Signals, manager: Arc<Manager>) -> Ended {
         let ended = self.gateway.until(signals, manager).await;
         if let Some(remembering) = self.remembering {
-            // A disk that hangs does not hold up the end.
+            // A disk that hangs does not delay the end.
             let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
         }
-        if let Some((telling, stop)) = self.telling {
+        if let Some((trace_settings, stop)) = self.trace_settings {
             stop.cancel();
-            let _ = tokio::time::timeout(TOLD_WITHIN, telling).await;
+            let _ = tokio::time::timeout(SPAN_FLUSH_TIMEOUT, trace_settings).await;
         }
         ended
     }
@@ -136,7 +140,8 @@ pub async fn start(process: Process, policies: PolicySet) -> Result<Running, Ass
     start_with(process, policies, Drafters::default()).await
 }
 
-/// As [`start`], with some drafters already loaded; others that policies name are loaded in addition.
+/// As [`start`], with some drafters already loaded; others that policies name are loaded in
+/// addition.
 ///
 /// # Errors
 /// [`AssembleError`]; then no listener is open.
@@ -147,50 +152,50 @@ pub async fn start_with(
 ) -> Result<Running, AssembleError> {
     let Loaded { process, policies, settings, drafters } =
         blocking(move || load(process, policies, drafters)).await?;
-    let (stop_telling, mut settings) = (CancellationToken::new(), settings);
-    let mut telling = None;
+    let (stop_tracing, mut settings) = (CancellationToken::new(), settings);
+    let mut trace_settings = None;
     if let Some(url) = &process.observe.otlp {
         let (collector, spans) = Collector::at(url)?;
-        settings.telling.collector = Some(collector);
-        telling = Some((tokio::spawn(spans.send(stop_telling.clone())), stop_telling));
+        settings.trace_settings.collector = Some(collector);
+        trace_settings = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
     }
     let shared = Shared::new(&settings)?;
-    let asking: HashMap<String, Asking> =
+    let asking: HashMap<String, RecognitionSettings> =
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
     let asking = move |replica: &fleet::Replica| asking.get(replica.name()).cloned();
     let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
     let terms = process
         .backends
         .iter()
-        .map(|backend| (backend.name.clone(), ruling::terms(&backend.plans)))
+        .map(|backend| (backend.name.clone(), ruling::terms(&backend.methods)))
         .collect();
     let store = Arc::new(PolicyStore::new(policies));
     let timeouts = process.timeouts;
-    let limits = draft::memory::Limits { bytes: usize_of(process.memory.bytes), ttl: process.memory.ttl };
-    let memories = Memories::start(
+    let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
+    let corpus = CorpusHandle::start(
         limits,
         &shared.memory,
         Arc::clone(&shared.observer),
-        process.memory.snapshot.as_deref().map(memory::beside),
+        process.corpus.snapshot.as_deref().map(corpus::sibling),
     )
     .map_err(StartError::Threads)?;
-    let comparisons = Arc::new(Comparisons::new(Dice::new(drive::fresh_seed())));
-    let driver = Arc::new(Driver::new(DriverSetup {
+    let comparisons = Arc::new(Comparisons::new(SplitMix64::new(serving::fresh_seed())));
+    let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
         identities: Arc::clone(&identities),
         rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
         drafters: Arc::clone(&drafters),
         verify_timeout: timeouts.verify,
         draft_timeout: timeouts.draft,
-        memories: memories.clone(),
+        corpus: corpus.clone(),
         costs: process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend))).collect(),
     }));
     let metrics = shared.observer.metrics();
     let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
     metrics.register(groups).map_err(StartError::from)?;
-    let windows = WindowMetrics::new(&driver).map_err(StartError::from)?;
+    let windows = WindowMetrics::new(&runner).map_err(StartError::from)?;
     metrics.register(windows).map_err(StartError::from)?;
     let gates =
-        GateWatch::new(Arc::clone(&driver), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
+        GateWatch::new(Arc::clone(&runner), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
     let gates = Arc::new(gates);
     let live = LiveMetrics::new(&gates, &identities, Arc::clone(&drafters));
     metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
@@ -199,31 +204,31 @@ pub async fn start_with(
         drafters: Arc::clone(&drafters),
         identities: Arc::clone(&identities),
         comparisons,
-        driver: Arc::clone(&driver),
+        runner: Arc::clone(&runner),
         gates: Arc::clone(&gates),
-        memories: memories.clone(),
+        corpus: corpus.clone(),
     };
-    let snapshot = process.memory.snapshot.clone();
+    let snapshot = process.corpus.snapshot.clone();
     if let Some(file) = snapshot.clone() {
-        let (driver, memories) = (Arc::clone(&driver), memories.clone());
+        let (runner, corpus) = (Arc::clone(&runner), corpus.clone());
         blocking(move || {
-            driver.recall(&file);
-            memories.recall(&memory::beside(&file));
+            runner.restore_logged(&file);
+            corpus.restore(&corpus::sibling(&file));
         })
         .await;
     }
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
-    let drive: Option<Arc<dyn Drive>> = Some(Arc::clone(&driver) as Arc<dyn Drive>);
+    let serving: Option<Arc<dyn Serve>> = Some(Arc::clone(&runner) as Arc<dyn Serve>);
     let watching = CancellationToken::new();
-    let gateway = Gateway::start_with(settings, drive, Some(Arc::clone(&configured)), shared).await?;
+    let gateway = Gateway::start_with(settings, serving, Some(Arc::clone(&configured)), shared).await?;
     if let Some(files) = files {
         tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
     }
     let life = Arc::clone(&gateway.shared.life);
     let remembering = snapshot.map(|file| {
-        let texts = memories.remember(memory::beside(&file), Arc::clone(&life));
-        tokio::spawn(async move { tokio::join!(driver.remember(file, life), texts) }.map(drop))
+        let texts = corpus.keep_saving(corpus::sibling(&file), Arc::clone(&life));
+        tokio::spawn(async move { tokio::join!(runner.keep_saving(file, life), texts) }.map(drop))
     });
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
@@ -231,10 +236,10 @@ pub async fn start_with(
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
-    Ok(Running { gateway, identities, drafters, remembering, telling, _asking: watching.drop_guard() })
+    Ok(Running { gateway, identities, drafters, remembering, trace_settings, _asking: watching.drop_guard() })
 }
 
-/// What is read and loaded before anything listens.
+/// Settings and models that are loaded before a listener opens.
 struct Loaded {
     process: Process,
     policies: PolicySet,
@@ -250,24 +255,25 @@ fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loa
     Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
 }
 
-/// Does what blocks on a thread of its own, so that a signal is heard meanwhile; whoever gives up waiting leaves it behind.
+/// Runs blocking work on a thread of its own, so that signals are handled meanwhile. Dropping the
+/// future does not stop the work.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime ends, and nobody waits any more.
+        // The runtime is shutting down.
         Err(Err(_)) => std::future::pending().await,
     }
 }
 
-/// What leaping may cost the other requests of a backend.
+/// Limits on what speculation may cost other requests of a backend.
 fn imposed(backend: &Backend) -> Imposed {
     let budget = &backend.budget;
     let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
     Imposed { extra_tokens: budget.extra_tokens, windows }
 }
 
-/// Takes up changes of the configuration's files until `stop`.
+/// Reloads configuration files that have changed, until `stop`.
 async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, stop: CancellationToken) {
     for look in 1_u32.. {
         tokio::select! {
@@ -275,12 +281,14 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
             () = tokio::time::sleep(watch::EVERY) => {}
         }
         let (configured, shared) = (Arc::clone(&configured), shared.clone());
-        // A disk that hangs holds up a thread that may block, and nothing else.
+        // A disk that hangs blocks a thread of the blocking pool, and nothing else.
         files = blocking(move || {
             let changed = files.changed();
-            // What comes of it is logged and counted where it is known.
-            let _ = changed.then(|| configured.reload(Asked::IfChanged, &shared));
-            let _ = look.is_multiple_of(watch::READ_EVERY).then(|| configured.reload(Asked::Again, &shared));
+            // The outcome is logged and counted by `reload`.
+            let _ = changed.then(|| configured.reload(ReloadSource::IfChanged, &shared));
+            let _ = look
+                .is_multiple_of(watch::READ_EVERY)
+                .then(|| configured.reload(ReloadSource::Again, &shared));
             files
         })
         .await;
@@ -295,12 +303,12 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
     }
 }
 
-/// How the replicas of a backend are identified, watched and probed.
-fn asking(backend: &Backend) -> Asking {
-    let process::Plans { allow, explicit, context_max, bytes_max } = &backend.plans;
-    let allow: Vec<Plan> = allow.iter().filter_map(|name| name.plan()).collect();
+/// Settings by which the replicas of a backend are identified, watched and probed.
+fn asking(backend: &Backend) -> RecognitionSettings {
+    let process::VerifyLimits { allow, explicit, context_max, bytes_max } = &backend.methods;
+    let allow: Vec<VerifyMethod> = allow.iter().filter_map(|name| name.method()).collect();
     let configured = process::Load::default();
-    Asking {
+    RecognitionSettings {
         dialect: backend.dialect.spoken(),
         tokenizer: tokenizer(backend),
         load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
@@ -318,9 +326,10 @@ fn asking(backend: &Backend) -> Asking {
     }
 }
 
-/// Whether the operator allows OpenAI's `prediction` for this hosted service, which bills rejected tokens.
+/// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
+/// tokens.
 fn predicts(backend: &Backend) -> bool {
-    backend.dialect == Dialect::OpenAi && backend.plans.allow.contains(&PlanName::Prediction)
+    backend.dialect == Dialect::OpenAi && backend.methods.allow.contains(&MethodName::Prediction)
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
@@ -368,7 +377,11 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
         admin_token,
         admin_hosts: process.admin.hosts.clone(),
         require_backend: process.ready.require_backend,
-        telling: Telling { share: process.observe.share, collector: None, texts: process.observe.text },
+        trace_settings: TraceSettings {
+            share: process.observe.share,
+            collector: None,
+            texts: process.observe.text,
+        },
         metrics: process.metrics,
         mode: process.mode.into(),
         tenant: process.tenant.clone(),
@@ -392,9 +405,10 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
     })
 }
 
-/// Most client connections: as many as the operator has set, if there are descriptors for them.
+/// Maximum number of client connections: as set by the operator, if there are enough file
+/// descriptors.
 fn clients(wanted: Option<usize>) -> usize {
-    let fit = most_clients();
+    let fit = max_clients();
     match wanted {
         Some(wanted) if wanted > fit => {
             tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");

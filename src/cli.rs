@@ -1,7 +1,7 @@
 //! The command line: one file per command, one meaning per exit code.
 //!
-//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a comparison fell short, 64 bad
-//! configuration or usage.
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a comparison fell short,
+//! 64 bad configuration or usage.
 
 pub mod access;
 mod admin_port;
@@ -42,7 +42,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run the proxy before a server
+    /// Run the proxy in front of a server
     Serve(serve::ServeArgs),
     /// Show the bundled models plain and speculated, side by side
     Demo(demo::DemoArgs),
@@ -50,14 +50,14 @@ enum Command {
     Target(target::TargetArgs),
     /// Read the configuration and print every error
     Check(check::CheckArgs),
-    /// Say what would happen to a request, and why
+    /// Show what would happen to a request, and why
     Explain(explain::ExplainArgs),
     /// Measure a server directly and through Foretell, alternating
     Bench(Box<bench::BenchArgs>),
     /// Compare Foretell with nginx as plain reverse proxies
     #[command(hide = true)]
     BenchRelay(bench_relay::BenchRelayArgs),
-    /// Find out what a server can verify, and what that would bring
+    /// Measure which verification methods a server supports, and their projected speedup
     Probe(probe::ProbeArgs),
     /// Simulate a fleet in virtual time
     Sim(sim::SimArgs),
@@ -69,24 +69,24 @@ enum Command {
     Man(pages::ManArgs),
 }
 
-/// Version, with commit and date where the build knows them (see `build.rs`).
+/// Version, with commit and date if the build knows them (see `build.rs`).
 pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// What every page of help ends with.
+/// Last paragraph of every help page.
 const EXITS: &str = "Exit codes: 0 success; 1 it could not start, or a server gave no answer; 2 a comparison fell short; \
     64 the configuration or the command line is wrong";
 
-/// What the first page of help says of the environment.
+/// Environment section of the first help page.
 const ENVIRONMENT: &str = "\
 Environment:
-  FORETELL_CONFIG, FORETELL_LISTEN …  What a flag of serve, check, explain and drain says; the flag wins
+  FORETELL_CONFIG, FORETELL_LISTEN …  Flags of serve, check, explain and drain; a flag takes precedence
   FORETELL_MODELS                     Folder of the bundled models, for demo
   ORT_DYLIB_PATH                      ONNX Runtime's library, for target, demo and models in the proxy
-  NO_COLOR                            No colours; elsewhere than on a terminal there are none anyway
-  NOTIFY_SOCKET, WATCHDOG_USEC        Set by a service manager, which serve tells of its state";
+  NO_COLOR                            No colours; they are only used on a terminal
+  NOTIFY_SOCKET, WATCHDOG_USEC        Set by a service manager, to which serve reports its state";
 
 /// The whole command line, as it is parsed, completed and described.
 pub(crate) fn command() -> clap::Command {
@@ -127,7 +127,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Exit code of a command that only prints; a failed write (such as a closed pipe) counts as success.
+/// Exit code of a command that only prints; a failed write (such as a closed pipe) counts as
+/// success.
 fn told(outcome: std::io::Result<u8>) -> ExitCode {
     outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
@@ -167,7 +168,7 @@ fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The page of help of a command; of all of them without a name.
+    /// The help page of a command; the first page without a name.
     fn help(name: Option<&str>) -> String {
         let mut whole = command();
         whole.build();
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_of_help_tells_exit_codes_and_the_settings_their_variables_and_defaults() {
+    fn every_help_page_has_exit_codes_and_settings_with_variables_and_defaults() {
         let whole = command();
         for sub in whole.get_subcommands() {
             assert!(help(Some(sub.get_name())).contains(EXITS), "{}", sub.get_name());

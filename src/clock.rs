@@ -1,4 +1,4 @@
-//! The one place where the gateway reads a clock; the pure folders get its [`Tick`]s.
+//! The only place where the gateway reads a clock; the pure layers receive its [`Tick`]s.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::units::Tick;
 
-/// Counts microseconds from the moment it was made. Follows tokio's clock, so paused tests pause it too.
+/// Counts microseconds from the moment it was made. Follows tokio's clock, so paused tests pause it
+/// too.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
@@ -23,12 +24,12 @@ impl Clock {
         Tick(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// The moment `ago` before this one, as far as the clock has run.
+    /// The moment `ago` before now; the clock's start if that is later.
     pub fn before(&self, ago: Duration) -> Tick {
         Tick(self.now().0.saturating_sub(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// How long until `tick`; zero if it has passed.
+    /// Time left until `tick`; zero if it has passed.
     pub fn until(&self, tick: Tick) -> Duration {
         tick - self.now()
     }

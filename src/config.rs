@@ -1,7 +1,8 @@
 //! The process file and the policies: raw text to validated values.
 //!
-//! Parsing is pure and finds every error at once; reading files and the environment is a thin shell around
-//! it. What a flag says wins over `FORETELL_<FLAG>`, that over the file, and that over the default.
+//! Parsing is pure and finds every error at once; reading files and the environment is a thin layer
+//! around it. A flag takes precedence over `FORETELL_<FLAG>`, that over the file, and that over the
+//! default.
 
 pub mod difference;
 pub mod effect;

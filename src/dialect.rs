@@ -1,8 +1,9 @@
-//! How each engine is spoken to: what to send, how to read the answer.
+//! Codecs of the engines: the requests to send and how to read the answers.
 //!
-//! PURE codecs; one file per engine, one variant of [`Dialect`], one implementation of [`Codec`]. A dialect
-//! never talks: it turns a context and a draft into [`Call`]s, and the bytes that come back into a [`Chunk`]
-//! or a [`Verdict`]. Adding an engine is one file, one variant, one golden set; the compiler lists the rest.
+//! PURE codecs; one file per engine, one variant of [`Dialect`], one implementation of [`Codec`]. A
+//! dialect does no I/O: it turns a context and a draft into [`Call`]s, and the bytes of the answers
+//! into a [`Chunk`] or a [`VerifyResult`]. Adding an engine takes one file, one variant and one
+//! golden set; the compiler lists the rest.
 
 pub mod body;
 pub mod engine;
@@ -29,7 +30,7 @@ use crate::openai::{Additive, Request, Route, Sampling};
 use crate::session::{Hold, StopOrder};
 use crate::units::TokenId;
 use crate::words::Refused;
-use crate::words::{Past, Plan, Verdict};
+use crate::words::{TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
 pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
@@ -96,6 +97,22 @@ impl Dialect {
         }
     }
 
+    /// True if Foretell speculates on it and has never run with the real engine, only with a strict
+    /// fake built from its source.
+    pub const fn is_experimental(self) -> bool {
+        match self {
+            Self::Sglang | Self::TrtLlm | Self::Triton | Self::Lmdeploy => true,
+            // Run live, or only relayed.
+            Self::Onnx
+            | Self::Vllm
+            | Self::LlamaCpp
+            | Self::Tgi
+            | Self::OpenAi
+            | Self::Ollama
+            | Self::Mlx => false,
+        }
+    }
+
     /// The constant properties of its engine.
     pub fn quirks(self) -> &'static Quirks {
         self.codec().quirks()
@@ -119,7 +136,7 @@ impl Dialect {
     }
 }
 
-/// Everything the target is to condition on.
+/// All tokens that the target conditions on.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The model id as the client sent it.
@@ -128,7 +145,7 @@ pub struct Context<'a> {
     pub prompt: &'a [TokenId],
     /// The output so far.
     pub output: &'a [TokenId],
-    /// Both as JSON writes them; `None` if that has not been written yet.
+    /// Both as JSON text; `None` if not written yet.
     json: Option<&'a str>,
 }
 
@@ -138,12 +155,17 @@ impl<'a> Context<'a> {
         Self { model, prompt, output, json: None }
     }
 
-    /// The past of a request for `model`, with its JSON text if that has been written.
-    pub fn of(model: &'a str, past: &'a Past) -> Self {
-        Self { model, prompt: past.prompt(), output: past.output(), json: past.json() }
+    /// The context of a request for `model`, with its JSON text if that has been written.
+    pub fn of(model: &'a str, token_context: &'a TokenContext) -> Self {
+        Self {
+            model,
+            prompt: token_context.prompt(),
+            output: token_context.output(),
+            json: token_context.json(),
+        }
     }
 
-    /// Prompt and output as JSON writes them. Written once for all places of a round.
+    /// Prompt and output as JSON text, written once for all positions of a round.
     pub fn ids(&self) -> Ids<'a> {
         Ids::new(self.json, self.prompt, self.output)
     }
@@ -153,13 +175,13 @@ impl<'a> Context<'a> {
         self.prompt.len() + self.output.len()
     }
 
-    /// Whether there is no token at all.
+    /// True if there is no token at all.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A draft to be put to the engine.
+/// A draft to be verified by the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
     /// Prompt and output that the draft follows.
@@ -169,8 +191,9 @@ pub struct Round<'a> {
     /// How the target samples.
     pub sampling: &'a Sampling,
     /// How the draft is verified.
-    pub plan: Plan,
-    /// A lossy accept rule wants to know the target's probabilities, where the plan can tell them.
+    pub method: VerifyMethod,
+    /// A lossy accept rule asks for the target's probabilities, where the verification method can
+    /// report them.
     pub weighs: bool,
 }
 
@@ -183,16 +206,16 @@ pub struct Call {
     pub body: Vec<u8>,
 }
 
-/// A draft as it is put to the engine: all calls are to be answered, in any order.
+/// The verify requests of a draft: all calls have to be answered, in any order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Asked {
+pub struct VerifyRequest {
     /// The calls, in the order in which their answers are read.
     pub calls: Vec<Call>,
-    /// How many of the draft's nodes they ask for, from the first on.
+    /// Number of the draft's nodes that they verify, from the first on.
     pub nodes: usize,
 }
 
-/// Why a draft cannot be put to this engine in this way.
+/// Reason why this engine cannot verify a draft by this method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The call would be larger than a round may be.
@@ -200,15 +223,15 @@ pub enum Refusal {
     TooLong {
         /// Size of the call.
         bytes: usize,
-        /// Most bytes of one round's request.
+        /// Maximum bytes of one round's requests.
         most: usize,
     },
-    /// Several prompts of this length are more than the engine has memory for.
+    /// The engine's memory does not hold several prompts of this length.
     #[error("no room for several prompts of {0} tokens")]
     NoRoom(usize),
-    /// The engine has no such plan.
-    #[error("this engine has no plan {0}")]
-    NoPlan(&'static str),
+    /// The engine has no such verification method.
+    #[error("this engine has no verification method {0}")]
+    NoVerifyMethod(&'static str),
 }
 
 /// An answer that this dialect cannot read.
@@ -216,14 +239,14 @@ pub enum Refusal {
 #[error("unreadable answer: {0}")]
 pub struct Unreadable(pub &'static str);
 
-/// One event of a ride.
+/// One event of a plain request's stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
     /// Ids of the prompt, on the first event.
     pub prompt: Option<Vec<TokenId>>,
     /// Token ids of new output, in order.
     pub tokens: Vec<TokenId>,
-    /// The text that the backend sent with them.
+    /// The text that the backend sent with these tokens.
     pub text: String,
     /// `finish_reason` in OpenAI's words, on the last event of the choice.
     pub finish: Option<String>,
@@ -231,13 +254,15 @@ pub struct Chunk {
     pub ends: bool,
     /// The backend's own usage, where it sent one.
     pub usage: Option<Value>,
-    /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by name.
+    /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by
+    /// name.
     pub more: Map<String, Value>,
-    /// Output tokens of this ride so far, as the engine counts them; `None` if it does not report that.
+    /// Output tokens of this request so far, as the engine counts them; `None` if it does not
+    /// report that.
     pub count: Option<u32>,
     /// Tokens of the prompt, as the engine counts them; `None` if it does not report that.
     pub prompt_count: Option<u32>,
-    /// Only the next event shows whether these tokens go on or end the text.
+    /// Only the next event shows whether the text goes on after these tokens or ends with them.
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
@@ -245,18 +270,18 @@ pub struct Chunk {
     pub doubtful: bool,
 }
 
-/// Which ride an event belongs to.
+/// The plain request that an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RideKind {
+pub enum RequestKind {
     /// The client's own request, on its own route.
     First,
-    /// On from the whole context, by [`Codec::ride`].
+    /// A later one that continues from the whole context, by [`Codec::plain_request`].
     Later,
 }
 
-/// The answer to a call beside the first ride.
+/// The answer to a call for the prompt's ids, concurrent with the first call.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Beside {
+pub enum PromptAnswer {
     /// The ids of the prompt.
     Prompt(Vec<TokenId>),
     /// One more call has to be made.
@@ -266,13 +291,13 @@ pub enum Beside {
 /// The constant properties in which engines differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
-    /// The first ride brings the ids of its tokens. Where it does not, requests leap at temperature 0 only, and the
-    /// ids are recovered: the text, cut into tokens, is put to the engine like any other draft, and what it accepts
-    /// are the ids that it sampled.
-    pub ride_ids: bool,
-    /// Which stop text counts if one token completes several.
+    /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
+    /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
+    /// by the engine like any other draft, and the accepted tokens are the ids that it sampled.
+    pub first_request_ids: bool,
+    /// The stop text that counts if one token completes several.
     pub stop_order: StopOrder,
-    /// What the engine keeps back of a streamed text for the sake of stop texts.
+    /// The part of a streamed text that the engine holds back because a stop text may begin there.
     pub stop_hold: Hold,
     /// The member of a choice that names the stop that ended it; `None` if there is none.
     pub stop_field: Option<&'static str>,
@@ -286,31 +311,32 @@ pub struct Quirks {
     pub no_usage_event: &'static [Route],
     /// The `content-type` of its whole answers.
     pub json_type: &'static str,
-    /// Its first calls are asked to tell usage in every event, and do.
+    /// Its first calls ask for usage in every event, and get it.
     pub usage_runs: bool,
     /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
     pub usage_runs_alone: bool,
     /// The last event of a chat's text has an empty delta.
     pub bare_end: bool,
-    /// Token ids that are asked for bring events whose delta is empty, which otherwise do not exist.
+    /// Asking for token ids adds events with an empty delta, which otherwise do not exist.
     pub hollow_deltas: bool,
-    /// The member in which the engine reports the time of an answer, at its end. No single call knows that of an
-    /// output that leapt, so there it is left out.
+    /// The member in which the engine reports the time of an answer, at its end. No single call has
+    /// the time of a speculated output, so there it is left out.
     pub time_report: Option<&'static str>,
-    /// The engine refuses the whole request for the client's own `prediction`, so that it must not see it.
+    /// The engine refuses the whole request for the client's own `prediction`, so it must not
+    /// receive it.
     pub refuses_prediction: bool,
-    /// The engine does not report whether it puts special tokens in front of a prompt: the ids that
-    /// [`Codec::beside`] brings are used only once the first ride has counted as many.
+    /// The engine does not report whether it puts special tokens in front of a prompt: the ids from
+    /// [`Codec::prompt_ids_call`] are used only once the first call has counted as many.
     pub prompt_ids_need_count: bool,
-    /// Its texts are made by Hugging Face's own code, which takes spaces before punctuation away unless the model's
-    /// configuration forbids that.
+    /// Its texts are made by Hugging Face's own code, which removes spaces before punctuation
+    /// unless the model's configuration forbids that.
     pub tidies_text: bool,
 }
 
 impl Quirks {
-    /// What most engines have in common.
+    /// Properties that most engines have in common.
     pub const COMMON: Self = Self {
-        ride_ids: true,
+        first_request_ids: true,
         stop_order: StopOrder::Listed,
         stop_hold: Hold::Beginning,
         stop_field: None,
@@ -330,28 +356,29 @@ impl Quirks {
     };
 }
 
-/// Builds the calls to one kind of engine, and reads its answers. The engine that was found is an argument everywhere.
+/// Builds the calls to one kind of engine, and reads its answers. The identified engine is an
+/// argument everywhere.
 pub trait Codec: Sync {
     /// The constant properties of the engine.
     fn quirks(&self) -> &'static Quirks {
         &Quirks::COMMON
     }
 
-    /// Whether the first ride of a request on this route brings, or leads to, the ids of its tokens; where it does not, the
-    /// request rides to its end.
+    /// True if the first call of a request on this route brings, or leads to, the ids of its
+    /// tokens; otherwise the request decodes plainly to its end.
     fn tells_ids(&self, route: Route) -> bool {
         let _ = route;
         true
     }
 
-    /// What else to ask the server about itself, given its answers so far; empty when all is known. Every
-    /// question must be safe on every version and cost no more than one token.
+    /// Further questions to the server about itself, given its answers so far; empty when all is
+    /// known. Every question must be safe on every version and cost at most one token.
     fn questions(&self, answers: &Answers) -> Vec<Question>;
 
     /// The engine that gave these answers.
     ///
     /// # Errors
-    /// [`Foreign`]: it is none that can be asked to verify.
+    /// [`Foreign`]: it is no engine that can verify.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
     /// The page that reports the start time; `None` if none does.
@@ -359,70 +386,87 @@ pub trait Codec: Sync {
         None
     }
 
-    /// Why this engine cannot carry this request exactly by any plan; `None` if it can. `sampling` is the effective
-    /// one.
+    /// Reason why this engine cannot carry this request exactly by any verification method; `None`
+    /// if it can. `sampling` is the effective one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused>;
 
-    /// The plans that are exact for this request, best first. `sampling` is the effective one; `settled`: nothing in
-    /// it is a guess about the server's defaults.
-    fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan>;
+    /// The verification methods that are exact for this request, best first. `sampling` is the
+    /// effective one; `settled`: nothing in it is a guess about the server's defaults.
+    fn methods(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        settled: bool,
+    ) -> Vec<VerifyMethod>;
 
-    /// How long the output of this request may become, if the client sets no limit.
+    /// Maximum output tokens of this request if the client sets no limit.
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
 
-    /// The client's own request with the additive fields that this dialect needs. `seed` may be sent if the
-    /// client sent none, so that a model drafter can share the noise.
-    fn first_ride(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
+    /// The client's own request with the additive fields that this dialect needs. `seed` may be
+    /// sent if the client sent none, so that a model drafter can share the noise.
+    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
 
-    /// What [`Codec::first_ride`] added, so that it is taken out of the answer.
+    /// The fields that [`Codec::first_request`] added, to be taken out of the answer.
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;
 
-    /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk of a stream,
-    /// and not into the first chunk, by which all else is shaped; each with the value that it has if it does not
-    /// apply. See [`crate::openai::fill`].
+    /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk
+    /// of a stream, and not into the first chunk, which is the template for all else; each with the
+    /// value that it has if it does not apply. See [`crate::openai::fill`].
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
         let _ = (engine, route, whole);
         Value::Null
     }
 
-    /// Puts right what [`Codec::last_members`] cannot say of a whole answer.
+    /// Corrects a whole answer where [`Codec::last_members`] does not suffice.
     fn complete(&self, answer: &mut Value) {
         let _ = answer;
     }
 
-    /// The call that brings the prompt's ids; `None` if the first ride brings them, or nothing can.
-    fn beside(&self, engine: &Engine, request: &Request) -> Option<Call> {
+    /// The call that brings the prompt's ids; `None` if the first call brings them, or nothing can.
+    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
         let _ = (engine, request);
         None
     }
 
-    /// Reads the answer to a call of [`Codec::beside`], or of [`Beside::Ask`].
+    /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Ask`].
     ///
     /// # Errors
     /// [`Unreadable`].
-    fn read_beside(&self, engine: &Engine, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+    fn read_prompt_answer(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        body: &[u8],
+    ) -> Result<PromptAnswer, Unreadable> {
         let _ = (engine, request, body);
         Err(Unreadable("nothing was asked"))
     }
 
-    /// The call that aborts an answer under way such that its stream still ends with its usage, where [`Engine::aborts`].
-    /// `request_id`: the `x-request-id` of the request.
+    /// The call that aborts an answer under way such that its stream still ends with its usage,
+    /// where [`Engine::aborts`]. `request_id`: the `x-request-id` of the request.
     fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
         let _ = (route, request_id);
         None
     }
 
-    /// A ride from the whole context, by token ids.
-    fn ride(&self, engine: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call;
+    /// A plain request that continues from the whole context, by token ids.
+    fn plain_request(
+        &self,
+        engine: &Engine,
+        context: &Context<'_>,
+        sampling: &Sampling,
+        max_tokens: u32,
+    ) -> Call;
 
-    /// Reads one event of a ride.
+    /// Reads one event of a plain request's stream.
     ///
     /// # Errors
     /// [`Unreadable`].
-    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable>;
+    fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
 
-    /// The finish reason of a later ride of `asked` tokens whose stream closed after `brought` without a final event;
-    /// `None` if this engine does not end a ride so.
+    /// The finish reason of a later plain request of `asked` tokens whose stream closed after
+    /// `brought` without a final event; `None` if this engine does not end a stream so.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
         let _ = (brought, asked);
         None
@@ -432,52 +476,52 @@ pub trait Codec: Sync {
     ///
     /// # Errors
     /// [`Refusal`].
-    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal>;
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal>;
 
     /// Reads the answers to the calls of [`Codec::verify`], in their order.
     ///
     /// # Errors
     /// [`Unreadable`].
-    fn verdict(
+    fn result(
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable>;
+    ) -> Result<VerifyResult, Unreadable>;
 
-    /// Whether an answer that is no verdict only means that this plan cannot decide here, so that the next
-    /// one is to be tried.
-    fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
-        let _ = (plan, status, body);
+    /// True if an answer without a verification result only means that this method cannot decide
+    /// here, so that the next one is tried.
+    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+        let _ = (method, status, body);
         false
     }
 
-    /// The same round by the same plan, put so that it can be decided where `asked` brought nothing; `None` if there
-    /// is no such way, so that the next plan is to be tried.
-    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+    /// The same round by the same method, changed so that it can be decided where `asked` brought
+    /// nothing; `None` if there is no such change, so that the next method is tried.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
         let _ = (engine, round, asked);
         None
     }
 
-    /// A call to be made once before the first round of a session, so that the engine computes the context for
-    /// all of the round's prompts together. Its answer is not used.
+    /// A call to be made once before the first round of a session, so that the engine computes the
+    /// context for all of the round's prompts together. Its answer is not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let _ = (engine, round);
         None
     }
 
-    /// Which rows this answer to a scored prompt of so many tokens has, if it shows that; a prefix of the
-    /// prompt was cached.
+    /// The rows that this answer to a scored prompt of `prompt` tokens lists, if it shows that; a
+    /// prefix of the prompt was cached.
     fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
         let _ = (prompt, body);
         None
     }
 
-    /// Why a plan is not among those of the engine that gave these answers.
-    fn missing(&self, answers: &Answers, plan: Plan) -> String {
-        let _ = (answers, plan);
-        "this engine has no such way to verify".to_owned()
+    /// Reason why a verification method is not among those of the engine that gave these answers.
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
+        let _ = (answers, method);
+        "this engine has no such verification method".to_owned()
     }
 
     /// The question for the ids of a text, without special tokens; `None` if it cannot be asked.

@@ -1,9 +1,10 @@
 //! Proposing tokens: the draft itself and the drafters that need no model.
 //!
-//! PURE. A drafter sees the past through [`Feedback`], and answers a [`Budget`] with a [`Tree`].
+//! PURE. A drafter reads the context through [`Feedback`], and answers a [`Budget`] with a
+//! [`Tree`].
 
 pub mod automaton;
-pub mod memory;
+pub mod corpus;
 pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
@@ -22,24 +23,24 @@ pub use recycling::{Recycling, Successors};
 pub use sampled::Sampled;
 pub use stop::{Stop, chance_by_entropy, chance_by_margin};
 pub use suffix::{Suffix, View};
-pub use tree::{Company, DrafterId, Features, Node, Source, Tree, Vote, Votes};
+pub use tree::{Agreement, DrafterId, Features, Node, Source, Tree, Vote, Votes};
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::units::TokenId;
-use crate::words::Verdict;
+use crate::words::VerifyResult;
 
-/// What is put to the backend. As a tree it can be looked at, whatever it is; only a tree can be merged or cut.
+/// A draft for the backend. Both kinds can be read as a tree; only a tree can be merged or cut.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Draft {
     /// One-hot nodes: the backend's samples are matched with them.
     Tree(Tree),
-    /// A lone chain that was drawn from known laws, verified by those.
+    /// A single chain that was drawn from known distributions, which are used to verify it.
     Sampled(Lone),
 }
 
-/// A sampled chain, and the same as a tree.
+/// A sampled chain, and its tokens as a tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lone {
     nodes: Tree,
@@ -56,7 +57,7 @@ impl Draft {
         Self::Sampled(Lone { nodes, drawn: Arc::new(drawn) })
     }
 
-    /// The same proposed by `drafter`.
+    /// The same draft, proposed by `drafter`.
     #[must_use]
     pub fn by(self, drafter: DrafterId) -> Self {
         match self {
@@ -65,7 +66,7 @@ impl Draft {
         }
     }
 
-    /// With what it was drawn from, if it was.
+    /// The sampled chain with its distributions; `None` for a tree.
     pub fn sampled(&self) -> Option<&Arc<Sampled>> {
         match self {
             Self::Tree(_) => None,
@@ -91,25 +92,25 @@ impl Deref for Draft {
     }
 }
 
-/// How much a drafter may propose.
+/// Maximum size of a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Most nodes in all.
+    /// Maximum nodes in all.
     pub nodes: usize,
-    /// Most nodes on one path.
+    /// Maximum nodes on one path.
     pub depth: usize,
 }
 
-/// Tokens that have become the past since the last feedback.
+/// Tokens added to the context since the last feedback.
 #[derive(Clone, Copy, Debug)]
 pub struct Feedback<'a> {
     /// The new tokens, in order: first the prompt's, then every emitted one.
     pub tokens: &'a [TokenId],
-    /// What they are a part of.
+    /// The part of the context that they belong to.
     pub origin: Origin,
 }
 
-/// What a token of the past is a part of.
+/// The part of the context that a token belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The prompt.
@@ -118,34 +119,36 @@ pub enum Origin {
     Output,
 }
 
-/// What the target said of a draft, in a verdict that was used.
+/// The verification result of a draft, if it was used.
 #[derive(Clone, Copy, Debug)]
-pub struct Told<'a> {
+pub struct VerifyFeedback<'a> {
     /// The token that the draft follows.
     pub after: TokenId,
     /// The draft.
     pub draft: &'a Tree,
-    /// Its rows. A drafter may read their distributions, and no sample: most of them do not become the past.
-    pub verdict: &'a Verdict,
+    /// Its rows. A drafter may read their distributions, but no sample: most samples do not become
+    /// part of the context.
+    pub result: &'a VerifyResult,
 }
 
 /// A drafter that lives in the proxy and needs no model.
 pub trait Lookup: Send {
-    /// Learns the tokens that have become the past.
+    /// Learns the tokens that were added to the context.
     fn observe(&mut self, seen: &Feedback<'_>);
-    /// Learns what the target said of a draft, whoever proposed it, before what became the past of it is observed.
-    fn hear(&mut self, _told: &Told<'_>) {}
-    /// Proposes what may follow everything observed so far; an empty tree if it has no proposal.
+    /// Learns the verification result of a draft, whoever proposed it, before its accepted tokens
+    /// are observed.
+    fn observe_result(&mut self, _told: &VerifyFeedback<'_>) {}
+    /// Proposes tokens after everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
-    /// Bytes that it holds for this session alone, by what it has allocated; what sessions share is accounted by its owner.
+    /// Bytes allocated for this session alone; data that sessions share is accounted by its owner.
     fn bytes(&self) -> usize;
-    /// What it has learnt of successors, for later requests.
+    /// The successors that it has learnt, for later requests.
     fn successors(&self) -> Option<&Successors> {
         None
     }
 }
 
-/// Whose texts a drafter remembers.
+/// The requests whose texts a drafter uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// Those of the same request.
@@ -162,7 +165,7 @@ pub enum Scope {
 pub enum LookupSpec {
     /// The longest recent match in the request's own context.
     PromptLookup(Ngram),
-    /// What followed most often.
+    /// The most frequent continuation.
     Suffix(Scope),
     /// The client's own prediction.
     Prediction,
@@ -170,21 +173,22 @@ pub enum LookupSpec {
     Phrasebook {
         /// The phrases.
         phrases: Arc<Phrases>,
-        /// Whether the schemas in the prompt count.
+        /// True if the schemas in the prompt are used.
         schemas: bool,
     },
-    /// What the target said may follow.
+    /// The target's likeliest successors of the last token.
     Recycling,
 }
 
-/// What lookups use beside their own request: handed to a session when it starts.
+/// Data that lookups use in addition to their own request, passed to a session when it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Shared {
     /// Earlier texts of the request's tenant; none without a tenant that is trusted.
     pub of_tenant: View,
     /// Earlier texts of all tenants that share theirs.
     pub of_all: View,
-    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is trusted.
+    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is
+    /// trusted.
     pub successors: Arc<Successors>,
     /// The client's own prediction, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
@@ -193,7 +197,7 @@ pub struct Shared {
 }
 
 impl LookupSpec {
-    /// What kind of drafter it is.
+    /// The kind of drafter.
     pub const fn source(&self) -> Source {
         match self {
             Self::PromptLookup(_) => Source::PromptLookup,
@@ -204,8 +208,8 @@ impl LookupSpec {
         }
     }
 
-    /// Whether it may ever propose anything in a session that is handed `shared`.
-    fn has_a_say(&self, shared: &Shared) -> bool {
+    /// True if it can propose anything in a session with `shared`.
+    fn is_applicable(&self, shared: &Shared) -> bool {
         match self {
             Self::PromptLookup(_) | Self::Suffix(_) | Self::Recycling => true,
             Self::Prediction => !shared.prediction.is_empty(),
@@ -215,9 +219,9 @@ impl LookupSpec {
         }
     }
 
-    /// A fresh drafter that has seen nothing and votes as `id`; `None` where it has nothing to say.
+    /// A new drafter that has seen nothing and votes as `id`; `None` if it cannot propose anything.
     pub fn build(&self, id: DrafterId, shared: &Shared) -> Option<Box<dyn Lookup>> {
-        if !self.has_a_say(shared) {
+        if !self.is_applicable(shared) {
             return None;
         }
         Some(match self {
@@ -268,7 +272,7 @@ mod tests {
         ]
     }
 
-    /// Tokens of which JSON can be made.
+    /// Tokens that can form JSON.
     #[derive(Debug)]
     struct Parts;
 
@@ -310,7 +314,7 @@ mod tests {
 
     /// A drafter that has read a prompt: `{"a":1}` and more.
     fn built(spec: &LookupSpec, prompt: &[TokenId]) -> Box<dyn Lookup> {
-        let mut drafter = spec.build(spec.source().into(), &shared()).expect("it has something to say");
+        let mut drafter = spec.build(spec.source().into(), &shared()).expect("it can propose something");
         for tokens in [&[0, 1, 2, 3, 4], prompt] {
             drafter.observe(&Feedback { tokens, origin: Origin::Prompt });
         }
@@ -322,16 +326,16 @@ mod tests {
     }
 
     #[test]
-    fn a_drafter_that_has_seen_nothing_says_nothing() {
+    fn a_drafter_that_has_seen_nothing_proposes_nothing() {
         for spec in &specs() {
             let drafter = spec.build(spec.source().into(), &Shared::default());
             assert!(drafter.is_none_or(|drafter| drafter.draft(Budget { nodes: 8, depth: 8 }).is_empty()));
         }
     }
 
-    /// What docs/drafters.md says of the bytes per token of the request.
+    /// The bytes per token of the request are within those of docs/drafters.md.
     #[test]
-    fn what_a_drafter_holds_grows_with_its_request_and_stays_within_what_is_said() {
+    fn the_bytes_of_a_drafter_grow_with_its_request_within_the_documented_limits() {
         let most = |source| match source {
             Source::PromptLookup => 150,
             Source::Suffix => 16,
@@ -339,14 +343,15 @@ mod tests {
             Source::Recycling => 400,
             Source::Phrasebook | Source::Model => 0,
         };
-        let mut dice = crate::units::Dice::new(7);
-        // Every other stretch is said again, as in real texts; the rest is as random as no text is.
+        let mut rng = crate::units::SplitMix64::new(7);
+        // Every other run of tokens is a repetition, as in real texts; the rest is random, unlike
+        // real text.
         let mut text: Vec<TokenId> = Vec::new();
         while text.len() < 32_768 {
-            let from = dice.below(text.len() as u64 + 1) as usize;
+            let from = rng.below(text.len() as u64 + 1) as usize;
             let again: Vec<TokenId> = text.iter().skip(from).take(30).copied().collect();
             text.extend(again);
-            text.extend((0..30).map(|_| dice.below(8192) as TokenId));
+            text.extend((0..30).map(|_| rng.below(8192) as TokenId));
         }
         for spec in specs().iter().filter(|spec| spec.source() != Source::Phrasebook) {
             let mut drafter = built(spec, &[]);
@@ -359,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn every_drafter_has_something_to_say_behind_some_text() {
+    fn every_drafter_proposes_something_after_some_text() {
         for spec in &specs() {
             let texts: [&[TokenId]; 3] = [&[0], &[1, 2], &[0, 1, 2, 3, 4, 0, 1, 2]];
             let speaks = texts.into_iter().any(|text| {
@@ -373,7 +378,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_draft_keeps_its_budget_and_depends_on_the_past_alone(
+        fn a_draft_keeps_its_budget_and_depends_on_the_context_alone(
             prompt in proptest::collection::vec(0u32..5, 0..20),
             text in proptest::collection::vec(0u32..5, 0..60),
             cut in 0usize..60,
@@ -392,7 +397,7 @@ mod tests {
                 prop_assert!(draft.len() <= nodes);
                 for node in 0..draft.len() {
                     prop_assert!(draft.path(node).len() <= depth);
-                    prop_assert!(draft.nodes()[node].token < 5, "nothing that was never said");
+                    prop_assert!(draft.nodes()[node].token < 5, "only tokens that were seen");
                 }
                 let mut shorter = whole.draft(Budget { nodes: nodes + 1, depth });
                 shorter.truncate(nodes);

@@ -1,12 +1,12 @@
-//! The servers behind Foretell: which one answers for a model, which of its replicas, and how calls fail.
+//! The servers behind Foretell: selects the backend and replica for a model, and classifies failed
+//! calls.
 //!
-//! A backend is a service of a model; each of its replicas holds one KV cache and is addressed by itself,
-//! since a session that moved would have to compute its context again. A request picks a replica once, and
-//! what belongs to it stays there.
+//! A backend is a service of a model; each of its replicas holds one KV cache and is addressed by
+//! itself, since a session that moved would have to compute its context again. A request picks a
+//! replica once, and its later calls go there too.
 
 mod backend;
 pub mod breaker;
-mod dice;
 pub mod discover;
 pub mod error;
 mod health;
@@ -18,6 +18,7 @@ pub mod models;
 pub mod probe;
 pub mod replica;
 mod retry;
+mod rng;
 pub mod rounds_seen;
 mod silence;
 pub mod tie;
@@ -38,7 +39,7 @@ use crate::words::metric::{Metric, REPLICA_CONNECT};
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
 pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
-pub use health::{LastError, Standing};
+pub use health::{HealthState, LastError};
 pub use key::KeyFile;
 pub use link::{Answer, BrokenOff};
 pub use load::Load;
@@ -46,15 +47,15 @@ pub use models::ModelName;
 pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Probed, Repeatable, Replica, ReplicaSettings};
 
 use backend::Backend;
-use dice::SharedDice;
 use retry::RetryBudget;
+use rng::SharedSplitMix64;
 
-/// All backends, in the order of the configuration, and their replicas as they are now.
+/// All backends, in the order of the configuration, and their current replicas.
 #[derive(Debug)]
 pub struct Fleet {
     backends: Vec<Backend>,
     changed: channel::Sender<u64>,
-    dice: SharedDice,
+    rng: SharedSplitMix64,
     budget: RetryBudget,
     connects: HistogramVec,
     /// Host names whose last lookup failed.
@@ -62,8 +63,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// A fleet at these addresses; those of one name are replicas of one backend. Opens no connection and resolves
-    /// no name.
+    /// A fleet at these addresses; those of one name are replicas of one backend. Opens no
+    /// connection and resolves no name.
     ///
     /// # Errors
     /// An address is no http or https URL, or its TLS settings cannot be used.
@@ -83,7 +84,7 @@ impl Fleet {
         Ok(Self {
             backends,
             changed: channel::Sender::new(0),
-            dice: SharedDice::default(),
+            rng: SharedSplitMix64::default(),
             budget: RetryBudget::default(),
             connects,
             unresolved: Mutex::default(),
@@ -95,58 +96,59 @@ impl Fleet {
         self.backends.iter().map(Backend::name)
     }
 
-    /// Every replica there is now, backend by backend.
+    /// All current replicas, backend by backend.
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
         let mut all = Vec::new();
         self.each(|replica| all.push(Arc::clone(replica)));
         all
     }
 
-    /// Calls `show` with every replica there is now.
+    /// Calls `show` with every current replica.
     pub fn each(&self, mut show: impl FnMut(&Arc<Replica>)) {
         self.backends.iter().for_each(|backend| backend.replicas().iter().for_each(&mut show));
     }
 
-    /// A counter that goes up whenever a replica has come or gone.
+    /// A counter that increases whenever a replica is added or removed.
     pub fn changes(&self) -> channel::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// Whether the model named in a body can change where the request goes.
+    /// True if the model named in a body can change the request's destination.
     pub fn needs_model(&self) -> bool {
         self.backends.len() > 1
     }
 
-    /// Whether some replica's dialect can verify drafts.
+    /// True if some replica's dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.speculates()))
     }
 
-    /// Whether some replica's engine refuses a request for the client's own `prediction`.
+    /// True if some replica's engine refuses a request because of the client's own `prediction`.
     pub fn refuses_prediction(&self) -> bool {
         self.backends
             .iter()
             .any(|backend| backend.replicas().iter().any(|replica| replica.refuses_prediction()))
     }
 
-    /// Whether some hosted service may be sent predictions.
+    /// True if some hosted service may be sent predictions.
     pub fn predicts(&self) -> bool {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.predicts()))
     }
 
-    /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only one; else
-    /// the one marked default; else the first, whose own 404 the client gets. Of its replicas: the less busy
-    /// of two taken by chance. `None` only if there is no backend, or no address of it is known.
+    /// The replica for a new request for `model`. The backend: exact id, alias, glob; else the only
+    /// one; else the one marked default; else the first, whose own 404 the client gets. Of its
+    /// replicas: the less busy of two chosen at random. `None` only if there is no backend, or none
+    /// of its addresses is known.
     pub fn pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
         self.budget.request();
-        let chosen = self.backend(model)?.pick(&self.dice, None)?;
+        let chosen = self.backend(model)?.pick(&self.rng, None)?;
         chosen.chosen();
         Some(chosen)
     }
 
-    /// The replica that a request for `model` would be given to now, without giving it one.
+    /// The replica that a request for `model` would be sent to now, without sending one.
     pub fn would_pick(&self, model: Option<&str>) -> Option<Arc<Replica>> {
-        self.backend(model)?.pick(&self.dice, None)
+        self.backend(model)?.pick(&self.rng, None)
     }
 
     fn backend(&self, model: Option<&str>) -> Option<&Backend> {
@@ -163,42 +165,44 @@ impl Fleet {
             .or_else(|| self.backends.first())
     }
 
-    /// Another replica of the same backend that is [`Standing::Ready`]; `None` if there is none.
+    /// Another replica of the same backend that is [`HealthState::Ready`]; `None` if there is none.
     pub fn other(&self, than: &Arc<Replica>) -> Option<Arc<Replica>> {
         let backend = self.backends.iter().find(|backend| backend.name() == than.name())?;
-        backend.pick(&self.dice, Some(than)).filter(|other| other.standing() == Standing::Ready)
+        backend.pick(&self.rng, Some(than)).filter(|other| other.health_state() == HealthState::Ready)
     }
 
-    /// The first backend of which no replica can be reached; `None` if all can be.
+    /// The first backend without a reachable replica; `None` if all have one.
     pub fn unreachable(&self) -> Option<&str> {
-        // One that is taken out serves where there is no other.
+        // A disabled replica still serves if there is no other.
         let reachable = |backend: &Backend| {
             let replicas = backend.replicas();
-            let is_out = |replica: &Arc<Replica>| replica.standing() == Standing::Disabled;
+            let is_out = |replica: &Arc<Replica>| replica.health_state() == HealthState::Disabled;
             let all_out = replicas.iter().all(is_out);
             replicas.iter().any(|replica| replica.is_reachable() && (all_out || !is_out(replica)))
         };
         self.backends.iter().find(|backend| !reachable(backend)).map(Backend::name)
     }
 
-    /// The backends of which no replica answers, those that the operator took out left aside: what is asked of them fails.
+    /// The backends without an answering replica, except those that the operator disabled: requests
+    /// to them fail.
     pub fn out(&self) -> Vec<&str> {
-        let out = |standing: &Standing| matches!(standing, Standing::Down | Standing::Broken);
+        let out =
+            |health_state: &HealthState| matches!(health_state, HealthState::Down | HealthState::Broken);
         let all_out = |backend: &&Backend| {
-            let standings: Vec<Standing> =
-                backend.replicas().iter().map(|replica| replica.standing()).collect();
-            standings.iter().any(out) && !standings.contains(&Standing::Ready)
+            let standings: Vec<HealthState> =
+                backend.replicas().iter().map(|replica| replica.health_state()).collect();
+            standings.iter().any(out) && !standings.contains(&HealthState::Ready)
         };
         self.backends.iter().filter(all_out).map(Backend::name).collect()
     }
 
-    /// Whether its backend has no other replica.
+    /// True if its backend has no other replica.
     pub fn is_sole(&self, replica: &Arc<Replica>) -> bool {
         let backend = self.backends.iter().find(|backend| backend.name() == replica.name());
         backend.is_none_or(|backend| backend.replicas().iter().all(|other| Arc::ptr_eq(other, replica)))
     }
 
-    /// Histogram of the seconds that connecting took, by replica.
+    /// Histogram of the time to connect, seconds, by replica.
     pub fn connects(&self) -> &HistogramVec {
         &self.connects
     }

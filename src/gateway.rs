@@ -1,4 +1,5 @@
-//! The proxy itself: accept, judge, relay or hand a session to its driver, answer.
+//! The proxy itself: accepts and judges requests, relays them or hands them to the session runner,
+//! and answers.
 
 pub mod facts;
 pub mod proxy;
@@ -14,8 +15,6 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 use crate::config::process::Tenant;
-pub use crate::drive::exchange::Shared;
-use crate::drive::mode::ModeSwitch;
 use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
 use crate::http::connections::Connections;
 use crate::http::drain::{DrainTimes, Lifecycle};
@@ -25,6 +24,8 @@ use crate::observe::Observer;
 use crate::observe::edge::EdgeMetrics;
 use crate::observe::replicas::ReplicaMetrics;
 use crate::observe::trace;
+pub use crate::serving::exchange::Shared;
+use crate::serving::mode::ModeSwitch;
 use crate::words::Mode;
 
 /// Bounds on requests, `limits` of the process file.
@@ -32,15 +33,15 @@ use crate::words::Mode;
 pub struct Limits {
     /// Bounds of the request head.
     pub head: Bounds,
-    /// Largest body that is read to see whether it may be speculated, bytes.
+    /// Maximum body that is read to decide whether a request may be speculated on, bytes.
     pub speculate_body: usize,
-    /// Largest body at all, bytes; `None` is unlimited.
+    /// Maximum body of any request, bytes; `None` is unlimited.
     pub relay_body: Option<u64>,
-    /// Most driven sessions at once; beyond it, requests are relayed.
+    /// Maximum number of concurrent sessions; beyond it, requests are relayed.
     pub sessions: usize,
-    /// Most memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
+    /// Maximum memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
     pub memory: u64,
-    /// Most clients connected at once.
+    /// Maximum number of connected clients.
     pub connections: usize,
 }
 
@@ -66,7 +67,7 @@ pub struct Settings {
     pub admin: Option<SocketAddr>,
     /// The bearer token of the admin listener; required if it is not on loopback.
     pub admin_token: Option<String>,
-    /// Host names by which the admin listener is asked, besides `localhost` and addresses.
+    /// Host names that the admin listener accepts, in addition to `localhost` and addresses.
     pub admin_hosts: Vec<String>,
     /// `/readyz` waits until a replica of every backend can be reached.
     pub require_backend: bool,
@@ -74,7 +75,7 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// The mode of the process.
     pub mode: Mode,
-    /// Whether clients may lower the mode by `x-foretell`.
+    /// True if clients may lower the mode by `x-foretell`.
     pub client_control: bool,
     /// How the tenant of a request is found.
     pub tenant: Tenant,
@@ -86,31 +87,31 @@ pub struct Settings {
     pub backends: Vec<ReplicaSettings>,
     /// Resolves the names of backends.
     pub resolver: Arc<dyn Resolve>,
-    /// Which requests are told of in full, and where their spans go.
-    pub telling: Telling,
+    /// Sampling of log lines and spans, and the collector of spans.
+    pub trace_settings: TraceSettings,
     /// Network threads; 0 serves on the calling runtime.
     pub workers: usize,
 }
 
-/// Which requests have a line in the log and spans, and whether outputs may be kept to be looked at.
+/// Sampling of log lines and spans, and whether outputs may be kept for inspection.
 #[derive(Clone, Debug)]
-pub struct Telling {
+pub struct TraceSettings {
     /// Share of the requests, 0 to 1.
     pub share: f64,
-    /// Where spans go; `None`: nowhere.
+    /// The collector of spans; `None`: no spans are sent.
     pub collector: Option<trace::Collector>,
     /// Outputs of requests that ask for it are kept with the latest completions.
     pub texts: bool,
 }
 
-impl Default for Telling {
+impl Default for TraceSettings {
     fn default() -> Self {
         Self { share: 1.0, collector: None, texts: false }
     }
 }
 
 impl Settings {
-    /// One backend, the default addresses, relay only until a driver is given.
+    /// One backend, the default addresses, relay only until a session runner is given.
     #[must_use]
     pub fn new(backend: ReplicaSettings) -> Self {
         Self {
@@ -124,7 +125,7 @@ impl Settings {
             client_control: true,
             tenant: Tenant::default(),
             limits: Limits::default(),
-            telling: Telling::default(),
+            trace_settings: TraceSettings::default(),
             drain: DrainTimes::default(),
             backends: vec![backend],
             resolver: Arc::new(SystemResolver),
@@ -138,7 +139,7 @@ pub fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
 }
 
-/// Why the gateway could not start.
+/// Cause of a failed start of the gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// An address cannot be listened on.
@@ -166,7 +167,8 @@ pub enum StartError {
 }
 
 impl Shared {
-    /// Builds the shared parts without opening a listener, for drivers that need them before the start.
+    /// Builds the shared parts without opening a listener, for a session runner that needs them
+    /// before the start.
     ///
     /// # Errors
     /// A backend address is invalid, or the metrics registry is at fault.
@@ -180,8 +182,8 @@ impl Shared {
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
-                let Telling { share, collector, texts } = settings.telling.clone();
-                let observer = Observer::new()?.telling(share, collector)?.with_texts(texts);
+                let TraceSettings { share, collector, texts } = settings.trace_settings.clone();
+                let observer = Observer::new()?.trace_settings(share, collector)?.with_texts(texts);
                 observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));
@@ -198,7 +200,8 @@ impl Shared {
         })
     }
 
-    /// Why `/readyz` refuses, in words for the operator; `None` if the process is ready.
+    /// Reason for which `/readyz` refuses, as text for the operator; `None` if the process is
+    /// ready.
     pub fn unready(&self) -> Option<String> {
         if self.life.is_draining() {
             return Some("draining".to_owned());

@@ -1,12 +1,12 @@
-//! HTTP as all servers of Foretell use it: listeners, client connections and their limits, network threads, bodies and
-//! their memory, error answers, and shutdown.
+//! HTTP for all servers of Foretell: listeners, client connections and their limits, network
+//! threads, bodies and their memory, error answers, and shutdown.
 
 pub mod activity;
+pub mod allocator_purge;
 pub mod answer;
 pub mod body;
 pub mod connections;
 pub mod drain;
-pub mod ebb;
 pub mod gather;
 pub mod head;
 pub mod headers;

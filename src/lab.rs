@@ -1,8 +1,9 @@
-//! Benchmarks and comparisons: a server called directly against the same server called through Foretell.
+//! Benchmarks and comparisons: a server called directly against the same server called through
+//! Foretell.
 //!
-//! Measuring and evaluating are kept apart. `client` and `bench` use the network and the clock; pure functions
-//! (`alternate`, `stats`, `formula`, `tally`, `require`) evaluate what they return, so every figure of a
-//! report can be tested without a server.
+//! Measuring and evaluating are kept apart. `client` and `bench` use the network and the clock;
+//! pure functions (`alternate`, `stats`, `formula`, `tally`, `require`) evaluate their results, so
+//! every figure of a report can be tested without a server.
 
 use std::process::ExitCode;
 
@@ -28,7 +29,7 @@ pub mod stream;
 pub mod tally;
 pub mod workload;
 
-/// Result of a command, as its exit code tells it.
+/// Result of a command, reported as its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// Everything was measured, and every requirement was met.

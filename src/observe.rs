@@ -1,6 +1,7 @@
-//! What Foretell reports about itself: metrics, recent requests, the log.
+//! Foretell's reports about itself: metrics, recent requests, the log.
 //!
-//! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot disagree.
+//! Every request ends in one [`Finished`] record, and every view is made from it, so they cannot
+//! disagree.
 
 pub mod body;
 pub mod edge;
@@ -20,12 +21,12 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 pub use body::Recorded;
-pub use metrics::{DraftKind, DraftLoss, HearingEnd, Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, EvaluationEnd, Held, Metrics};
 pub use record::Record;
 
 use crate::openai::{Api, Path};
 use crate::session::{Balance, SentAhead};
-use crate::words::{Ledger, Plan};
+use crate::words::{Ledger, VerifyMethod};
 use history::History;
 use http::HeaderMap;
 use recent::Recent;
@@ -33,52 +34,52 @@ use text::Text;
 use totals::Totals;
 use trace::{Collector, Sampling, Trace};
 
-/// One round of a request: a draft and its verify call.
+/// One round of a request: a draft and its verify request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Round {
     /// Number of tokens drafted.
     pub drafted: u32,
     /// Number of drafted tokens accepted.
     pub accepted: u32,
-    /// Places of its longest branch.
+    /// Length of its longest branch, tokens.
     pub depth: u32,
-    /// Number of its verify call among the calls after the first.
+    /// Number of its verify request among the calls after the first.
     pub number: u32,
-    /// When its verify call was sent, from accepting the request.
+    /// Time from accepting the request to sending its verify request.
     pub at: Duration,
     /// Name of the drafter.
     pub drafter: &'static str,
     /// Time spent drafting.
     pub draft: Duration,
-    /// Time from sending the verify call to its verdict.
+    /// Time from sending the verify request to its result.
     pub verify: Duration,
 }
 
-/// The verify calls of a request, and what they made its engine compute for nothing.
+/// The verify requests of a request, and the tokens that they made its engine compute in vain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Rounds sent, by place of their plan in [`Plan::ALL`].
-    sent: [u32; Plan::ALL.len()],
-    /// Tokens computed beyond those that became output, where the engine tells what it computed.
+    /// Rounds sent, by position of their verification method in [`VerifyMethod::ALL`].
+    sent: [u32; VerifyMethod::ALL.len()],
+    /// Tokens computed beyond those that became output, if the engine reports how many it computed.
     pub told: u64,
-    /// The same where it does not: drafted tokens less those accepted.
+    /// The same if it does not: drafted tokens minus accepted ones.
     pub estimated: u64,
 }
 
 impl Calls {
     /// Counts a round that is sent.
-    pub fn sent(&mut self, plan: Plan) {
-        if let Some(count) = self.sent.get_mut(plan.index()) {
+    pub fn sent(&mut self, method: VerifyMethod) {
+        if let Some(count) = self.sent.get_mut(method.index()) {
             *count += 1;
         }
     }
 
-    /// Rounds sent by each plan.
-    pub fn by_plan(&self) -> impl Iterator<Item = (Plan, &u32)> {
-        Plan::ALL.into_iter().zip(&self.sent)
+    /// Rounds sent by each verification method.
+    pub fn by_method(&self) -> impl Iterator<Item = (VerifyMethod, &u32)> {
+        VerifyMethod::ALL.into_iter().zip(&self.sent)
     }
 
-    /// Whether any round was sent.
+    /// True if any round was sent.
     pub fn any(&self) -> bool {
         self.sent.iter().any(|&calls| calls > 0)
     }
@@ -101,7 +102,7 @@ pub struct Finished {
     pub route: Option<Api>,
     /// How it was served.
     pub path: Path,
-    /// Why it did not leap, or stopped leaping before the end.
+    /// Reason for which it was not speculated on, or not to the end.
     pub reason: Option<&'static str>,
     /// Name of the parameter or header that is the reason.
     pub parameter: Option<String>,
@@ -113,21 +114,23 @@ pub struct Finished {
     pub rounds: Vec<Round>,
     /// Drift caused by lossy acceptance.
     pub drift: Ledger,
-    /// Verify calls sent before the call that they rest on was answered.
+    /// Verify requests sent ahead of the result that they depend on.
     pub ahead: SentAhead,
-    /// Its verify calls.
+    /// Its verify requests.
     pub calls: Calls,
-    /// What its rounds have won and lost.
+    /// Time won and lost by its rounds.
     pub balance: Balance,
     /// It was held back as control group.
     pub held_back: bool,
-    /// Its drafters read texts of other clients, so the client is not told what its rounds came to.
+    /// Its drafters read texts of other clients, so the client does not get the counts of its
+    /// rounds.
     pub reads_others: bool,
     /// Number of prompt tokens; 0 if it is not known.
     pub prompt_tokens: u32,
     /// Number of output tokens; 0 if it is not known.
     pub output_tokens: u32,
-    /// What Foretell has added to the time to the first token; `None` if it was not driven, or nothing was sent.
+    /// Time that Foretell has added to the time to the first token; `None` without a session, or if
+    /// nothing was sent.
     pub added: Option<Duration>,
     /// Time from accepting the request to the first byte of the answer's body.
     pub first_byte: Option<Duration>,
@@ -139,9 +142,9 @@ pub struct Finished {
     pub unsampled: bool,
     /// The client left before the end of the answer.
     pub client_gone: bool,
-    /// Why there was no answer or why it ended early; `None` if neither, or if the client left.
+    /// Cause of a missing or incomplete answer; `None` if there is none, or if the client left.
     pub error: Option<String>,
-    /// Its output, where operator and client let that be seen.
+    /// Its output, if operator and client allow keeping it.
     pub text: Option<Text>,
 }
 
@@ -191,13 +194,14 @@ impl Finished {
         self.rounds.iter().map(|round| round.accepted).sum()
     }
 
-    /// Whether it, or the service, has gone wrong: always told of.
+    /// True if the request or the service has failed: always logged.
     pub fn has_failed(&self) -> bool {
         self.error.is_some() || self.status >= 500
     }
 
-    /// Mean tokens per round: what was accepted, and the backend's own token; `None` without a round.
-    pub fn tokens_per_round(&self) -> Option<f64> {
+    /// Mean acceptance length, tokens per round: the accepted ones and the backend's own; `None`
+    /// without a round.
+    pub fn mean_acceptance_length(&self) -> Option<f64> {
         let rounds = self.rounds.len();
         (rounds > 0).then(|| 1.0 + f64::from(self.accepted()) / rounds as f64)
     }
@@ -243,11 +247,12 @@ impl Observer {
         })
     }
 
-    /// With lines of the log, and spans, for this share of the requests; spans go to `collector`, if there is one.
+    /// With lines of the log, and spans, for this share of the requests; spans go to `collector`,
+    /// if there is one.
     ///
     /// # Errors
     /// Two metrics have the same name, which is a bug.
-    pub fn telling(self, share: f64, collector: Option<Collector>) -> Result<Self, prometheus::Error> {
+    pub fn trace_settings(self, share: f64, collector: Option<Collector>) -> Result<Self, prometheus::Error> {
         if let Some(collector) = &collector {
             self.metrics.spans(collector.clone())?;
         }
@@ -260,12 +265,13 @@ impl Observer {
         Self { texts, ..self }
     }
 
-    /// Whether they may.
+    /// True if outputs may be kept.
     pub fn keeps_texts(&self) -> bool {
         self.texts
     }
 
-    /// Decides whether a request with these fields has a line in the log if it goes well, and begins its trace.
+    /// Decides whether a request with these fields has a line in the log if it succeeds, and begins
+    /// its trace.
     fn begin(&self, headers: &HeaderMap) -> (bool, Option<Trace>) {
         let told = self.sampling.of(headers);
         (told.line, self.collector.as_ref().filter(|_| told.spans).map(|_| trace::begun(&told.parent)))
@@ -281,7 +287,7 @@ impl Observer {
         &self.recent
     }
 
-    /// What all requests add up to.
+    /// The sums over all requests.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }

@@ -1,7 +1,8 @@
 //! `foretell target`: an OpenAI server over an ONNX model.
 //!
-//! The model's thread (`scheduler`) handles tokens only; the HTTP side (`server`, `wire`, `stream`) handles text and
-//! JSON. A client that leaves drops its receiver, and its lane is freed before the next run.
+//! The model's thread (`scheduler`) handles tokens only; the HTTP side (`server`, `wire`, `stream`)
+//! handles text and JSON. A client that leaves drops its receiver, and its lane is freed before the
+//! next run.
 
 mod active;
 pub mod errors;

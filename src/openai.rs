@@ -1,4 +1,5 @@
-//! The OpenAI wire: what clients ask for, which of it may be speculated, and how the answer is written.
+//! The OpenAI API: requests of clients, which of them may be speculated on, and the form of the
+//! answers.
 //!
 //! PURE.
 
@@ -25,6 +26,6 @@ pub use json::parsed_bytes;
 pub use prediction::without_prediction;
 pub use reading::Reading;
 pub use request::{Api, Prompt, PromptSize, Request, Route};
-pub use sampling::{Defaults, Said, Sampling, SamplingField};
+pub use sampling::{Defaults, Sampling, SamplingField, SetFields};
 pub use trim::Trim;
-pub use usage::{Leapt, Path, Usage};
+pub use usage::{Path, SpeculatedUsage, Usage};

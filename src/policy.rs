@@ -1,8 +1,8 @@
-//! The policies, and the one decision that is made with them: what may be done with a request?
+//! Policies, and the decision made from them: what may be done with a request.
 //!
-//! PURE. The proxy asks [`decide()`] while a request comes in, the driver once the server is known, and `foretell
-//! explain` for a request that nobody has sent; so all three give the same answer. Reading policy files is the work of
-//! `config`.
+//! PURE. The proxy calls [`decide()`] while a request comes in, the session runner once the server
+//! is known, and `foretell explain` for a hypothetical request, so all three give the same answer.
+//! Policy files are read by `config`.
 
 pub mod decide;
 pub mod explain;
@@ -16,7 +16,7 @@ mod values;
 
 use std::sync::Arc;
 
-pub use decide::{Bypass, Decision, Outcome, Step, decide};
+pub use decide::{Decision, Outcome, Relay, Step, decide};
 pub use explain::Explanation;
 pub use facts::{Backend, Body, Fact, Facts, Server, ServerState, Terms, Wish};
 pub use matching::{Bounds, Match, Mismatch, Subject};
@@ -27,16 +27,16 @@ pub use crate::control::Tolerance;
 pub use crate::session::accept::{Accept, Rule};
 pub use values::{Glob, Revision};
 
-/// What requests of a policy may do.
+/// Limit that a policy sets for its requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PolicyMode {
-    /// They are bypassed (relayed).
+    /// They are relayed.
     Off,
-    /// They ride; drafts are made in the background and only scored.
+    /// They are decoded plainly; drafts are made in the background and only scored.
     Shadow,
-    /// They ride; nothing is drafted.
-    Ride,
-    /// They ride or leap, whichever the controller expects to be faster.
+    /// They are decoded plainly; nothing is drafted.
+    Plain,
+    /// They are decoded plainly or speculated on, whichever the controller expects to be faster.
     #[default]
     Auto,
 }
@@ -44,7 +44,7 @@ pub enum PolicyMode {
 impl PolicyMode {
     /// Every value with its name in files.
     pub const NAMES: &'static [(&'static str, Self)] =
-        &[("off", Self::Off), ("shadow", Self::Shadow), ("ride", Self::Ride), ("auto", Self::Auto)];
+        &[("off", Self::Off), ("shadow", Self::Shadow), ("plain", Self::Plain), ("auto", Self::Auto)];
 
     /// Name in files and in the admin interface.
     pub fn name(self) -> &'static str {
@@ -57,21 +57,21 @@ impl PolicyMode {
 pub struct Policy {
     /// Name, unique among the policies.
     pub name: String,
-    /// Identifies the content of the file it came from.
+    /// Identifies the content of the policy's file.
     pub revision: Revision,
-    /// What its requests may do.
+    /// The mode of its requests.
     pub mode: PolicyMode,
     /// Conditions a request must meet for this policy to apply.
     pub matcher: Match,
     /// Drafters, in the order of the file.
     pub drafters: Vec<Drafter>,
-    /// Draft lengths and the gain required for leaping.
+    /// Draft lengths and the gain required for speculation.
     pub gamma: Gamma,
     /// Rule by which draft tokens are accepted.
     pub accept: Accept,
-    /// Limits beyond which sessions ride for a while.
+    /// Limits beyond which sessions decode plainly for a while.
     pub gates: Gates,
-    /// Share of requests that only ride, for comparison.
+    /// Share of requests that are only decoded plainly, for comparison.
     pub holdback: Holdback,
 }
 
@@ -81,7 +81,7 @@ impl Policy {
         format!("{}@{}", self.name, self.revision)
     }
 
-    /// Whether the policy applies to this request; unknown if that depends on an unknown fact.
+    /// True if the policy applies to this request; unknown if that depends on an unknown fact.
     pub fn matches(&self, subject: &Subject<'_>) -> Fact<bool> {
         self.matcher.holds(subject)
     }

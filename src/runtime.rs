@@ -1,7 +1,8 @@
-//! ONNX Runtime and what runs on it: models over a slot cache, sampling, the model drafter.
+//! ONNX Runtime and the code on top of it: models over a slot cache, sampling, the model drafter.
 //!
-//! `library`, `device`, `description`, `cache`, `bound`, `model`, `foreign` and `open` come with the feature `onnx`. The rest needs
-//! no ONNX Runtime and is always there: it sees models through the trait of `forward`.
+//! `library`, `device`, `description`, `cache`, `bound`, `model`, `foreign` and `open` require the
+//! feature `onnx`. The other modules need no ONNX Runtime and are always compiled: they use models
+//! through the trait in `forward`.
 
 #[cfg(feature = "onnx")]
 pub mod bound;

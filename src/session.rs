@@ -1,80 +1,85 @@
 //! The state machine of one speculated request.
 //!
 //! PURE and sans-IO: four verbs ([`Session::new`], [`Session::handle`], [`Session::poll`],
-//! [`Session::deadline`]) and a look ([`Session::summary`]), time an argument, every event naming the action
-//! it answers.
-//! The driver in `drive` does what [`Session::poll`] says and reports back.
+//! [`Session::deadline`]) and a view ([`Session::summary`]), time as an argument, every event
+//! naming the action that it answers. The session runner in `serving` executes the actions of
+//! [`Session::poll`] and reports their events.
 
 pub mod accept;
+mod controller;
 mod machine;
 mod output;
-mod pilot;
 mod shadow;
 pub mod start;
 
+pub use controller::AHEAD_MAX;
 pub use machine::Session;
-pub use pilot::AHEAD_MAX;
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
 use crate::draft::Draft;
 use crate::units::TokenId;
-use crate::words::{Ledger, Plan, RideReason, Verdict};
+use crate::words::{Ledger, PlainReason, VerifyMethod, VerifyResult};
 
-/// Estimated memory of a session with so many tokens of prompt and output, bytes, without its lookups, which are asked for
-/// theirs: the ids, their text, and a call under way.
+/// Estimated memory of a session with `tokens` tokens of prompt and output, bytes, without its
+/// lookups, which report their own: the ids, their text, and a verify request in flight.
 fn footprint(tokens: usize) -> u64 {
     const SESSION: u64 = 32 << 10;
     const TOKEN: u64 = 96;
     SESSION + TOKEN * tokens as u64
 }
 
-/// Names one action, and ties every event to the action it answers.
+/// Names one action, and ties every event to the action that it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActionId(pub u64);
 
 impl ActionId {
-    /// The id in events that answer no action: `ClientGone`, `Timeout`, `Mode`. No action carries it.
+    /// The id in events that answer no action: `ClientGone`, `Timeout`, `Mode`. No action carries
+    /// it.
     pub const WORLD: Self = Self(0);
 }
 
-/// What has happened. Each event comes with the [`ActionId`] that it answers; an event of an action that was
-/// cancelled is ignored.
+/// An event. Each comes with the [`ActionId`] that it answers; an event of a cancelled action is
+/// ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The ids of the prompt are known, from the first ride or from a call beside it.
+    /// The ids of the prompt are known, from the first plain request or from a request concurrent
+    /// with it.
     Prompt(Vec<TokenId>),
-    /// A ride brought tokens. `text` is what the backend itself emitted with them (it may hold text back).
+    /// A plain request yielded tokens. `text` is the text that the backend itself emitted with them
+    /// (it may hold text back).
     Token {
-        /// New output tokens in order; several at once only if the backend itself sent them in one event.
+        /// New output tokens in order; several at once only if the backend itself sent them in one
+        /// event.
         tokens: Vec<TokenId>,
         /// The text that came with them.
         text: String,
-        /// Whether this event ends the ride; `RideEnded` follows then.
+        /// Marks the last event of the plain request; `PlainEnded` follows then.
         tail: Tail,
     },
-    /// The ids of this request cannot be trusted: ride to the end, never leap.
+    /// The ids of this request cannot be trusted: decode plainly to the end, never speculate.
     Doubt,
-    /// A ride came to its end.
-    RideEnded(Finish),
+    /// A plain request has ended.
+    PlainEnded(Finish),
     /// The model drafter's answer to `Draft`.
     Draft(Draft),
-    /// The model drafter's answer to `Shadow`: its own choice at each asked place; `None` where that is no token of the
-    /// target's.
+    /// The model drafter's answer to `Shadow`: its own choice at each requested position; `None`
+    /// where that is no token of the target's.
     Shadow(Vec<Option<TokenId>>),
     /// The answer to `Verify`.
-    Verdict(Verdict),
+    VerifyResult(VerifyResult),
     /// An action failed.
     Fault(Fault),
-    /// The client has left.
+    /// The client has disconnected.
     ClientGone,
-    /// A deadline of the session has come.
+    /// A deadline of the session has passed.
     Timeout,
-    /// The gates have changed: why leaping is not allowed now, by the operator's mode or the replica; `None` if it is.
-    Mode(Option<RideReason>),
+    /// The gates have changed: the reason why speculation is not allowed now, by the operator's
+    /// mode or the replica; `None` if it is allowed.
+    Mode(Option<PlainReason>),
 }
 
-/// Whether a ride ends with an event.
+/// Marks the last event of a plain request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tail {
     /// More may follow.
@@ -86,47 +91,49 @@ pub enum Tail {
     Stop,
 }
 
-/// What the driver is to do.
+/// An action for the session runner.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Stream plainly from the backend.
-    Ride(RidePlan),
-    /// Ask the model drafter for a chain of at most `gamma` tokens after the whole context and what is assumed to follow it,
-    /// fewer where it is unsure.
+    Plain(PlainRequest),
+    /// Request a chain of at most `gamma` tokens from the model drafter, after the whole context
+    /// and the tokens assumed to follow it; fewer where it is uncertain.
     Draft {
-        /// Most tokens wanted.
+        /// Maximum number of tokens.
         gamma: usize,
-        /// Least chance of surviving with which one more token is worth its time; 0: every token is.
-        least: f64,
-        /// What a round under way is assumed to bring.
+        /// Minimum survival probability with which one more token is worth its time; 0: every token
+        /// is.
+        min_survival: f64,
+        /// Tokens that the round in flight is assumed to yield.
         assumed: Vec<TokenId>,
     },
-    /// Ask the model drafter what it would have chosen at each output place `from..` (teacher-forced).
+    /// Request the model drafter's own choice at each output position `from..` (teacher-forced).
     Shadow {
-        /// First output index asked for.
+        /// First output index requested.
         from: usize,
     },
-    /// Ask the backend to verify a draft by a plan, after the whole context and these tokens, which earlier calls are
-    /// assumed to bring.
-    Verify(Draft, Plan, Vec<TokenId>),
-    /// Stop an action that is under way; its events are not wanted any more.
+    /// Send a draft to the backend by a verification method, after the whole context and these
+    /// tokens, which earlier verify requests are assumed to yield.
+    Verify(Draft, VerifyMethod, Vec<TokenId>),
+    /// Stop an action in flight; its events are ignored from now on.
     Cancel(ActionId),
     /// Send this to the client.
     Emit(Delta),
-    /// The first call brought this: a client that streams has it from the backend's own event.
+    /// The first plain request yielded this: a client that streams has it from the backend's own
+    /// event.
     Passed(Delta),
-    /// Nothing more will come.
+    /// The session has ended.
     Finish(Summary),
 }
 
-/// How to ride.
+/// The kind of a plain request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RidePlan {
+pub enum PlainRequest {
     /// The client's own request, on its own endpoint.
     First,
-    /// On from the whole context, by token ids, for at most this many tokens.
+    /// Continues from the whole context, by token ids, for at most this many tokens.
     Continue {
-        /// Most output tokens of this ride.
+        /// Maximum output tokens of this plain request.
         max_tokens: u32,
     },
 }
@@ -134,13 +141,13 @@ pub enum RidePlan {
 /// A piece of output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delta {
-    /// Tokens that have become the past with this piece.
+    /// Tokens that this piece adds to the context.
     pub tokens: Vec<TokenId>,
     /// Text to send; never half a character.
     pub text: String,
 }
 
-/// Why the output ended, as OpenAI calls it.
+/// Reason for the end of the output, in OpenAI's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// End-of-text or a stop string.
@@ -159,7 +166,7 @@ impl Finish {
     }
 }
 
-/// What ended the output before its limit.
+/// The end of the output before its limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// This stop text.
@@ -170,37 +177,40 @@ pub enum Stopped {
     TextEnd(TokenId),
 }
 
-/// What went wrong with an action. The request rides on, or ends if no ride is possible.
+/// The failure of an action. The request continues plainly, or ends if no plain request is
+/// possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Drafter failed or is not there.
+    /// The drafter failed or is not there.
     Draft,
-    /// A verify call failed: refused or unreadable.
+    /// A verify request failed: refused or unreadable.
     Verify,
-    /// The round would be larger than its plan allows.
+    /// The round would be larger than its method allows.
     TooLong,
     /// The backend asked for a pause (429 or 503 with `Retry-After`).
     RetryAfter(std::time::Duration),
-    /// A ride broke off.
-    Ride,
-    /// A ride brought nothing for too long.
+    /// A plain request broke off.
+    Plain,
+    /// A plain request yielded no token for too long.
     Silence,
-    /// Another process, or another model, has answered than the one that began the answer.
+    /// Another process, or another model, answered than the one that began the answer.
     Changed,
-    /// The connection of a later call was lost, and the engine does not show whether a new one leads to it.
+    /// The connection of a later request was lost, and the engine does not show if a new one leads
+    /// to it.
     Lost,
 }
 
 /// The result of a session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Why the output ended; `None` if the backend broke off and nothing can go on.
+    /// Reason for the end of the output; `None` if the backend broke off and the output cannot be
+    /// continued.
     pub finish: Option<Finish>,
-    /// Whether at least one round leapt.
+    /// True if the request was speculated on in at least one round.
     pub speculated: bool,
-    /// Why it rides, or rode last; `None` while it leaps.
-    pub reason: Option<RideReason>,
-    /// Rounds whose verdict decided at least one token.
+    /// Reason for the present, or last, plain decoding; `None` while it speculates.
+    pub reason: Option<PlainReason>,
+    /// Rounds whose verification result decided at least one token.
     pub rounds: u32,
     /// Tokens drafted in them.
     pub drafted: u32,
@@ -208,45 +218,46 @@ pub struct Summary {
     pub accepted: u32,
     /// Each of these rounds, in order.
     pub each: Vec<Judging>,
-    /// Verify calls that were sent before the call before them was answered.
+    /// Verify requests that were sent before the request before them was answered.
     pub ahead: SentAhead,
-    /// Drift from the target's distribution that judging them has cost; zero by the exact rule.
+    /// Drift from the target's distribution by the acceptance rule; zero by the exact rule.
     pub drift: Ledger,
     /// All output tokens.
     pub output_tokens: u32,
-    /// Seconds per token from the first piece of output to the last; `None` where leaping was not free to choose, or for a
-    /// short output.
+    /// Seconds per token from the first piece of output to the last; `None` where the session was
+    /// not free to speculate, or for a short output.
     pub token_seconds: Option<f64>,
     /// Its output repeats itself.
     pub loops: bool,
-    /// What its rounds have won and lost.
+    /// Time that its rounds have won and lost.
     pub balance: Balance,
-    /// The token ids that are not certain, so that it could not leap.
+    /// The token ids in doubt, which prevent speculation.
     pub doubted: Option<Doubted>,
-    /// How many times as fast leaping would have been by what was drafted in the shadow, and what that rests on; only where
-    /// the session might not leap (shadow, observe, control group) and its output was long enough to tell.
-    pub would_gain: Option<(f64, Basis)>,
+    /// Projected speedup by the drafts made in the shadow, and its basis; only where the session
+    /// might not speculate (shadow, observe, control group) and its output was long enough.
+    pub projected_speedup: Option<(f64, Basis)>,
 }
 
-/// A round whose verdict decided at least one token.
+/// A round whose verification result decided at least one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judging {
-    /// Its verify call.
+    /// Its verify request.
     pub call: ActionId,
     /// Nodes of its draft.
     pub drafted: u32,
     /// Those that became output.
     pub accepted: u32,
-    /// Places of its longest branch.
+    /// Positions of its longest branch.
     pub depth: u32,
 }
 
 /// Token ids of a request that are in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubted {
-    /// Those of its prompt: they are not known, or were told in two ways.
+    /// Those of its prompt: they are unknown, or were reported in two ways.
     Prompt,
-    /// Those of its output: its text is not what they decode to, or one of them has a meaning of its own.
+    /// Those of its output: its text differs from the decoded tokens, or one of them has a special
+    /// meaning.
     Output,
 }
 
@@ -263,29 +274,30 @@ impl Doubted {
     }
 }
 
-/// What leaping has won and lost against riding at the measured pace, seconds of the answer.
+/// Time won and lost by speculation against plain decoding at the measured pace, seconds of the
+/// answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balance {
     /// By the rounds that won.
     pub saved: f64,
-    /// By the rounds, and switches back to a ride, that lost; at least 0.
+    /// By the rounds, and switches back to plain decoding, that lost; at least 0.
     pub wasted: f64,
 }
 
 impl Balance {
-    /// Books what a round or switch has won, seconds; negative if it lost.
+    /// Books the seconds won by a round or switch; negative if it lost.
     pub fn book(&mut self, won: f64) {
         let side = if won < 0.0 { &mut self.wasted } else { &mut self.saved };
         *side += won.abs();
     }
 }
 
-/// Verify calls that were sent ahead of the verdict that they rest on.
+/// Verify requests that were sent ahead of the verification result that they build on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentAhead {
     /// All of them.
     pub sent: u32,
-    /// Those that counted, because what they assumed came true.
+    /// Those whose assumption came true, so that their result counted.
     pub used: u32,
 }
 
@@ -306,6 +318,6 @@ pub trait Decode: Send {
     fn push(&mut self, token: TokenId) -> String;
     /// The text still held back, with U+FFFD for what never became a character.
     fn flush(&mut self) -> String;
-    /// A second one that goes on from here by itself.
+    /// A copy that continues independently from here.
     fn fork(&self) -> Box<dyn Decode>;
 }

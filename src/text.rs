@@ -1,5 +1,5 @@
-//! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary fingerprint, and the way
-//! between two vocabularies.
+//! Tokens to text and back: tokenizer, incremental detokenizer, chat template, vocabulary
+//! fingerprint, and translation between two vocabularies.
 
 pub mod decode;
 pub mod evidence;
@@ -24,10 +24,10 @@ pub enum TextError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A tokenizer that the library does not understand.
+    /// A tokenizer that the library cannot read.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
-    /// A chat template that is missing, wrong, or refuses these messages.
+    /// A chat template that is missing, invalid, or refuses these messages.
     #[error("chat template: {0}")]
     Template(String),
 }

@@ -1,7 +1,7 @@
-//! The quantities that every room speaks: a token id, a moment, and seeded dice.
+//! Units that every layer uses: a token id, a moment, and seeded random numbers.
 //!
-//! The pure rooms read no clock and draw no random numbers of their own. A moment comes to them as a [`Tick`], so a test can play hours in a
-//! microsecond and a replay is the run itself.
+//! The pure layers read no clock and draw no random numbers of their own. A moment reaches them as
+//! a [`Tick`], so a test can play hours in a microsecond and a replay is the run itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub type TokenId = u32;
 pub struct Tick(pub u64);
 
 impl Tick {
-    /// The moment `duration` later; stays at the end of time instead of wrapping.
+    /// The moment `duration` later; saturates at the largest tick.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -38,15 +38,16 @@ impl Sub for Tick {
     }
 }
 
-/// Seeded random numbers: SplitMix64 (Steele, Lea, Flood 2014). The same seed gives the same numbers.
+/// Seeded random numbers: SplitMix64 (Steele, Lea, Flood 2014). The same seed gives the same
+/// numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dice(u64);
+pub struct SplitMix64(u64);
 
-impl Dice {
-    /// By how much the state grows with every draw.
+impl SplitMix64 {
+    /// Increment of the state per draw.
     pub const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-    /// Dice that always fall the same way for the same seed.
+    /// A generator that gives the same numbers for the same seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -69,8 +70,8 @@ impl Dice {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True once in `n` times.
-    pub const fn one_in(&mut self, n: u64) -> bool {
+    /// True with probability 1/`n`.
+    pub const fn chance(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
@@ -82,10 +83,10 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// The draw of one place, uniform in (0, 1): a function of the seed and the place alone, however many draws were
-    /// made before.
-    pub const fn at(seed: u64, place: usize) -> f64 {
-        let bits = Self::mix(seed ^ Self::mix(place as u64));
+    /// Uniform random number in (0, 1) of one position: a function of the seed and the position
+    /// alone, independent of the number of draws made before.
+    pub const fn at(seed: u64, position: usize) -> f64 {
+        let bits = Self::mix(seed ^ Self::mix(position as u64));
         ((bits >> 12) as f64 + 0.5) / (1_u64 << 52) as f64
     }
 }
@@ -95,9 +96,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dice_are_splitmix64() {
+    fn the_generator_is_splitmix64() {
         // The published sequence from seed 1234567.
-        let mut dice = Dice::new(1_234_567);
+        let mut rng = SplitMix64::new(1_234_567);
         let expected = [
             6_457_827_717_110_365_317,
             3_203_168_211_198_807_973,
@@ -105,13 +106,13 @@ mod tests {
             4_593_380_528_125_082_431,
             16_408_922_859_458_223_821,
         ];
-        assert_eq!(expected.map(|_| dice.bits()), expected);
+        assert_eq!(expected.map(|_| rng.bits()), expected);
     }
 
     #[test]
-    fn draws_of_places_are_uniform_and_independent_of_neighbours() {
+    fn draws_of_positions_are_uniform_and_independent_of_neighbours() {
         let n = 100_000;
-        let draws: Vec<f64> = (0..n).map(|place| Dice::at(3, place)).collect();
+        let draws: Vec<f64> = (0..n).map(|position| SplitMix64::at(3, position)).collect();
         assert!(draws.iter().all(|&draw| 0.0 < draw && draw < 1.0));
         let mean = draws.iter().sum::<f64>() / n as f64;
         let pairs = draws.windows(2).map(|pair| (pair[0] - 0.5) * (pair[1] - 0.5)).sum::<f64>() / n as f64;

@@ -1,25 +1,27 @@
-//! What every room shares: plans, verdicts, modes, the reasons of bypasses and rides, and the tokens of a request.
+//! Shared types: verification methods and results, modes, the reasons for relayed and plain
+//! requests, and the tokens of a request.
 //!
-//! PURE, and below every other room but `units`, so that no two rooms need each other for a name.
+//! PURE, and below every other layer but `units`, so that no two layers depend on each other for a
+//! name.
 
-mod bypass;
+pub mod context;
+mod distribution;
 mod gate;
-mod law;
 mod ledger;
 pub mod looping;
 pub mod metric;
 mod mode;
-pub mod past;
-mod ride;
+mod plain_reason;
+mod relay_reason;
 mod structure;
-pub mod verdict;
+pub mod verify_result;
 
-pub use bypass::{BypassReason, Refused};
+pub use context::TokenContext;
+pub use distribution::Distribution;
 pub use gate::Gate;
-pub use law::Law;
 pub use ledger::{DriftLimits, Ledger};
 pub use mode::Mode;
-pub use past::Past;
-pub use ride::RideReason;
+pub use plain_reason::PlainReason;
+pub use relay_reason::{Refused, RelayReason};
 pub use structure::Structure;
-pub use verdict::{Dist, Plan, Put, Row, Shape, Verdict};
+pub use verify_result::{Dist, Put, Row, Shape, VerifyMethod, VerifyResult};

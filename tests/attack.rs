@@ -1,7 +1,7 @@
 //! Black box: the binary alone, attacked over raw sockets.
 //!
-//! These tests use no code of the library, so they run unchanged against any build: `FORETELL_BIN=/path/to/foretell`.
-//! Without it they take the binary that Cargo built for them.
+//! These tests use no code of the library, so they run unchanged against any build:
+//! `FORETELL_BIN=/path/to/foretell`. Without it they use the binary that Cargo built for them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 #[path = "attack/kit.rs"]

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What a round costs at long contexts: bytes on the wire and the proxy's own CPU time.
+"""Cost of a round at long contexts: bytes on the wire and the proxy's own CPU time.
 
     contexts.py [--foretell BIN] [--fake BIN] [--lengths 1024,8192,32000] [--json FILE]
 
-A fake vLLM (20 ms a step) behind Foretell with forced leaps of 4; between them a relay that counts bytes. For each
-plan and length of context, with the default bounds (8,192 tokens, 2 MiB a round) and with bounds that let all of it
-through: rounds, bytes of a round's request and answer, CPU milliseconds of the proxy per round, and why a request rode.
-Exits 2 if a request beyond its bounds leapt, or one within them did not.
+A fake vLLM (20 ms a step) behind Foretell with forced drafts of 4; between them a relay that counts
+bytes. For each verification method and length of context, with the default bounds (8,192 tokens,
+2 MiB a round) and with bounds that let all of it through: rounds, bytes of a round's request and
+answer, CPU milliseconds of the proxy per round, and the reason of plain requests. Exits 2 if a
+request beyond its bounds was speculated on, or one within them was not.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def free_port():
 
 
 class Relay:
-    """Passes bytes on and counts them, each way."""
+    """Passes bytes on and counts them in each direction."""
 
     def __init__(self, to):
         self.to, self.sent, self.received = to, 0, 0
@@ -67,7 +68,7 @@ class Relay:
 
 
 def cpu(pid):
-    """Seconds of CPU that a process has used."""
+    """CPU seconds of a process so far."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -91,7 +92,7 @@ def ask(port, body):
         return json.loads(answer.read())
 
 
-def config(folder, port, admin, backend, plan, bounds):
+def config(folder, port, admin, backend, method, bounds):
     (folder / "policies").mkdir(exist_ok=True)
     (folder / "policies" / "forced.yaml").write_text(
         "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n"
@@ -103,16 +104,16 @@ def config(folder, port, admin, backend, plan, bounds):
         f"    replicas: [\"http://127.0.0.1:{backend}\"]\n"
         f"    models: [{{ id: toy, tokenizer: {ROOT / 'onnx/models/target'} }}]\n"
         f"    load: {{ every: 60s }}\n    probe: {{ when: never }}\n"
-        f"    plans: {{ allow: [{plan}], {bounds} }}\n")
+        f"    verify: {{ allow: [{method}], {bounds} }}\n")
     return path
 
 
-def measure(args, engine_port, plan, bounds, lengths):
+def measure(args, engine_port, method, bounds, lengths):
     rows = []
     relay = Relay(engine_port)
     with tempfile.TemporaryDirectory() as folder:
         port, admin = free_port(), free_port()
-        path = config(pathlib.Path(folder), port, admin, relay.port, plan, bounds)
+        path = config(pathlib.Path(folder), port, admin, relay.port, method, bounds)
         proxy = subprocess.Popen([args.foretell, "serve", "--config", path], stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
         try:
@@ -128,11 +129,11 @@ def measure(args, engine_port, plan, bounds, lengths):
                 got = ask(port, body)
                 time.sleep(0.2)
                 after = (relay.sent, relay.received, cpu(proxy.pid))
-                told = got["usage"]["foretell"]
+                usage = got["usage"].get("foretell", {"path": "plain", "reason": None, "rounds": 0})
                 first = len(json.dumps(body))
-                rounds = max(1, told["rounds"])
-                rows.append({"plan": plan, "bounds": bounds, "context": length, "path": told["path"],
-                             "reason": told["reason"], "rounds": told["rounds"], "tokens": TOKENS,
+                rounds = max(1, usage["rounds"])
+                rows.append({"method": method, "bounds": bounds, "context": length, "path": usage["path"],
+                             "reason": usage["reason"], "rounds": usage["rounds"], "tokens": TOKENS,
                              "request_bytes": max(0, (after[0] - before[0] - first)) // rounds,
                              "answer_bytes": (after[1] - before[1]) // rounds,
                              "cpu_ms": 1000 * (after[2] - before[2]) / rounds,
@@ -158,33 +159,33 @@ def main():
     rows = []
     try:
         wait_for(f"http://127.0.0.1:{port}/health")
-        for plan in ("score", "fan_out"):
+        for method in ("score", "fan_out"):
             for bounds in ("context_max: 8192, bytes_max: 2MiB", "context_max: 40000, bytes_max: 16MiB",
                            "context_max: 40000, bytes_max: 256KiB"):
-                rows += measure(args, port, plan, bounds, lengths)
+                rows += measure(args, port, method, bounds, lengths)
     finally:
         engine.terminate()
         engine.wait()
-    print(f"{'plan':8} {'bounds':38} {'context':>8} {'rounds':>7} {'request B':>10} {'answer B':>9} {'CPU ms':>7}  how")
+    print(f"{'method':8} {'bounds':38} {'context':>8} {'rounds':>7} {'request B':>10} {'answer B':>9} {'CPU ms':>7}  how")
     wrong = []
     for row in rows:
         how = row["path"] + (f" ({row['reason']})" if row["reason"] else "")
         if not row["rounds"]:
             row["request_bytes"] = row["answer_bytes"] = 0
-        print(f"{row['plan']:8} {row['bounds']:38} {row['context']:8} {row['rounds']:7} {row['request_bytes']:10} "
+        print(f"{row['method']:8} {row['bounds']:38} {row['context']:8} {row['rounds']:7} {row['request_bytes']:10} "
               f"{row['answer_bytes']:9} {row['cpu_ms']:7.2f}  {how}")
         beyond = "8192" in row["bounds"] and row["context"] > 8192
         if not row["same"]:
-            wrong.append(f"{row['context']} tokens, {row['plan']}: another text")
+            wrong.append(f"{row['context']} tokens, {row['method']}: another text")
         if beyond and (row["rounds"] or row["reason"] != "context_too_long"):
-            wrong.append(f"{row['context']} tokens leapt beyond context_max")
+            wrong.append(f"{row['context']} tokens were speculated on beyond context_max")
         if "16MiB" in row["bounds"] and not row["rounds"]:
-            wrong.append(f"{row['context']} tokens did not leap within the bounds: {row['reason']}")
+            wrong.append(f"{row['context']} tokens were not speculated on within the bounds: {row['reason']}")
         if "256KiB" in row["bounds"] and row["request_bytes"] > 256 << 10:
-            wrong.append(f"a round of {row['request_bytes']} bytes went out beyond bytes_max")
+            wrong.append(f"a round of {row['request_bytes']} bytes was sent beyond bytes_max")
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
-    print("\n".join(wrong) if wrong else "every request within its bounds leapt, every other rode")
+    print("\n".join(wrong) if wrong else "every request within its bounds was speculated on, every other was plain")
     return 2 if wrong else 0
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The Rust tests: by cargo-nextest where it is installed, else by cargo itself. Arguments go to either.
+# The Rust tests: by cargo-nextest where it is installed, else by cargo itself. Arguments are passed
+# on.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# All of them run even if one fails. (nextest refuses the two arguments together.)
+# All tests run even if one fails. (nextest refuses the two arguments together.)
 case " $* " in *" --no-run "*) ;; *) set -- --no-fail-fast "$@" ;; esac
 if cargo nextest --version >/dev/null 2>&1; then
   exec cargo nextest run "$@"

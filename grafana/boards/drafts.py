@@ -1,14 +1,17 @@
-"""How good are the drafts? What is accepted, by place, drafter, prompt and policy, and what drafting costs."""
+"""How good are the drafts? Acceptance by position, drafter, prompt and policy, and the cost of drafting."""
 
 from .panels import NONE, Dashboard, Panel, Query, axis_right, bars, heatmap, lines, stat
 from .promql import increase, of, quantile, rate, ratio
 
-ACCEPTED, DRAFTED, LEAPS = (
-    "foretell_leap_accepted_tokens_total",
-    "foretell_leap_draft_tokens_total",
-    "foretell_leaps_total",
+ACCEPTED, DRAFTED, ROUNDS = (
+    "foretell_spec_decode_num_accepted_tokens_total",
+    "foretell_spec_decode_num_draft_tokens_total",
+    "foretell_spec_decode_num_drafts_total",
 )
-AT_PLACE, REACHED = "foretell_leap_accepted_tokens_per_pos_total", "foretell_leap_draft_tokens_per_pos_total"
+AT_POSITION, REACHED = (
+    "foretell_spec_decode_num_accepted_tokens_per_pos_total",
+    "foretell_spec_decode_num_draft_tokens_per_pos_total",
+)
 ACCEPTANCE = ((None, "red"), (0.2, "yellow"), (0.4, "green"))
 SHARE = {"min": 0, "max": 1}
 FEW = 'position=~"0|1|3|7|15|31"'
@@ -24,8 +27,8 @@ def accepted_by(label: str, title: str, good: str, otherwise: str) -> Panel:
         steps=ACCEPTANCE,
         defaults=SHARE,
         says=(
-            "Drafted tokens that became output ÷ drafted tokens. The lines at 20 % (the acceptance gate of the "
-            "default policy) and 40 % are bounds of colour."
+            "Drafted tokens that became output ÷ drafted tokens. Colours change at 20 % (acceptance gate of the "
+            "default policy) and 40 %."
         ),
         good=good,
         otherwise=otherwise,
@@ -43,19 +46,19 @@ def short() -> tuple[Panel, ...]:
             says="Drafted tokens that became output ÷ drafted tokens.",
             good="above 40 % (green).",
             otherwise=(
-                "below 20 % (red) the acceptance gate of the default policy closes: find by which drafter, prompt or "
-                "policy below."
+                "below 20 % (red) the acceptance gate of the default policy closes: find the drafter, prompt or policy "
+                "below."
             ),
         ),
         stat(
             "Mean acceptance length",
             "none",
-            Query(f"1 + {ratio(rate(ACCEPTED), rate(LEAPS))}"),
+            Query(f"1 + {ratio(rate(ACCEPTED), rate(ROUNDS))}"),
             defaults={"decimals": 2},
             steps=((None, "red"), (1.2, "yellow"), (1.5, "green")),
-            says="Tokens that one round brings: 1 + accepted tokens ÷ rounds that decided a token.",
+            says="Mean tokens per round: 1 + accepted tokens ÷ rounds that decided a token.",
             good="above 1.5 (green).",
-            otherwise="near 1 (red) drafts bring nothing.",
+            otherwise="near 1 (red) drafts have no effect.",
         ),
         stat(
             "Collapses and plateaus",
@@ -64,13 +67,13 @@ def short() -> tuple[Panel, ...]:
             steps=((None, "green"), (1, "yellow"), (10, "red")),
             width=8,
             says=(
-                "Quality alarms within the time shown: a `collapse` of an acceptance that used to be high, a "
+                "Quality alarms within the time range: `collapse` of an acceptance rate that used to be high, "
                 "`plateau` of an output that repeats itself."
             ),
             good="0.",
             otherwise=(
-                "`collapse`: the engine's model or its settings were changed, or the traffic was. `plateau`: look at "
-                "outputs, the model may loop."
+                "`collapse`: the engine's model, its settings or the traffic has changed. `plateau`: look at outputs, "
+                "the model may loop."
             ),
         ),
         stat(
@@ -81,71 +84,72 @@ def short() -> tuple[Panel, ...]:
             width=8,
             absent="exact rules only",
             says=(
-                "Total variation charged to outputs within the time shown. Per output, its mean bounds how far their "
-                "distribution is from the target's."
+                "Total variation charged to outputs within the time range. Its mean per output bounds the distance of "
+                "their distribution from the target's."
             ),
-            good="0 by the exact rule.",
+            good="0 with the exact rule.",
             otherwise=(
-                "expected where a policy has a lossy rule and `max_drift` says how much; anywhere else report it as a"
-                " bug."
+                "expected if a policy has a lossy rule, up to its `max_drift` per output; otherwise report it as a bug."
             ),
         ),
     )
 
 
 def where() -> tuple[Panel, ...]:
-    """The row “Where they are good”."""
+    """The row “Acceptance”."""
     return (
         bars(
-            "Acceptance by place in the draft",
+            "Acceptance by position in the draft",
             "percentunit",
             "position",
-            Query(ratio(increase(AT_PLACE, by="position"), increase(REACHED, by="position"))),
+            Query(ratio(increase(AT_POSITION, by="position"), increase(REACHED, by="position"))),
             width=12,
             defaults=SHARE,
-            says="Of the rounds within the time shown whose draft reached a place, the share that accepted it.",
+            says="Of the rounds within the time range whose draft reached a position, the share that accepted it.",
             good="falls slowly from left to right.",
             otherwise=(
-                "a cliff after a few places: lower `gamma.max` to where it is. Low at place 0: the drafter does not "
-                "fit the target."
+                "a steep drop after a few positions: lower `gamma.max` to that position. Low at position 0: the "
+                "drafter does not fit the target."
             ),
         ),
         lines(
-            "Acceptance by place over time",
+            "Acceptance by position over time",
             "percentunit",
-            Query(ratio(rate(AT_PLACE, FEW, by="position"), rate(REACHED, FEW, by="position")), "place {{position}}"),
+            Query(
+                ratio(rate(AT_POSITION, FEW, by="position"), rate(REACHED, FEW, by="position")), "position {{position}}"
+            ),
             width=12,
             defaults=SHARE,
-            says="Of rounds whose draft reached a place, the share that accepted it; the places 0, 1, 3, 7, 15 and 31.",
+            says="Of the rounds whose draft reached a position (0, 1, 3, 7, 15, 31), the share that accepted it.",
             good="steady.",
             otherwise=(
-                "a fall of all places at once: a change of model, prompt template or traffic; compare with the "
+                "all positions drop at once: a change of model, prompt template or traffic; compare with the "
                 "annotations."
             ),
         ),
         accepted_by(
             "drafter",
             "Acceptance by drafter",
-            "each drafter of the policy earns its place.",
-            "take one that stays below 20 % out of the policy's `drafters`.",
+            "above 20 % for each drafter of the policy.",
+            "remove a drafter that stays below 20 % from the policy's `drafters`.",
         ),
         accepted_by(
             "prompt_bucket",
             "Acceptance by tokens of the prompt",
-            "longer prompts do better with lookups.",
-            "where only short prompts fail, set `match.prompt_tokens` of the policy.",
+            "longer prompts are better for lookups.",
+            "only short prompts are low: set `match.prompt_tokens` of the policy.",
         ),
         accepted_by(
             "policy",
             "Acceptance by policy",
             "above 40 %.",
-            "give a policy that stays low other drafters, or the mode `ride`.",
+            "for a policy that stays low use other drafters, or `mode: plain`.",
         ),
     )
 
 
 def size() -> tuple[Panel, ...]:
-    """The row “How long, how fast”."""
+    """The row “Length and duration”."""
     return (
         heatmap(
             "Draft tokens of a round",
@@ -153,19 +157,19 @@ def size() -> tuple[Panel, ...]:
             Query(increase("foretell_gamma_bucket", by="le", over="$__rate_interval")),
             width=12,
             says=(
-                "Rounds by the number of draft tokens sent (γ), over time; a cell is the number of rounds between two"
-                " bounds."
+                "Rounds by number of draft tokens sent (gamma), over time; a cell is the number of rounds between two "
+                "bounds."
             ),
-            good="dark where acceptance still pays.",
+            good="dark where acceptance is still high.",
             otherwise="all at `gamma.max`: raise it. All at 0 or 1: drafts are rarely worth their verification.",
         ),
         lines(
             "Draft tokens of a round, mean",
             "none",
             Query(ratio(rate("foretell_gamma_sum"), rate("foretell_gamma_count")), "drafted"),
-            Query(ratio(rate(ACCEPTED), rate(LEAPS)), "accepted"),
+            Query(ratio(rate(ACCEPTED), rate(ROUNDS)), "accepted"),
             width=12,
-            says="Draft tokens sent in a round and drafted tokens accepted in one, means.",
+            says="Mean draft tokens sent in a round, and mean draft tokens accepted.",
             good="the two lines are close.",
             otherwise="far apart: raise `gamma.margin` or lower `gamma.max`.",
         ),
@@ -173,107 +177,107 @@ def size() -> tuple[Panel, ...]:
             "Time to draft and to verify",
             "s",
             *(
-                Query(quantile(rank, f"foretell_leap_{part}_seconds"), f"{part} {name}")
+                Query(quantile(rank, f"foretell_{part}_seconds"), f"{part} {name}")
                 for part in ("draft", "verify")
                 for rank, name in ((0.5, "p50"), (0.95, "p95"))
             ),
             width=12,
-            says="Time to draft for a round, and of its verify call.",
+            says="Time to draft for a round, and duration of its verify request.",
             good="drafting is far below verifying.",
             otherwise=(
-                "drafting as long as verifying: take a smaller draft model or give it a device of its own. Long "
-                "verify calls: the engine is loaded."
+                "drafting as long as verifying: use a smaller draft model or a device of its own. Long verify "
+                "requests: the engine is loaded."
             ),
         ),
         lines(
-            "Calls ahead",
+            "Verify requests sent ahead",
             "cps",
-            Query(rate("foretell_leap_ahead_total", by="result"), "{{result}}"),
+            Query(rate("foretell_verify_ahead_total", by="result"), "{{result}}"),
             width=12,
-            says="Verify calls sent before the call was answered that they rest on: used, or dropped unread.",
+            says="Verify requests sent before the result that they build on: used, or dropped unread.",
             good="more `used` than `dropped`.",
-            otherwise="more `dropped`: they cost the engine for nothing; the budget limits them.",
+            otherwise="more `dropped`: the engine computes them in vain; `budget.extra_tokens` limits them.",
         ),
     )
 
 
 def model() -> tuple[Panel, ...]:
-    """The row “Model drafters, lossy rules and memory”."""
+    """The row “Model drafters, lossy rules and corpus”."""
     return (
         lines(
-            "Questions to model drafters",
+            "Requests to model drafters",
             "cps",
             Query(rate("foretell_drafts_total", by="kind"), "{{kind}}"),
             absent="no model drafter",
-            says="Questions per second: a `draft`, one `sampled` from their law, or a `shadow` draft.",
+            says="Requests per second: a `draft`, one `sampled` from their distribution, or a `shadow` draft.",
             good="follows the rounds of policies with a model drafter.",
-            otherwise="none: no policy names the model, or its vocabulary does not fit.",
+            otherwise="none: no policy names the model, or its vocabulary does not match.",
         ),
         lines(
             "Drafts lost",
             "cps",
             Query(rate("foretell_drafts_lost_total", by="cause"), "{{cause}}"),
             absent="no model drafter",
-            says="Questions to model drafters per second without an answer, or with one that came too late.",
+            says="Requests to model drafters per second without an answer, or with one that came too late.",
             good="none.",
             otherwise=(
-                "`patience`, `timeout`: the drafter is too slow. `no_seat`: raise its `slots`. `fault`: the log says "
-                "which."
+                "`patience`, `timeout`: the drafter is too slow. `no_slot`: raise its `slots`. `fault`: see the log."
             ),
         ),
         lines(
-            "Questions that wait for a drafter",
+            "Requests waiting for a drafter",
             "short",
             Query(f"max by (drafter) ({of('foretell_drafter_queue')})", "{{drafter}}"),
             absent="no model drafter",
-            says="Questions in the queue of each model drafter.",
+            says="Requests in the queue of each model drafter.",
             good="0 most of the time.",
-            otherwise="always some: give it a GPU (`device`), or use it in fewer policies.",
+            otherwise="always above 0: give it a GPU (`device`), or use it in fewer policies.",
         ),
         lines(
-            "Places under a lossy rule",
+            "Positions under a lossy rule",
             "cps",
             Query(rate("foretell_drift_places_total", by="outcome"), "{{outcome}}"),
             Query(rate("foretell_drift_substitutions_total"), "substituted"),
             absent="exact rules only",
             says=(
-                "Places per second with a draft token under a lossy rule: relaxed, exact because probabilities are "
-                "`unknown`, or because a limit of drift is reached; and tokens that the target had not chosen."
+                "Positions per second with a draft token under a lossy rule: `relaxed`, exact because probabilities "
+                "are `unknown`, or exact because a limit of drift is reached (`limited`); and tokens that the target "
+                "had not chosen (`substituted`)."
             ),
-            good="absent, unless you chose a lossy rule.",
+            good="absent, unless a policy has a lossy rule.",
             otherwise=(
-                "`unknown`: the engine gives too few log-probabilities. `limited`: `max_drift` or `max_drift_rate` is"
-                " reached."
+                "`unknown`: the engine returns too few log-probabilities. `limited`: `max_drift` or `max_drift_rate` "
+                "is reached."
             ),
         ),
         lines(
-            "What is remembered",
+            "Size of the corpus",
             "short",
-            Query(f"sum({of('foretell_remembered_texts')})", "texts"),
-            Query(f"sum({of('foretell_remembered_tokens')})", "tokens"),
-            Query(f"sum({of('foretell_remembered_successors')})", "successors"),
-            Query(f"sum({of('foretell_remembered_bytes')})", "bytes"),
+            Query(f"sum({of('foretell_corpus_texts')})", "texts"),
+            Query(f"sum({of('foretell_corpus_tokens')})", "tokens"),
+            Query(f"sum({of('foretell_corpus_successors')})", "successors"),
+            Query(f"sum({of('foretell_corpus_bytes')})", "bytes"),
             overrides=(axis_right("bytes", "bytes"),),
-            absent="no memory",
+            absent="no corpus",
             says=(
-                "Earlier texts, their tokens, and tokens whose likely successors are remembered, for drafters to look"
-                " up; bytes at the right."
+                "Earlier texts that drafters look up, their tokens, and tokens whose likely successors are kept; bytes "
+                "on the right axis."
             ),
-            good="grows, then stays at `memory.bytes`.",
-            otherwise="0 although a policy has `suffix`: its `scope` has no tenant to remember for.",
+            good="grows, then stays at `corpus.bytes`.",
+            otherwise="0 although a policy has `suffix`: its `scope` is `request`, or requests have no trusted tenant.",
         ),
         lines(
-            "Texts learnt and forgotten",
+            "Texts added to and removed from the corpus",
             "cps",
-            Query(rate("foretell_remembered_texts_total", by="event"), "{{event}}"),
-            absent="no memory",
+            Query(rate("foretell_corpus_texts_total", by="event"), "{{event}}"),
+            absent="no corpus",
             says=(
-                "Texts per second that were learnt, known already, evicted for room, expired, or dropped because too "
-                "many came."
+                "Texts per second that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` "
+                "because too many came."
             ),
             good="no `dropped`, few `evicted`.",
             otherwise=(
-                "much `evicted`: raise `memory.bytes`. `dropped`: more texts end than can be learnt; it costs "
+                "many `evicted`: raise `corpus.bytes`. `dropped`: more answers end than can be learnt; this costs "
                 "acceptance only."
             ),
         ),
@@ -285,12 +289,12 @@ def board() -> Dashboard:
     return Dashboard(
         "drafts",
         "how good are the drafts?",
-        "What is accepted, by place in the draft, drafter, prompt and policy; how long drafts are, what "
-        "they cost, and what is remembered.",
+        "Acceptance by position in the draft, drafter, prompt and policy; length and cost of drafts; the corpus of "
+        "earlier texts.",
         (
             ("In short", short()),
-            ("Where they are good", where()),
-            ("How long, how fast", size()),
-            ("Model drafters, lossy rules and memory", model()),
+            ("Acceptance", where()),
+            ("Length and duration", size()),
+            ("Model drafters, lossy rules and corpus", model()),
         ),
     )

@@ -1,4 +1,4 @@
-"""Is the proxy healthy? Traffic, errors, own time, the replicas behind it, configuration and resources."""
+"""Is the proxy healthy? Traffic, errors, own work, replicas, configuration and resources."""
 
 from .panels import NONE, YES, Dashboard, Panel, Query, axis_right, lines, names, stat, timeline
 from .promql import grouped, increase, of, quantile, rate, ratio
@@ -13,7 +13,7 @@ FAILED = 'code_class="5xx"'
 
 
 def full(used: str, limit: str) -> str:
-    """The share of a limit that is in use, for each process."""
+    """Share of a limit that is in use, by process."""
     return ratio(of(used), of(limit))
 
 
@@ -27,7 +27,7 @@ def now() -> tuple[Panel, ...]:
             Query(rate(REQUESTS)),
             says="Finished requests per second.",
             good="follows your traffic.",
-            otherwise="0 with traffic: the Service does not point at Foretell, or it drains.",
+            otherwise="0 despite traffic: the Service does not point at Foretell, or it drains.",
         ),
         stat(
             "Server errors",
@@ -36,8 +36,7 @@ def now() -> tuple[Panel, ...]:
             steps=ERRORS,
             says=(
                 "Share of requests that were answered with a status of 500 or above, the engine's own included. "
-                "Errors after the head of an answer has been sent are not among them: they are counted apart, as "
-                "broken answers."
+                "Errors after the head of an answer was sent are not included: they are counted as broken answers."
             ),
             good="below 0.1 % (green).",
             otherwise=(
@@ -50,11 +49,11 @@ def now() -> tuple[Panel, ...]:
             Query(increase("foretell_broken_answers_total")),
             steps=((None, "green"), (1, "red")),
             says=(
-                "Answers within the time shown that broke off after their head was sent, for a fault that was not the"
-                " client's."
+                "Answers within the time range that broke off after their head was sent, for a fault that was not the "
+                "client's."
             ),
             good="0.",
-            otherwise="see errors by replica and kind: engines that were ended without draining do this.",
+            otherwise="see errors by replica and kind; a typical cause is an engine that was stopped without draining.",
         ),
         stat(
             "Configuration",
@@ -63,17 +62,17 @@ def now() -> tuple[Panel, ...]:
             steps=YES,
             states={0: ("refused", "red"), 1: ("in force", "green")},
             absent="not scraped",
-            says="Whether the files are what is in force, in every process.",
+            says="`in force` if every process uses the configuration of its files.",
             good="in force.",
-            otherwise="a file has an error and the last good set stays: `foretell check` prints every error.",
+            otherwise="a file has an error and the last good set stays in force: `foretell check` prints all errors.",
         ),
         stat(
             "Since the last good configuration",
             "s",
             Query(f"time() - max({of('foretell_config_last_success_timestamp_seconds')})"),
             absent="not scraped",
-            says="Time since a configuration was last taken, by the latest process.",
-            good="as long as since your last change.",
+            says="Time since a configuration was last loaded, by the most recent process.",
+            good="the time since your last change.",
             otherwise="longer: the change has not reached the files that Foretell reads.",
         ),
         timeline(
@@ -83,8 +82,8 @@ def now() -> tuple[Panel, ...]:
             absent="not scraped",
             width=4,
             height=5,
-            says="Which processes drain: they finish what they have and take nothing new.",
-            good="serving, but for rollouts.",
+            says="Processes that drain: they finish their requests and accept no new ones.",
+            good="serving, except during rollouts.",
             otherwise="drains for longer than `drain.grace`: see requests in flight.",
         ),
     )
@@ -101,7 +100,7 @@ def traffic() -> tuple[Panel, ...]:
             stack=True,
             says="Finished requests per second, by class of the status that clients got.",
             good="nearly all `2xx`.",
-            otherwise="`4xx`: clients' requests, or limits of Foretell (see refused). `5xx`: errors by replica below.",
+            otherwise="`4xx`: clients' requests, or limits of Foretell (see refused). `5xx`: see errors by kind.",
         ),
         lines(
             "Share of server errors",
@@ -112,7 +111,7 @@ def traffic() -> tuple[Panel, ...]:
             defaults={"min": 0},
             says=(
                 "Share of requests answered with 5xx, and of answers that broke off after their head was sent, which "
-                "have a good status and are counted apart. The lines are at 0.1 % and 1 %."
+                "have a good status and are counted separately. The lines are at 0.1 % and 1 %."
             ),
             good="below 0.1 %.",
             otherwise="above 1 %: see errors by replica and kind.",
@@ -124,7 +123,7 @@ def traffic() -> tuple[Panel, ...]:
             Query(f"sum({of('foretell_streams_in_flight')})", "streams"),
             says="Requests being answered, and event streams being sent.",
             good="follows the traffic.",
-            otherwise="rises without an end: engines do not answer; see their load and `timeouts`.",
+            otherwise="rises without limit: engines do not answer; see their load and `timeouts`.",
         ),
         lines(
             "Connections",
@@ -135,13 +134,13 @@ def traffic() -> tuple[Panel, ...]:
             Query(rate("foretell_connections_failed_total"), "failed per second"),
             overrides=(axis_right(".*per second", "cps"),),
             says=(
-                "Clients that are connected, and may be; idle connections closed for others' sake, and connections "
-                "that could not be accepted, at the right."
+                "Connected clients, and their limit; on the right axis idle connections that were closed because "
+                "others waited, and connections that could not be accepted."
             ),
             good="far below the limit, none failed.",
             otherwise=(
-                "near the limit: raise `limits.connections` or the limit of descriptors. Failed: the process has no "
-                "descriptors left."
+                "near the limit: raise `limits.connections` or the limit of file descriptors. Failed: the process has "
+                "no file descriptors left."
             ),
         ),
         lines(
@@ -149,9 +148,9 @@ def traffic() -> tuple[Panel, ...]:
             "reqps",
             Query(rate("foretell_client_disconnects_total"), "left"),
             Query(rate("foretell_requests_refused_total", by="code"), "refused: {{code}}"),
-            says="Clients per second that left before the end of their answer, and requests refused for their head.",
+            says="Clients per second that left before the end of their answer, and requests with a refused head.",
             good="few.",
-            otherwise="many left: answers are too slow for clients' timeouts. Refused: the code names the limit.",
+            otherwise="many left: answers exceed the clients' timeouts. Refused: the code shows which limit.",
         ),
         lines(
             "Predictions sent to hosted services",
@@ -159,11 +158,11 @@ def traffic() -> tuple[Panel, ...]:
             Query(rate("foretell_predictions_total", by="result"), "{{result}}"),
             absent="no hosted service",
             says=(
-                "Requests per second to hosted services that were given a prediction: sent, or refused and sent again"
-                " without."
+                "Requests per second to hosted services that were given a prediction: `sent`, or `refused` and sent "
+                "again without."
             ),
             good="no `refused`.",
-            otherwise="the service's model takes no predictions: take it out of the policy's match.",
+            otherwise="the service's model does not accept predictions: remove it from the policy's match.",
         ),
     )
 
@@ -178,13 +177,13 @@ def own() -> tuple[Panel, ...]:
                 Query(quantile(rank, OVERHEAD, by="stage"), "{{stage}}"),
                 steps=((None, "green"), (0.001, "red")),
                 says=(
-                    f"Time of Foretell's own work by stage, {name}; the line is at 1 ms, above which an alert rule "
+                    f"Duration of Foretell's own work by stage, {name}; the line is at 1 ms, above which an alert rule "
                     f"fires for p99."
                 ),
                 good="below 1 ms.",
                 otherwise=(
-                    "`parse`: very long bodies. `draft`: long contexts with many lookups. All of them: too little "
-                    "CPU; see busy threads."
+                    "`parse`: very long bodies. `draft`: long contexts with many lookups. All stages: too little CPU; "
+                    "see busy threads."
                 ),
             )
             for rank, name in ((0.5, "p50"), (0.99, "p99"))
@@ -197,8 +196,8 @@ def own() -> tuple[Panel, ...]:
                 for rank, name in ((0.5, "p50"), (0.99, "p99"))
             ),
             steps=((None, "green"), (0.01, "red")),
-            says="What Foretell adds to the time to the first token. The line is at 10 ms.",
-            good="a few milliseconds, which hold the calls that a session makes first.",
+            says="Time that Foretell adds to the time to the first token. The line is at 10 ms.",
+            good="a few milliseconds, including the requests that a session makes first.",
             otherwise="above 10 ms: see own work, and the time to connect to replicas.",
         ),
         lines(
@@ -214,7 +213,7 @@ def own() -> tuple[Panel, ...]:
             steps=FILLED,
             defaults=SHARE,
             absent="not scraped",
-            says="Share of their time that the network threads of a process were busy.",
+            says="Share of time that the network threads of a process were busy.",
             good="below 80 %.",
             otherwise="above: give it more CPU or more replicas of Foretell.",
         ),
@@ -236,11 +235,11 @@ def own() -> tuple[Panel, ...]:
             absent="not scraped",
             steps=NONE,
             says=(
-                "Lines of the log that were dropped because too many waited or could not be written, and spans that "
-                "found no room or that the collector did not take."
+                "Log lines that were dropped because too many waited or they could not be written, and spans that "
+                "found no room in the queue or that the collector did not take."
             ),
             good="0.",
-            otherwise="log: its reader is too slow, sample it. Spans: the collector of `observe.otlp` is slow or away.",
+            otherwise="log: its reader is too slow; sample it. Spans: the collector of `observe.otlp` is slow or down.",
         ),
     )
 
@@ -254,9 +253,9 @@ def replicas() -> tuple[Panel, ...]:
             states=BREAKER,
             absent="no replica",
             width=12,
-            says="The breaker of each replica; the worst over processes.",
+            says="State of each replica's breaker; the worst over processes.",
             good="closed.",
-            otherwise="open: calls go to others. See its last error on the status page.",
+            otherwise="open: requests go to other replicas. See its last error on the status page.",
         ),
         timeline(
             "Reached",
@@ -264,60 +263,60 @@ def replicas() -> tuple[Panel, ...]:
             states={0: ("not reached", "red"), 1: ("reached", "green")},
             absent="no replica",
             width=12,
-            says="Whether the last call, or health check, reached the replica.",
+            says="`reached` if the last request, or health check, reached the replica.",
             good="reached.",
-            otherwise="look at the engine, and at the network between.",
+            otherwise="check the engine, and the network in between.",
         ),
         lines(
-            "Calls to replicas",
+            "Requests to replicas",
             "reqps",
             Query(rate("foretell_replica_requests_total", by="replica"), "{{replica}}"),
             absent="no replica",
-            says="Calls per second, Foretell's own included.",
-            good="spread as the traffic is.",
+            says="Requests per second, Foretell's own included.",
+            good="distributed like the traffic.",
             otherwise="one replica gets none: its breaker is open, or it is disabled.",
         ),
         lines(
-            "Calls under way",
+            "In flight by replica",
             "short",
             Query(f"sum by (replica) ({of('foretell_replica_requests_in_flight')})", "{{replica}}"),
             absent="no replica",
-            says="Calls under way at each replica.",
+            says="Requests in flight at each replica.",
             good="follows the traffic.",
-            otherwise="rises at one alone: that engine is slow.",
+            otherwise="rises at one replica only: that engine is slow.",
         ),
         lines(
             "Breaker transitions",
             "cps",
             Query(rate("foretell_replica_breaker_transitions_total", by="replica, to"), "{{replica}} {{to}}"),
             absent="no replica",
-            says="Changes of breakers per second.",
+            says="Transitions of breakers per second.",
             good="none.",
-            otherwise="again and again: the replica answers its health check and fails requests.",
+            otherwise="repeated: the replica answers its health check and fails requests.",
         ),
         lines(
             "Errors by kind",
             "cps",
             Query(rate("foretell_replica_errors_total", by="replica, kind"), "{{replica}} {{kind}}"),
             absent="no replica",
-            says="Calls per second that got no whole answer, or a server error that the request had not earned.",
+            says="Requests per second without a complete answer, or with a server error that they did not cause.",
             good="none.",
             otherwise=(
                 "`backend_unreachable`: address or network. `backend_timeout`: see `timeouts`. `backend_closed`: the "
-                "engine ended. `server_error`: its own log."
+                "engine has exited. `server_error`: see its own log."
             ),
         ),
         lines(
-            "Sent again",
+            "Retries",
             "reqps",
             Query(rate("foretell_replica_retries_total", by="replica, result"), "{{replica}} {{result}}"),
             absent="no replica",
             says=(
-                "Requests per second that got no byte from a replica and were sent again, or were not for want of "
-                "budget."
+                "Requests per second that got no byte from a replica and were `sent` again, or were not because the "
+                "retry budget is empty (`no_budget`)."
             ),
             good="none.",
-            otherwise="`no_budget`: too many fail to be sent again; mend the replicas.",
+            otherwise="`no_budget`: too many requests fail to be retried; fix the replicas.",
         ),
         lines(
             "Time to connect",
@@ -328,7 +327,7 @@ def replicas() -> tuple[Panel, ...]:
             ),
             absent="no new connection",
             says="Time to connect to a replica, TLS included.",
-            good="about a round trip, two or three with TLS.",
+            good="about one round trip, two or three with TLS.",
             otherwise="long: the network, or an engine whose accept queue is full.",
         ),
     )
@@ -357,12 +356,13 @@ def resources() -> tuple[Panel, ...]:
             Query(of("foretell_memory_limit_bytes"), "{{instance}} limits.memory"),
             absent="not scraped",
             says=(
-                "Resident memory of the process, model drafters included, beside what `limits.memory` allows for "
-                "bodies and sessions."
+                "Resident memory of the process, model drafters included, and `limits.memory`, the limit for bodies "
+                "and sessions."
             ),
-            good="level after the first hour.",
+            good="constant after the first hour.",
             otherwise=(
-                "rises for days at steady traffic: report it as a bug. An alert rule fires at 80 % of the ceiling."
+                "rises for days at steady traffic: report it as a bug. An alert rule fires at 80 % of `limits.memory` "
+                "in use by bodies and sessions."
             ),
         ),
         lines(
@@ -372,9 +372,9 @@ def resources() -> tuple[Panel, ...]:
             steps=FILLED,
             defaults=SHARE,
             absent="not scraped",
-            says="Share of the file descriptors that may be open.",
+            says="Open file descriptors as a share of their limit.",
             good="below 80 %.",
-            otherwise="raise the limit of descriptors (`LimitNOFILE`), or lower `limits.connections`.",
+            otherwise="raise the limit of file descriptors (`LimitNOFILE`), or lower `limits.connections`.",
         ),
         lines(
             "Threads",
@@ -383,8 +383,8 @@ def resources() -> tuple[Panel, ...]:
             absent="not scraped",
             width=6,
             says="Threads of each process.",
-            good="level.",
-            otherwise="rises without an end: report it as a bug.",
+            good="constant.",
+            otherwise="rises without limit: report it as a bug.",
         ),
         lines(
             "Reloads",
@@ -394,7 +394,7 @@ def resources() -> tuple[Panel, ...]:
             width=6,
             says="Reloads of the configuration within an interval.",
             good="only your changes, all `success`.",
-            otherwise="`failure` leaves what was in force: `foretell check` prints every error.",
+            otherwise="`failure`: the former configuration stays in force; `foretell check` prints all errors.",
         ),
         stat(
             "Up for",
@@ -403,7 +403,7 @@ def resources() -> tuple[Panel, ...]:
             absent="not scraped",
             says="Time since the oldest process started.",
             good="since the last rollout.",
-            otherwise="short without a rollout: it was restarted; see the log of the one before.",
+            otherwise="short without a rollout: it was restarted; see the log of the previous process.",
         ),
         names(
             "Version",
@@ -412,8 +412,8 @@ def resources() -> tuple[Panel, ...]:
             absent="not scraped",
             width=4,
             says="Versions of the processes.",
-            good="one, but for rollouts.",
-            otherwise="two for long: a rollout is stuck.",
+            good="one, except during rollouts.",
+            otherwise="two for a long time: a rollout is stuck.",
         ),
         names(
             "Configuration in force",
@@ -422,8 +422,8 @@ def resources() -> tuple[Panel, ...]:
             absent="not scraped",
             width=4,
             says="Hashes of the configurations in force.",
-            good="one, but for rollouts.",
-            otherwise="two for long: a process has not taken the files; see whether it is synchronised.",
+            good="one, except during rollouts.",
+            otherwise="two for a long time: a process has not loaded the files; check that it is synchronized.",
         ),
     )
 
@@ -433,7 +433,7 @@ def board() -> Dashboard:
     return Dashboard(
         "health",
         "is the proxy healthy?",
-        "Traffic, errors and Foretell's own time, the replicas behind it, its configuration and what it uses.",
+        "Traffic, errors, own work, replicas, configuration and resources.",
         (
             ("Now", now()),
             ("Traffic", traffic()),

@@ -1,28 +1,32 @@
-"""Is it helping? Time per token against requests that were held back, time won and lost, and what it costs the engine."""
+"""Is it helping? Time per token against the control group, time saved and lost, and the cost for the engine."""
 
 from .panels import Dashboard, Panel, Query, lines, stat
 from .promql import increase, of, quantile, rate, ratio, share
 
-# Of a ratio of times: faster, no difference worth a name, slower. The latency gate of the default policy closes at 1.02.
+# Ratios of times: faster, no relevant difference, slower. The `control` gate of the default policy closes at 1.02.
 FASTER = ((None, "green"), (0.98, "yellow"), (1.02, "red"))
 SLOWER = ((None, "green"), (1, "yellow"), (2, "red"))
-# Of a gain: below 1 leaping would have been slower.
-GAIN = ((None, "red"), (0.98, "yellow"), (1.02, "green"))
+# Speedups: below 1 speculation would have been slower.
+SPEEDUP = ((None, "red"), (0.98, "yellow"), (1.02, "green"))
 ACCEPTANCE = ((None, "red"), (0.2, "yellow"), (0.4, "green"))
-ACCEPTED, DRAFTED, LEAPS = (
-    "foretell_leap_accepted_tokens_total",
-    "foretell_leap_draft_tokens_total",
-    "foretell_leaps_total",
+ACCEPTED, DRAFTED, ROUNDS = (
+    "foretell_spec_decode_num_accepted_tokens_total",
+    "foretell_spec_decode_num_draft_tokens_total",
+    "foretell_spec_decode_num_drafts_total",
 )
-GATE = 'gate="latency"'
-CONTROL, SWITCHBACK, GAINED = "foretell_control_group_ratio", "foretell_switchback_ratio", "foretell_would_gain"
+GATE = 'gate="control"'
+CONTROL, SWITCHBACK, PROJECTED = (
+    "foretell_control_group_ratio",
+    "foretell_switchback_ratio",
+    "foretell_projected_speedup",
+)
 SAVED, WASTED, EXTRA = (
     "foretell_saved_seconds_total",
     "foretell_wasted_seconds_total",
     "foretell_extra_prefill_tokens_total",
 )
 TTFT, TPOT = "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds"
-ASK_WHY = "open “why did it not speculate?”; with little acceptance open “how good are the drafts?”."
+ASK_WHY = "open “why did it not speculate?”; if acceptance is low, open “how good are the drafts?”."
 
 
 def bound_of(series: str, bound: str) -> str:
@@ -31,7 +35,7 @@ def bound_of(series: str, bound: str) -> str:
 
 
 def envelope(series: str, by: str) -> tuple[Query, ...]:
-    """The bounds of an interval that every process has of its own: the lowest, the mean and the highest over processes."""
+    """The bounds of an interval over processes, each with its own: the lowest, the mean and the highest."""
     names = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
     return tuple(
         Query(f"{function} by ({by}) ({bound_of(series, bound)})", f"{names} {bound}")
@@ -40,7 +44,7 @@ def envelope(series: str, by: str) -> tuple[Query, ...]:
 
 
 def by_path(histogram: str, title: str, says: str):
-    """Median and 95th percentile of a time, for each way in which requests were served."""
+    """Median and 95th percentile of a time, by path."""
     queries = (
         Query(quantile(rank, histogram, by="path"), f"{{{{path}}}} {name}")
         for rank, name in ((0.5, "p50"), (0.95, "p95"))
@@ -52,22 +56,19 @@ def by_path(histogram: str, title: str, says: str):
         width=12,
         says=(
             f"{says}, median and 95th percentile by path. Paths serve different requests: only the control group "
-            f"above compares like with like."
+            f"above is a fair comparison."
         ),
-        good="`speculated` is at or below `ridden`.",
-        otherwise=(
-            "look at the ratio to the control group before you conclude anything: easy requests may ride, hard ones "
-            "leap."
-        ),
+        good="`speculated` is at or below `plain`.",
+        otherwise="check the ratio to the control group first: the requests of one path may be easier than the others.",
     )
 
 
 def net() -> str:
-    """Seconds won less seconds lost, per second. A process that has lost none has no series of it."""
+    """Seconds saved less seconds lost, per second. A process that has lost none has no series for losses."""
     return f"{rate(SAVED)} - ({rate(WASTED)} or vector(0))"
 
 
-def verdict() -> tuple[Panel, ...]:
+def short() -> tuple[Panel, ...]:
     """The row “In short”."""
     low, middle = bound_of(CONTROL, "low"), bound_of(CONTROL, "middle")
     lost = f"{of('foretell_gate_open', GATE)} == 0"
@@ -80,14 +81,14 @@ def verdict() -> tuple[Panel, ...]:
             states={0: ("no", "green"), 1: ("perhaps", "yellow"), 2: ("yes", "red")},
             absent="no comparison yet",
             says=(
-                "Whether a policy makes answers slower than going to the engine directly. `perhaps`: the measured "
-                "ratio is above 1.02; `yes`: the lower bound of its interval is too, or the gate `latency` is closed, "
-                "because a loss was found and the ratio begins anew."
+                "`yes` or `perhaps` if a policy makes answers slower than a direct request to the engine. `perhaps`: "
+                "the measured ratio is above 1.02; `yes`: the lower bound of its interval is too, or the `control` "
+                "gate is closed, because a loss was found or the regret budget is empty."
             ),
             good="`no`.",
             otherwise=(
-                "at `yes` requests ride until the gate opens to try again; if it closes each time, set the mode to "
-                "`observe` and "
+                "at `yes` requests are decoded plainly until the gate opens again; if it closes each time, set the "
+                "mode to `observe` and "
             )
             + ASK_WHY,
         ),
@@ -99,20 +100,20 @@ def verdict() -> tuple[Panel, ...]:
             absent="no comparison yet",
             defaults={"decimals": 3},
             says=(
-                "Time per token of requests that may leap, divided by that of requests held back; the worst process "
-                "and backend of each policy."
+                "Time per token of requests that may be speculated on, divided by that of the control group; the worst "
+                "process and backend of each policy."
             ),
-            good="below 0.98 (green): answers are faster. 0.98 to 1.02 (yellow) makes no difference.",
-            otherwise="above 1.02 (red) it costs time: " + ASK_WHY,
+            good="below 0.98 (green): answers are faster. 0.98 to 1.02 (yellow): no relevant difference.",
+            otherwise="above 1.02 (red) speculation costs time: " + ASK_WHY,
         ),
         stat(
-            "Net time won",
+            "Net time saved",
             "s",
             Query(f"{increase(SAVED)} - ({increase(WASTED)} or vector(0))"),
             steps=((None, "red"), (0, "green")),
-            says="Seconds of answers that rounds won, less those that rounds and switches lost, within the time shown.",
+            says="Seconds of answers that rounds saved, less those that rounds and switches lost, in the time range.",
             good="above 0, and growing with traffic.",
-            otherwise="below 0 (red) rounds lost more than they won: " + ASK_WHY,
+            otherwise="below 0 (red) rounds lost more than they saved: " + ASK_WHY,
         ),
         stat(
             "Acceptance rate",
@@ -121,8 +122,8 @@ def verdict() -> tuple[Panel, ...]:
             steps=ACCEPTANCE,
             says="Drafted tokens that became output ÷ drafted tokens.",
             good=(
-                "above 40 % (green). What pays depends on the engine's costs: the ratio to the control group decides,"
-                " not this."
+                "above 40 % (green). The acceptance that pays depends on the engine's costs: the ratio to the control "
+                "group is decisive."
             ),
             otherwise=(
                 "below 20 % (red) the acceptance gate of the default policy closes: open “how good are the drafts?”."
@@ -131,25 +132,26 @@ def verdict() -> tuple[Panel, ...]:
         stat(
             "Mean acceptance length",
             "none",
-            Query(f"1 + {ratio(rate(ACCEPTED), rate(LEAPS))}"),
+            Query(f"1 + {ratio(rate(ACCEPTED), rate(ROUNDS))}"),
             defaults={"decimals": 2},
             steps=((None, "red"), (1.2, "yellow"), (1.5, "green")),
-            says="Tokens that one round brings: 1 + accepted tokens ÷ rounds that decided a token.",
+            says="Mean tokens per round: 1 + accepted tokens ÷ rounds that decided a token.",
             good="above 1.5 (green).",
-            otherwise="near 1 (red) drafts bring nothing: open “how good are the drafts?”.",
+            otherwise="near 1 (red) drafts have no effect: open “how good are the drafts?”.",
         ),
         stat(
-            "Would have gained",
+            "Projected speedup",
             "none",
-            Query(f"min by (policy) ({bound_of(GAINED, 'middle')})", "{{policy}}"),
-            steps=GAIN,
-            absent="nothing drafted in the shadow",
+            Query(f"min by (policy) ({bound_of(PROJECTED, 'middle')})", "{{policy}}"),
+            steps=SPEEDUP,
+            absent="no shadow drafts",
             defaults={"decimals": 2},
             says=(
-                "In mode `observe`: how many times as fast requests would have been by what was drafted in the shadow."
+                "In mode `observe`: projected speedup from drafts made in the shadow: plain time ÷ projected time; the "
+                "lowest of each policy."
             ),
-            good="above 1.02 (green): mode `auto` is worth it.",
-            otherwise="stay in `observe`; the first-day guide says what to change.",
+            good="above 1.02 (green): use mode `auto`.",
+            otherwise="stay in `observe`; see the first-day guide.",
         ),
     )
 
@@ -165,54 +167,54 @@ def compared() -> tuple[Panel, ...]:
             width=12,
             absent="no comparison yet",
             says=(
-                "Time per token of requests that may leap, divided by that of the held back ones, with an interval "
-                "that is valid at any time. Over several processes: the lowest low, the mean, the highest high."
+                "Time per token of requests that may be speculated on, divided by that of the control group, with an "
+                "interval that is valid at any time. Over several processes: lowest `low`, mean, highest `high`."
             ),
-            good="`high` below 1: certainly faster. The lines at 0.98 and 1.02 bound what makes no difference.",
+            good="`high` below 1: certainly faster. Between the lines (0.98 and 1.02): no relevant difference.",
             otherwise=(
-                "`low` above 1.02: certainly slower; the gate `latency` closes and the ratio begins anew. `low` "
-                "below and `high` above 1: wait, or raise `holdback`."
+                "`low` above 1.02: certainly slower; the `control` gate closes and the ratio begins anew. `low` below "
+                "and `high` above 1: wait, or raise `holdback`."
             ),
         ),
         lines(
-            "Time per token ÷ ride-only windows",
+            "Time per token ÷ plain windows",
             "none",
             *envelope(SWITCHBACK, "replica"),
             steps=FASTER,
             width=12,
             absent="no comparison yet",
             says=(
-                "Time per token of a replica outside of its ride-only windows, divided by that inside. Unlike the "
-                "control group it sees what leaping costs the requests beside it."
+                "Time per token of a replica outside of its plain windows (time-sliced A/B windows), divided by that "
+                "inside. Unlike the control group it includes the cost of speculation for concurrent requests."
             ),
             good="`high` below 1.",
             otherwise=(
-                "above 1.02 while the control group is below: leaping speeds up its own requests at the cost of "
+                "above 1.02 while the control group is below: speculation speeds up its own requests at the cost of "
                 "others; lower `budget.extra_tokens`."
             ),
         ),
         lines(
-            "Time won and lost per hour",
+            "Time saved and lost per hour",
             "s",
             Query(f"3600 * ({net()})", "net"),
-            Query(f"3600 * {rate(SAVED)}", "won"),
+            Query(f"3600 * {rate(SAVED)}", "saved"),
             Query(f"-3600 * {rate(WASTED)}", "lost"),
             steps=((None, "red"), (0, "green")),
             width=12,
-            says="Seconds of answers that rounds won and lost against riding at the measured pace, per hour.",
-            good="the net is above 0.",
-            otherwise="below 0 for more than some minutes: " + ASK_WHY,
+            says="Seconds of answers that rounds saved and lost against plain decoding at the measured pace, per hour.",
+            good="`net` is above 0.",
+            otherwise="below 0 for more than a few minutes: " + ASK_WHY,
         ),
         lines(
-            "Would have gained (observe)",
+            "Projected speedup (observe)",
             "none",
-            *envelope(GAINED, "policy, backend"),
-            steps=GAIN,
+            *envelope(PROJECTED, "policy, backend"),
+            steps=SPEEDUP,
             width=12,
-            absent="nothing drafted in the shadow",
-            says="How many times as fast requests that did not leap would have been, with its interval.",
+            absent="no shadow drafts",
+            says="Projected speedup of requests that were decoded plainly, with its interval.",
             good="`low` above 1.02: change to `auto`.",
-            otherwise="`high` below 1.02: this traffic does not gain; stay in `observe`.",
+            otherwise="`high` below 1.02: no gain for this traffic; stay in `observe`.",
         ),
     )
 
@@ -229,11 +231,11 @@ def users() -> tuple[Panel, ...]:
             stack=True,
             defaults={"min": 0, "max": 1},
             says=(
-                "How requests were served: `speculated`, `ridden` (eligible, did not leap), `bypassed` (may not "
-                "leap), `relayed` (no completions)."
+                "Share of requests by path: `speculated`, `plain` (eligible, decoded plainly), `relayed` (passed on "
+                "unchanged)."
             ),
-            good="most are `speculated` once the mode is `auto`.",
-            otherwise="much `ridden` or `bypassed`: open “why did it not speculate?”.",
+            good="mostly `speculated` once the mode is `auto`.",
+            otherwise="much `plain` or `relayed`: open “why did it not speculate?”.",
         ),
         lines(
             "Output tokens per second",
@@ -243,7 +245,7 @@ def users() -> tuple[Panel, ...]:
             says="Output tokens of completions per second, by path.",
             good="follows the traffic.",
             otherwise=(
-                "a fall at steady requests: the engine is slower; look at its load in “why did it not speculate?”."
+                "a drop at steady requests: the engine is slower; look at its load in “why did it not speculate?”."
             ),
         ),
         lines(
@@ -251,8 +253,8 @@ def users() -> tuple[Panel, ...]:
             "reqps",
             Query(rate("foretell_holdback_requests_total", by="policy"), "{{policy}}"),
             says="Eligible requests that were held back as control group, per second.",
-            good="a few, always: without them nothing above is measured.",
-            otherwise="none at all: `holdback.floor` is 0, or no request is eligible.",
+            good="always a few: without them there is no comparison above.",
+            otherwise="none: `holdback.floor` is 0, or no request is eligible.",
         ),
     )
 
@@ -272,26 +274,26 @@ def costs() -> tuple[Panel, ...]:
             ),
             steps=((None, "green"), (0.25, "yellow"), (1, "red")),
             width=12,
-            says="Tokens that engines computed for verify calls beyond those that became output, per output token.",
+            says="Tokens that engines computed for verify requests beyond those that became output, per output token.",
             good="below 0.25, the default of `budget.extra_tokens`.",
             otherwise=(
-                "above 1 (red) the engine computes more in vain than for answers: lower `budget.extra_tokens` or "
-                "`gamma.max`."
+                "above 1 (red) the engine computes more tokens in vain than for answers: lower `budget.extra_tokens` "
+                "or `gamma.max`."
             ),
         ),
         lines(
-            "Verify calls",
+            "Verify requests",
             "reqps",
-            Query(rate("foretell_verify_calls_total", by="backend, plan"), "{{backend}} {{plan}}"),
+            Query(rate("foretell_verify_requests_total", by="backend, method"), "{{backend}} {{method}}"),
             width=12,
             says=(
-                "Rounds asked of engines per second, by plan: requests that their own logs and counters show beside "
-                "those of clients."
+                "Verify requests sent to engines per second, by verification method. Engines show them in their own "
+                "logs and counters, in addition to those of clients."
             ),
-            good="the engine's requests are those of clients plus these.",
+            good="the engine's request count is that of clients plus this one.",
             otherwise=(
-                "if the engine limits requests or scales by them, allow for these calls; `fan_out` makes one prompt "
-                "for each drafted place."
+                "if the engine limits requests or scales by them, allow for these; `fan_out` makes one prompt per "
+                "draft position."
             ),
         ),
     )
@@ -302,9 +304,9 @@ def board() -> Dashboard:
     return Dashboard(
         "helping",
         "is it helping?",
-        "Whether answers are faster than without Foretell, measured against requests that were held back, and at what cost.",
+        "Speed of answers with speculation against a control group without it, and the cost for the engine.",
         (
-            ("In short", verdict()),
+            ("In short", short()),
             ("Against no speculation", compared()),
             ("What users see", users()),
             ("What it costs the engine", costs()),

@@ -1,7 +1,7 @@
 """Panels and dashboards as Grafana stores them (its dashboard schema, as of Grafana 11.6).
 
-A panel says what it shows, what is good and what to do otherwise; the names of its metrics are added to that from its
-expressions. Places on the grid, identifiers, variables and annotations are worked out here.
+The description of a panel says what it shows, which values are good and what to do otherwise; the names of its metrics
+are added from its expressions. Positions on the grid, identifiers, variables and annotations are computed here.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ TAG = "foretell"
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, typing.Any]
-# Colours from bounds on: `((None, "green"), (0.98, "yellow"))` is green below 0.98, yellow from there.
+# Colours by lower bound: `((None, "green"), (0.98, "yellow"))` is green below 0.98, yellow from there.
 Steps = tuple[tuple[float | None, str], ...]
 PLAIN: Steps = ((None, "green"),)
-# 1 is as it should be, 0 is not.
+# 1 is good, 0 is bad.
 YES: Steps = ((None, "red"), (1, "green"))
-# 0 is as it should be, anything more is not.
+# 0 is good, anything above it is bad.
 NONE: Steps = ((None, "green"), (1e-9, "red"))
 States = dict[int, tuple[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """An expression and the name of its lines; `once` asks for the end of the time shown only."""
+    """An expression and the name of its lines; with `once` it is evaluated only at the end of the time range."""
 
     expression: str
     legend: str = "__auto"
@@ -49,7 +49,7 @@ class Query:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A panel without its place. `says`, `good` and `otherwise` make its description."""
+    """A panel without its position. `says`, `good` and `otherwise` make up its description."""
 
     kind: str
     title: str
@@ -111,7 +111,7 @@ class Panel:
 
 
 def lines(title: str, unit: str, *queries: Query, stack: bool = False, **rest: typing.Any) -> Panel:
-    """Lines over time; where colours have bounds, these are drawn as dashed lines."""
+    """Lines over time; bounds of colours are drawn as dashed lines."""
     custom = {
         "drawStyle": "line",
         "lineWidth": 1,
@@ -129,7 +129,7 @@ def lines(title: str, unit: str, *queries: Query, stack: bool = False, **rest: t
 
 
 def stat(title: str, unit: str, *queries: Query, **rest: typing.Any) -> Panel:
-    """The value at the end of the time shown, large; its colour is that of the bound it is above."""
+    """The value at the end of the time range, large; its colour is that of the bound it is above."""
     queries = tuple(dataclasses.replace(query, once=True) for query in queries)
     named = any(query.legend != "__auto" for query in queries)
     options = {
@@ -157,7 +157,7 @@ def names(title: str, label: str, query: Query, **rest: typing.Any) -> Panel:
 
 
 def timeline(title: str, *queries: Query, states: States, **rest: typing.Any) -> Panel:
-    """Bars of state over time, one for each line, each state by name and colour."""
+    """Bars of states over time, one for each line, each state with its name and colour."""
     options = {
         "mergeValues": True,
         "showValue": "auto",
@@ -171,7 +171,7 @@ def timeline(title: str, *queries: Query, states: States, **rest: typing.Any) ->
 
 
 def heatmap(title: str, unit: str, query: Query, **rest: typing.Any) -> Panel:
-    """A histogram's buckets over time, darker where more fell into them."""
+    """The buckets of a histogram over time, darker for more observations."""
     options = {
         "calculate": False,
         "color": {
@@ -198,7 +198,7 @@ def heatmap(title: str, unit: str, query: Query, **rest: typing.Any) -> Panel:
 
 
 def bars(title: str, unit: str, label: str, query: Query, **rest: typing.Any) -> Panel:
-    """One bar for each value of a label that is a number, in their order."""
+    """One bar for each value of a numeric label, in ascending order."""
     options = {
         "xField": label,
         "orientation": "vertical",
@@ -232,7 +232,7 @@ def bars(title: str, unit: str, label: str, query: Query, **rest: typing.Any) ->
 
 
 def axis_right(pattern: str, unit: str) -> Json:
-    """An override: lines whose names match have a unit, and an axis at the right, of their own."""
+    """An override: lines whose names match have their own unit and an axis on the right."""
     properties = [{"id": "unit", "value": unit}, {"id": "custom.axisPlacement", "value": "right"}]
     return {"matcher": {"id": "byRegexp", "options": pattern}, "properties": properties}
 
@@ -295,7 +295,7 @@ class Dashboard:
 
 
 def links() -> Json:
-    """To the other dashboards, with the same time and variables."""
+    """Links to the other dashboards, with the same time range and variables."""
     return {
         "type": "dashboards",
         "tags": [TAG],
@@ -344,7 +344,7 @@ def variables(panels: list[Json]) -> list[Json]:
 
 
 def variable(name: str, series: str) -> Json:
-    """The values of a label. All of them match series that lack the label too: requests without a policy have none."""
+    """The values of a label. `All` also matches series without the label, such as requests without a policy."""
     return {
         "name": name,
         "label": name.capitalize(),
@@ -365,7 +365,7 @@ def variable(name: str, series: str) -> Json:
 
 
 def annotations() -> list[Json]:
-    """Marks on every panel: what was changed, by the operator or by a gate."""
+    """Marks on every panel: changes by the operator or by a gate."""
     now = promql.of_processes("foretell_mode")
     return [
         annotation(

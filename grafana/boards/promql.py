@@ -1,8 +1,8 @@
 """PromQL for the panels.
 
-Names and labels come from `docs/metrics.md`, which a test compares with the program: a name that is not there, or a label
-that the metric does not have, is an error when the dashboards are built. Every selector is narrowed by the variables of the
-dashboard that the metric has labels for.
+Names and labels come from `docs/metrics.md`, which a test compares with the program: an unknown name, or a label that
+the metric does not have, is an error when the dashboards are built. Every selector is narrowed by those variables of
+the dashboard for which the metric has a label.
 """
 
 import functools
@@ -11,7 +11,7 @@ import re
 
 REFERENCE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs/metrics.md"
 ENTRY = re.compile(r"^\| `(?P<name>\w+)` \| (?P<kind>counter|gauge|histogram) \| (?P<labels>[^|]*) \|", re.MULTILINE)
-# Labels that have a variable of the same name; `job` and `instance` are every metric's.
+# Labels that have a variable of the same name; every metric has `job` and `instance`.
 VARIABLES = ("model", "policy", "backend", "replica")
 SCRAPED = ("job", "instance")
 NAME = re.compile(r"\b(?:foretell|gen_ai|process)_\w+")
@@ -19,13 +19,13 @@ NAME = re.compile(r"\b(?:foretell|gen_ai|process)_\w+")
 
 @functools.cache
 def registry() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The kind and the labels of every metric, by name."""
+    """Kind and labels of every metric, by name."""
     entries = ENTRY.finditer(REFERENCE.read_text(encoding="utf-8"))
     return {entry["name"]: (entry["kind"], tuple(re.findall(r"`(\w+)`", entry["labels"]))) for entry in entries}
 
 
 def metric(series: str) -> str:
-    """The metric that a series belongs to: that of a histogram's `_bucket`, `_sum` or `_count`, else itself."""
+    """The metric of a series: the histogram for `_bucket`, `_sum` or `_count`, else the series itself."""
     base = re.sub(r"_(bucket|sum|count)$", "", series)
     name = base if registry().get(base, ("",))[0] == "histogram" else series
     if name not in registry():
@@ -34,19 +34,19 @@ def metric(series: str) -> str:
 
 
 def metrics(expression: str) -> list[str]:
-    """The metrics that an expression names, each once, in its order."""
+    """The metrics in an expression, each once, in order of appearance."""
     return list(dict.fromkeys(metric(series) for series in NAME.findall(expression)))
 
 
 def of_processes(series: str) -> str:
-    """The series of a metric from the processes that the variables choose, whatever the other variables say."""
+    """The series of a metric from the processes that the variables select; the other variables have no effect."""
     chosen = ", ".join(f'{name}=~"${name}"' for name in SCRAPED)
     metric(series)
     return f"{series}{{{chosen}}}"
 
 
 def of(series: str, *matchers: str) -> str:
-    """The series of a metric that the variables choose, narrowed by matchers such as `bound="low"`."""
+    """The series of a metric that the variables select, narrowed by matchers such as `bound="low"`."""
     labels = registry()[metric(series)][1]
     for matcher in matchers:
         if (label := re.split(r"[=!]", matcher)[0]) not in labels:
@@ -56,22 +56,22 @@ def of(series: str, *matchers: str) -> str:
 
 
 def grouped(function: str, by: str, inner: str) -> str:
-    """An aggregation over everything but the labels in `by` ("" for none)."""
+    """An aggregation that keeps the labels in `by` ("" for none)."""
     return f"{function} by ({by}) ({inner})" if by else f"{function}({inner})"
 
 
 def rate(series: str, *matchers: str, by: str = "") -> str:
-    """How fast a counter rises, per second."""
+    """Increase of a counter per second."""
     return grouped("sum", by, f"rate({of(series, *matchers)}[$__rate_interval])")
 
 
 def increase(series: str, *matchers: str, by: str = "", over: str = "$__range") -> str:
-    """How much a counter rose within `over`; the whole time shown if left out."""
+    """Increase of a counter within `over`; by default within the whole time range."""
     return grouped("sum", by, f"increase({of(series, *matchers)}[{over}])")
 
 
 def ratio(over: str, under: str, match: str = "") -> str:
-    """A quotient, absent where there is nothing to divide by. `match` is the vector matching, where labels differ."""
+    """A quotient, absent where the divisor is 0. `match` is the vector matching for different labels."""
     return f"{over} / {match + ' ' if match else ''}({under} > 0)"
 
 
@@ -81,6 +81,6 @@ def share(series: str, by: str, *matchers: str) -> str:
 
 
 def quantile(rank: float, histogram: str, *matchers: str, by: str = "") -> str:
-    """A quantile of a histogram. The comparison drops what is not a number: a time without observations."""
+    """A quantile of a histogram. The comparison drops NaN, the value of a time without observations."""
     buckets = rate(f"{histogram}_bucket", *matchers, by=f"{by}, le" if by else "le")
     return f"histogram_quantile({rank}, {buckets}) >= 0"

@@ -1,15 +1,16 @@
-"""Why did it not speculate? Reasons of requests, gates, probes, and the load that the gates go by."""
+"""Why did it not speculate? Reasons of requests, gates, probes, and the load signals of the gates."""
 
 from .panels import Dashboard, Panel, Query, lines, stat, timeline
 from .promql import increase, of, rate, share
 
-RIDES, BYPASS, GATE, LOAD = (
-    "foretell_rides_total",
-    "foretell_bypass_total",
+REQUESTS, GATE, LOAD, MODE = (
+    "foretell_requests_total",
     "foretell_gate_open",
     "foretell_replica_load",
+    "foretell_mode",
 )
-MODE = "foretell_mode"
+# A speculated request has a reason if it was decoded plainly to its end after some rounds.
+ELIGIBLE, RELAYED, WITH_REASON = 'path=~"plain|speculated"', 'path="relayed"', 'reason!=""'
 RUNNING_OR_WAITING, KV = 'signal=~"running|waiting"', 'signal="kv"'
 NOT_ONE = ((None, "green"), (1, "red"))
 MODES = {0: ("off", "red"), 1: ("observe", "yellow"), 2: ("auto", "green")}
@@ -17,7 +18,7 @@ OPEN = {0: ("closed", "red"), 1: ("open", "green")}
 
 
 def mode_number() -> str:
-    """0 off, 1 observe, 2 auto; of several processes the strictest."""
+    """0 off, 1 observe, 2 auto; the lowest over several processes."""
     auto, observe = of(MODE, 'mode="auto"'), of(MODE, 'mode="observe"')
     return f"min by (backend) (2 * {auto} + ignoring (mode) {observe})"
 
@@ -32,9 +33,9 @@ def state() -> tuple[Panel, ...]:
             states=MODES,
             absent="not scraped",
             width=6,
-            says="The mode in force at each backend; of several processes the strictest.",
+            says="The mode in force at each backend; with several processes the most restrictive.",
             good="`auto`, once `observe` has shown a gain.",
-            otherwise="in `off` and `observe` nothing is speculated: set it on the status page or by `POST /api/mode`.",
+            otherwise="`off` and `observe` never speculate: set the mode on the status page or with `POST /api/mode`.",
         ),
         stat(
             "Gates closed now",
@@ -43,9 +44,9 @@ def state() -> tuple[Panel, ...]:
             steps=((None, "green"), (1, "yellow")),
             absent="no gates yet",
             width=6,
-            says="How many gates are closed, over policies, replicas and processes.",
-            good="0; at peaks of load some are closed, and that is what they are for.",
-            otherwise="see which in the timeline below, and the panel of its signal.",
+            says="Number of closed gates, over policies, replicas and processes.",
+            good="0; during peaks of load some are closed, as intended.",
+            otherwise="find the gate in the timeline below, and look at the panel of its signal.",
         ),
         stat(
             "Token ids in doubt",
@@ -54,13 +55,13 @@ def state() -> tuple[Panel, ...]:
             steps=NOT_ONE,
             width=6,
             says=(
-                "Requests within the time shown whose token ids were found in doubt, so that they ride to the end: "
-                "ids of the prompt, or of the output."
+                "Requests within the time range whose token ids were found in doubt, in the prompt or in the output; "
+                "they are decoded plainly to the end."
             ),
-            good="0, or a few in thousands.",
+            good="0, or a few per thousand requests.",
             otherwise=(
-                "many: the tokenizer that Foretell has is not the engine's; see `tokenizer` of the backend in the "
-                "process file and `foretell check`."
+                "many: Foretell's tokenizer differs from the engine's; check `tokenizer` of the backend in the process "
+                "file and run `foretell check`."
             ),
         ),
         stat(
@@ -71,8 +72,8 @@ def state() -> tuple[Panel, ...]:
             absent="no model drafter",
             width=6,
             says=(
-                "Whether a model drafter that is declared to share the target's vocabulary does not; it does not "
-                "draft then."
+                "Model drafters that are declared to share the target's vocabulary and do not. A drafter with a "
+                "mismatch does not draft."
             ),
             good="none.",
             otherwise="set `vocabulary` of the drafter to `auto`, or export a drafter with the target's tokenizer.",
@@ -84,46 +85,49 @@ def reasons() -> tuple[Panel, ...]:
     """The row “Reasons”."""
     return (
         lines(
-            "Eligible requests that rode",
+            "Eligible requests decoded plainly",
             "reqps",
-            Query(f"{rate(RIDES, by='reason')} > 0", "{{reason}}"),
+            Query(f"{rate(REQUESTS, ELIGIBLE, WITH_REASON, by='reason')} > 0", "{{reason}}"),
             stack=True,
             width=12,
             height=10,
-            says="Requests per second that could have leapt and did not, or not to their end, by reason.",
-            good="little but `holdback`, `switchback` and `no_gain`.",
+            says="Eligible requests per second that were decoded plainly, or plainly to their end, by reason.",
+            good="mostly `holdback`, `switchback` and `no_gain`.",
             otherwise=(
-                "`gate_*`: the timeline below; `gate_latency` while its gate is open: a draft would keep the client waiting "
-                "for longer than `gates.max_gap`. `no_gain`, `no_draft`: “how good are the drafts?”. `observe`, "
-                "`shadow`, `policy`: the mode or the policy says so. `budget`: raise `budget.extra_tokens` if the "
-                "engine has room. `backend_speculates`: the engine does it itself."
+                "`gate_*`: see the timeline below; `gate_control` while its gate is open: waiting for a draft would "
+                "exceed `gates.max_gap`. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "
+                "`policy`: set by the mode or the policy. `budget`: raise `budget.extra_tokens` if the engine has "
+                "capacity. `backend_speculates`: the engine speculates itself."
             ),
         ),
         lines(
-            "Requests that may not leap",
+            "Relayed requests",
             "reqps",
-            Query(f"{rate(BYPASS, by='reason')} > 0", "{{reason}}"),
+            Query(f"{rate(REQUESTS, RELAYED, by='reason')} > 0", "{{reason}}"),
             stack=True,
             width=12,
             height=10,
-            says="Requests per second that never leap, by reason.",
-            good="only what your clients really ask for: `tools`, `structured`, `multimodal`.",
+            says=(
+                "Requests per second that are never speculated on, by reason. They have no policy, so they are absent "
+                "if the variable *Policy* selects one."
+            ),
+            good="only features that your clients use: `tools`, `structured`, `multimodal`; `route`: not a completion.",
             otherwise=(
-                "`no_policy`: no policy matches. `parameter`, `unknown_parameter`, `defaults_unknown`: the guarantees"
-                " page names the parameters. `tokenizer`, `no_plan`, `unreachable`, `balanced`: Foretell cannot "
-                "verify at this backend; run `foretell probe`. `memory`, `sessions`: raise `limits`."
+                "`no_policy`: no policy matches. `parameter`, `unknown_parameter`, `defaults_unknown`: the guarantees "
+                "page names the parameters. `tokenizer`, `no_verify_method`, `unreachable`, `balanced`: Foretell "
+                "cannot verify at this backend; run `foretell probe`. `memory`, `sessions`: raise `limits`."
             ),
         ),
         lines(
             "Share of requests by path",
             "percentunit",
-            Query(share("foretell_requests_total", "path"), "{{path}}"),
+            Query(share(REQUESTS, "path"), "{{path}}"),
             stack=True,
             width=12,
             defaults={"min": 0, "max": 1},
-            says="How requests were served.",
-            good="most are `speculated` once the mode is `auto`.",
-            otherwise="the two panels above name the reasons.",
+            says="Share of requests by path: `speculated`, `plain` (eligible, decoded plainly) or `relayed`.",
+            good="mostly `speculated` once the mode is `auto`.",
+            otherwise="see the reasons in the two panels above.",
         ),
         timeline(
             "Mode over time",
@@ -131,11 +135,10 @@ def reasons() -> tuple[Panel, ...]:
             states=MODES,
             absent="not scraped",
             width=12,
-            says="The mode in force at each backend; of several processes the strictest.",
-            good="`auto`, and changes only where an operator made them.",
+            says="The mode in force at each backend; with several processes the most restrictive.",
+            good="`auto`, and changes only by an operator.",
             otherwise=(
-                "a change that nobody remembers: the log says who asked for it; modes set with a `ttl` return by "
-                "themselves."
+                "unexpected change: the log has the origin of each; modes set with a `ttl` expire by themselves."
             ),
         ),
     )
@@ -151,12 +154,13 @@ def gates() -> tuple[Panel, ...]:
             absent="no gates yet",
             width=24,
             height=12,
-            says="Live reasons not to leap, for each policy and replica; closed where it is closed in any process.",
+            says="Live reasons for plain decoding, by policy and replica; shown closed if closed in any process.",
             good="open (green).",
             otherwise=(
-                "`load`: the engine has requests waiting or its cache is full; leaping returns by itself. `stale`: "
-                "its metrics cannot be read. `acceptance`: drafts are bad. `latency`: the control group was faster. "
-                "`memory`: Foretell's own. `health`: the replica fails."
+                "`load`: the engine has requests waiting or its cache is full; the gate reopens by itself. `stale`: "
+                "its metrics cannot be read. `acceptance`: too few drafted tokens are accepted. `control`: the control "
+                "group was faster, or the regret budget is empty. `memory`: Foretell's own memory is short. `health`: "
+                "the replica fails."
             ),
         ),
         lines(
@@ -165,11 +169,11 @@ def gates() -> tuple[Panel, ...]:
             Query(rate("foretell_gate_transitions_total", by="gate, to"), "{{gate}} {{to}}"),
             width=12,
             absent="not scraped",
-            says="Changes of gates per second, looked for every second.",
+            says="Transitions of gates per second, checked every second.",
             good="rare.",
             otherwise=(
-                "many a minute: a signal swings about its threshold; raise `gates.waiting` or `gates.kv`, or lengthen"
-                " `gates.reprobe`."
+                "many per minute: a signal oscillates around its threshold; raise `gates.waiting` or `gates.kv`, or "
+                "lengthen `gates.reprobe`."
             ),
         ),
         lines(
@@ -182,12 +186,12 @@ def gates() -> tuple[Panel, ...]:
             width=12,
             absent="no probe",
             says=(
-                "Measurements of a replica's verify calls that ended: they pay, nothing pays (`pays_not`), or several"
-                " engines answer (`balanced`)."
+                "Completed measurements of a replica's verify requests: they pay (`pays`), nothing pays (`pays_not`), "
+                "or several engines answer (`balanced`)."
             ),
-            good="one `pays` for each replica after its start.",
+            good="one `pays` per replica after its start.",
             otherwise=(
-                "`pays_not`: see the sizing page. `balanced`: name the engines one by one, or by headless DNS, "
+                "`pays_not`: see the sizing page. `balanced`: configure the engines one by one, or by headless DNS, "
                 "instead of a load balancer."
             ),
         ),
@@ -202,9 +206,9 @@ def load() -> tuple[Panel, ...]:
             "short",
             Query(f"max by (replica, signal) ({of(LOAD, RUNNING_OR_WAITING)})", "{{replica}} {{signal}}"),
             absent="no load signal",
-            says="What the engine says: requests running and waiting.",
+            says="Requests running and waiting, as the engine reports them.",
             good="`waiting` at 0: the default gate closes above it.",
-            otherwise="where some always wait, the engine is full and speculation cannot help; add replicas.",
+            otherwise="`waiting` always above 0: the engine is full and speculation cannot help; add replicas.",
         ),
         lines(
             "Engine's cache in use",
@@ -223,7 +227,7 @@ def load() -> tuple[Panel, ...]:
             Query(f"max by (replica) ({of('foretell_replica_load_age_seconds')})", "{{replica}}"),
             steps=((None, "green"), (2, "red")),
             absent="no load signal",
-            says="How long ago the engine told its load.",
+            says="Age of the engine's last load report.",
             good="below 2 s: the default gate `stale` closes above it.",
             otherwise="the engine's metrics page is slow or cannot be read: check `load.url` of the backend.",
         ),
@@ -235,6 +239,6 @@ def board() -> Dashboard:
     return Dashboard(
         "why",
         "why did it not speculate?",
-        "Reasons of requests that did not leap, gates and modes over time, and the signals that the gates go by.",
+        "Reasons of plain and relayed requests, gates and modes over time, and the signals of the gates.",
         (("Now", state()), ("Reasons", reasons()), ("Gates", gates()), ("Load of the engines", load())),
     )

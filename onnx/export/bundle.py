@@ -1,8 +1,8 @@
-"""A model directory as plain arrays: what every export and test starts from.
+"""A model directory as plain arrays: the source of every export and test.
 
-`model.onnx` is the one place where the weights are committed. Its initializers
-carry Hugging Face's names, layouts and 16-bit values, so reading it back needs
-no PyTorch and every other format can be written from it.
+`model.onnx` is the only committed copy of the weights. Its initializers carry Hugging Face's names,
+layouts and 16-bit values, so reading it back needs no PyTorch and every other format can be written
+from it.
 """
 
 import json
@@ -36,7 +36,7 @@ def load(folder):
 
 
 def write_common(source, out, config):
-    """Config and tokenizer files beside the weights of an export."""
+    """Writes the config and tokenizer files of an export."""
     source, out = pathlib.Path(source), pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -46,7 +46,7 @@ def write_common(source, out, config):
 
 
 def write_safetensors(path, weights):
-    """The safetensors format by hand: a length, a JSON header, the raw arrays."""
+    """Writes the safetensors format by hand: a length, a JSON header, the raw arrays."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, array in sorted(weights.items()):
         header[name] = {"dtype": SAFETENSORS_KINDS[array.dtype.name], "shape": list(array.shape),
@@ -73,7 +73,7 @@ def read_safetensors(path):
 
 
 def write_onnx(folder, weights, config):
-    """The committed form, through the one graph builder."""
+    """Writes the committed form with the graph builder."""
     import sys
 
     import onnx

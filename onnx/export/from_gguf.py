@@ -1,8 +1,9 @@
-"""Reads a GGUF file of somebody else's, dequantises it and writes it as one of our model directories.
+"""Reads a foreign GGUF file, dequantises it and writes it as one of our model directories.
 
-What the file's metadata say becomes config, tokenizer and chat template; nothing else is read. A llama model with
-tied embeddings becomes an ONNX directory in 16 bits, from which `safetensors.py` and `gguf.py` write the other forms
-with the same values. Any model of FAMILIES becomes a Hugging Face directory in bfloat16, for vLLM.
+The file's metadata become config, tokenizer and chat template; nothing else is read. A llama model
+with tied embeddings becomes an ONNX directory in 16 bits, from which `safetensors.py` and `gguf.py`
+write the other forms with the same values. Any model of FAMILIES becomes a Hugging Face directory
+in bfloat16, for vLLM.
 
     from_gguf.py FILE OUT_DIR onnx|safetensors
 """
@@ -33,12 +34,12 @@ PRE = {
 FAMILIES = {"llama": ("LlamaForCausalLM", True), "qwen2": ("Qwen2ForCausalLM", False)}
 TOP = {gguf_name: name for name, gguf_name in gguf.TOP.items()} | {"output.weight": "lm_head.weight"}
 LAYER = {gguf_name: name for name, gguf_name in gguf.NAMES.items()}
-# known to llama.cpp as ends of a text, whatever the file names as one
+# llama.cpp treats these as ends of a text, in addition to the file's own
 ENDS = ("<|endoftext|>", "<|im_end|>")
 
 
 class Foreign:
-    """One GGUF file: its metadata under their names, and its tensors."""
+    """One GGUF file: its metadata by name, and its tensors."""
 
     def __init__(self, path):
         self.reader = gguf.package.GGUFReader(str(path))
@@ -103,7 +104,7 @@ def weights(file, settings, kind):
 
 
 def added(file):
-    """The tokens that are whole words of the wire: control tokens, and those that the model's maker added as text."""
+    """The added tokens: control tokens, and those that the model's maker added as text."""
     kinds = gguf.package.TokenType
     for index, (token, kind) in enumerate(zip(file["tokenizer.ggml.tokens"], file["tokenizer.ggml.token_type"])):
         if kind in (kinds.CONTROL, kinds.USER_DEFINED):

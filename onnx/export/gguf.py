@@ -1,11 +1,10 @@
 """Writes a model directory as a GGUF file with the same 16-bit values, for llama.cpp.
 
-Stored as 16 bits unless told f32: with 16-bit weights llama.cpp rounds the activations
-to 16 bits too, which exactness tests must not have.
+Stored as 16 bits unless f32 is given: with 16-bit weights llama.cpp rounds the activations to 16
+bits too, which exactness tests must not have.
 
-llama.cpp rotates neighbouring pairs where Hugging Face's layout rotates the two
-halves of a head, so the rows of q and k are reordered on the way (and back again
-by `read`, which the tests use).
+llama.cpp rotates neighbouring pairs where Hugging Face's layout rotates the two halves of a head,
+so the rows of q and k are reordered on the way (and back again by `read`, which the tests use).
 
     gguf.py MODEL_DIR OUT_FILE [f16|f32]
 """
@@ -18,7 +17,7 @@ import numpy as np
 
 import bundle
 
-# this script bears the name of the package that it needs
+# this script has the name of the package that it needs
 _here = str(pathlib.Path(__file__).resolve().parent)
 _path, sys.path = sys.path, [p for p in sys.path if str(pathlib.Path(p or ".").resolve()) != _here]
 _self = sys.modules.pop("gguf", None)
@@ -88,7 +87,7 @@ def export(model, out, weights=None, config=None, kind="f16"):
     for name, array in weights.items():
         if heads := heads_of(name, config):
             array = permute(array, heads)
-        # llama.cpp wants norms in 32 bits; the values stay the 16-bit ones
+        # llama.cpp needs norms in 32 bits; the values stay those of 16 bits
         array = np.ascontiguousarray(array, np.float32 if array.ndim == 1 or kind == "f32" else np.float16)
         writer.add_tensor(gguf_name(name), array)
     writer.write_header_to_file()

@@ -1,13 +1,12 @@
-"""Makes a model dearer without changing what it computes.
+"""Makes a model more expensive without changing what it computes.
 
-The bundled models are small so that they train in one sitting. Speculation pays
-by the cost of the target, so benchmarks need a costly target that still agrees
-with its drafters as the small one does. Depth adds layers whose output
-projections are zero: they compute and add nothing, and the result is bit-equal.
-Width adds residual dimensions that stay zero, feed-forward units and whole KV
-groups whose outputs are multiplied by zero; a norm over D instead of d dimensions
-sees a mean d/D as large, so its weight is scaled by sqrt(d/D) and eps by d/D,
-and with D/d a power of four both are exact in any binary format.
+The bundled models are small so that they train in one sitting. Speculation pays by the cost of the
+target, so benchmarks need an expensive target that still agrees with its drafters as the small one
+does. Depth adds layers whose output projections are zero: they compute and add nothing, and the
+result is bit-equal. Width adds residual dimensions that stay zero, feed-forward units and whole KV
+groups whose outputs are multiplied by zero; a norm over D instead of d dimensions sees a mean d/D
+as large, so its weight is scaled by sqrt(d/D) and eps by d/D, and with D/d a power of four both are
+exact in any binary format.
 
     inflate.py --model onnx/models/target --depth 8 --width 1 --out DIR --format onnx|safetensors|gguf
 """
@@ -65,7 +64,7 @@ def widen(weights, config, factor, seed=16):
             if name == "model.embed_tokens.weight":
                 new = np.zeros((rows, columns * factor), np.float16)
             elif name.endswith(OUTPUTS):
-                # rows write the residual, columns read the added units: both must stay silent
+                # rows write the residual, columns read the added units: both must stay zero
                 new = np.zeros((rows * factor, columns * factor), np.float16)
             else:
                 new = noise(rng, (rows * factor, columns * factor))

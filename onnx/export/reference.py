@@ -1,8 +1,7 @@
-"""The model in numpy and double precision: what the ONNX graph is compared with.
+"""The model in numpy and double precision: the reference for the ONNX graph.
 
-Deliberately plain: no cache tricks, one sequence at a time, explicit positions and
-an explicit boolean mask, so that chains, trees and committed branches are all the
-same function.
+Deliberately plain: no cache tricks, one sequence at a time, explicit positions and an explicit
+boolean mask, so that chains, trees and committed branches are all the same function.
 """
 
 import numpy as np
@@ -39,7 +38,7 @@ def attend(w, prefix, x, positions, mask, config):
 
 
 def logits(weights, config, ids, positions=None, mask=None):
-    """Logits [tokens, vocabulary]; mask[i, j] says whether token i sees token j."""
+    """Logits [tokens, vocabulary]; mask[i, j] is True if token i sees token j."""
     ids = np.asarray(ids)
     positions = np.arange(len(ids)) if positions is None else np.asarray(positions)
     mask = np.tri(len(ids), dtype=bool) if mask is None else mask

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the bundled models again, from the pinned packages to the committed files.
-# Two cores need about two hours; the schedules go by the clock, so a busy machine
-# gives a weaker model, not a longer run. Usage: onnx/train/all.sh [WORK_DIR]
+# Two cores need about two hours; the schedules go by the clock, so a busy machine gives a weaker
+# model, not a longer run. Usage: onnx/train/all.sh [WORK_DIR]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)

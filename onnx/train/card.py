@@ -1,4 +1,4 @@
-"""Writes the model cards from what training and the gate reported.
+"""Writes the model cards from the reports of training and of the gate.
 
     card.py MODELS_DIR WORK_DIR GATE_REPORT.json
 """

@@ -1,13 +1,12 @@
 """Chooses the 50 prompts of each workload: those whose plain output does not loop.
 
-A small model at temperature 0 likes to fall into loops, and loops flatter drafters
-that look things up. So a prompt is kept only if less than a fifth of the 8-grams of
-its plain output repeat an earlier one, cut shorter (96, then 64 tokens) where the
-loop comes late, and if enough is left to measure. The choice is by the target's own
-output; no drafter is asked, but for `hostile`: that one is what the other pools leave
-over (and its own), and of it the 50 outputs of which prompt lookup and the drafter with
-the same vocabulary guess the least. (Tables of checksums would be hostile to a large
-model; this one answers them with loops.)
+A small model at temperature 0 often falls into loops, and loops flatter drafters that look things
+up. So a prompt is kept only if less than a fifth of the 8-grams of its plain output repeat an
+earlier one, cut shorter (96, then 64 tokens) where the loop comes late, and if enough is left to
+measure. The choice is by the target's own output, without drafters, except for `hostile`: its pool
+is the prompts that the other pools leave over (and its own), and of it the 50 outputs of which
+prompt lookup and the drafter with the same vocabulary guess the least. (Tables of checksums would
+be hostile to a large model; this one answers them with loops.)
 
     choose_workloads.py POOLS_DIR OUT_DIR MODELS_DIR             in this process
     choose_workloads.py POOLS_DIR OUT_DIR MODELS_DIR http://...  from a server
@@ -48,7 +47,7 @@ def from_server(model, lines, url):
 
 
 def guessed(drafter, prompt, output):
-    """Tokens per round of the better of prompt lookup and the drafter."""
+    """Mean acceptance length of the better of prompt lookup and the drafter."""
     guesses = drafter.guesses(prompt + output)
     tokens, count = rounds([guesses[i - 1] == t for i, t in enumerate(prompt + output)][len(prompt):], GAMMA)
     _, _, _, looked = lookup(prompt, output, GAMMA)
@@ -66,7 +65,7 @@ def without_loop(line, prompt, output):
 
 
 def choose(name, pools, texts):
-    """All that do not loop, in the pool's order, until there are enough."""
+    """Prompts that do not loop, in the pool's order, until there are enough."""
     lines = [json.loads(line) for line in open(pools / f"{name}.jsonl")][:MOST_TRIED[name]]
     found, tried = [], 0
     for start in range(0, len(lines), BATCH):

@@ -1,10 +1,9 @@
 """Builds the training text from free software that package registries already carry.
 
-Why packages and not a web crawl: every byte has a known licence, a pinned
-version and a stable place, so that `make models` gives the same text anywhere.
-The distribution is narrow on purpose (Python code, its documentation, questions
-about it): a model of a few million parameters must become predictable enough
-that a drafter can follow it.
+Packages instead of a web crawl, because every byte has a known licence, a pinned version and a
+stable location, so that `make models` gives the same text anywhere. The distribution is narrow on
+purpose (Python code, its documentation, questions about it): a model of a few million parameters
+must become predictable enough that a drafter can follow it.
 
 Four pools of documents:
   code     whole Python files
@@ -12,8 +11,8 @@ Four pools of documents:
   chat     question and answer, derived from docstrings, in the chat template
   rewrite  a piece of a file, a separator, an instruction, the same piece changed
 
-Whole files are held out by a hash of their name: they feed evaluation and the
-workloads of the benchmark and are never trained on.
+Whole files are held out by a hash of their name: they are used for evaluation and the workloads of
+the benchmark and are never trained on.
 
     corpus.py fetch DIR      download the packages into DIR/pkg
     corpus.py build DIR      write DIR/{train,held}/{code,prose,chat,rewrite}.jsonl
@@ -74,7 +73,7 @@ HELD_PERCENT = 4
 
 
 def fetch(root):
-    """Downloads what is pinned; the standard library comes with the interpreter."""
+    """Downloads the pinned packages; the standard library comes with the interpreter."""
     pkg = root / "pkg"
     pkg.mkdir(parents=True, exist_ok=True)
     names = [f"{n}=={v}" for n, v, _ in WHEELS]
@@ -93,12 +92,12 @@ def fetch(root):
 
 
 def held(name):
-    """Whether a file is held out: by its name alone, so that it never depends on order."""
+    """True if a file is held out: by its name alone, so that it never depends on order."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 100 < HELD_PERCENT
 
 
 def clean(text):
-    """Text as it is trained on, or None: no tables of numbers, no very long lines."""
+    """Cleaned training text, or None: no tables of numbers, no very long lines."""
     text = text.replace("\r\n", "\n").replace("\t", "    ")
     text = "\n".join(line.rstrip() for line in text.split("\n"))
     text = re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
@@ -183,7 +182,7 @@ def rewrite_document(piece, instruction, changed):
 
 
 def chat_document(messages):
-    """The same text as chat_template.jinja gives, closed by the end of text."""
+    """The same text as from chat_template.jinja, closed by the end of text."""
     parts = []
     for role, content in messages:
         parts.append(f"<|{role}|>\n{content}" + ("" if role == "assistant" else "<|end|>\n"))

@@ -1,8 +1,7 @@
-"""Batches: which text, in what share, in what order.
+"""Batches: kinds of text, their shares and their order.
 
-Rows are of five kinds. Text alone teaches a small model to copy only late, if at
-all; random tokens that are repeated make copying the only thing there is to learn,
-and a few such rows in the mix keep it.
+Rows are of five kinds. From text alone a small model learns to copy late, if at all; random tokens
+that are repeated leave copying as the only thing to learn, and a few such rows in the mix keep it.
 """
 
 import numpy as np
@@ -33,7 +32,7 @@ class Data:
         return row
 
     def rewrites(self, length):
-        """Whole rewrite documents, so that piece and copy stand in one row."""
+        """Whole rewrite documents, so that piece and copy are in one row."""
         ids, offsets, row, n = self.ids["rewrite"], self.offsets["rewrite"], [], 0
         while n < length:
             i = self.at["rewrite"]
@@ -49,10 +48,9 @@ class Data:
     def repeat(self, length, spread=None):
         """Random tokens, a separator, the same tokens; only the copies are learnt.
 
-        `spread` bounds how far the distance to the copy varies. With one distance a head
-        can copy by position, which is learnt in dozens of steps; widened by and by, only
-        matching what came before still works, and that is copying.
-        """
+        `spread` bounds the variation of the distance to the copy. With one distance a head can copy
+        by position, which is learnt in dozens of steps; as it is widened step by step, only
+        matching the earlier tokens still works, and that is copying."""
         most = (length - 2) // 2
         row, weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
         while len(row) < length:
@@ -65,10 +63,10 @@ class Data:
             else:
                 code = self.ids["code"]
                 piece = code[self.rng.integers(0, len(code), n)]
-            # copied once, then an end: a third copy would teach it to loop
+            # copied once, then an end: a third copy would teach loops
             row = np.concatenate([row, piece, [REWRITE_ID], piece, [END_ID]])
             weights = np.concatenate([weights, np.zeros(n + 2), np.ones(n)])
-        # weights stand at the token that is predicted, so they start at the second one
+        # weights belong to the predicted token, so they start at the second one
         return row[:length], weights[1:length].astype(np.float32)
 
     def batch(self, rows, length, mix=None, spread=None):

@@ -1,10 +1,9 @@
 """Distils draft-same from the target: the same vocabulary, two of its six layers.
 
-The drafter starts as the target's embedding, its first and last layers and its
-final norm, because the teacher's forward pass is what each step costs and a
-drafter from nothing would need far more of them. It then learns the teacher's
-whole distribution (Kullback-Leibler), on the corpus and on text that the teacher
-wrote itself: what gets drafted in the end is the target's text, not the corpus.
+The drafter starts as the target's embedding, its first and last layers and its final norm, because
+the teacher's forward pass is the cost of each step and a drafter from random weights would need far
+more of them. It then learns the teacher's whole distribution (Kullback-Leibler), on the corpus and
+on text that the teacher wrote itself: drafts continue the target's text, not the corpus.
 
     distil.py TARGET_CHECKPOINT IDS_DIR OUT_DIR MINUTES [--own OWN_TEXT.npz]
 """
@@ -86,7 +85,7 @@ def kl(teacher, student, x, weights):
 
 @torch.no_grad()
 def agreement(teacher, student, folder):
-    """How often both say the same next token, on held-out text."""
+    """Share of held-out positions where both choose the same next token."""
     out = {}
     for kind in ("code", "prose", "chat", "rewrite"):
         x, _, w = Data(folder, student.size["vocab_size"], 1, "held").batch(12, 512, {kind: 1.0})
@@ -108,7 +107,7 @@ def main():
         layer.compile(dynamic=False)
     own = np.load(sys.argv[sys.argv.index("--own") + 1]) if "--own" in sys.argv else None
     data, rng = Data(folder, student.size["vocab_size"], SEED), np.random.default_rng(SEED)
-    for kind in data.at:  # text that the target saw late or never
+    for kind in data.at:  # text that the target was trained on late or never
         data.at[kind] = len(data.ids[kind]) // 2 if kind != "rewrite" else len(data.offsets[kind]) // 2
     muon = Muon([p for n, p in student.named_parameters() if p.ndim == 2 and "embed" not in n])
     adam = torch.optim.AdamW([p for n, p in student.named_parameters() if p.ndim != 2 or "embed" in n],

@@ -1,7 +1,7 @@
 """Turns a training checkpoint into a model directory: the committed, 16-bit form.
 
-Values are rounded to float16 once, here; every other format is written from the
-result and so holds the same ones.
+Values are rounded to float16 once, here; every other format is written from the result and so holds
+the same ones.
 
     export.py CHECKPOINT TOKENIZER_DIR OUT_DIR
 """

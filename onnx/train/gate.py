@@ -1,9 +1,9 @@
-"""The gate before anything is tuned on the models: do drafts get accepted?
+"""The gate before any tuning on the models: drafts must be accepted.
 
-Greedy speculation is fully decided by one question per position: would the drafter,
-given the true text so far, have said the true token? So the rounds are counted on
-the target's plain greedy output, without running them, and the count is exact.
-Outputs that loop are left out: they flatter every drafter.
+Greedy speculation is fully decided by one question per position: given the true text so far, does
+the drafter choose the true token? So the rounds are counted on the target's plain greedy output,
+without running them, and the count is exact. Outputs that loop are left out: they flatter every
+drafter.
 
     gate.py MODELS_DIR WORKLOADS_DIR REPORT.json [WORKLOAD...]
 """
@@ -21,7 +21,7 @@ GAMMA = 4
 
 
 def rounds(hits, gamma):
-    """Mean tokens per round: the accepted run, at most gamma, and one from the target."""
+    """Mean acceptance length: the accepted run, at most gamma, and one token from the target."""
     at = count = 0
     while at < len(hits):
         run = 0
@@ -32,7 +32,7 @@ def rounds(hits, gamma):
 
 
 def lookup(prompt, output, gamma, shortest=3):
-    """(accepted, tried, tokens, rounds) of drafting what followed the longest earlier match."""
+    """(accepted, tried, tokens, rounds) of drafting the tokens after the longest earlier match."""
     ids, start = list(prompt) + list(output), len(prompt)
     last, accepted, tried, count, at = {}, 0, 0, 0, start
     filled = 0
@@ -61,7 +61,7 @@ def lookup(prompt, output, gamma, shortest=3):
 
 
 def other_hits(target, drafter, prompt, output):
-    """Draft positions where another vocabulary agrees: counted in the drafter's own tokens."""
+    """Draft positions where another vocabulary agrees, counted in the drafter's own tokens."""
     text_ids = drafter.tokenizer.encode(target.tokenizer.decode(prompt, skip_special_tokens=False)).ids
     full = drafter.tokenizer.encode(
         target.tokenizer.decode(list(prompt) + list(output), skip_special_tokens=False)).ids

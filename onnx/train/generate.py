@@ -1,7 +1,7 @@
 """Greedy text from a model directory, through ONNX Runtime, many prompts at once.
 
-What the gate measures and what the workloads are chosen by must be the committed
-16-bit models, not a checkpoint; and neither should wait for the server to exist.
+The gate and the choice of workloads must use the committed 16-bit models, not a checkpoint; and
+neither should depend on the server.
 """
 
 import json
@@ -44,7 +44,7 @@ class Model:
                 for i in range(c["num_hidden_layers"]) for kind in "kv"}
 
     def run(self, cache, ids, index, counts, rows):
-        """Writes ids [lanes, tokens] at rows `index`; logits of the tokens named by `rows`."""
+        """Writes ids [lanes, tokens] at rows `index`; returns logits of the tokens named by `rows`."""
         ids, index, counts = (np.asarray(a, np.int64) for a in (ids, index, counts))
         length = next(iter(cache.values())).shape()[2]
         at = index[:, None] + np.arange(ids.shape[1])
@@ -59,7 +59,7 @@ class Model:
             binding.bind_ortvalue_output(f"present_{name}", value)
         binding.bind_output("logits")
         self.session.run_with_iobinding(binding)
-        return binding.get_outputs()[-1].numpy()  # outputs stand in the order of binding
+        return binding.get_outputs()[-1].numpy()  # outputs are in the order of binding
 
     def greedy(self, prompts, limits):
         """Plain outputs at temperature 0, without the end token."""

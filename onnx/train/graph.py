@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the slot-cache ONNX graph of a Llama model from a dict of HF-named arrays and the HF config.
+"""Builds the slot-cache ONNX graph of a Llama model from HF-named arrays and the HF config.
 
     build(weights, config, plain_attention=False) -> onnx.ModelProto     (needs numpy and onnx)
 
@@ -65,7 +65,7 @@ def head_dim(config):
 
 
 def rope_theta(config):
-    """The base of the rotary frequencies, wherever this version of the HF config keeps it."""
+    """The base of the rotary frequencies, from the field of this version of the HF config."""
     return config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta") or 10000.0
 
 
@@ -109,7 +109,7 @@ class Builder:
         return self.g.op("RotaryEmbedding", x, self.cos, self.sin, "positions", interleaved=0)
 
     def write(self, kind, layer, update):
-        """The new rows into the cache, in place when past and present share their memory."""
+        """Writes the new rows into the cache, in place when past and present share their memory."""
         return self.g.op("TensorScatter", f"past_{kind}.{layer}", update, "write_index",
                          outputs=[f"present_{kind}.{layer}"], axis=2, mode="linear")
 
@@ -189,7 +189,7 @@ def build(weights, config, plain_attention=False):
 
 
 def random_weights(config, seed=0):
-    """Weights of the right shapes whose logits are far from flat; for tests of the runtime, never for text."""
+    """Weights of the right shapes with uneven logits; for tests of the runtime, not for text."""
     rng = np.random.default_rng(seed)
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], head_dim(config)
     heads, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d

@@ -1,34 +1,32 @@
 """Makes the workloads `turns`, `agent` and `retrieval` from the sources of eight packages.
 
-The texts are Python sources and documentation of packages that the bundled models were
-not trained on: no file of them is in the corpus of corpus.py. What makes these three
-differ from the other workloads is that requests repeat what earlier requests held:
+The texts are Python sources and documentation of packages that the bundled models were not trained
+on: no file of them is in the corpus of corpus.py. Unlike in the other workloads, requests repeat
+parts of earlier requests:
 
-  turns      a conversation of 3 and of 5 messages; the second request carries the first
-             one's messages, the target's own answer to them, and the next question
-  agent      a log of Thought, Action and Observation, asked at several of its steps; the
-             second half of the file has the same tasks with another new name
-  retrieval  three passages of documentation, a question, the beginning of an answer that
-             quotes one; the second half asks the same passages in another order
+  turns      a conversation of 3 and of 5 messages; the second request carries the first one's
+             messages, the target's own answer to them, and the next question
+  agent      a log of Thought, Action and Observation, sent at several of its steps; the second half
+             of the file has the same tasks with another new name
+  retrieval  three passages of documentation, a question, the beginning of an answer that quotes
+             one; the second half has the same passages in another order
 
-As in choose_workloads.py a prompt is kept only if less than a fifth of the 8-grams of its
-plain output repeat an earlier one that is not in the prompt, cut shorter (96, then 64
-tokens) where the loop comes late. What is in the prompt can be repeated over and over as
-well, so less than MOST_REPEATS may repeat whether or not it is. And since a model of a few
-million parameters mostly answers such prompts beside the point, at least COPIED of the
-output's 4-grams must be in the prompt: these workloads are chosen to copy. Only the
-target's own output decides; no drafter is asked.
+As in choose_workloads.py a prompt is kept only if less than a fifth of the 8-grams of its plain
+output repeat an earlier one that is not in the prompt, cut shorter (96, then 64 tokens) where the
+loop comes late. Text of the prompt can loop as well, so less than MOST_REPEATS may repeat, in the
+prompt or not. And since a model of a few million parameters mostly gives unrelated answers to such
+prompts, at least COPIED of the output's 4-grams must be in the prompt: these workloads are chosen
+to copy. Only the target's own output decides, without drafters.
 
-The target copies what stands earlier mostly after its token for instructions, which it was
-trained with, so most requests hold one, as `rewrite` does.
+The target copies earlier text mostly after its token for instructions, with which it was trained,
+so most requests contain one, as `rewrite` does.
 
     make_workloads.py fetch DIR                download and unpack the packages into DIR
     make_workloads.py make DIR URL OUT_DIR     choose; URL is a running `foretell target`
     make_workloads.py measure URL FILE...      a line of figures for each workload
 
-Only the standard library is needed. The choice is a function of the packages and of the
-target's greedy output; another device or ONNX Runtime may round otherwise and so give
-another choice.
+Only the standard library is needed. The choice is a function of the packages and of the target's
+greedy output; another device or ONNX Runtime may round differently and so give another choice.
 """
 
 import ast
@@ -54,7 +52,8 @@ MOST_PROMPT = 1200
 AT_ONCE = 2  # requests in flight
 REWRITE = "<|rewrite|>"
 
-# name, version, licence, folder of sources, folder of documentation (or None), sha256 of the source archive
+# name, version, licence, folder of sources, folder of documentation (or None), sha256 of the source
+# archive
 PACKAGES = [
     ("anyio", "4.8.0", "MIT", "src/anyio", "docs",
      "1d9fe889df5212298c0c0723fa20479d1b94883a2df44bd3897aa91083316f7a"),
@@ -80,7 +79,7 @@ COMMON = set(dir(builtins)) | set("self return import from args kwargs None True
 
 
 def fetch(folder):
-    """The pinned source archives, checked and unpacked."""
+    """Fetches the pinned source archives, checked and unpacked."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(f"{name}=={version} --hash=sha256:{digest}\n"
@@ -111,7 +110,7 @@ class Target:
         return self.post("/tokenize", {k: body[k] for k in ("prompt", "messages") if k in body})["tokens"]
 
     def answer(self, line):
-        """(text, prompt ids, output ids, whether it ended by itself)"""
+        """(text, prompt ids, output ids, True if it ended by itself)"""
         chat = line["route"] == "chat"
         choice = self.post("/v1/chat/completions" if chat else "/v1/completions", line["body"])["choices"][0]
         text = choice["message"]["content"] if chat else choice["text"]
@@ -167,7 +166,7 @@ def chat(contents):
 
 
 class Texts:
-    """What the packages hold, in a fixed order."""
+    """Contents of the packages, in a fixed order."""
 
     def __init__(self, folder):
         self.files, self.pages = [], []  # (package, path, text)
@@ -276,7 +275,7 @@ def edit_file(path: str, first: int, last: int, text: str) -> str:
 
 
 class Task:
-    """Renaming a word in a file, as the steps of an agent that does it."""
+    """Renaming a word in a file, as the steps of an agent."""
 
     def __init__(self, package, path, text, old, new):
         lines, folder = text.split("\n"), path.rsplit("/", 1)[0]
@@ -313,7 +312,7 @@ class Task:
 
 
 def agent(texts, target):
-    """Two variants of each task, by the new name; the steps that serve in both."""
+    """Two variants of each task, by the new name; the steps that both can use."""
     rng = random.Random(f"{SEED} agent")
     jobs = [(package, path, text, old) for package, path, text in texts.files
             for old in often(text) if "_" in old.strip("_") and text.isascii()
@@ -359,7 +358,7 @@ def retrieval(texts, target):
     rng.shuffle(groups)
 
     def quoting(order, asked):
-        """The first way of asking that makes the target quote the passage, or None."""
+        """The first form of the question that makes the target quote the passage, or None."""
         shown = "".join(f"[{n}] {package}, {path}: {title}\n\n{text}\n\n"
                         for n, (package, path, title, text) in enumerate(order, 1))
         package, _, title, text = asked
@@ -371,7 +370,7 @@ def retrieval(texts, target):
                 f"{instruction}{answer}{three}", f"{instruction}{answer}{words}")
         known = target.tokens({"prompt": text})
         for one in target.all_chosen([completion(question + way) for way in ways]):
-            # the passage that was asked for, not another
+            # the requested passage, not another
             if one and copy_share(known, target.tokens({"prompt": one[1]})) >= COPIED:
                 return one[0]
         return None

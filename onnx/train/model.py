@@ -1,9 +1,8 @@
 """The Llama architecture in PyTorch, small and with Hugging Face's weight names.
 
-Written out rather than taken from `transformers` because training on a CPU wants
-two things that library does not give: a loss that never holds all logits at once,
-and nothing but plain modules, so that a checkpoint is a dict of named matrices
-that the exporters read without PyTorch.
+Written out rather than taken from `transformers` because training on a CPU needs two properties
+that the library does not have: a loss that never holds all logits at once, and plain modules only,
+so that a checkpoint is a dict of named matrices that the exporters read without PyTorch.
 """
 
 import torch
@@ -135,8 +134,8 @@ class Llama(nn.Module):
 class ChunkedLoss(torch.autograd.Function):
     """Cross entropy with a tied head, a chunk of tokens at a time.
 
-    The gradient is taken in the forward pass, so the logits of a chunk are made
-    once and thrown away: on a CPU their memory traffic costs more than they do.
+    The gradient is taken in the forward pass, so the logits of a chunk are computed once and
+    discarded: on a CPU their memory traffic costs more than their computation.
     """
 
     @staticmethod

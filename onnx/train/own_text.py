@@ -1,9 +1,8 @@
 """Text that the target writes itself, for distillation.
 
-What a drafter drafts is the target's text, which is not the corpus: greedy output
-is plainer and repeats itself more. Rows are a training prompt and the target's
-continuation up to where it begins to loop, or the drafter would spend itself on loops;
-the continuation counts five times the prompt.
+Drafts continue the target's text, which is not the corpus: greedy output is plainer and repeats
+itself more. Rows are a training prompt and the target's continuation up to the start of a loop, or
+the drafter would mostly learn loops; the continuation counts five times the prompt.
 
     own_text.py MODEL_DIR IDS_DIR OUT.npz MINUTES
 """
@@ -22,7 +21,7 @@ MIX = {"code": 0.6, "prose": 0.15, "chat": 0.25}
 
 
 def prompts(data, rng):
-    """Starts of training text: 40 to 120 tokens, chat up to the answer."""
+    """Beginnings of training texts: 40 to 120 tokens, chat up to the answer."""
     for _ in range(LANES):
         kind = rng.choice(list(MIX), p=list(MIX.values()))
         ids, offsets = data.ids[kind], data.offsets[kind]
@@ -37,7 +36,7 @@ def prompts(data, rng):
 
 
 def loop_start(output, n=6):
-    """Where the output first repeats n tokens of its own (the repeat itself is kept once)."""
+    """Position where the output first repeats n of its tokens (the repeat itself is kept once)."""
     seen = set()
     for i in range(n, len(output) + 1):
         gram = tuple(output[i - n:i])

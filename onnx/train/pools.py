@@ -1,7 +1,7 @@
 """Candidate prompts for the benchmark's workloads, from held-out text only.
 
-Real text, never random tokens, and nothing that was trained on. The 50 prompts
-of each workload are chosen from these pools by choose_workloads.py.
+Real text, no random tokens, and no training text. choose_workloads.py chooses the 50 prompts of
+each workload from these pools.
 
     pools.py CORPUS_DIR TOKENIZER OUT_DIR
 """
@@ -81,7 +81,7 @@ class Pools:
                 yield chat(doc["question"], self.rng.choice((128, 160)))
 
     def hostile(self):
-        """Checksums, numbers, foreign words: real text that offers a drafter no hold."""
+        """Checksums, numbers, foreign words: real text that a drafter cannot predict."""
         import base64
         docs = read(self.corpus / "held/code.jsonl") + read(self.corpus / "held/prose.jsonl")
         for doc, kind in ((doc, kind) for doc in docs for kind in range(4)):

@@ -1,10 +1,9 @@
 """Trains the byte-level BPE tokenizers on the corpus.
 
-The pre-tokenizer is GPT-2's regular expression, because llama.cpp knows it by
-the name `gpt-2` and so the GGUF export tokenizes as the ONNX one does. Two
-vocabularies: `same` (8,192, for target and draft-same) and `other` (6,144, from
-a sample weighted towards prose, so that sizes and merges differ: the honest
-test for a drafter with another vocabulary).
+The pre-tokenizer is GPT-2's regular expression, because llama.cpp knows it by the name `gpt-2` and
+so the GGUF export tokenizes as the ONNX one does. Two vocabularies: `same` (8,192, for target and
+draft-same) and `other` (6,144, from a sample weighted towards prose, so that sizes and merges
+differ: the honest test for a drafter with another vocabulary).
 
     tokenizer.py CORPUS_DIR same|other OUT_DIR
 """

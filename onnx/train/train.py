@@ -1,13 +1,13 @@
 """Trains the target, or the drafter with its own vocabulary, on a CPU in one sitting.
 
-Muon for the matrices of the layers and AdamW for the embedding and norms: at a few
-thousand steps it is worth about a third of the training time. The schedule goes by
-the wall clock, not by steps, so that the run ends on time whatever else the machine
-does; the order of the data is fixed by the seed.
+Muon for the matrices of the layers and AdamW for the embedding and norms: at a few thousand steps
+it saves about a third of the training time. The schedule goes by the wall clock, not by steps, so
+that the run ends on time whatever the load of the machine; the order of the data is fixed by the
+seed.
 
-The drafter with its own vocabulary starts from draft-same: the layers know nothing of
-token numbers, and each of its tokens begins as the mean of the pieces that the other
-tokenizer cuts it into (most tokens are in both vocabularies).
+The drafter with its own vocabulary starts from draft-same: the layers are independent of token
+numbers, and each of its tokens begins as the mean of the pieces that the other tokenizer cuts it
+into (most tokens are in both vocabularies).
 
     train.py SIZE IDS_DIR OUT_DIR MINUTES [--resume] [--start CHECKPOINT TOKENIZER OWN_TOKENIZER]
 """
@@ -27,7 +27,8 @@ SEED = 20
 torch._dynamo.config.recompile_limit = 32
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 # Copying does not come from text in so short a run: once the text is half learnt, random tokens and
-# their repetition are all there is, first at one distance, then at ever more, until the copies are right.
+# their repetition are all there is, first at one distance, then at ever more, until the copies are
+# right.
 COPY_FROM, MOST_COPYING = 0.29, 400
 
 
@@ -66,14 +67,14 @@ def orthogonal(g):
 
 
 def rate_at(progress, step, hold=0.55):
-    """Warm-up by steps, then flat, then straight down to nothing at the end."""
+    """Warm-up by steps, then flat, then linear to zero at the end."""
     warm = min(1.0, (step + 1) / 60)
     return warm * (1.0 if progress < hold else max(0.0, (1 - progress) / (1 - hold)))
 
 
 @torch.no_grad()
 def evaluate(model, folder, rows=12, length=512):
-    """Held-out loss of each pool, and how often the copy after a separator is right."""
+    """Held-out loss of each pool, and the share of correct copies after a separator."""
     out = {}
     for kind in ("code", "prose", "chat", "rewrite", "repeat"):
         data = Data(folder, model.size["vocab_size"], 1, "held")
@@ -93,7 +94,7 @@ def save(path, model, **more):
 
 
 def start_from(model, checkpoint, tokenizer, own_tokenizer):
-    """The weights of a model with another vocabulary, as far as they mean the same."""
+    """Starts from the weights of a model with another vocabulary, where they mean the same."""
     state = torch.load(checkpoint, weights_only=False)["model"]
     table = state["model.embed_tokens.weight"]
     theirs, own = Tokenizer.from_file(tokenizer), Tokenizer.from_file(own_tokenizer)

@@ -1,4 +1,5 @@
-//! The part of the admin API that needs the configuration: policies, drafters, and what is known about the servers.
+//! The part of the admin API that needs the configuration: policies, drafters, and the state of the
+//! servers.
 
 use std::sync::Arc;
 
@@ -17,14 +18,8 @@ use crate::config::values::Revision;
 use crate::config::{Mode, difference};
 use crate::control::Forecast;
 use crate::control::gates::Signal;
-use crate::drive::Driver;
-use crate::drive::comparison::Comparisons;
-use crate::drive::drafters::Drafters;
-use crate::drive::gates::GateWatch;
-use crate::drive::memory::Memories;
-use crate::drive::ruling;
 use crate::fleet::Replica;
-use crate::fleet::identity::{Identities, Standing};
+use crate::fleet::identity::{Identities, ServerKnowledge};
 use crate::gateway::Shared;
 use crate::http::memory::Level;
 use crate::observe::Observer;
@@ -32,24 +27,30 @@ use crate::observe::history::Reading;
 use crate::policy::explain::{GainLine, GateLine, ModelLine, Now, WhyLine};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Ruling};
-use crate::words::RideReason;
+use crate::serving::SessionRunner;
+use crate::serving::comparison::Comparisons;
+use crate::serving::corpus::CorpusHandle;
+use crate::serving::drafters::Drafters;
+use crate::serving::gates::GateWatch;
+use crate::serving::ruling;
+use crate::words::PlainReason;
 
-/// What a running proxy knows, shared with those who learn it.
+/// Parts of a running proxy whose state the admin API shows.
 pub struct Known {
     /// The policies in force.
     pub policies: Arc<PolicyStore>,
     /// The loaded drafters.
     pub drafters: Arc<Drafters>,
-    /// Who answers at the replicas' addresses.
+    /// Identification of the servers at the replicas' addresses.
     pub identities: Arc<Identities>,
     /// The control groups of the policies.
     pub comparisons: Arc<Comparisons>,
-    /// What is learnt of the replicas.
-    pub driver: Arc<Driver>,
+    /// The session runner, which holds the replicas' costs and acceptance.
+    pub runner: Arc<SessionRunner>,
     /// The gates of the policies at the replicas.
     pub gates: Arc<GateWatch>,
-    /// What drafters remember of earlier requests.
-    pub memories: Memories,
+    /// Texts of earlier requests that drafters read.
+    pub corpus: CorpusHandle,
 }
 
 /// The configuration of a running proxy and the state that depends on it.
@@ -62,13 +63,13 @@ pub struct Configured {
     refused: Mutex<Vec<FileError>>,
 }
 
-/// What the last reload found.
+/// Result of the last reload.
 struct Last {
     /// The files that it read.
     files: Option<Files>,
-    /// The mode that the process file asked for.
+    /// The mode that the process file set.
     mode: Mode,
-    /// It changed nothing.
+    /// It was refused, and changed nothing.
     refused: bool,
 }
 
@@ -79,17 +80,18 @@ struct Files {
     policies: Vec<(String, String)>,
 }
 
-/// How often the files are read anew where they change while they are read.
+/// Maximum number of readings of files that change while they are read.
 const READINGS: usize = 4;
 
-/// Who asks for a reload.
+/// Trigger of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum ReloadSource {
     /// The operator: the files are taken as they are.
     Outright,
-    /// A change of the files was noticed: nothing is done if they are those in force, or were refused already.
+    /// A change of the files was noticed: nothing is done if they are those in force, or were
+    /// refused already.
     IfChanged,
-    /// Nobody: a reload that was refused is tried again, for what it wanted may be there by now.
+    /// A retry of a reload that was refused: what it lacked may be there by now.
     Again,
 }
 
@@ -102,8 +104,8 @@ impl Configured {
         configured
     }
 
-    /// Sets the metrics about the policies in force: whether a reload was `taken`, and whether all that the files say is in
-    /// force (`synchronized`).
+    /// Sets the metrics about the policies in force: whether a reload was `taken`, and whether all
+    /// that the files say is in force (`synchronized`).
     fn show(&self, observer: &Observer, taken: bool, synchronized: bool) {
         let policies = self.known.policies.current();
         let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
@@ -111,8 +113,9 @@ impl Configured {
         observer.metrics().configured(&version, taken, synchronized);
     }
 
-    /// What `/api/policies` says: the policies in match order, their folder, whether all that the files say is in force, and
-    /// for which problems the last reload was refused, wholly or in part.
+    /// The answer of `/api/policies`: the policies in match order, their folder, whether all that
+    /// the files say is in force, and the problems for which the last reload was refused, wholly or
+    /// in part.
     pub fn shown(&self) -> Value {
         let dir = self.process.policies.display().to_string();
         let refused = self.refused();
@@ -120,7 +123,8 @@ impl Configured {
         json!({ "policies": self.policies(), "dir": dir, "synchronized": synchronized, "refused": refused })
     }
 
-    /// What `/api/status` says of the policies: how their groups compare, their gates, and which are relaxed.
+    /// The policies' part of `/api/status`: the comparison of their groups, their gates, and the
+    /// policies with a lossy rule.
     pub(super) fn status(&self) -> Value {
         let policies = self.known.policies.current();
         let compared = policies.policies().iter().map(
@@ -135,15 +139,16 @@ impl Configured {
         })
     }
 
-    /// Whether all that the files say is in force.
+    /// True if all that the files say is in force.
     pub fn is_synchronized(&self) -> bool {
         self.refused.lock().is_empty() && self.known.policies.synchronized()
     }
 
-    /// The load of the busiest engine now, and how far the most tolerant policy goes at temperature 1 and that load.
+    /// The load of the busiest engine now, and the highest tolerance of all policies at temperature
+    /// 1 and that load.
     pub(super) fn reading(&self, shared: &Shared) -> Reading {
         let replicas = shared.fleet.replicas();
-        let load = replicas.iter().filter_map(|replica| self.known.driver.load(replica)).reduce(f64::max);
+        let load = replicas.iter().filter_map(|replica| self.known.runner.load(replica)).reduce(f64::max);
         let policies = self.known.policies.current();
         let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
         let tolerance = relaxed.map(|policy| policy.accept.tolerance.at(1.0, load.unwrap_or(0.0)));
@@ -165,24 +170,26 @@ impl Configured {
         entries.collect()
     }
 
-    /// Reads the files again, loads the drafters that the policies name, tries them, and replaces all policies or none. A
-    /// setting of the process file that only a restart can change stays as it is and is named. Blocks while a model is
-    /// loaded. `None`: there was nothing to do.
+    /// Reads the files again, loads and tries the drafters that the policies name, and replaces all
+    /// policies or none. A setting of the process file that only a restart can change stays as it
+    /// is and is named. Blocks while a model is loaded. `None`: there was nothing to do.
     ///
     /// # Errors
-    /// Every problem found; then everything stays as it was.
-    pub fn reload(&self, asked: Asked, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
+    /// Every problem found; nothing is changed then.
+    pub fn reload(&self, asked: ReloadSource, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
         let mut last = self.last.lock();
         let read = self.read_whole();
         let known = last.files.as_ref();
         match (&read, asked) {
-            (Ok(files), Asked::IfChanged) if known == Some(files) => return None,
+            (Ok(files), ReloadSource::IfChanged) if known == Some(files) => return None,
             // The first look: nothing was edited since the start.
-            (Ok(files), Asked::IfChanged) if known.is_none() && !last.refused && self.is_in_force(files) => {
+            (Ok(files), ReloadSource::IfChanged)
+                if known.is_none() && !last.refused && self.is_in_force(files) =>
+            {
                 last.files = read.ok();
                 return None;
             }
-            (_, Asked::Again) if !last.refused => return None,
+            (_, ReloadSource::Again) if !last.refused => return None,
             _ => {}
         }
         let outcome = match read {
@@ -200,7 +207,7 @@ impl Configured {
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
         let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
         let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
-        if asked == Asked::Outright || !last.refused || !told {
+        if asked == ReloadSource::Outright || !last.refused || !told {
             for problem in &refused {
                 tracing::error!("reload: {problem}");
             }
@@ -217,14 +224,14 @@ impl Configured {
         }))
     }
 
-    /// Whether these files are those of the start.
+    /// True if these files are those of the start.
     fn is_in_force(&self, files: &Files) -> bool {
         let own = self.process.file.as_ref().map(|file| file.text.as_str());
         self.process.policies_read == Some(load::fingerprint(&files.policies))
             && files.process.as_deref() == own
     }
 
-    /// Whether the built-in policy is in force.
+    /// True if the built-in policy is in force.
     fn was_built_in(&self) -> bool {
         let revision = Revision::of(crate::config::policy::DEFAULT.as_bytes());
         let policies = self.known.policies.current();
@@ -235,7 +242,8 @@ impl Configured {
         json!(*self.refused.lock())
     }
 
-    /// The files as they were at one moment: read until two readings agree, or so often that others will follow anyway.
+    /// The files as they were at one moment: read until two readings agree, at most [`READINGS`]
+    /// times.
     fn read_whole(&self) -> Result<Files, Vec<Problem>> {
         let mut files = Files::read(&self.process)?;
         for _ in 1..READINGS {
@@ -248,17 +256,18 @@ impl Configured {
         Ok(files)
     }
 
-    /// Puts the files in force: everything or nothing. Returns the settings that stay as they are until a restart.
+    /// Puts the files in force: everything or nothing. Returns the settings that stay as they are
+    /// until a restart.
     fn take(
         &self,
         files: &Files,
-        asked: Asked,
+        asked: ReloadSource,
         last: &mut Last,
         shared: &Shared,
     ) -> Result<Vec<Problem>, Vec<Problem>> {
         let mut checked = None;
         let read = || {
-            if asked != Asked::Outright && files.policies.is_empty() && !self.was_built_in() {
+            if asked != ReloadSource::Outright && files.policies.is_empty() && !self.was_built_in() {
                 return Err(vec![self.emptied()]);
             }
             // Every problem at once, those of the process file first.
@@ -275,7 +284,7 @@ impl Configured {
             }
         };
         self.known.policies.reload(read, |policies| self.build(policies)).inspect_err(|_| {
-            // What was loaded for the policies that are not taken.
+            // Drops drafters that were loaded for the refused policies.
             self.known.drafters.retain(&self.known.policies.current());
         })?;
         let (mode, pending) = checked.unwrap_or((last.mode, Vec::new()));
@@ -290,7 +299,8 @@ impl Configured {
         Ok(pending)
     }
 
-    /// The problem that all policy files are gone, which as a rule means that others are about to come.
+    /// The problem that all policy files are gone, which usually means that new ones are about to
+    /// appear.
     fn emptied(&self) -> Problem {
         Problem {
             file: self.process.policies.display().to_string(),
@@ -305,7 +315,7 @@ impl Configured {
         }
     }
 
-    /// The mode that the process file asks for, and its edited settings that only a restart can change.
+    /// The mode that the process file sets, and its edited settings that only a restart can change.
     fn check_process(&self, edited: Option<&str>) -> Result<(Mode, Vec<Problem>), Vec<Problem>> {
         let (Some(file), Some(edited)) = (&self.process.file, edited) else {
             return Ok((self.process.mode, Vec::new()));
@@ -332,31 +342,31 @@ impl Configured {
         })
     }
 
-    /// Largest body that is read for speculation, bytes.
+    /// Maximum body that is read for speculation, bytes.
     pub fn speculate_body(&self) -> usize {
         usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
     }
 
-    /// What drafters remember of earlier requests.
-    pub fn memories(&self) -> &Memories {
-        &self.known.memories
+    /// Texts of earlier requests that drafters read.
+    pub fn corpus(&self) -> &CorpusHandle {
+        &self.known.corpus
     }
 
     /// Explains what would happen to a request now.
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
-        let standing = replica.as_ref().and_then(|replica| self.known.identities.standing(replica));
+        let knowledge = replica.as_ref().and_then(|replica| self.known.identities.knowledge(replica));
         let backend = replica
             .as_ref()
             .and_then(|replica| self.process.backends.iter().find(|backend| backend.name == replica.name()));
-        let terms = backend.map(|backend| ruling::terms(&backend.plans)).unwrap_or_default();
-        let identity = match standing.as_deref() {
-            Some(Standing::Known(identity)) => Some(identity),
-            Some(Standing::Relayed(..)) | None => None,
+        let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
+        let identity = match knowledge.as_deref() {
+            Some(ServerKnowledge::Known(identity)) => Some(identity),
+            Some(ServerKnowledge::Relayed(..)) | None => None,
         };
-        let server = match (replica.as_deref().and_then(explain::down), standing.as_deref()) {
+        let server = match (replica.as_deref().and_then(explain::down), knowledge.as_deref()) {
             (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),
-            (None, Some(standing)) => Fact::Known(ruling::standing(standing, &terms)),
+            (None, Some(knowledge)) => Fact::Known(ruling::knowledge(knowledge, &terms)),
             (None, None) => Fact::Unknown("no replica is known"),
         };
         let models = |name: &str| {
@@ -370,18 +380,18 @@ impl Configured {
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
             let written =
-                || identity.and_then(|identity| self.known.driver.plain_before(identity, question.route));
+                || identity.and_then(|identity| self.known.runner.plain_before(identity, question.route));
             match () {
-                () if shared.life.is_draining() => Some(RideReason::Draining),
-                () if shared.memory.level() != Level::Enough => Some(RideReason::GateMemory),
+                () if shared.life.is_draining() => Some(PlainReason::Draining),
+                () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),
                 () => written().or_else(gate),
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {
             let replica = replica.as_ref()?;
             let signal = replica.load().map(|load| load.signal());
-            let forecast = self.known.driver.forecast(replica, ruling, temperature, prompt)?;
-            let models = self.known.driver.chances(replica, ruling, temperature);
+            let forecast = self.known.runner.forecast(replica, ruling, temperature, prompt)?;
+            let models = self.known.runner.chances(replica, ruling, temperature);
             let model = |(model, chance)| ModelLine { model, chance };
             let models = models.into_iter().map(model).collect();
             Some(Now { models, ..shown(&forecast, ruling, signal.as_ref()) })
@@ -398,12 +408,12 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// What is known about a replica: epoch, plans, probe and ride-only windows; `None` if it is not one of the identified
-    /// backends.
+    /// State of a replica: epoch, verification methods, probe and plain windows (switchback);
+    /// `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
-            shown.insert("switchback".to_owned(), self.known.driver.windows(replica));
+            shown.insert("switchback".to_owned(), self.known.runner.windows(replica));
         }
         Some(shown)
     }
@@ -411,7 +421,7 @@ impl Configured {
     /// Starts a new probe of a replica; returns once it has started, without waiting for its end.
     ///
     /// # Errors
-    /// Why no probe was started.
+    /// The reason for which no probe was started.
     pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<Value, String> {
         self.known
             .identities
@@ -420,7 +430,7 @@ impl Configured {
     }
 }
 
-/// What is known now, as an explanation shows it.
+/// The current figures, as an explanation shows them.
 fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
     let gain = forecast.gain.map(|gain| GainLine {
         low: gain.low,
@@ -429,23 +439,24 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         rounds: gain.rounds,
         costs: gain.basis.name().to_owned(),
     });
-    let why = |(reason, words): &(RideReason, &str)| WhyLine {
+    let why = |(reason, words): &(PlainReason, &str)| WhyLine {
         reason: reason.name().to_owned(),
         words: (*words).to_owned(),
     };
     Now {
         load: forecast.load,
-        credit: forecast.credit,
+        regret_budget: forecast.regret_budget,
         token_seconds: forecast.token,
         gain,
-        // With `gamma.fixed` no gate by load is kept.
+        // With `gamma.fixed` the gates on load do not apply.
         gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
-        not_leaping: forecast.reasons.iter().map(why).collect(),
+        not_speculating: forecast.reasons.iter().map(why).collect(),
         models: Vec::new(),
     }
 }
 
-/// The gates of the policy by the engine's load report. Our own verify calls are taken off, as the gates do.
+/// The gates of the policy by the engine's load report. Our own verify requests are subtracted, as
+/// the gates do.
 fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
     let policy = ruling.policy.gates;
     let line = |gate: &str, reads: Option<f64>, limit: f64| GateLine {

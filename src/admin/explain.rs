@@ -1,8 +1,8 @@
 //! Explains a request: collects the facts as they are now and passes them to
 //! [`policy::decide`](crate::policy::decide()).
 //!
-//! The running proxy uses what it knows about its servers. `foretell explain` without a running proxy asks the server,
-//! and passes the answers to the same function.
+//! The running proxy uses what it knows about its servers. `foretell explain` without a running
+//! proxy asks the server, and passes the answers to the same function.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
 use crate::config::process::{ClientControl, Process};
-use crate::fleet::{Replica, Standing};
+use crate::fleet::{HealthState, Replica};
 use crate::gateway::facts::{self, Head};
 use crate::gateway::{Shared, route, tenant};
 use crate::http::headers;
@@ -21,10 +21,10 @@ use crate::openai::{self, Finding, Request, Route};
 use crate::policy::explain::{AskNow, Besides, Explanation};
 use crate::policy::part::ModelState;
 use crate::policy::{self, Body, Fact, Facts, PolicySet, Ruling, Wish};
-use crate::words::RideReason;
+use crate::words::PlainReason;
 
-/// Prefix for header fields of `POST /api/explain` that the call needs for itself: `x-explain-authorization` stands for
-/// the explained request's `authorization`.
+/// Prefix for header fields of `POST /api/explain` that the call needs for itself:
+/// `x-explain-authorization` stands for the explained request's `authorization`.
 pub const PREFIX: &str = "x-explain-";
 /// Header fields that belong to the call itself, not to the explained request.
 const OWN: [HeaderName; 5] = [HOST, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
@@ -65,8 +65,8 @@ pub struct Question {
 pub struct Understood(Option<(Request, Vec<Finding>)>);
 
 impl Question {
-    /// A request with this body, which is ignored if larger than `limit` bytes. Without `route`, a body with messages
-    /// is a chat request.
+    /// A request with this body, which is ignored if larger than `limit` bytes. Without `route`, a
+    /// body with messages is a chat request.
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
         let body = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
@@ -94,7 +94,7 @@ impl Question {
         match &self.body {
             None => Body::TooLarge,
             Some(Understood(None)) => {
-                Body::Refused { reason: crate::words::BypassReason::Body, parameter: None, request: None }
+                Body::Refused { reason: crate::words::RelayReason::Body, parameter: None, request: None }
             }
             Some(Understood(Some((request, findings)))) => match openai::refusal(findings) {
                 Some((reason, parameter)) => {
@@ -106,12 +106,13 @@ impl Question {
     }
 }
 
-/// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger than `limit` bytes.
+/// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger than
+/// `limit` bytes.
 ///
 /// # Errors
 /// Name of the query parameter that is invalid.
 pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question, &'static str> {
-    let asked = Asked::read(call.uri.query().unwrap_or_default())?;
+    let asked = ExplainQuery::read(call.uri.query().unwrap_or_default())?;
     let mut question = Question::new(asked.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
     if body.is_none() {
         question.body = None;
@@ -123,7 +124,7 @@ pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question
 
 /// The query parameters of a call of `POST /api/explain`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct ExplainQuery {
     /// API route; `None`: guessed from the body.
     pub route: Option<Route>,
     /// IP address of the client; `None`: that of the caller.
@@ -132,7 +133,7 @@ pub struct Asked {
     pub tenant: Option<String>,
 }
 
-impl Asked {
+impl ExplainQuery {
     fn read(query: &str) -> Result<Self, &'static str> {
         let mut asked = Self::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
@@ -189,13 +190,13 @@ pub struct ServerFacts<'a> {
     pub asked: &'static str,
     /// The replica that would be chosen; `None` if there is none.
     pub replica: Option<&'a Arc<Replica>>,
-    /// What answers at its address.
+    /// The server at its address.
     pub server: Fact<policy::ServerState<'a>>,
     /// State of a drafter model, by its name in the process file.
     pub models: &'a (dyn Fn(&str) -> ModelState + Sync),
     /// The gate that is closed there now, for a session with this ruling.
-    pub closed: &'a dyn Fn(&Ruling) -> Option<RideReason>,
-    /// What a running proxy knows of a session with this ruling.
+    pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,
+    /// Current figures of a running proxy for a session with this ruling.
     pub now: AskNow<'a>,
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
@@ -239,12 +240,12 @@ pub fn explain(
     policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)
 }
 
-/// Why a replica is considered down, from its latest calls; `None` if it is not.
+/// Reason for which a replica is considered down, from its latest calls; `None` if it is not.
 pub fn down(replica: &Replica) -> Option<&'static str> {
-    match replica.standing() {
-        Standing::Down => Some("the last call did not reach it"),
-        Standing::Broken => Some("its circuit breaker is open after repeated failures"),
-        Standing::Ready | Standing::Disabled => None,
+    match replica.health_state() {
+        HealthState::Down => Some("the last call did not reach it"),
+        HealthState::Broken => Some("its circuit breaker is open after repeated failures"),
+        HealthState::Ready | HealthState::Disabled => None,
     }
 }
 
@@ -253,25 +254,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_call_says_besides_is_read_back() {
+    fn query_parameters_are_read_back() {
         let peer = Some("::1".parse().unwrap());
-        let asked = Asked { route: Some(Route::Chat), peer, tenant: Some("a b&c=ü%".to_owned()) };
-        assert_eq!(Asked::read(&asked.query()), Ok(asked));
-        assert_eq!(Asked::read(""), Ok(Asked::default()));
+        let asked = ExplainQuery { route: Some(Route::Chat), peer, tenant: Some("a b&c=ü%".to_owned()) };
+        assert_eq!(ExplainQuery::read(&asked.query()), Ok(asked));
+        assert_eq!(ExplainQuery::read(""), Ok(ExplainQuery::default()));
         for (query, parameter) in [("route=chats", "route"), ("peer=x", "peer"), ("tenant=%4", "tenant")] {
-            assert_eq!(Asked::read(query), Err(parameter), "{query}");
+            assert_eq!(ExplainQuery::read(query), Err(parameter), "{query}");
         }
     }
 
     #[test]
-    fn a_call_s_own_fields_are_not_those_of_the_request_that_it_asks_about() {
+    fn a_call_s_own_fields_are_not_those_of_the_explained_request() {
         let mut call = HeaderMap::new();
         for (name, value) in [
             ("host", "localhost"),
             ("authorization", "Bearer admin"),
             ("content-length", "2"),
             ("x-team", "web"),
-            ("x-foretell", "ride"),
+            ("x-foretell", "plain"),
             ("x-explain-x-team", "ide"),
             ("x-explain-authorization", "Bearer client"),
         ] {
@@ -281,7 +282,7 @@ mod tests {
         let told: Vec<_> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         assert_eq!(told.len(), 3, "{told:?}");
-        for line in [("x-foretell", "ride"), ("x-team", "ide"), ("authorization", "Bearer client")] {
+        for line in [("x-foretell", "plain"), ("x-team", "ide"), ("authorization", "Bearer client")] {
             assert!(told.contains(&line), "{told:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Who may ask the admin API: the token, the names by which it is asked, and which web pages.
+//! Access to the admin API: the token, the accepted host names, and the accepted web pages.
 
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::uri::Authority;
@@ -8,20 +8,22 @@ use super::{forbidden, unauthorized};
 use crate::fleet::key;
 use crate::http::body::Body;
 
-/// What a browser says about where a request comes from.
+/// A browser's statement about the origin of a request.
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Access rules of the admin API.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
-    /// Bearer token that every request must carry, health checks excepted; `None`: no token is required.
+    /// Bearer token that every request must carry, health checks excepted; `None`: no token is
+    /// required.
     pub token: Option<String>,
-    /// Host names accepted in the `Host` header, besides `localhost` and IP addresses.
+    /// Host names accepted in the `Host` header, in addition to `localhost` and IP addresses.
     pub hosts: Vec<String>,
 }
 
 impl Guard {
-    /// The refusal of a request, if it is refused. If a token is required, a missing or empty one never matches.
+    /// The refusal of a request, if it is refused. If a token is required, a missing or empty one
+    /// never matches.
     pub(super) fn refusal(&self, head: &request::Parts) -> Option<Response<Body>> {
         let headers = &head.headers;
         if let Some(token) = &self.token {
@@ -34,11 +36,11 @@ impl Guard {
         self.stranger(head)
     }
 
-    /// The refusal of a request that carries no token and asks for nothing that is anyone's: by the name that it asks for, or
+    /// The refusal of a request for public files, which need no token: because of its host name, or
     /// because a web page of another origin sends it.
     pub(super) fn stranger(&self, head: &request::Parts) -> Option<Response<Body>> {
         if !self.knows_host(head) {
-            let message = "the admin API is not asked by this host name: use localhost, an address, or one of admin.hosts";
+            let message = "the admin API does not accept this host name: use localhost, an address, or one of admin.hosts";
             return Some(match self.token {
                 Some(_) => forbidden(message),
                 None => unauthorized(message),
@@ -47,8 +49,8 @@ impl Guard {
         from_another_page(head).then(|| forbidden("requests of web pages of other origins are refused"))
     }
 
-    /// Whether the request names this machine or a configured host. A web page whose DNS name was pointed here (DNS
-    /// rebinding) does not.
+    /// True if the request names this machine or a configured host. A web page whose DNS name was
+    /// pointed here (DNS rebinding) does not.
     fn knows_host(&self, head: &request::Parts) -> bool {
         let named = head.headers.get_all(HOST).iter().all(|host| {
             let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
@@ -65,8 +67,8 @@ impl Guard {
     }
 }
 
-/// Whether a browser sent it on behalf of a web page of another origin than this listener's own. The host has to be known
-/// already.
+/// True if a browser sent it on behalf of a web page of another origin than this listener's own.
+/// The host must have been checked before.
 fn from_another_page(head: &request::Parts) -> bool {
     let mut origins = head.headers.get_all(ORIGIN).iter();
     let Some(origin) = origins.next() else { return changes_from_elsewhere(head) };
@@ -76,8 +78,8 @@ fn from_another_page(head: &request::Parts) -> bool {
     !(same && said)
 }
 
-/// Whether a browser says, without an `Origin`, that another site asks for a change. A link to the status page, which only
-/// reads, may stand anywhere.
+/// True if a browser says, without an `Origin`, that another site requests a change. A link to the
+/// status page, which only reads, may be on any page.
 fn changes_from_elsewhere(head: &request::Parts) -> bool {
     let own = |site: &HeaderValue| site == "same-origin" || site == "none";
     !head.method.is_safe() && !head.headers.get_all(FETCH_SITE).iter().all(own)
@@ -89,7 +91,8 @@ fn authority(origin: &str) -> Option<&str> {
     Some(rest).filter(|rest| !rest.is_empty() && !rest.contains(['/', '@']))
 }
 
-/// Whether the request asks this `host[:port]` and no other. A browser leaves the port of the scheme out of both.
+/// True if the request is addressed to this `host[:port]` and no other. A browser leaves the port
+/// of the scheme out of both.
 fn is_asked(head: &request::Parts, from: &str) -> bool {
     let mut hosts = head.headers.get_all(HOST).iter();
     let named = hosts.next().map(|host| host.to_str().unwrap_or_default());
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn no_token_is_ever_the_right_one_where_one_is_asked_for() {
+    fn a_missing_or_wrong_token_is_refused() {
         for token in ["", "s3cret"] {
             let guard = Guard { token: Some(token.to_owned()), ..Guard::default() };
             for given in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("bearer s3cret")] {

@@ -1,4 +1,5 @@
-//! `GET /api/status`: what the status page asks for all the time, in one answer, and the samples behind its plots.
+//! `GET /api/status`: the state that the status page polls, in one answer, and the samples of its
+//! plots.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,13 +9,13 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::Configured;
-use crate::drive::gates::GatesAt;
-use crate::drive::mode::Held;
 use crate::gateway::Shared;
 use crate::observe::history;
+use crate::serving::gates::GatesAt;
+use crate::serving::mode::Held;
 use crate::words::Gate;
 
-/// Takes samples until `stop`. Without `configured`, nothing is known of load and tolerance.
+/// Takes samples until `stop`. Without `configured`, load and tolerance are not known.
 pub async fn keep_sampling(shared: Shared, configured: Option<Arc<Configured>>, stop: CancellationToken) {
     let mut ticks = tokio::time::interval(history::EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -66,7 +67,7 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
     told
 }
 
-/// The gates of one policy at one replica, each with what it means while it is closed.
+/// The gates of one policy at one replica, each with the words of its reason.
 pub(super) fn gates(at: &GatesAt) -> Value {
     let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
     let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();

@@ -1,5 +1,6 @@
-//! Explains a request without a running proxy: the server is identified by the same calls that a proxy uses, without
-//! any verify call. What those calls cannot tell is reported as unknown.
+//! Explains a request without a running proxy: the server is identified by the same calls that a
+//! proxy uses, without any verify request. Facts that those calls cannot determine are reported as
+//! unknown.
 
 use std::sync::Arc;
 
@@ -7,32 +8,33 @@ use super::{AssembleError, asking, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
 use crate::dialect::relayed;
-use crate::drive::{drafters, ruling};
 use crate::fleet::identity::{self, Identity, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::policy::part::ModelState;
 use crate::policy::{self, Explanation, Fact, PolicySet, Terms};
+use crate::serving::{drafters, ruling};
 use crate::text::Tokenizer;
-use crate::words::BypassReason;
+use crate::words::RelayReason;
 
 /// Result of identifying a server.
 enum Answered {
     Known(Arc<Identity>),
-    Relayed(BypassReason, String),
+    Relayed(RelayReason, String),
     Down(String),
     NotAsked(&'static str),
 }
 
 const OFFLINE: &str = "the server was not asked";
 const NOT_ONE: &str =
-    "whether one engine answers at this address was not tried, since that takes verify calls";
+    "whether one engine answers at this address was not tried, since that takes verify requests";
 
-/// Explains what a proxy with these settings would do with a request. `ask`: whether the server may be called.
+/// Explains what a proxy with these settings would do with a request. `ask`: whether the server may
+/// be called.
 ///
 /// # Errors
-/// The settings are not such that a proxy could start.
+/// A proxy could not start with these settings.
 pub async fn explain(
     process: &Process,
     policies: &PolicySet,
@@ -53,11 +55,11 @@ pub async fn explain(
     if let Some(replica) = replica.as_deref() {
         note(replica, &answered);
     }
-    let terms = backend.map(|backend| ruling::terms(&backend.plans)).unwrap_or_default();
+    let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
     let mut notes = Vec::new();
     if let (Answered::Known(_), Some(replica)) = (&answered, &replica) {
         notes.push(format!(
-            "{} was asked, and not measured: `foretell probe` says what would pay",
+            "{} was identified, but not measured: `foretell probe` says whether speculation pays",
             replica.url()
         ));
     }
@@ -78,10 +80,13 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
         let why = "it bills per token, so it is never asked to verify";
-        return Answered::Relayed(BypassReason::Billed, why.to_owned());
+        return Answered::Relayed(RelayReason::Billed, why.to_owned());
     }
     if let Some(dialect) = dialect.filter(|dialect| relayed::RELAYED.contains(dialect)) {
-        return Answered::Relayed(BypassReason::NoPlan, format!("{} is only relayed to", dialect.name()));
+        return Answered::Relayed(
+            RelayReason::NoVerifyMethod,
+            format!("{} is only relayed to", dialect.name()),
+        );
     }
     if matches!(backend.replicas, Replicas::Here(_)) {
         return Answered::NotAsked("it is a model in the proxy's own process, and no proxy was asked");
@@ -93,10 +98,10 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
     match identity::ask(replica, &asking(backend), None, 0, &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
-        Err(Unknown::Stranger(why)) => Answered::Relayed(BypassReason::NoPlan, why),
+        Err(Unknown::Stranger(why)) => Answered::Relayed(RelayReason::NoVerifyMethod, why),
         Err(Unknown::Unreachable(why)) => Answered::Down(why),
         Err(Unknown::Locked(status)) => Answered::Relayed(
-            BypassReason::NoPlan,
+            RelayReason::NoVerifyMethod,
             format!("it answers {status} without a key: name one in connect.auth.own_token_file"),
         ),
     }
@@ -106,7 +111,7 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
 fn note(replica: &Replica, answered: &Answered) {
     match answered {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
-        Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != BypassReason::NoPlan),
+        Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != RelayReason::NoVerifyMethod),
         Answered::Down(_) => {}
         // Leaves the decision open until the server's step.
         Answered::NotAsked(_) => replica.set_dialect("auto", true),
@@ -129,7 +134,7 @@ fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerStat
     }
 }
 
-/// Whether a drafter model could draft for this server, by the tokenizer in its folder.
+/// State of a drafter model for this server, by the tokenizer in its folder.
 fn state(name: &str, model: Option<&DrafterModel>, answered: &Answered) -> ModelState {
     let Answered::Known(identity) = answered else {
         return ModelState::Unknown("the server's vocabulary is not known");

@@ -1,5 +1,5 @@
-//! Opens every file that the settings name, before anything is started, and reports all problems together; `check` and
-//! `serve` both use it.
+//! Opens every file that the settings name, before anything is started, and reports all problems
+//! together; `check` and `serve` both use it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,7 +24,8 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt.problems.extend(attempt.named.iter().filter_map(inspect));
     attempt.problems.extend(no_backend(&attempt));
     if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
-        // Problems in the process file first, in the order of its lines; then the others in the order found.
+        // Problems in the process file first, in the order of its lines; then the others in the
+        // order found.
         attempt
             .problems
             .sort_by_key(|problem| (problem.file != first, (problem.file == first).then_some(problem.line)));
@@ -34,7 +35,8 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
 
 /// The problem that no backend is configured.
 fn no_backend(attempt: &Attempt) -> Option<Problem> {
-    // Not reported beside other problems: the backend may be in a part that could not be read.
+    // Not reported in addition to other problems: the backend may be in a part that could not be
+    // read.
     if !attempt.process.backends.is_empty() || !attempt.problems.is_empty() {
         return None;
     }
@@ -88,8 +90,8 @@ fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     Some(Problem { got: shown(path), ..found })
 }
 
-/// The problem with the folder of a model that is served, if its files cannot be read. Whether the graph runs is
-/// checked by the runtime.
+/// The problem with the folder of a model that is served, if its files cannot be read. The runtime
+/// checks whether the graph runs.
 fn model(named: &Named) -> Option<Problem> {
     let folder = &named.path;
     let allowed = "a folder with model.onnx, config.json and tokenizer.json";
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
 
     fn named(kind: FileKind, path: PathBuf) -> Named {
-        Named { path, kind, file: "f.yaml".into(), line: Some(7), place: "a.b".into() }
+        Named { path, kind, file: "f.yaml".into(), line: Some(7), position: "a.b".into() }
     }
 
     #[test]
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_a_flag_replaces_are_not_held_against_it() {
+    fn settings_replaced_by_a_flag_are_not_checked() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("foretell.yaml");
         let process = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n\

@@ -9,26 +9,26 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::admin::{Admin, Asked, Configured, Guard, status};
+use crate::admin::{Admin, Configured, Guard, ReloadSource, status};
 use crate::app::manager::Manager;
 use crate::app::signals::{SAME_WISH, Signals, Wish};
 use crate::config::problem::Problem;
-use crate::drive::exchange::Drive;
 use crate::gateway::proxy::Proxy;
 use crate::gateway::tunnel::Tunnels;
 use crate::gateway::{Settings, Shared, StartError};
+use crate::http::allocator_purge;
 use crate::http::connections::Connections;
 use crate::http::drain::DrainTimes;
-use crate::http::ebb;
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::workers::Workers;
+use crate::serving::exchange::Serve;
 
-/// How long a start waits for the DNS names of backends to be resolved.
+/// Maximum wait of a start for the DNS names of backends to be resolved.
 const DISCOVERED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Most connections to the admin listener, and most to the metrics listener, at a time.
+/// Maximum number of concurrent connections to the admin listener, and to the metrics listener.
 const OPERATORS: usize = 64;
-/// How long an operator's client may take for the head of a request.
+/// Timeout for the head of a request from an operator's client.
 const OPERATORS_HEAD: Duration = Duration::from_secs(2);
 
 /// How the gateway stopped.
@@ -53,7 +53,7 @@ pub struct Gateway {
     pub metrics: Option<SocketAddr>,
     /// State that the parts share.
     pub shared: Shared,
-    /// Reads the configuration again; `None` where there is none.
+    /// Reloads the configuration; `None` without one.
     configured: Option<Arc<Configured>>,
     times: DrainTimes,
     tunnels: Tunnels,
@@ -71,11 +71,11 @@ impl Gateway {
     /// See [`StartError`].
     pub async fn start(
         settings: Settings,
-        drive: Option<Arc<dyn Drive>>,
+        serving: Option<Arc<dyn Serve>>,
         configured: Option<Arc<Configured>>,
     ) -> Result<Self, StartError> {
         let shared = Shared::new(&settings)?;
-        Self::start_with(settings, drive, configured, shared).await
+        Self::start_with(settings, serving, configured, shared).await
     }
 
     /// As [`Self::start`], with shared state that was made before.
@@ -84,7 +84,7 @@ impl Gateway {
     /// See [`StartError`].
     pub async fn start_with(
         settings: Settings,
-        drive: Option<Arc<dyn Drive>>,
+        serving: Option<Arc<dyn Serve>>,
         configured: Option<Arc<Configured>>,
         shared: Shared,
     ) -> Result<Self, StartError> {
@@ -98,13 +98,13 @@ impl Gateway {
         let watching = CancellationToken::new();
         shared.fleet.watch(&settings.resolver, &watching);
         let connections = Arc::clone(&shared.connections);
-        tokio::spawn(ebb::follow(Arc::clone(&shared.memory), connections, watching.clone()));
+        tokio::spawn(allocator_purge::follow(Arc::clone(&shared.memory), connections, watching.clone()));
         tokio::spawn(status::keep_sampling(shared.clone(), configured.clone(), watching.clone()));
         let discovered = shared.fleet.discover(settings.resolver.as_ref());
         // A name that does not resolve yet does not prevent the start.
         let _ = tokio::time::timeout(DISCOVERED_WITHIN, discovered).await;
         let tunnels = Tunnels::new(shared.life.stop.cut.clone());
-        let proxy = Arc::new(Proxy::new(&settings, drive, shared.clone(), tunnels.clone()));
+        let proxy = Arc::new(Proxy::new(&settings, serving, shared.clone(), tunnels.clone()));
         let mut gateway = Self {
             addresses: Vec::new(),
             admin: None,
@@ -208,9 +208,9 @@ impl Gateway {
         }
     }
 
-    /// Serves until a signal arrives. The first starts draining; one that comes at least [`SAME_WISH`] later stops at
-    /// once. `SIGINT` skips the delay in which load balancers would notice. The service manager is told of reloads by
-    /// `SIGHUP` and of the draining.
+    /// Serves until a signal arrives. The first starts draining; one that comes at least
+    /// [`SAME_WISH`] later stops at once. `SIGINT` skips the delay in which load balancers would
+    /// notice. The service manager is notified of reloads by `SIGHUP` and of draining.
     pub async fn until(self, mut signals: Signals, manager: Arc<Manager>) -> Ended {
         let life = Arc::clone(&self.shared.life);
         let (configured, shared) = (self.configured.clone(), self.shared.clone());
@@ -232,9 +232,9 @@ impl Gateway {
                 let (configured, shared) = (configured.clone(), shared.clone());
                 let manager = Arc::clone(&manager);
                 tokio::task::spawn_blocking(move || {
-                    // Its outcome is logged and counted where it is known.
+                    // The outcome is logged and counted by `reload`.
                     let outcome =
-                        configured.and_then(|configured| configured.reload(Asked::Outright, &shared));
+                        configured.and_then(|configured| configured.reload(ReloadSource::Outright, &shared));
                     if !shared.life.is_draining() {
                         manager.reloaded(&status(outcome));
                     }
@@ -256,10 +256,10 @@ impl Gateway {
     }
 }
 
-/// What came of a reload, in a line.
+/// The outcome of a reload, in one line.
 fn status(outcome: Option<Result<Value, Vec<Problem>>>) -> String {
     match outcome {
-        None => "nothing to read again".to_owned(),
+        None => "nothing to reload".to_owned(),
         Some(Ok(_)) => "reloaded".to_owned(),
         Some(Err(problems)) => {
             let others = problems.len().saturating_sub(1);
@@ -270,7 +270,7 @@ fn status(outcome: Option<Result<Value, Vec<Problem>>>) -> String {
     }
 }
 
-/// Listens on the address that a setting names; also where that is, if it left the port open.
+/// Listens on the address that a setting names; returns the bound address as well, for port 0.
 async fn bind(address: SocketAddr, setting: &'static str) -> Result<(TcpListener, SocketAddr), StartError> {
     let refused = |error| StartError::Listen { address, setting, error };
     let listener = TcpListener::bind(address).await.map_err(refused)?;

@@ -1,7 +1,9 @@
-//! The service manager of the process (systemd's `Type=notify` and `Type=notify-reload`): it is told when the process is
-//! ready, reads its configuration again, and drains; and, where it watches, that the process still runs.
+//! Notifications to the service manager (systemd's `Type=notify` and `Type=notify-reload`): that
+//! the process is ready, reloads its configuration, and drains; and, with a watchdog, that it still
+//! runs.
 //!
-//! Everything goes to the datagram socket that `NOTIFY_SOCKET` names. Without that variable nothing is done.
+//! Everything goes to the datagram socket that `NOTIFY_SOCKET` names. Without that variable nothing
+//! is done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sd_notify::NotifyState;
 
-/// What the service manager was told so far.
+/// State of the notifications to the service manager.
 #[derive(Debug, Default)]
 pub struct Manager {
     /// Reloads that have begun and not ended.
@@ -17,8 +19,8 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager that was told nothing yet. If it wants to hear of the process regularly (`WATCHDOG_USEC`), it does from
-    /// now on, for as long as the runtime of the caller has a thread that runs tasks.
+    /// No notification has been sent yet. If the manager has a watchdog (`WATCHDOG_USEC`), it is
+    /// notified regularly from now on, as long as the runtime of the caller runs tasks.
     pub fn watching() -> Arc<Self> {
         if let Some(within) = sd_notify::watchdog_enabled().filter(|within| !within.is_zero()) {
             tokio::spawn(alive(within / 2));
@@ -26,7 +28,7 @@ impl Manager {
         Arc::default()
     }
 
-    /// Every listener is open; `status` is what the manager shows beside the state.
+    /// Every listener is open; `status` is shown by the manager next to the state.
     pub fn ready(&self, status: &str) {
         let reloads = self.reloads.lock();
         if *reloads == 0 {
@@ -42,7 +44,8 @@ impl Manager {
         tell(&[NotifyState::Reloading, now]);
     }
 
-    /// A reload has ended. If another one has begun meanwhile, the end of the last is told.
+    /// A reload has ended. If another one has begun meanwhile, only the end of the last one is
+    /// notified.
     pub fn reloaded(&self, status: &str) {
         let mut reloads = self.reloads.lock();
         *reloads = reloads.saturating_sub(1);
@@ -53,13 +56,13 @@ impl Manager {
 
     /// The process drains.
     pub fn stopping(&self) {
-        // In turn with the end of a reload.
+        // Serialized with the end of a reload.
         let _reloads = self.reloads.lock();
         tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     }
 }
 
-/// Tells the manager again and again that the process runs.
+/// Notifies the manager regularly that the process runs.
 async fn alive(every: Duration) {
     let mut ticks = tokio::time::interval(every);
     loop {
@@ -68,9 +71,9 @@ async fn alive(every: Duration) {
     }
 }
 
-/// A manager that cannot be told is no reason to stop serving.
+/// A failed notification is only logged.
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager cannot be told (NOTIFY_SOCKET)");
+        tracing::warn!(%error, "the service manager cannot be notified (NOTIFY_SOCKET)");
     }
 }

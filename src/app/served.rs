@@ -9,7 +9,7 @@ use crate::fleet::{Local, ReplicaSettings};
 pub struct ServedError {
     /// Folder of the model.
     pub path: String,
-    /// What is wrong, in words.
+    /// The cause, as text for the operator.
     pub detail: String,
 }
 
@@ -18,7 +18,8 @@ pub fn url(model: &ServedModel) -> String {
     format!("onnx:{}", model.path.display())
 }
 
-/// Opens the models of these backends and starts their threads. `settings` of their replicas receive the models.
+/// Opens the models of these backends and starts their threads. `settings` of their replicas
+/// receive the models.
 ///
 /// # Errors
 /// The first model that cannot be run.
@@ -44,8 +45,8 @@ mod runtime {
     use futures_util::FutureExt;
 
     use super::{Local, ServedModel};
-    use crate::drive::failure::Failure;
     use crate::onnx_server::open::open_as;
+    use crate::serving::failure::Failure;
 
     pub(super) fn local(model: &ServedModel) -> Result<Local, String> {
         let opened = open_as(model, None).map_err(|error| error.to_string())?;

@@ -1,18 +1,18 @@
 //! Signals that the process handles.
 //!
-//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and process file again. `SIGUSR1` and `SIGUSR2`, which
-//! would end it by default, are logged and ignored.
+//! `SIGTERM` and `SIGINT` ask it to stop, `SIGHUP` to read policies and process file again.
+//! `SIGUSR1` and `SIGUSR2`, which would end it by default, are logged and ignored.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals within this time of the first one count as one: GNU `timeout` and shells send a signal both to the process
-/// and to its process group.
+/// Signals within this time of the first one count as one: GNU `timeout` and shells send a signal
+/// both to the process and to its process group.
 pub const SAME_WISH: Duration = Duration::from_secs(1);
 
-/// What a signal asks the process for.
+/// The request that a signal stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// `SIGTERM`, sent by a service manager.
@@ -48,7 +48,8 @@ impl Signals {
         })
     }
 
-    /// Waits for the next stop signal, where nothing can be read again: before the proxy has started, and in a target.
+    /// Waits for the next stop signal, where a reload is not possible: before the proxy has
+    /// started, and in a target.
     pub async fn stop(&mut self) -> Wish {
         loop {
             match self.wish().await {

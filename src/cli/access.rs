@@ -10,7 +10,7 @@ use rustls::ClientConfig;
 
 use crate::fleet::{KeyFile, ReplicaSettings, tls};
 
-/// The arguments of every command that asks a server.
+/// The arguments of every command that sends requests to a server.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Access {
     /// File with the API key of the server, sent as `Authorization: Bearer`
@@ -43,10 +43,10 @@ pub enum Denied {
         flag: &'static str,
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         detail: String,
     },
-    /// Not a valid header field; the text names what is wrong, without the value.
+    /// Not a valid header field; the text describes the fault, without the value.
     #[error("--header: not a header field, allowed NAME: VALUE, got {0}")]
     Header(String),
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_field_is_refused_without_showing_its_value() {
+    fn an_invalid_field_is_refused_without_showing_its_value() {
         for wrong in ["none", "bad name: secret", "x: a\u{7}secret", ": secret"] {
             let access = Access { headers: vec![wrong.to_owned()], ..Access::default() };
             let denied = access.granted().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The admin API of a running proxy, as commands ask it.
+//! Client of a running proxy's admin API.
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,17 +12,17 @@ use http_body_util::{BodyExt, Limited};
 use crate::fleet::{Replica, ReplicaSettings, SendError, SendErrorKind};
 use crate::http::body::full;
 
-/// Largest answer that is read, bytes; the largest, an explanation, is far smaller.
-const MOST: usize = 16 << 20;
+/// Maximum size of an answer that is read, bytes; the largest, an explanation, is far smaller.
+const MAX: usize = 16 << 20;
 
-/// Where the admin API is, and the token that it wants.
+/// Address of the admin API, and the token that it requires.
 pub(super) struct AdminPort {
     /// An address to connect to.
     pub(super) address: SocketAddr,
     token: Option<HeaderValue>,
 }
 
-/// Why a call got no answer.
+/// Reason that a call got no answer.
 pub(super) enum Fault {
     /// No server listens on the address.
     Nobody,
@@ -45,8 +45,8 @@ impl From<SendError> for Fault {
 }
 
 impl AdminPort {
-    /// The port of a proxy that listens on `address`. A token file that cannot be read counts as none: the proxy will say what
-    /// it wants.
+    /// The port of a proxy that listens on `address`. A token file that cannot be read counts as
+    /// none: the proxy then reports that it requires one.
     pub(super) fn new(address: SocketAddr, token_file: Option<&Path>) -> Self {
         let text = token_file.and_then(|path| std::fs::read_to_string(path).ok());
         let token = text.and_then(|text| HeaderValue::try_from(format!("Bearer {}", text.trim())).ok());
@@ -75,7 +75,7 @@ impl AdminPort {
         }
         let response = admin.ask(request).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MOST).collect().await;
+        let body = Limited::new(response.into_body(), MAX).collect().await;
         Ok((status, body.map_err(|error| other(&error))?.to_bytes().to_vec()))
     }
 }

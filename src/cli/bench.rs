@@ -1,5 +1,5 @@
-//! `foretell bench`: compares a server called directly with the same server called through Foretell, or drafters with each
-//! other over recorded texts.
+//! `foretell bench`: compares a server called directly with the same server called through
+//! Foretell, or drafters with each other over recorded texts.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,7 +23,7 @@ use crate::lab::tally::Run;
 use crate::lab::workload::{BUILTIN, Prompt, Workload};
 use crate::lab::{Exit, html, report};
 
-/// Compare a server asked directly with the same server asked through Foretell.
+/// Compare a server called directly with the same server called through Foretell.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchArgs {
     /// Address of the server itself
@@ -32,11 +32,11 @@ pub struct BenchArgs {
     /// The same server through Foretell.
     #[arg(long, value_name = "URL", required_unless_present = "drafters")]
     pub through: Option<Url>,
-    /// Files of prompts, one {"route": "completions" or "chat", "body": {the request}} per line; `builtin` is 20 tasks of
-    /// rewriting, editing and extracting for any instruct model.
+    /// Files of prompts, one {"route": "completions" or "chat", "body": {the request}} per line;
+    /// `builtin` is 20 tasks of rewriting, editing and extracting for any instruct model.
     #[arg(long, value_name = "F", default_value = BUILTIN, num_args = 1.., value_delimiter = ',')]
     pub workload: Vec<PathBuf>,
-    /// Clients that ask at the same time; one run for each number.
+    /// Concurrent clients; one run for each number.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1")]
     pub concurrency: Vec<usize>,
     /// Temperatures; one run for each.
@@ -48,22 +48,23 @@ pub struct BenchArgs {
     /// Give each prompt a fixed seed above temperature 0, so that texts can be compared.
     #[arg(long)]
     pub seeded: bool,
-    /// Most output tokens of every prompt, instead of the workload's own.
+    /// Maximum output tokens of every prompt, instead of the workload's own.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
-    /// The model of every prompt, instead of the workload's own [default for `builtin`: the first that the server lists].
+    /// The model of every prompt, instead of the workload's own [default for `builtin`: the first
+    /// that the server lists].
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
     /// Header fields and TLS settings for both servers.
     #[command(flatten)]
     pub access: Access,
-    /// Metrics page of Foretell, for the gain that the formula gives; with one of the next two.
+    /// Metrics page of Foretell, for the gain predicted by the formula; with one of the next two.
     #[arg(long, value_name = "URL", requires = "costs")]
     pub metrics_through: Option<Url>,
     /// Metrics page of a target that times its steps (`foretell target`).
     #[arg(long, value_name = "URL", requires = "metrics_through", group = "costs")]
     pub metrics_direct: Option<Url>,
-    /// What `foretell probe URL --json` wrote, for a target that does not time its steps.
+    /// Output of `foretell probe URL --json`, for a target that does not time its steps.
     #[arg(long, value_name = "F", requires = "metrics_through", group = "costs")]
     pub probe: Option<PathBuf>,
     /// Write the figures as JSON.
@@ -72,40 +73,41 @@ pub struct BenchArgs {
     /// Write a page with plots.
     #[arg(long, value_name = "F")]
     pub html: Option<PathBuf>,
-    /// Instead of asking servers, play recorded texts with each of these drafters:
+    /// Instead of calling servers, play recorded texts with each of these drafters:
     /// prompt_lookup|suffix|suffix_tenant|recycling|recycling_tenant|phrasebook|model|merged.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with_all = ["direct", "through", "workload"])]
     pub drafters: Vec<String>,
-    /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line; with --drafters.
+    /// The recorded texts, one {"prompt", "output", "choices"} of token ids per line; with
+    /// --drafters.
     #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
     pub streams: Vec<PathBuf>,
     /// The tokenizer.json of the recorded texts, which phrasebook needs; with --drafters.
     #[arg(long, value_name = "F", requires = "drafters")]
     pub tokenizer: Option<PathBuf>,
-    /// Most nodes of a draft, 1 to 32; with --drafters.
+    /// Maximum nodes of a draft, 1 to 32; with --drafters.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub gamma: usize,
-    /// Drafts are chains, as for plans that verify nothing else; with --drafters.
+    /// Drafts are chains, as for verification methods without trees; with --drafters.
     #[arg(long, requires = "drafters")]
     pub chain: bool,
-    /// Recorded texts that are remembered before the first one is played; with --drafters.
+    /// Recorded texts that are in the corpus before the first one is played; with --drafters.
     #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',', requires = "drafters")]
     pub earlier: Vec<PathBuf>,
-    /// Least tokens of context, filled up with other texts; with --drafters.
+    /// Minimum tokens of context, filled up with other texts; with --drafters.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub context: usize,
-    /// What a round is taken to last besides drafting, milliseconds: "share %" is what drafting and learning are of the whole;
-    /// with --drafters.
+    /// Assumed time of a round besides drafting, milliseconds: "share %" is the share of drafting
+    /// and learning in the whole; with --drafters.
     #[arg(long, value_name = "MS", default_value_t = 10.0)]
     pub verify_ms: f64,
     /// Exit 2 unless met: WORKLOAD[.FIGURE]>=N or <=N, WORKLOAD may be *, FIGURE is
-    /// ratio|low|high|gain|e_n|identical|looping|failures|first_token
+    /// ratio|low|high|gain|mean_acceptance_length|identical|looping|failures|first_token
     /// (first_token: added time ÷ max(5 %, 2 ms)).
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub require: Vec<Requirement>,
 }
 
-/// A reason why a benchmark cannot start.
+/// Reason that a benchmark cannot start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unusable {
     #[error(transparent)]
@@ -161,7 +163,7 @@ pub async fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
     judge(&args.require, &runs, out)
 }
 
-/// With the server's first model for prompts that name none.
+/// Sets the server's first model for prompts that name none.
 async fn with_model(mut bench: Bench) -> Result<Bench, Stopped> {
     let nameless = |workload: &Workload| workload.prompts.iter().any(|prompt| prompt.model().is_empty());
     if bench.model.is_some() || !bench.workloads.iter().any(nameless) {
@@ -183,7 +185,7 @@ async fn with_model(mut bench: Bench) -> Result<Bench, Stopped> {
     Ok(bench)
 }
 
-/// What the report says of server and machine.
+/// Description of server and machine for the report.
 async fn about(args: &BenchArgs, bench: &Bench) -> About {
     let model = bench.model.as_deref();
     let own = || bench.workloads.first()?.prompts.first().map(Prompt::model);

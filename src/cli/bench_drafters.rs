@@ -1,4 +1,4 @@
-//! `foretell bench --drafters`: what drafters bring over recorded texts, without a server.
+//! `foretell bench --drafters`: measures drafters over recorded texts, without a server.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -15,10 +15,10 @@ use crate::lab::replay::{self, Contestant, Game, Row, Stream};
 use crate::text::Tokenizer;
 use crate::words::Shape;
 
-/// Most draft tokens of a round.
-const GAMMA_MOST: usize = 32;
-/// Longest round besides drafting, milliseconds.
-const VERIFY_MOST: f64 = 60e3;
+/// Maximum draft tokens of a round.
+const MAX_GAMMA: usize = 32;
+/// Maximum time of a round besides drafting, milliseconds.
+const MAX_VERIFY: f64 = 60e3;
 
 /// Plays the streams with each drafter; the table goes to `out`, errors to standard error.
 pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> Exit {
@@ -91,10 +91,10 @@ fn read(args: &BenchArgs) -> Result<(Vec<Contestant>, Shape), Unusable> {
         Contestant::parse(name).ok_or_else(|| value("drafters", allowed, name.clone()))
     };
     let players = args.drafters.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
-    if !(1..=GAMMA_MOST).contains(&args.gamma) {
+    if !(1..=MAX_GAMMA).contains(&args.gamma) {
         return Err(value("gamma", "1..=32", args.gamma.to_string()));
     }
-    if !(0.0..=VERIFY_MOST).contains(&args.verify_ms) {
+    if !(0.0..=MAX_VERIFY).contains(&args.verify_ms) {
         return Err(value("verify-ms", "0..=60000", args.verify_ms.to_string()));
     }
     if args.streams.is_empty() {
@@ -111,7 +111,7 @@ fn table(rows: &[Row]) -> String {
         "rounds",
         "drafted",
         "accepted",
-        "E[N]",
+        "length",
         "us/token",
         "p50",
         "p99",
@@ -130,7 +130,7 @@ fn table(rows: &[Row]) -> String {
             row.rounds,
             row.drafted,
             row.accepted,
-            row.e_n,
+            row.mean_acceptance_length,
             100.0 * row.share,
             row.reading
         );

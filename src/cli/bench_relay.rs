@@ -9,7 +9,7 @@ use crate::lab::Exit;
 use crate::lab::relay::load::Load;
 use crate::lab::relay::{self, Options};
 
-/// Compare Foretell with nginx as plain reverse proxies before the same server, turn by turn.
+/// Compare Foretell with nginx as plain reverse proxies in front of the same server, turn by turn.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchRelayArgs {
     /// Pairs of turns
@@ -30,7 +30,7 @@ pub struct BenchRelayArgs {
     /// Its configuration
     #[arg(long, value_name = "F", default_value = "tests/relay/nginx.conf")]
     pub config: PathBuf,
-    /// Serve as the bare hyper proxy that the comparison runs beside the two others
+    /// Serve as the bare hyper proxy that the comparison runs besides the two others
     #[arg(long, value_name = "ADDR", hide = true, requires = "before")]
     pub bare: Option<SocketAddr>,
     /// The server behind it
@@ -61,7 +61,7 @@ pub fn run(args: &BenchRelayArgs, out: &mut dyn Write) -> Exit {
             return Exit::Unreachable;
         }
     };
-    // A closed pipe is not an error: the exit code still tells the result.
+    // A closed pipe is not an error: the exit code still reports the result.
     let _ = write!(out, "{}", report.to_text());
     let written =
         args.json.as_ref().map_or(Ok(()), |path| std::fs::write(path, report.to_json().to_string()));

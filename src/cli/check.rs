@@ -1,4 +1,5 @@
-//! `foretell check`: reports every error that would keep `serve` from starting with these settings.
+//! `foretell check`: reports every error that would prevent `serve` from starting with these
+//! settings.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -14,13 +15,15 @@ pub struct CheckArgs {
     /// The settings, as `serve` takes them.
     #[command(flatten)]
     pub flags: Flags,
-    /// Print the JSON Schema of policy files, or of the process file, for editors, and check nothing
+    /// Print the JSON Schema of policy files, or of the process file, for editors, and check
+    /// nothing
     #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true, default_missing_value = "policy")]
     pub schema: Option<SchemaOf>,
     /// Print the reference of all metrics (docs/metrics.md), and check nothing
     #[arg(long, conflicts_with = "schema")]
     pub metrics: bool,
-    /// Print what leaps before which engine, by parameter (docs/guarantees.md), and check nothing
+    /// Print which requests are speculated on, by engine and parameter (docs/guarantees.md), and
+    /// check nothing
     #[arg(long, conflicts_with_all = ["schema", "metrics"])]
     pub guarantees: bool,
     /// Print the reference of policy files (docs/policy-reference.md), and check nothing
@@ -28,7 +31,7 @@ pub struct CheckArgs {
     pub policy_reference: bool,
 }
 
-/// The kind of file that a schema is of.
+/// Kind of file that a schema describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum SchemaOf {
     /// A policy file
@@ -77,8 +80,8 @@ pub fn run(args: &CheckArgs, environment: &dyn Strings, out: &mut dyn Write) -> 
     }
 }
 
-/// The stanza of the process file that would declare the drafters that policies name and it does not; empty if there are
-/// none.
+/// The stanza of the process file that would declare the drafters that policies name but it does
+/// not; empty if there are none.
 pub(super) fn wanted(problems: &[Problem]) -> String {
     let undeclared = |problem: &&Problem| problem.message == UNDECLARED && problem.suggestion.is_none();
     let names: BTreeSet<&str> =
@@ -88,7 +91,7 @@ pub(super) fn wanted(problems: &[Problem]) -> String {
     }
     let line = |name: &&str| format!("  {name}: {{ path: onnx/models/{name} }}\n");
     let lines: String = names.iter().map(line).collect();
-    format!("the process file wants, with the folder of each model:\ndrafters:\n{lines}")
+    format!("add to the process file, with the folder of each model:\ndrafters:\n{lines}")
 }
 
 fn good(loaded: &Loaded, out: &mut dyn Write) -> io::Result<()> {

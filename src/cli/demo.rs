@@ -1,4 +1,5 @@
-//! `foretell demo`: the bundled models served over loopback HTTP, plain and speculated side by side.
+//! `foretell demo`: the bundled models served over loopback HTTP, plain and speculated side by
+//! side.
 
 pub mod places;
 
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[cfg(feature = "onnx")]
-use self::places::Places;
+use self::places::DemoEndpoints;
 #[cfg(feature = "onnx")]
 use crate::config::flags::Environment;
 use crate::lab::Exit;
@@ -22,33 +23,37 @@ pub struct DemoArgs {
     /// Stop after the comparison; exit 2 if a text differs
     #[arg(long)]
     pub once: bool,
-    /// Folder of the bundled models [env: FORETELL_MODELS] [default: models or ../share/foretell/models beside the program,
-    /// else onnx/models of the repository that the program or the working directory is in]
+    /// Folder of the bundled models [env: FORETELL_MODELS] [default: models or
+    /// ../share/foretell/models beside the program, else onnx/models of the repository that
+    /// contains the program or the working directory]
     #[arg(long, value_name = "DIR")]
     pub models: Option<PathBuf>,
-    /// Folder of the target; without it `target` among the bundled models. `make demo` shows one with more depth:
-    /// dearer steps, the same text
+    /// Folder of the target; default: `target` among the bundled models. `make demo` shows one with
+    /// more layers: more expensive steps, the same text
     #[arg(long, value_name = "DIR")]
     pub target: Option<PathBuf>,
-    /// Folder of the workloads whose first prompts are shown [default: built-in edits, then some of tests/workloads where the
-    /// repository is found]
+    /// Folder of the workloads whose first prompts are shown [default: built-in edits, then some of
+    /// tests/workloads if the repository is found]
     #[arg(long, value_name = "DIR")]
     pub workloads: Option<PathBuf>,
     /// Prompts of each workload
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub prompts: usize,
-    /// Where Foretell serves [env: FORETELL_LISTEN] [default: 127.0.0.1:8080, with --once a free port]
+    /// Address that Foretell serves on [env: FORETELL_LISTEN] [default: 127.0.0.1:8080, with --once
+    /// a free port]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// Where its admin API and status page are [env: FORETELL_ADMIN] [default: 127.0.0.1:9464, with --once a free port]
+    /// Address of its admin API and status page [env: FORETELL_ADMIN] [default: 127.0.0.1:9464,
+    /// with --once a free port]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// Where the target serves [env: FORETELL_DIRECT] [default: 127.0.0.1:8000, with --once a free port]
+    /// Address that the target serves on [env: FORETELL_DIRECT] [default: 127.0.0.1:8000, with
+    /// --once a free port]
     #[arg(long, value_name = "IP:PORT")]
     pub direct: Option<String>,
 }
 
-/// How long the end waits for threads that still compute.
+/// Time that the exit waits for threads that still compute.
 #[cfg(feature = "onnx")]
 const LAST_STEPS: Duration = Duration::from_millis(200);
 
@@ -60,7 +65,7 @@ pub fn main(args: &DemoArgs) -> Exit {
         Exit::Unreachable
     };
     crate::observe::log::init(crate::observe::log::Format::Text, "warn");
-    let places = match Places::read(args, &Environment) {
+    let places = match DemoEndpoints::read(args, &Environment) {
         Ok(places) => places,
         Err(error) => {
             let _ = fail(&error);
@@ -77,7 +82,7 @@ pub fn main(args: &DemoArgs) -> Exit {
             Err(error) => fail(&error),
         }
     });
-    // Nobody waits for what is still computed.
+    // The results of threads that still compute are not needed.
     runtime.shutdown_timeout(LAST_STEPS);
     exit
 }
@@ -91,8 +96,8 @@ pub fn main(_: &DemoArgs) -> Exit {
     Exit::Unreachable
 }
 
-/// Prints the comparison for servers that already run. Without `--once` it then waits for SIGINT or SIGTERM. The caller
-/// starts and stops the servers.
+/// Prints the comparison for servers that already run. Without `--once` it then waits for SIGINT or
+/// SIGTERM. The caller starts and stops the servers.
 pub async fn run(args: &DemoArgs, models: &Path, stack: &Stack) -> Exit {
     run_on(args, models, stack, canvas(), &mut stdout()).await
 }
@@ -118,11 +123,12 @@ pub async fn run_on(
     }
     let _ = writeln!(out, "\n{}", invitation(stack));
     interrupted().await;
-    // Serving until a signal counts as success, whatever the comparison showed.
+    // Serving until a signal counts as success, regardless of the comparison.
     Exit::Done
 }
 
-/// The workloads that are shown: those of the folder that was named, else the built-in ones and some of the repository.
+/// The workloads that are shown: those of the named folder, else the built-in ones and some of the
+/// repository.
 fn workloads(args: &DemoArgs, models: &Path) -> Result<Vec<Workload>, workload::Error> {
     if let Some(folder) = &args.workloads {
         return Workload::read_folder(folder);
@@ -161,17 +167,17 @@ mod servers {
     use serde_json::Value;
 
     use super::DemoArgs;
-    use super::places::Places;
+    use super::places::DemoEndpoints;
     use crate::app::Running;
-    use crate::drive::drafters::Drafters;
     use crate::lab::demo::{About, Stack};
     use crate::lab::local::{self, LocalError, LocalTarget};
     use crate::onnx_server::open::open;
     use crate::runtime::model::Options;
+    use crate::serving::drafters::Drafters;
 
     type Failed = Box<dyn std::error::Error>;
 
-    /// Without a control group: every request of the demo may leap.
+    /// Without a control group: every request of the demo may be speculated on.
     const POLICY: &str = r"
 version: 1
 name: demo
@@ -186,7 +192,7 @@ holdback: { start: 0, floor: 0 }
         _proxy: Running,
     }
 
-    pub(super) async fn start(args: &DemoArgs, places: &Places) -> Result<Servers, Failed> {
+    pub(super) async fn start(args: &DemoArgs, places: &DemoEndpoints) -> Result<Servers, Failed> {
         let bundled = places.models.join("target");
         let folder = args.target.clone().unwrap_or_else(|| bundled.clone());
         let opened = open(&folder, Some("foretell-target".to_owned()), &Options::default())?;
@@ -219,7 +225,7 @@ holdback: { start: 0, floor: 0 }
         Ok(Servers { stack, _target: target, _proxy: proxy })
     }
 
-    /// Adds which flag chooses another address.
+    /// Adds the flag that chooses another address.
     fn taken(flag: &'static str) -> impl Fn(LocalError) -> Failed {
         move |error| {
             let text = error.to_string();

@@ -1,4 +1,4 @@
-//! `foretell drain`: tells a running proxy to drain, and waits until it is empty.
+//! `foretell drain`: drains a running proxy, and waits until it is empty.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,14 +13,16 @@ use crate::config::problem::DOCUMENT;
 use crate::config::{Flags, Problem, Strings, attempt};
 use crate::lab::Exit;
 
-/// Drain a running proxy: it is not ready any more, finishes what is open within drain.grace, and ends.
+/// Drain a running proxy: it is no longer ready, finishes open requests within drain.grace, and
+/// exits.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct DrainArgs {
-    /// The process file of the proxy, for its admin address and token
-    /// [env: FORETELL_CONFIG] [default: foretell.yaml, if it is there]
+    /// The process file of the proxy, for its admin address and token [env: FORETELL_CONFIG]
+    /// [default: foretell.yaml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// Its admin address [env: FORETELL_ADMIN] [default: that of the process file, else 127.0.0.1:9464]
+    /// Its admin address [env: FORETELL_ADMIN] [default: that of the process file, else
+    /// 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
     /// File with its admin token [default: admin.token_file of the process file]
@@ -31,7 +33,7 @@ pub struct DrainArgs {
     pub no_wait: bool,
 }
 
-/// Asks the proxy, and returns once it is empty; what came of it goes to `out`.
+/// Starts the drain, and returns once the proxy is empty; the result is written to `out`.
 pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Write) -> Exit {
     let port = match port(args, environment) {
         Ok(port) => port,
@@ -51,8 +53,8 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
             let _ = writeln!(out, "{}", if args.no_wait { "draining" } else { "drained" });
             return Exit::Done;
         }
-        Ok((StatusCode::UNAUTHORIZED, _)) => "it wants its admin token: give --token-file".to_owned(),
-        Ok((status, _)) => format!("what listens there does not drain ({status})"),
+        Ok((StatusCode::UNAUTHORIZED, _)) => "an admin token is required: set --token-file".to_owned(),
+        Ok((status, _)) => format!("the server there does not support draining ({status})"),
         Err(fault @ Fault::Nobody) => fault.to_string(),
         Err(Fault::Other(why)) => format!("it ended, or stopped answering, before it was empty ({why})"),
     };
@@ -60,17 +62,18 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
     Exit::Unreachable
 }
 
-/// The admin port of the proxy that is meant.
+/// The admin port of the selected proxy.
 ///
 /// # Errors
-/// The problems that keep its address from being known.
+/// The problems because of which its address is not known.
 fn port(args: &DrainArgs, environment: &dyn Strings) -> Result<AdminPort, Vec<Problem>> {
     let flags = Flags { config: args.config.clone(), admin: args.admin.clone(), ..Flags::default() };
     let mut attempt = attempt(&flags, environment);
-    // Whatever else is wrong with the files, the proxy runs with what they were; and which token it wants, it says itself.
+    // The proxy runs with an earlier content of the files, so other faults do not matter; and it
+    // reports which token it requires.
     let matters = |problem: &Problem| {
-        let place = problem.path.starts_with("admin") || problem.path == DOCUMENT;
-        place && problem.message != OPEN
+        let position = problem.path.starts_with("admin") || problem.path == DOCUMENT;
+        position && problem.message != OPEN
     };
     attempt.problems.retain(matters);
     if !attempt.problems.is_empty() {

@@ -1,6 +1,7 @@
 //! `foretell explain`: prints what would happen to a request, and why.
 //!
-//! It asks the running proxy if there is one, else the server itself, and prints which. This file decides nothing.
+//! It asks the running proxy if there is one, else the server itself, and prints which of them.
+//! This module decides nothing.
 
 mod ask;
 mod print;
@@ -13,7 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::access::{Access, Denied};
 use super::{OK, USAGE};
-use crate::admin::explain::{Asked, Question};
+use crate::admin::explain::{ExplainQuery, Question};
 use crate::app;
 use crate::config::{Flags, Loaded, Process, Strings, load};
 use crate::lab::Exit;
@@ -23,8 +24,8 @@ use crate::policy::Explanation;
 /// The arguments of `foretell explain`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ExplainArgs {
-    /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies the running proxy is not asked,
-    /// unless --admin says which
+    /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies
+    /// the running proxy is not asked, unless --admin selects it
     #[command(flatten)]
     pub flags: Flags,
     /// The body of the request, in JSON (`-` reads standard input)
@@ -36,13 +37,14 @@ pub struct ExplainArgs {
     /// A header of the request, as `NAME: VALUE`
     #[arg(long = "header", value_name = "HEADER")]
     pub headers: Vec<String>,
-    /// The tenant of the request, whatever its headers say
+    /// The tenant of the request, regardless of its headers
     #[arg(long, value_name = "TENANT")]
     pub tenant: Option<String>,
     /// The address that the request comes from, for tenant.trusted_peers
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub peer: String,
-    /// File with the API key for asking the server who it is; the request itself has the headers of --header
+    /// File with the API key for recognising the server; the request itself has the headers of
+    /// --header
     #[arg(long, value_name = "F")]
     pub api_key_file: Option<PathBuf>,
     /// Authority of the server's certificate, PEM, instead of that of the process file
@@ -60,10 +62,11 @@ pub struct ExplainArgs {
 struct Given {
     body: Vec<u8>,
     headers: HeaderMap,
-    asked: Asked,
+    asked: ExplainQuery,
 }
 
-/// Explains a request and prints the result. Returns the exit code: 1 if the proxy named by `--admin` does not answer.
+/// Explains a request and prints the result. Returns the exit code: 1 if the proxy named by
+/// `--admin` does not answer.
 ///
 /// # Errors
 /// `out` cannot be written.
@@ -133,7 +136,7 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
     Ok(told)
 }
 
-/// What to say where no proxy answers.
+/// Note for the case that no proxy answers.
 fn nobody(process: &Process) -> String {
     let missing = if process.backends.is_empty() {
         ", and no process file (--config) or --backend names a server"
@@ -155,7 +158,7 @@ impl Given {
                 Some(peer.parse().map_err(|_| format!("--peer: not an address, allowed IP, got {peer:?}"))?)
             }
         };
-        let asked = Asked { route: route.transpose()?, peer, tenant: args.tenant.clone() };
+        let asked = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
         Ok(Self { body: read_body(&args.request)?, headers: parse_headers(&args.headers)?, asked })
     }
 }

@@ -1,4 +1,5 @@
-//! `foretell completions` and `foretell man`: what shells and `man` are told of the command line.
+//! `foretell completions` and `foretell man`: shell completions and manual pages of the command
+//! line.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -8,7 +9,8 @@ use clap_mangen::Man;
 
 use crate::lab::Exit;
 
-/// Print the completions for a shell, such as `foretell completions bash > /etc/bash_completion.d/foretell`.
+/// Print the completions for a shell, such as `foretell completions bash >
+/// /etc/bash_completion.d/foretell`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CompletionsArgs {
     /// The shell
@@ -50,13 +52,13 @@ pub fn man(args: &ManArgs, out: &mut dyn Write) -> Exit {
     }
 }
 
-/// The command line without what is hidden.
+/// The command line without hidden commands.
 fn shown() -> clap::Command {
     let whole = super::command();
     let hidden = |command: &clap::Command| command.is_hide_set();
     let visible: Vec<clap::Command> =
         whole.get_subcommands().filter(|command| !hidden(command)).cloned().collect();
-    // A command cannot lose one of its commands: it is made again with the others.
+    // A command cannot lose one of its subcommands: it is built again with the others.
     let bare = clap::Command::new("foretell").version(super::VERSION);
     let about = whole.get_about().cloned().unwrap_or_default();
     let after = whole.get_after_help().cloned().unwrap_or_default();
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_of_every_shell_know_the_commands_and_nothing_hidden() {
+    fn completions_of_every_shell_have_the_commands_and_nothing_hidden() {
         for shell in Shell::value_variants() {
             let mut script = Vec::new();
             assert_eq!(completions(&CompletionsArgs { shell: *shell }, &mut script).unwrap(), 0);

@@ -1,4 +1,5 @@
-//! `foretell probe`: measures which plans a server can verify drafts with and what they gain, and suggests a policy.
+//! `foretell probe`: measures which methods a server can verify drafts with and their gain, and
+//! suggests a policy.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use super::access::Access;
 use super::{OK, USAGE, progress};
 use crate::config::process::Dialect as Named;
-use crate::config::process::{PlanName, Plans, Probe};
+use crate::config::process::{MethodName, Probe, VerifyLimits};
 use crate::control::prospect::{ACCEPTANCES, Measured};
 use crate::dialect::Engine;
 use crate::dialect::probe::{Cache, Findings};
@@ -18,11 +19,11 @@ use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, rounds_seen};
 use crate::lab::Exit;
-use crate::words::{BypassReason, Plan};
+use crate::words::{RelayReason, VerifyMethod};
 
-/// How long to wait for the server to become idle before measuring.
+/// Time to wait for the server to become idle before measuring.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
-/// Interval between two looks at its load.
+/// Interval between two checks of its load.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The arguments of `foretell probe`.
@@ -34,32 +35,33 @@ pub struct ProbeArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
-    /// How it is spoken to
+    /// API of its engine
     #[arg(long, value_name = "D", default_value = "auto")]
     pub dialect: String,
-    /// The tokenizer.json of its model, or a folder with one, if the server hands none out
+    /// The tokenizer.json of its model, or a folder with one, if the server does not serve it
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<PathBuf>,
-    /// The model to ask for, if the server has several
+    /// The model to request, if the server has several
     #[arg(long, value_name = "M")]
     pub model: Option<String>,
     /// Header fields and TLS settings for it
     #[command(flatten)]
     pub access: Access,
-    /// It bills per token: ask for its models and nothing else
+    /// It bills per token: request its list of models and nothing else
     #[arg(long)]
     pub billed: bool,
-    /// It has answered a call with logprobs: measure `score` even where such a call may end it (vLLM's CPU build)
+    /// It has answered a request with logprobs: measure `score` even where such a request may crash
+    /// it (vLLM's CPU build)
     #[arg(long)]
     pub score: bool,
 }
 
-/// Result of looking at a server.
+/// Result of probing a server.
 enum Outcome {
-    /// It was measured, or it has no plan to measure.
+    /// It was measured, or it has no verification method to measure.
     Report(Box<Report>),
-    /// A proxy would relay everything to it, for this reason.
-    Relayed { reason: BypassReason, why: String },
+    /// A proxy would relay every request to it, for this reason.
+    Relayed { reason: RelayReason, why: String },
 }
 
 /// Probes a server and prints the result. Returns the exit code: 1 if the server cannot be reached.
@@ -104,11 +106,11 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
     let outcome = match looked {
         Ok(outcome) => outcome,
         Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
-        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: BypassReason::NoPlan, why },
+        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why },
         Err(Unknown::Locked(status)) => {
             let key = match args.access.api_key_file {
                 None => "give a key with --api-key-file F, or other fields with --header",
-                Some(_) => "the key of --api-key-file is not one that it takes",
+                Some(_) => "the server does not accept the key of --api-key-file",
             };
             super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
             return Ok(Exit::Unreachable.code());
@@ -122,7 +124,7 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
         (Outcome::Report(report), false) => write_report(&args.url, report, out)?,
         (Outcome::Relayed { reason, why }, false) => {
             writeln!(out, "server       {}", args.url)?;
-            writeln!(out, "verdict      Relayed ({}): {why}.", reason.name())?;
+            writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())?;
         }
         (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, &outcome))?)?,
     }
@@ -133,9 +135,9 @@ fn as_json(url: &str, outcome: &Outcome) -> Value {
     let mut value = match outcome {
         Outcome::Report(report) => report.to_json(),
         Outcome::Relayed { reason, why } => json!({
-            "plans": [], "pays": null, "relayed": reason.name(),
-            "balanced": *reason == BypassReason::Balanced,
-            "verdict": format!("Relayed ({}): {why}.", reason.name()),
+            "methods": [], "pays": null, "relayed": reason.name(),
+            "balanced": *reason == RelayReason::Balanced,
+            "conclusion": format!("Relayed ({}): {why}.", reason.name()),
         }),
     };
     if let Some(fields) = value.as_object_mut() {
@@ -152,10 +154,10 @@ async fn look(
 ) -> Result<Outcome, Unknown> {
     if args.billed {
         let models = identity::models(replica).await?;
-        let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
-        return Ok(Outcome::Relayed { reason: BypassReason::Billed, why });
+        let why = format!("it bills per token, so only its list of models was requested ({models})");
+        return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
     }
-    let named: &[Plan] = if args.score { &[Plan::Score] } else { &[] };
+    let named: &[VerifyMethod] = if args.score { &[VerifyMethod::Score] } else { &[] };
     let mut recognised = identity::recognise(replica, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(replica, &recognised).await?;
     if let Some(model) = &args.model {
@@ -167,7 +169,7 @@ async fn look(
         busy: false,
         calls: recognised.questions + recognised.starts,
     };
-    if recognised.engine.plans.is_empty() {
+    if recognised.engine.methods.is_empty() {
         return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
     }
     measure(file, replica, recognised, seen).await
@@ -184,14 +186,14 @@ async fn measure(
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(replica, &engine, &mut seen.calls).await;
-    let (Probe { calls, within, .. }, plans) = (Probe::default(), Plans::default());
-    let allow = [PlanName::Score, PlanName::FanOut, PlanName::Tree, PlanName::Native];
+    let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
+    let allow = [MethodName::Score, MethodName::FanOut, MethodName::Tree, MethodName::Native];
     let mut limits = Limits {
         calls: calls.saturating_sub(seen.calls),
         within,
-        bytes_max: usize::try_from(plans.bytes_max).unwrap_or(usize::MAX),
-        context_max: plans.context_max as usize,
-        allow: allow.iter().filter_map(|name| name.plan()).collect(),
+        bytes_max: usize::try_from(methods.bytes_max).unwrap_or(usize::MAX),
+        context_max: methods.context_max as usize,
+        allow: allow.iter().filter_map(|name| name.method()).collect(),
     };
     if engine.started.is_none() {
         let shown = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
@@ -199,7 +201,7 @@ async fn measure(
             return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
         }
         if shown.balanced {
-            return Ok(Outcome::Relayed { reason: BypassReason::Balanced, why: probe::MANY.to_owned() });
+            return Ok(Outcome::Relayed { reason: RelayReason::Balanced, why: probe::MANY.to_owned() });
         }
         seen.calls += shown.calls;
         limits.calls = limits.calls.saturating_sub(shown.calls);
@@ -209,8 +211,8 @@ async fn measure(
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
 }
 
-/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that reports no load counts
-/// as idle.
+/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
+/// reports no load counts as idle.
 async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
     let until = Instant::now() + IDLE_WITHIN;
@@ -227,10 +229,10 @@ async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
     }
 }
 
-/// The tokenizer that this path is, or that its folder has.
+/// The tokenizer file: this path, or the file in this folder.
 ///
 /// # Errors
-/// It is not there.
+/// It does not exist.
 fn tokenizer_file(path: &Path) -> Result<PathBuf, String> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
     match std::fs::metadata(&file) {
@@ -263,9 +265,9 @@ fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         writeln!(out, "note         {note}")?;
     }
     if report.seen.busy {
-        writeln!(out, "note         it was not idle: its times are longer than they would be")?;
+        writeln!(out, "note         it was not idle: its times are longer than those of an idle server")?;
     }
-    writeln!(out, "verdict      {}", report.judgement.words)?;
+    writeln!(out, "conclusion   {}", report.judgement.words)?;
     writeln!(out, "policy")?;
     for line in report.judgement.policy.lines() {
         writeln!(out, "  {line}")?;
@@ -273,7 +275,7 @@ fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     writeln!(out, "({} calls, {:.1} s)", report.calls(), report.seconds)
 }
 
-/// A setting without the digits that a server's single precision adds: 0.8, not 0.800000011920929.
+/// A setting without the digits added by a server's single precision: 0.8, not 0.800000011920929.
 fn plain(value: f64) -> f32 {
     value as f32
 }
@@ -281,13 +283,13 @@ fn plain(value: f64) -> f32 {
 fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let engine = &report.findings.engine;
     writeln!(out, "server       {url}")?;
-    writeln!(out, "engine       {} {}", engine.dialect.name(), engine.version)?;
-    let context = engine.context.map_or("not told".to_owned(), |tokens| format!("{tokens} tokens"));
+    let experimental = if engine.dialect.is_experimental() { " (experimental: never run live)" } else { "" };
+    writeln!(out, "engine       {} {}{experimental}", engine.dialect.name(), engine.version)?;
+    let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;
     let defaults = match &engine.defaults {
-        None => {
-            "not known: requests that leave fields open fan out on their own route, or are relayed".to_owned()
-        }
+        None => "not known: requests that leave fields unset use fan_out on their own route, or are relayed"
+            .to_owned(),
         Some(of) => format!(
             "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
             plain(of.temperature),
@@ -302,16 +304,20 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
         writeln!(out, "max_tokens   {most} at most")?;
     }
     if engine.speculates {
-        writeln!(out, "speculates   by itself: what leaps here only rides")?;
+        writeln!(out, "speculates   by itself: requests are decoded plainly here")?;
     }
     let connections = report.seen.starts;
     if connections > 0 {
         writeln!(out, "one engine   {connections} connections show one start time")?;
     }
-    let plans: Vec<_> = engine.plans.iter().map(|plan| plan.name()).collect();
-    writeln!(out, "plans        {}", if plans.is_empty() { "none".to_owned() } else { plans.join(", ") })?;
-    for (plan, why) in report.missing() {
-        writeln!(out, "  no {:<10}{why}", plan.name())?;
+    let methods: Vec<_> = engine.methods.iter().map(|method| method.name()).collect();
+    writeln!(
+        out,
+        "methods      {}",
+        if methods.is_empty() { "none".to_owned() } else { methods.join(", ") }
+    )?;
+    for (method, why) in report.missing() {
+        writeln!(out, "  no {:<10}{why}", method.name())?;
     }
     Ok(())
 }
@@ -321,7 +327,7 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let works = match cache.works {
         Some(true) => "works",
         Some(false) => "does not work",
-        None => "cannot be told",
+        None => "unknown",
     };
     let how = if cache.told { "by the server's own count" } else { "by the times" };
     let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
@@ -329,9 +335,11 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     });
     writeln!(out, "cache        {works} ({how}){times}; blocks of {}", engine.block)?;
     let seeds = match probe::noise(engine) {
-        "place" => "a seeded text goes on the same from any place: seeded requests may leap",
+        "place" => {
+            "a seeded output continues the same from any position: seeded requests may be speculated on"
+        }
         "ignored" => "seeds are ignored",
-        _ => "a seeded text does not go on the same from another place: seeded requests are relayed",
+        _ => "a seeded output does not continue the same from another position: seeded requests are relayed",
     };
     writeln!(out, "seeds        {seeds}")
 }
@@ -339,19 +347,22 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let measured = &report.findings.measured;
     writeln!(out, "a round takes, by drafted tokens")?;
-    for (plan, context) in measured.places() {
+    for (method, context) in measured.positions() {
         let rounds = [0, 2, 4, 8].map(|gamma| {
             measured
-                .round(plan, context, gamma)
+                .round(method, context, gamma)
                 .map_or("-".to_owned(), |round| format!("{gamma}: {}", millis(round)))
         });
-        writeln!(out, "  {:<10}context {context:>5}   {}", plan.name(), rounds.join("   "))?;
+        writeln!(out, "  {:<10}context {context:>5}   {}", method.name(), rounds.join("   "))?;
     }
     for (context, token) in &measured.token {
         writeln!(out, "a token      {} at context {context}", millis(*token))?;
     }
-    let switches =
-        [("into a ride", measured.t_in), ("out of one", measured.t_out), ("cancelling", measured.cancel)];
+    let switches = [
+        ("into plain decoding", measured.t_in),
+        ("out of it", measured.t_out),
+        ("cancelling", measured.cancel),
+    ];
     let told: Vec<_> = switches
         .iter()
         .filter_map(|(what, seconds)| Some(format!("{what} {}", millis((*seconds)?))))
@@ -365,18 +376,18 @@ fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         return Ok(());
     }
     let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<16}"));
-    writeln!(out, "{:<32}{}", "times as fast, by acceptance", heads.concat().trim_end())?;
-    for (plan, context) in report.findings.measured.places() {
+    writeln!(out, "{:<32}{}", "speedup, by acceptance", heads.concat().trim_end())?;
+    for (method, context) in report.findings.measured.positions() {
         let gains = ACCEPTANCES.map(|acceptance| {
             let same = prospects.iter().find(|prospect| {
-                (prospect.plan, prospect.context) == (plan, context)
+                (prospect.method, prospect.context) == (method, context)
                     && (prospect.acceptance - acceptance).abs() < 1e-9
             });
             let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
             format!("{:<16}", told.unwrap_or_default())
         });
-        let place = format!("  {:<10}context {context:>5}", plan.name());
-        writeln!(out, "{place:<32}{}", gains.concat().trim_end())?;
+        let position = format!("  {:<10}context {context:>5}", method.name());
+        writeln!(out, "{position:<32}{}", gains.concat().trim_end())?;
     }
     Ok(())
 }

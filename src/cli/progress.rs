@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar over so many `units`, a plural such as `cells`.
+/// A bar over a number of `units`, a plural such as `cells`.
 pub(super) fn bar(units: &str) -> ProgressBar {
     let style = format!("{{bar:28}} {{pos}}/{{len}} {units}, {{eta}} left  {{msg}}");
     let style = ProgressStyle::with_template(&style);
     ProgressBar::no_length().with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// For work of which nobody knows how much is left.
+/// For work of unknown length.
 pub(super) fn spinner(message: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
     let bar = ProgressBar::new_spinner().with_message(message);

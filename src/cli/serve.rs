@@ -1,6 +1,7 @@
 //! `foretell serve`: runs the proxy.
 //!
-//! Once the configuration is read, all output goes to the log, including the addresses it listens on.
+//! Once the configuration is read, all output goes to the log, including the addresses that it
+//! listens on.
 
 use std::time::Duration;
 
@@ -13,12 +14,13 @@ use crate::config::process::LogFormat;
 use crate::lab::Exit;
 use crate::observe::log;
 
-/// How long the end of the process waits for the last log lines to be written.
+/// Time that the exit waits for the last log lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// How long the process waits at its end for tasks that block.
+/// Time that the exit waits for blocking tasks.
 const LAST_TASKS: Duration = Duration::from_secs(1);
 
-/// Run the proxy before a server. Flags win over `FORETELL_FLAG`, the file, and the defaults.
+/// Run the proxy in front of a server. Flags take precedence over `FORETELL_FLAG`, the file, and
+/// the defaults.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -49,7 +51,7 @@ pub fn run(args: &ServeArgs) -> Exit {
     let exit = match super::runtime() {
         Ok(runtime) => {
             let exit = runtime.block_on(serve(loaded));
-            // A name that is being looked up cannot be interrupted, and nobody waits for it any more.
+            // A name lookup under way cannot be interrupted, and its result is no longer needed.
             runtime.shutdown_timeout(LAST_TASKS);
             exit
         }
@@ -72,7 +74,7 @@ pub(super) fn format(configured: LogFormat) -> log::Format {
 }
 
 async fn serve(loaded: Loaded) -> Exit {
-    // From here on a signal stops the process in order.
+    // From here on a signal stops the process in an orderly way.
     let mut signals = match Signals::catch() {
         Ok(signals) => signals,
         Err(error) => {
@@ -106,7 +108,8 @@ async fn serve(loaded: Loaded) -> Exit {
     Exit::Done
 }
 
-/// Logs the addresses: one line per listener for clients, then admin and metrics. Scripts wait for these lines.
+/// Logs the addresses: one line per listener for clients, then admin and metrics. Scripts wait for
+/// these lines.
 fn announce(gateway: &Gateway) {
     for address in &gateway.addresses {
         tracing::info!(%address, "listening");
@@ -129,6 +132,6 @@ fn serving(gateway: &Gateway) -> String {
 /// Logs the replicas that are not identified yet; the identified ones are logged already.
 fn announce_unknown(running: &Running) {
     for (replica, _) in running.identities.all().iter().filter(|(_, identity)| identity.is_none()) {
-        tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not known to verify yet");
+        tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not recognised yet");
     }
 }

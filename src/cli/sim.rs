@@ -15,26 +15,29 @@ use crate::lab::sim::{grid, html, permit, play, report, source, sweep, workloads
 #[derive(Clone, Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["workload", "grid"]))]
 pub struct SimArgs {
-    /// Workload tables, one YAML file each; exits 2 if one is not as it is expected.
+    /// Workload tables, one YAML file each; exits 2 if one does not meet its expectations.
     #[arg(long, value_name = "F", num_args = 1.., value_delimiter = ',')]
     pub workload: Vec<PathBuf>,
-    /// Write the figures and the course of time as JSON.
+    /// Write the figures and the time series as JSON.
     #[arg(long, value_name = "F", conflicts_with = "grid")]
     pub json: Option<PathBuf>,
-    /// Write a page with plots of gamma, load, ratio and regret over time, and of gamma over temperature and load.
+    /// Write a page with plots of gamma, load, ratio and regret over time, and of gamma over
+    /// temperature and load.
     #[arg(long, value_name = "F", conflicts_with = "grid")]
     pub html: Option<PathBuf>,
-    /// Seeds all dice: the same number gives the same figures.
+    /// Seed of all random numbers: the same seed gives the same figures.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Play every table with fixed gammas as well, and compare them with the controller over all tables; exits 2 if one is
-    /// faster.
+    /// Play every table with fixed gammas as well, and compare them with the controller over all
+    /// tables; exits 2 if one is faster.
     #[arg(long, conflicts_with = "grid")]
     pub fixed: bool,
-    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls short anywhere.
+    /// Compare the controller with fixed gammas on servers of known costs; exits 2 if it falls
+    /// short anywhere.
     #[arg(long)]
     pub grid: bool,
-    /// Recorded texts for the grid, one file NAME.jsonl for each workload; one that is missing is made from a seed.
+    /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one is
+    /// generated from a seed.
     #[arg(long, value_name = "DIR", default_value = "tests/control/traces", requires = "grid")]
     pub traces: PathBuf,
     /// Only cells of the grid whose line contains all of these words, such as rewrite,model.
@@ -42,7 +45,7 @@ pub struct SimArgs {
     pub only: Vec<String>,
 }
 
-/// A reason why nothing was simulated, or nothing came of it.
+/// Reason that nothing was simulated, or that the simulation failed.
 #[derive(Debug, thiserror::Error)]
 enum Stopped {
     #[error("{0}")]

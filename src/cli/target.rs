@@ -16,41 +16,44 @@ pub struct TargetArgs {
     /// Folder with model.onnx, config.json, tokenizer.json and the chat template.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Where to listen; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port 0 a free one.
+    /// Address to listen on; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port 0 a
+    /// free one.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8000", value_parser = super::address)]
     pub listen: SocketAddr,
-    /// The model's id; without it the folder's name.
+    /// The model's id; default: the folder's name.
     #[arg(long)]
     pub name: Option<String>,
-    /// What to run on.
+    /// Device to run on.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
-    /// Sequences that are held at once.
+    /// Maximum number of concurrent sequences.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: u16,
-    /// Most tokens per sequence; without it all that the model was made for.
+    /// Maximum tokens per sequence; default: the model's own limit.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
-    /// Threads of one step; without it one per core.
+    /// Threads of one step; default: one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Sleep until a run has taken what it would take on another machine, such as
-    /// step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms. A plain step takes `step`; a verify call of n drafted
-    /// tokens step·(base + node·n); a run of k sequences 1 + growth·(k − 1) times as long; a prompt token that is not in
-    /// the cache `prompt`. All but `step` may be left out. For measuring and testing only.
+    /// Emulate another machine: each run sleeps until it has taken as long as it would take there,
+    /// such as step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms. A plain step takes `step`;
+    /// a verify request of n drafted tokens step·(base + node·n); a run of k sequences 1 +
+    /// growth·(k − 1) times as long; a prompt token that is not in the cache `prompt`. All but
+    /// `step` are optional. For measuring and testing only.
     #[arg(long, value_name = "COSTS")]
     pub pace: Option<Pace>,
-    /// Which lines are logged, from there up.
+    /// Lowest level of log lines.
     #[arg(long, value_name = "LEVEL", env = "FORETELL_LOG_LEVEL", default_value = "info",
         value_parser = ["error", "warn", "info", "debug", "trace"])]
     pub log_level: String,
-    /// How they are written; auto is text on a terminal and JSON elsewhere.
+    /// Format of log lines; auto is text on a terminal and JSON elsewhere.
     #[arg(long, value_name = "FORMAT", env = "FORETELL_LOG_FORMAT", default_value = "auto",
         value_parser = ["auto", "json", "text"])]
     pub log_format: String,
 }
 
-/// Serves until a signal and logs to standard error. Returns the exit code: 0, or 1 if the start failed.
+/// Serves until a signal and logs to standard error. Returns the exit code: 0, or 1 if the start
+/// failed.
 pub fn main(args: TargetArgs) -> u8 {
     log::init(format(&args.log_format), &args.log_level);
     let exit = run(args);
@@ -101,7 +104,7 @@ mod serve {
     use crate::onnx_server::open::{Opened, open_as};
     use crate::runtime::pace::Pace;
 
-    /// How long open answers may continue after a signal.
+    /// Time that open answers may continue after a signal.
     const GRACE: Duration = Duration::from_secs(30);
 
     type Failed = Box<dyn std::error::Error>;
@@ -122,7 +125,7 @@ mod serve {
 
     async fn listen(opened: Opened, address: std::net::SocketAddr, pace: Option<Pace>) -> Result<(), Failed> {
         if let Some(pace) = pace {
-            tracing::warn!(%pace, "paced: every run takes what it would take on another machine, not what it takes here");
+            tracing::warn!(%pace, "paced: every run takes as long as it would on another machine, not as long as here");
         }
         let listener = TcpListener::bind(address).await.map_err(|error| format!("{address}: {error}"))?;
         let address = listener.local_addr()?;
@@ -141,7 +144,8 @@ mod serve {
         Ok(())
     }
 
-    /// The first signal stops accepting; a later one, or the end of [`GRACE`], cuts the open connections.
+    /// The first signal stops accepting; a later one, or the end of [`GRACE`], cuts the open
+    /// connections.
     async fn stop_on_signal(mut signals: Signals, stop: Stop) {
         signals.stop().await;
         stop.accept.cancel();
@@ -171,7 +175,7 @@ mod tests {
             (args.lanes, args.context, args.threads, args.device),
             (4, Some(512), Some(2), Device::Cpu)
         );
-        assert_eq!(args.pace, None, "nothing is paced unless asked for");
+        assert_eq!(args.pace, None, "nothing is paced by default");
         for wrong in [
             "x",
             "x --model m --lanes 0",
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_is_read_and_what_is_none_is_refused_with_the_allowed_keys() {
+    fn a_pace_is_read_and_an_invalid_one_refused_with_the_allowed_keys() {
         let read = |pace: &str| Cli::try_parse_from(["x", "--model", "m", "--pace", pace]);
         let pace = read("step=60ms,base=1.35,node=0.025").unwrap().target.pace;
         assert_eq!(pace.unwrap().to_string(), "step=60ms,base=1.35,node=0.025,growth=0,prompt=0ms");
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_no_model_fails_the_start() {
+    fn a_folder_without_a_model_fails_the_start() {
         let folder = tempfile::tempdir().unwrap();
         let line = ["x", "--model", folder.path().to_str().unwrap()];
         assert_eq!(run(Cli::try_parse_from(line).unwrap().target), 1);

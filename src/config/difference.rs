@@ -1,4 +1,4 @@
-//! Which settings of the process file have been edited since it was read.
+//! Settings of the process file that have been edited since it was read.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use super::yaml::{self, Node, Value};
 /// Settings that take effect while the process runs.
 const LIVE: [&str; 1] = ["mode"];
 
-/// One problem for each setting that differs between two texts of a process file and that only a new start can change. A
-/// setting that is gone has no line.
+/// One problem for each setting that differs between two texts of a process file and that only a
+/// restart can change. A removed setting has no line.
 ///
 /// # Errors
 /// The new text is not YAML.
@@ -46,7 +46,7 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
     Ok(problems)
 }
 
-/// Every value that is no list or map, by its path.
+/// Every value other than a list or map, by its path.
 fn leaves(root: &Node) -> BTreeMap<String, Node> {
     let mut leaves = BTreeMap::new();
     gather(root, String::new(), &mut leaves);
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_a_restart_can_change_is_named_with_its_line() {
+    fn changes_that_need_a_restart_are_listed_with_their_line() {
         let running = "version: 1\nmode: auto\nlimits: { sessions: 10 }\nbackends: [{ name: a }]\n";
         let edited = "version: 1\n# a remark\nmode: off\nlimits:\n  sessions: 20\n  uri: 4KiB\nbackends: [{ name: a }]\n";
         let found = refused("f.yaml", running, edited).unwrap();

@@ -1,6 +1,6 @@
-//! Settings that this version accepts but that have no effect, in one table: `check` and `serve` warn of each that a
-//! file sets. Once a setting has an effect, it must be removed from the table; a test walks every key that a file may
-//! have, so none can be forgotten.
+//! Settings that this version accepts but that have no effect, in one table: `check` and `serve`
+//! warn of each that a file sets. Once a setting has an effect, it must be removed from the table;
+//! a test walks every key that a file may have, so none can be forgotten.
 
 use std::path::Path;
 
@@ -17,14 +17,14 @@ struct Remark {
     path: &'static str,
     /// The values that cause the warning.
     at: At,
-    /// The warning's text, which follows path and value.
+    /// Text of the warning, after path and value.
     says: &'static str,
 }
 
 /// The values of a setting that cause a warning.
 #[derive(Clone, Copy, Debug)]
 enum At {
-    /// Every one but these and `null`.
+    /// Every value except these and `null`.
     AllBut(&'static [&'static str]),
     /// `null`.
     Null,
@@ -50,7 +50,7 @@ const POLICY: &[Remark] = &[];
 
 /// Settings that have an effect but are not meant for production.
 const CAUTIONS: &[Remark] = &[
-    Remark { path: "gamma.fixed", at: NOTHING, says: "leaps whatever it costs: it is for tests and sweeps" },
+    Remark { path: "gamma.fixed", at: NOTHING, says: "speculates at any cost: it is for tests and sweeps" },
     Remark {
         path: "accept.rule",
         at: At::AllBut(&["exact"]),
@@ -82,8 +82,8 @@ impl Kind {
     }
 }
 
-/// The warnings about a file's settings, as `FILE:LINE: PATH: TEXT`. None for an unreadable file, which is reported
-/// elsewhere.
+/// The warnings about a file's settings, as `FILE:LINE: PATH: TEXT`. None for an unreadable file,
+/// which is reported elsewhere.
 pub fn warnings(kind: Kind, file: &Path, environment: &dyn Strings) -> Vec<String> {
     let name = file.display().to_string();
     let text = match kind {
@@ -101,14 +101,14 @@ pub fn warnings(kind: Kind, file: &Path, environment: &dyn Strings) -> Vec<Strin
 
 fn remarks(kind: Kind, file: &str, root: &Node) -> Vec<String> {
     let mut found = Vec::new();
-    each(root, root.line, &Place::default(), &mut |place, line, node| {
+    each(root, root.line, &SettingPath::default(), &mut |position, line, node| {
         let got = node.shown();
         let got = got.trim_matches('"');
-        let remark = kind.remarks().find(|remark| remark.path == place.pattern && remark.at.holds(got));
+        let remark = kind.remarks().find(|remark| remark.path == position.pattern && remark.at.holds(got));
         if let Some(Remark { says, .. }) = remark {
             let value = if matches!(node.value, Value::Map(_) | Value::List(_)) { "" } else { got };
             let gap = if value.is_empty() { "" } else { " " };
-            found.push(format!("{file}:{line}: {}: {value}{gap}{says}", place.shown));
+            found.push(format!("{file}:{line}: {}: {value}{gap}{says}", position.shown));
         }
     });
     found
@@ -125,12 +125,12 @@ impl At {
 
 /// Path of a setting: as the tables write it (`[]`) and as users see it (`[0]`).
 #[derive(Clone, Default)]
-struct Place {
+struct SettingPath {
     pattern: String,
     shown: String,
 }
 
-impl Place {
+impl SettingPath {
     fn key(&self, name: &str) -> Self {
         let join = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
         Self { pattern: join(&self.pattern), shown: join(&self.shown) }
@@ -142,17 +142,17 @@ impl Place {
 }
 
 /// Calls `show` for every setting of a document, with its path and line.
-fn each(node: &Node, line: u64, place: &Place, show: &mut impl FnMut(&Place, u64, &Node)) {
-    show(place, line, node);
+fn each(node: &Node, line: u64, position: &SettingPath, show: &mut impl FnMut(&SettingPath, u64, &Node)) {
+    show(position, line, node);
     match &node.value {
         Value::Map(entries) => {
             for (key, node) in entries {
-                each(node, key.line, &place.key(&key.name), show);
+                each(node, key.line, &position.key(&key.name), show);
             }
         }
         Value::List(nodes) => {
             for (index, node) in nodes.iter().enumerate() {
-                each(node, node.line, &place.element(index), show);
+                each(node, node.line, &position.element(index), show);
             }
         }
         Value::Null | Value::Bool(_) | Value::Whole(_) | Value::Number(_) | Value::Text(_) => {}

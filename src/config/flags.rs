@@ -5,22 +5,23 @@ use std::path::PathBuf;
 use super::named::{FileKind, Named};
 use super::problem::{Problem, Refusal};
 use super::process::{
-    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Model, Plans, Process, Replicas, ServedModel,
-    TokenizerSource,
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Model, Process, Replicas, ServedModel,
+    TokenizerSource, VerifyLimits,
 };
 use super::read::{parse_address, parse_base};
 use super::values::Glob;
 use super::yaml::quote;
 
-/// The place of a tokenizer among the settings.
+/// The path of a tokenizer among the settings.
 const TOKENIZER: &str = "backends[0].models[0].tokenizer";
 
-/// The message for an admin address that others reach, without a token.
+/// The message for an admin address that is reachable by others without a token.
 pub const OPEN: &str = "open to others without a token";
 
-/// A source of named texts, such as the environment; parsing reads the outside world only through it.
+/// A source of named texts, such as the environment; parsing accesses the outside world only
+/// through it.
 pub trait Strings {
-    /// The text of this name, if there is one.
+    /// The text of this name, if it exists.
     fn get(&self, name: &str) -> Option<String>;
 }
 
@@ -40,39 +41,41 @@ impl Strings for std::collections::BTreeMap<String, String> {
     }
 }
 
-/// What can be set on the command line, as texts; `None` is a flag that was not given. Each can also be said
-/// by the variable `FORETELL_<FLAG>`; the flag wins, and an empty variable counts as unset.
+/// Settings of the command line, as texts; `None` is a flag that was not given. Each can also be
+/// set by the variable `FORETELL_<FLAG>`; the flag takes precedence, and an empty variable counts
+/// as unset.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it is there]
+    /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<String>,
-    /// One backend instead of those of the process file; onnx:DIR runs a model in this process [env: FORETELL_BACKEND]
+    /// One backend instead of those of the process file; onnx:DIR runs a model in this process
+    /// [env: FORETELL_BACKEND]
     #[arg(long, value_name = "URL|onnx:DIR")]
     pub backend: Option<String>,
-    /// The tokenizer.json of the model of --backend, or a folder with one, if the server hands none out
-    /// [env: FORETELL_TOKENIZER]
+    /// The tokenizer.json of the model of --backend, or a folder with one, if the server does not
+    /// serve it [env: FORETELL_TOKENIZER]
     #[arg(long, value_name = "PATH")]
     pub tokenizer: Option<String>,
-    /// How the backends are spoken to
+    /// API of the backends' engines
     #[arg(long, value_name = "DIALECT", help = dialects())]
     pub dialect: Option<String>,
-    /// Where clients are served; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port 0 a free one
-    /// [env: FORETELL_LISTEN] [default: 127.0.0.1:8080]
+    /// Address to serve clients on; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port
+    /// 0 a free one [env: FORETELL_LISTEN] [default: 127.0.0.1:8080]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// Where the admin API and the status page are; beyond loopback only with admin.token_file [env: FORETELL_ADMIN]
-    /// [default: 127.0.0.1:9464]
+    /// Address of the admin API and the status page; any other than loopback requires
+    /// admin.token_file [env: FORETELL_ADMIN] [default: 127.0.0.1:9464]
     #[arg(long, value_name = "IP:PORT")]
     pub admin: Option<String>,
-    /// The folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
+    /// Folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
     #[arg(long, value_name = "DIR")]
     pub policies: Option<String>,
-    /// Which lines are logged, from there up: error, warn, info, debug or trace [env: FORETELL_LOG_LEVEL]
+    /// Lowest level of log lines: error, warn, info, debug or trace [env: FORETELL_LOG_LEVEL]
     /// [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
-    /// How they are written: json, text or auto, which is text on a terminal and JSON elsewhere
+    /// Format of log lines: json, text or auto, which is text on a terminal and JSON elsewhere
     /// [env: FORETELL_LOG_FORMAT] [default: auto]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
@@ -81,14 +84,14 @@ pub struct Flags {
 /// The help of `--dialect`.
 fn dialects() -> String {
     let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
-    format!("How the backends are spoken to: {} [env: FORETELL_DIALECT] [default: auto]", names.join(", "))
+    format!("API of the backends' engines: {} [env: FORETELL_DIALECT] [default: auto]", names.join(", "))
 }
 
 /// A setting's text and the flag or variable that it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
     text: String,
-    place: String,
+    position: String,
 }
 
 /// Settings from flags and environment; a flag takes precedence.
@@ -106,15 +109,16 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Combines both; a flag takes precedence over its variable, and an empty variable counts as unset.
+    /// Combines both; a flag takes precedence over its variable, and an empty variable counts as
+    /// unset.
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
         let said = |flag: &Option<String>, name: &str| {
             if let Some(text) = flag {
-                return Some(Said { text: text.clone(), place: format!("--{name}") });
+                return Some(Said { text: text.clone(), position: format!("--{name}") });
             }
-            let place = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
-            let text = environment.get(&place).filter(|text| !text.is_empty())?;
-            Some(Said { text, place })
+            let position = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
+            let text = environment.get(&position).filter(|text| !text.is_empty())?;
+            Some(Said { text, position })
         };
         Self {
             config: said(&flags.config, "config"),
@@ -141,17 +145,17 @@ impl Overrides {
 
     /// The flag or variable that sets the policy folder, if one does.
     pub fn policies_place(&self) -> Option<&str> {
-        self.policies.as_ref().map(|said| said.place.as_str())
+        self.policies.as_ref().map(|said| said.position.as_str())
     }
 
     /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
     pub fn named(&self) -> impl Iterator<Item = Named> {
-        let named = |said: &Said, path: &str, kind, place: &str| Named {
+        let named = |said: &Said, path: &str, kind, position: &str| Named {
             path: path.into(),
             kind,
-            file: said.place.clone(),
+            file: said.position.clone(),
             line: None,
-            place: place.to_owned(),
+            position: position.to_owned(),
         };
         let backend = self.backend.as_ref();
         let model = backend.and_then(|said| Some((said, model_folder(&said.text)?)));
@@ -161,14 +165,15 @@ impl Overrides {
         model.into_iter().chain(tokenizer)
     }
 
-    /// Whether the process file's setting at `place` stays in force, that is, no flag or variable replaces it.
-    pub fn leaves(&self, place: &str) -> bool {
+    /// True if the process file's setting at `position` stays in force, that is, no flag or
+    /// variable replaces it.
+    pub fn leaves(&self, position: &str) -> bool {
         let replaced =
             [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
-        !replaced.into_iter().any(|(said, prefix)| said.is_some() && place.starts_with(prefix))
+        !replaced.into_iter().any(|(said, prefix)| said.is_some() && position.starts_with(prefix))
     }
 
-    /// Puts these settings into `process`.
+    /// Applies these settings to `process`.
     ///
     /// # Errors
     /// Every setting that is malformed or not allowed.
@@ -222,7 +227,7 @@ impl Overrides {
     /// Every model of the one server, with this tokenizer.
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
         let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
-        backend.ok_or_else(|| Refusal::new("no server for it", "beside --backend URL"))?;
+        backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
         Ok(Model {
             id: Glob::new("*"),
             aliases: Vec::new(),
@@ -248,7 +253,7 @@ fn set<T>(
 
 fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
     Problem {
-        file: said.place.clone(),
+        file: said.position.clone(),
         line: None,
         path: path.to_owned(),
         message: refusal.message,
@@ -291,7 +296,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         models: Vec::new(),
         connect: Connect::default(),
         load: Load::default(),
-        plans: Plans::default(),
+        methods: VerifyLimits::default(),
         probe: super::process::Probe::default(),
         budget: super::process::Budget::default(),
         billed: false,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::effect::{self, Kind};
 use super::flags::{Environment, Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
-use super::policy::{self, Placed};
+use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
 use super::process::{self, Parsed, Process, ProcessFile, Tenant};
 use super::regular;
@@ -17,7 +17,8 @@ use crate::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 /// Process file that is read if none is named and this one exists.
 pub const CONFIG_FILE: &str = "foretell.yaml";
 
-/// Most policy files. Every request is compared with all of them in the worst case, and each has series of its own in the metrics.
+/// Maximum number of policy files. Every request is compared with all of them in the worst case,
+/// and each has time series of its own in the metrics.
 pub const MAX_POLICIES: usize = 1_000;
 
 /// The message for a drafter that a policy names and the process file does not declare.
@@ -39,7 +40,8 @@ pub struct Loaded {
 /// Result of reading the configuration with or without problems.
 #[derive(Clone, Debug, Default)]
 pub struct Attempt {
-    /// Settings of the process file, environment and flags; a setting with a problem has its default.
+    /// Settings of the process file, environment and flags; a setting with a problem has its
+    /// default.
     pub process: Process,
     /// The policies without problems.
     pub policies: PolicySet,
@@ -76,7 +78,7 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     attempt(flags, environment).done()
 }
 
-/// Reads the process file and all policies, keeping what is readable beside the problems.
+/// Reads the process file and all policies, keeping the readable settings besides the problems.
 pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let overrides = Overrides::new(flags, environment);
     let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
@@ -95,11 +97,11 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let Parsed { mut process, mut named, mut problems } = parsed;
     let process_is_good = problems.is_empty();
     problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
-    named.retain(|named| overrides.leaves(&named.place));
+    named.retain(|named| overrides.leaves(&named.position));
     named.extend(overrides.named());
-    let place = settle_policies(&overrides, file.as_deref(), &named, &mut process);
+    let position = settle_policies(&overrides, file.as_deref(), &named, &mut process);
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
-    let sources = sources(&process, &place, &mut files, &mut problems);
+    let sources = sources(&process, &position, &mut files, &mut problems);
     // With an unreadable process file every drafter would be reported as undeclared.
     let policies = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
     process.policies_read = Some(fingerprint(&sources));
@@ -109,35 +111,36 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     Attempt { process, policies, files, named, warnings, problems }
 }
 
-/// Where the policy folder is named: a file with a line, or a flag or variable.
+/// Source of the policy folder's setting: a file with a line, or a flag or variable.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct FolderSource {
     file: String,
     line: Option<u64>,
     path: &'static str,
 }
 
-/// Determines the policy folder: a flag or variable first, then the process file's setting (relative to that file's
-/// folder), then `policies` beside the process file. A folder that is named explicitly must exist.
+/// Determines the policy folder: a flag or variable first, then the process file's setting
+/// (relative to that file's folder), then `policies` beside the process file. A folder that is
+/// named explicitly must exist.
 fn settle_policies(
     overrides: &Overrides,
     file: Option<&Path>,
     named: &[Named],
     process: &mut Process,
-) -> Place {
+) -> FolderSource {
     const PATH: &str = "policies.dir";
-    if let Some(place) = overrides.policies_place() {
+    if let Some(position) = overrides.policies_place() {
         process.policies_must_exist = true;
-        return Place { file: place.to_owned(), line: None, path: PATH };
+        return FolderSource { file: position.to_owned(), line: None, path: PATH };
     }
     let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
     process.policies = folder.join(&process.policies);
     match named.iter().find(|named| named.kind == FileKind::Policies) {
         Some(named) => {
             process.policies_must_exist = true;
-            Place { file: named.file.clone(), line: named.line, path: PATH }
+            FolderSource { file: named.file.clone(), line: named.line, path: PATH }
         }
-        None => Place { file: process.policies.display().to_string(), line: None, path: PATH },
+        None => FolderSource { file: process.policies.display().to_string(), line: None, path: PATH },
     }
 }
 
@@ -174,10 +177,11 @@ fn inert(policy: &Policy) -> Option<String> {
 fn unbelieved(process: &Process) -> Option<String> {
     let Tenant { header, trusted_peers, .. } = &process.tenant;
     let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
-    Some(format!("tenant.header: {header} is never believed: tenant.trusted_peers names nobody"))
+    Some(format!("tenant.header: {header} is never trusted: tenant.trusted_peers is empty"))
 }
 
-/// Warnings about policies that were just read: settings of their files, rules that relax nothing, and that there are no files.
+/// Warnings about policies that were just read: settings of their files, rules that relax nothing,
+/// and a lack of files.
 pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
     let files = policy_files(&process.policies).unwrap_or_default();
     let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path, &Environment));
@@ -185,14 +189,15 @@ pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
     settings.chain(inert).chain(unruled(process)).collect()
 }
 
-/// The policy files as they are on disk now, as (path, text) in match order: what a reload reads.
+/// The policy files as they are on disk now, as (path, text) in match order: the input of a reload.
 ///
 /// # Errors
 /// Every file that cannot be read, and a missing folder if it must exist.
 pub fn policy_sources(process: &Process) -> Result<Vec<(String, String)>, Vec<Problem>> {
     let mut problems = Vec::new();
-    let place = Place { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
-    let sources = sources(process, &place, &mut Vec::new(), &mut problems);
+    let position =
+        FolderSource { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
+    let sources = sources(process, &position, &mut Vec::new(), &mut problems);
     if problems.is_empty() { Ok(sources) } else { Err(problems) }
 }
 
@@ -204,7 +209,8 @@ pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
     parse_policies(&policy_sources(process)?, process)
 }
 
-/// Parses policies and checks them against each other and the process file: unique names, declared drafters.
+/// Parses policies and checks them against each other and the process file: unique names, declared
+/// drafters.
 ///
 /// # Errors
 /// Every problem, in the order of files and lines.
@@ -214,7 +220,7 @@ pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result
     if problems.is_empty() { Ok(policies) } else { Err(problems) }
 }
 
-/// A number for files, as (path, text), that others do not have.
+/// A hash of files, as (path, text), that identifies them.
 pub fn fingerprint(sources: &[(String, String)]) -> u64 {
     let mut hasher = DefaultHasher::new();
     sources.hash(&mut hasher);
@@ -224,14 +230,20 @@ pub fn fingerprint(sources: &[(String, String)]) -> u64 {
 /// Reads the policy files. `files` receives their paths, the unreadable ones included.
 fn sources(
     process: &Process,
-    place: &Place,
+    position: &FolderSource,
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> Vec<(String, String)> {
     let missing = process.policies_must_exist && !process.policies.is_dir();
     if missing {
         let refusal = Refusal::new("no such folder", "a folder with policy files");
-        problems.push(problem(&place.file, place.line, place.path, refusal, shown(&process.policies)));
+        problems.push(problem(
+            &position.file,
+            position.line,
+            position.path,
+            refusal,
+            shown(&process.policies),
+        ));
     }
     let dir = Some(&process.policies).filter(|_| !missing);
     let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
@@ -240,7 +252,13 @@ fn sources(
     });
     if paths.len() > MAX_POLICIES {
         let refusal = Refusal::new("too many policy files", format!("at most {MAX_POLICIES}"));
-        problems.push(problem(&place.file, place.line, place.path, refusal, paths.len().to_string()));
+        problems.push(problem(
+            &position.file,
+            position.line,
+            position.path,
+            refusal,
+            paths.len().to_string(),
+        ));
         return Vec::new();
     }
     let mut sources = Vec::new();
@@ -258,7 +276,8 @@ fn sources(
     sources
 }
 
-/// The text of a policy file, which has to be a regular file. `left`: most bytes that it may have beside those read before.
+/// The text of a policy file, which must be a regular file. `left`: maximum bytes that it may have
+/// besides those read before.
 fn read_policy(path: &Path, left: u64) -> Result<String, Vec<Problem>> {
     let (bytes, _) = regular::read(path, left).map_err(|error| match error.kind() {
         ErrorKind::FileTooLarge => {
@@ -295,14 +314,14 @@ fn parse_all(
     PolicySet::new(policies)
 }
 
-fn against_others(file: &str, placed: &Placed, others: &[Policy]) -> Option<Problem> {
+fn against_others(file: &str, placed: &ParsedPolicy, others: &[Policy]) -> Option<Problem> {
     let name = &placed.policy.name;
     let refusal = Refusal::new("not unique", "a name that no other policy has");
     let twin = others.iter().any(|other| other.name == *name);
     twin.then(|| problem(file, Some(placed.name_line), "name", refusal, format!("{name:?}")))
 }
 
-fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
+fn undeclared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Problem> {
     let declared: Vec<&str> = process.drafters.keys().map(String::as_str).collect();
     let missing = |(index, drafter): (usize, &Drafter)| match drafter {
         Drafter::Model { model, .. } if !process.drafters.contains_key(model) => {
@@ -321,7 +340,7 @@ fn undeclared(file: &str, placed: &Placed, process: &Process) -> Vec<Problem> {
 pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
-        // A link that leads nowhere is there, and was meant to be read.
+        // A dangling link counts as present: it was meant to be read.
         Err(error) if error.kind() == ErrorKind::NotFound && dir.symlink_metadata().is_err() => {
             return Ok(Vec::new());
         }

@@ -1,13 +1,13 @@
-//! The files and folders that a process file names: where each is named, and what it must contain.
+//! The files and folders that a process file names: the position of each, and its required content.
 //!
-//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and report what is wrong
-//! at the place where they are named.
+//! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and
+//! report problems at the setting that names them.
 
 use std::path::{Path, PathBuf};
 
 use super::problem::{Problem, Refusal};
 
-/// What a named file or folder must contain.
+/// Required content of a named file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A token or key; an empty file is refused.
@@ -36,14 +36,14 @@ pub enum FileKind {
 pub struct Named {
     /// The path as written in the setting.
     pub path: PathBuf,
-    /// What it must contain.
+    /// Its required content.
     pub kind: FileKind,
     /// The process file, or the flag or environment variable, that names it.
     pub file: String,
     /// Line in the process file; `None` for flags and variables.
     pub line: Option<u64>,
     /// Path of the setting, such as `admin.token_file`.
-    pub place: String,
+    pub position: String,
 }
 
 impl Named {
@@ -53,7 +53,7 @@ impl Named {
         Problem {
             file: self.file.clone(),
             line: self.line,
-            path: self.place.clone(),
+            path: self.position.clone(),
             message: refusal.message,
             allowed: refusal.allowed,
             got: shown(&self.path),

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::problem::Problem;
 use crate::policy::PolicySet;
 
-pub use file::{Placed, parse};
+pub use file::{ParsedPolicy, parse};
 
 /// Text of the built-in policy, used if there is no policy file.
 pub const DEFAULT: &str = include_str!("../../policies/default.yaml");
@@ -22,8 +22,8 @@ pub fn built_in() -> Result<PolicySet, Vec<Problem>> {
     parse("default.yaml", DEFAULT).map(|placed| PolicySet::new(vec![placed.policy]))
 }
 
-/// Whether a directory entry is meant as a policy file: it ends in `.yaml` or `.yml`. One that is no regular file is an error
-/// when it is read, never a policy that is left out.
+/// True if a directory entry is a policy file: it ends in `.yaml` or `.yml`. One that is not a
+/// regular file is an error when it is read, and never ignored.
 pub fn is_policy_file(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }

@@ -1,4 +1,4 @@
-//! A problem with a setting: its place, what is allowed there, and what was found.
+//! A problem with a setting: its position, the allowed values, and the value found.
 
 use std::cell::RefCell;
 use std::fmt::{self, Write};
@@ -17,9 +17,9 @@ pub struct Problem {
     pub file: String,
     /// Line in the file, counted from 1; `None` for flags and variables.
     pub line: Option<u64>,
-    /// Path in the document, such as `backends[0].replicas`; [`DOCUMENT`] is the whole.
+    /// Path in the document, such as `backends[0].replicas`; [`DOCUMENT`] is the whole document.
     pub path: String,
-    /// What is wrong, in words.
+    /// Description of the problem.
     pub message: String,
     /// The values that are allowed.
     pub allowed: String,
@@ -90,7 +90,7 @@ impl Problems {
         &self.file
     }
 
-    /// Adds a problem on this line; an empty path is that of the document.
+    /// Adds a problem on this line; an empty path means the document.
     pub fn add(&self, line: u64, path: &str, refusal: Refusal, got: String) {
         self.found.borrow_mut().push(Problem {
             file: self.file.clone(),
@@ -121,10 +121,10 @@ impl Problems {
     }
 }
 
-/// Reason why a value is refused, without its place.
+/// Reason that a value is refused, without its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong, in words.
+    /// Description of the problem.
     pub message: String,
     /// The values that are allowed.
     pub allowed: String,
@@ -146,8 +146,8 @@ impl Refusal {
     }
 }
 
-/// The word with the smallest edit distance to `got`, at most a third of the word's letters and at most 3; else the only one
-/// that begins like `got`.
+/// The word with the smallest edit distance to `got`, at most a third of the word's letters and at
+/// most 3; else the only one that begins like `got`.
 pub fn nearest<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     let near = |word: &&str| distance(got, word);
     let best = words.iter().copied().min_by_key(near)?;
@@ -157,7 +157,8 @@ pub fn nearest<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     begun(got, words)
 }
 
-/// The only word that begins as `got` does, up to its last letter, which may be the ending of another form of the word.
+/// The only word that begins like `got` without its last letter, which may be the ending of another
+/// form of the word.
 fn begun<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     let (last, _) = got.char_indices().last().filter(|(last, _)| *last >= 4)?;
     let mut found =
@@ -165,7 +166,8 @@ fn begun<'a>(got: &str, words: &[&'a str]) -> Option<&'a str> {
     found.next().filter(|_| found.next().is_none())
 }
 
-/// Edit distance: letters inserted, deleted, replaced or swapped with their neighbour (optimal string alignment).
+/// Edit distance: letters inserted, deleted, replaced or swapped with their neighbour (optimal
+/// string alignment).
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut before: Vec<usize> = Vec::new();

@@ -1,4 +1,4 @@
-//! The process file (`foretell.yaml`), validated: what listens where, which backends there are, and bounds.
+//! The process file (`foretell.yaml`), validated: listeners, backends and limits.
 
 mod backend;
 mod backends;
@@ -15,19 +15,21 @@ use indexmap::IndexMap;
 use super::values::Network;
 
 pub use backend::{
-    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
-    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
+    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe, ProbeWhen,
+    Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all};
 
-/// Operating mode of the whole process (`mode` in the file); the admin API can change it at run time.
+/// Operating mode of the whole process (`mode` in the file); the admin API can change it at run
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Relay every request; no drafting.
     Off,
-    /// Relay every request and draft in the background only to measure acceptance; no draft is verified.
+    /// Relay every request and draft in the background only to measure acceptance; no draft is
+    /// verified.
     Observe,
-    /// Draft and verify ("leap") where the controller expects it to pay.
+    /// Speculate (draft and verify) where the controller expects it to pay.
     #[default]
     Auto,
 }
@@ -53,7 +55,7 @@ impl Mode {
     }
 }
 
-/// The name listed for `value`; empty if the list lacks it.
+/// The name listed for `value`; empty if it is not in the list.
 pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
     names.iter().find(|(_, named)| *named == value).map_or("", |(name, _)| name)
 }
@@ -67,7 +69,8 @@ pub struct Process {
     pub listen: Vec<Listen>,
     /// Listener and access rules of the admin interface.
     pub admin: Admin,
-    /// Address of a listener that serves only `/metrics`; `None`: metrics are served by the admin interface alone.
+    /// Address of a listener that serves only `/metrics`; `None`: metrics are served by the admin
+    /// interface alone.
     pub metrics: Option<SocketAddr>,
     /// Limits on client requests and connections.
     pub limits: Limits,
@@ -77,26 +80,28 @@ pub struct Process {
     pub drain: Drain,
     /// How the tenant of a request is determined.
     pub tenant: Tenant,
-    /// What the client header `x-foretell` may change.
+    /// Permissions of the client header `x-foretell`.
     pub client: ClientControl,
     /// The backends, in the order of the file.
     pub backends: Vec<Backend>,
     /// Drafter models, by the name under which policies refer to them.
     pub drafters: IndexMap<String, DrafterModel>,
-    /// Bounds on what drafters keep across requests.
-    pub memory: Memory,
+    /// Limits of the corpus, the texts that drafters keep across requests.
+    pub corpus: Corpus,
     /// Conditions of `/readyz`.
     pub ready: Ready,
     /// Folder of the policy files.
     pub policies: PathBuf,
-    /// If true, a missing policy folder is an error: it was named explicitly, or it existed at the first reading.
+    /// If true, a missing policy folder is an error: it was named explicitly, or it existed at the
+    /// first reading.
     pub policies_must_exist: bool,
     /// Logging and tracing.
     pub observe: Observe,
     /// The process file as it was read; `None` without one.
     pub file: Option<ProcessFile>,
-    /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with these settings; `None` where
-    /// the policies are not those of files, so that there is nothing to watch.
+    /// The [`fingerprint`](super::load::fingerprint) of the policy files as they were read with
+    /// these settings; `None` if the policies do not come from files, so that there is nothing to
+    /// watch.
     pub policies_read: Option<u64>,
 }
 
@@ -125,7 +130,8 @@ pub struct ServerTls {
     pub cert: PathBuf,
     /// The private key, PEM.
     pub key: PathBuf,
-    /// Authorities (PEM) that must have signed every client's certificate; `None`: no client certificate is asked for.
+    /// Authorities (PEM) that must have signed every client's certificate; `None`: no client
+    /// certificate is required.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -143,21 +149,24 @@ pub struct Admin {
 /// Limits on client requests and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most header fields of a request.
+    /// Maximum number of header fields of a request.
     pub headers: usize,
-    /// Most bytes of all header fields of a request.
+    /// Maximum size of all header fields of a request, bytes.
     pub header_bytes: u64,
-    /// Longest URI, bytes.
+    /// Maximum length of a URI, bytes.
     pub uri: u64,
-    /// Largest request body considered for speculation, bytes; larger ones are relayed without being read.
+    /// Maximum size of a request body considered for speculation, bytes; larger ones are relayed
+    /// without being read.
     pub speculate_body: u64,
-    /// Largest request body accepted, bytes; larger ones are refused. `None`: no limit.
+    /// Maximum size of a request body, bytes; larger ones are refused. `None`: no limit.
     pub relay_body: Option<u64>,
-    /// Most speculated requests at a time; further ones are relayed. 0 relays all.
+    /// Maximum number of concurrent speculated requests; further ones are relayed. 0 relays all.
     pub sessions: usize,
-    /// Most memory for bodies and sessions together, bytes; above it completions are relayed without being read.
+    /// Maximum memory for bodies and sessions together, bytes; above it completions are relayed
+    /// without being read.
     pub memory: u64,
-    /// Most client connections at a time; `None`: as many as the limit of open file descriptors allows.
+    /// Maximum number of concurrent client connections; `None`: as many as the limit of open file
+    /// descriptors allows.
     pub connections: Option<usize>,
 }
 
@@ -168,7 +177,7 @@ pub struct Timeouts {
     pub header: Duration,
     /// Longest pause between two pieces of a request body.
     pub body: Duration,
-    /// How long a client connection may stay open without a request.
+    /// Time that a client connection may stay open without a request.
     pub keep_alive: Duration,
     /// For connecting to a backend.
     pub connect: Duration,
@@ -176,11 +185,11 @@ pub struct Timeouts {
     pub first_byte: Option<Duration>,
     /// Longest pause between two pieces of a backend's answer.
     pub idle: Option<Duration>,
-    /// For one verify call.
+    /// For one verify request.
     pub verify: Duration,
     /// For one draft of a model drafter; `None`: each session chooses its own limit.
     pub draft: Option<Duration>,
-    /// How long an unused connection to a backend is kept open.
+    /// Time that an unused connection to a backend is kept open.
     pub pool_idle: Duration,
 }
 
@@ -189,7 +198,8 @@ pub struct Timeouts {
 pub struct Drain {
     /// First phase: `/readyz` fails but new connections are still accepted.
     pub delay: Duration,
-    /// `delay` is the default, not set in the file: the first phase ends early once no client is connected.
+    /// True if `delay` is the default, not set in the file: the first phase ends early once no
+    /// client is connected.
     pub early: bool,
     /// Second phase: time for open requests to finish before they are cut off.
     pub grace: Duration,
@@ -198,7 +208,7 @@ pub struct Drain {
 /// Conditions of `/readyz`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
-    /// `/readyz` waits until a replica of every backend can be reached.
+    /// True if `/readyz` waits until a replica of every backend can be reached.
     pub require_backend: bool,
 }
 
@@ -207,7 +217,8 @@ pub struct Ready {
 pub struct Tenant {
     /// Request header that names the tenant; `None`: no header does.
     pub header: Option<String>,
-    /// Peers (addresses or networks) from which that header is trusted; from any other it is ignored.
+    /// Peers (addresses or networks) from which that header is trusted; from any other it is
+    /// ignored.
     pub trusted_peers: Vec<Network>,
     /// Tenant of a request that no trusted header names.
     pub fallback: TenantFallback,
@@ -223,12 +234,12 @@ pub enum TenantFallback {
     AuthorizationHash,
 }
 
-/// What the client header `x-foretell` may change.
+/// Permissions of the client header `x-foretell`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClientControl {
     /// Nothing: the header is ignored.
     Off,
-    /// It may reduce what policy and gates allow, never extend it.
+    /// It may reduce the limits of policy and gates, never extend them.
     #[default]
     Bounded,
 }
@@ -242,7 +253,7 @@ pub struct DrafterModel {
     pub tokenizer: Option<PathBuf>,
     /// Device that it runs on.
     pub device: Device,
-    /// Most sessions that it drafts for at a time.
+    /// Maximum number of sessions that it drafts for at a time.
     pub slots: u32,
     /// Longest context, tokens.
     pub context: u32,
@@ -251,12 +262,12 @@ pub struct DrafterModel {
 /// Device that a model runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Device {
-    /// CUDA if it is there, else CPU.
+    /// CUDA if it is available, else CPU.
     #[default]
     Auto,
     /// CPU.
     Cpu,
-    /// CUDA, or an error that says what is missing.
+    /// CUDA, or an error that names the missing part.
     Cuda,
 }
 
@@ -266,15 +277,15 @@ impl Device {
         &[("auto", Self::Auto), ("cpu", Self::Cpu), ("cuda", Self::Cuda)];
 }
 
-/// Bounds on what drafters keep across requests.
+/// Limits of the corpus, the texts that drafters keep across requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Most bytes of earlier texts kept altogether, with everything that is needed to find them.
+pub struct Corpus {
+    /// Maximum size of the corpus, including its indexes, bytes.
     pub bytes: u64,
-    /// How long a text is kept that is not used.
+    /// Time that an unused text is kept.
     pub ttl: Duration,
-    /// File that carries what was learnt of costs and acceptance over a restart, and beside it `FILE.texts`, which carries
-    /// the texts that drafters remember; `None`: both are lost.
+    /// File that preserves learnt costs and acceptance over a restart, and beside it `FILE.texts`,
+    /// which preserves the corpus; `None`: both are lost.
     pub snapshot: Option<PathBuf>,
 }
 
@@ -283,14 +294,17 @@ pub struct Memory {
 pub struct Observe {
     /// Format of log lines.
     pub log: LogFormat,
-    /// Least severe level that is logged.
+    /// Lowest level that is logged.
     pub level: LogLevel,
-    /// Base URL of the OTLP collector for traces, to which `/v1/traces` is added; `None`: no traces.
+    /// Base URL of the OTLP collector for traces, to which `/v1/traces` is added; `None`: no
+    /// traces.
     pub otlp: Option<Uri>,
-    /// Share of the requests that have a line in the log, and spans where the client has not decided that, 0 to 1. Requests
-    /// that fail always have a line, and requests in a client's trace that is sampled have both.
+    /// Share of the requests that have a line in the log, and spans unless the client has decided
+    /// that, 0 to 1. Failed requests always have a line, and requests in a sampled trace of the
+    /// client have both.
     pub share: f64,
-    /// Outputs are kept with the latest completions, of requests that ask for it (`x-foretell-text: on`).
+    /// True if outputs are kept with the latest completions, of requests that ask for it
+    /// (`x-foretell-text: on`).
     pub text: bool,
 }
 
@@ -318,7 +332,7 @@ impl LogFormat {
         &[("auto", Self::Auto), ("json", Self::Json), ("text", Self::Text)];
 }
 
-/// Least severe level that is logged.
+/// Lowest level that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // the five levels of `tracing`
 pub enum LogLevel {

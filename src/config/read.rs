@@ -1,4 +1,5 @@
-//! Reads settings from a parsed document. An error is recorded with its line and path, and reading goes on.
+//! Reads settings from a parsed document. An error is recorded with its line and path, and reading
+//! continues.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,17 +13,18 @@ use super::problem::{Problems, Refusal};
 use super::values;
 use super::yaml::{Key, Node, Value};
 
-/// Most unknown keys of a map that are reported. A file with more of them is of another kind.
+/// Maximum number of unknown keys of a map that are reported. A file with more is of another kind.
 const UNKNOWN: usize = 100;
 
-/// A map of the document. Call [`Section::close`] after the last key: it reports every key that was not asked for as
-/// unknown.
+/// A map of the document. Call [`Section::close`] after the last key: it reports every key that was
+/// not looked up as unknown.
 pub struct Section<'n> {
     entries: &'n [(Key, Node)],
     path: String,
     line: u64,
     known: Vec<&'static str>,
-    /// The value is not a map, which is reported already: missing keys are not reported as well.
+    /// True if the value is not a map, which is reported already: missing keys are not reported as
+    /// well.
     broken: bool,
     problems: &'n Problems,
 }
@@ -58,7 +60,8 @@ impl<'n> Item<'n> {
         parse(self.node).map_err(|refusal| self.refuse(refusal)).ok()
     }
 
-    /// The value as a map. `null` reads as an empty map; any other type is reported and also reads as empty.
+    /// The value as a map. `null` reads as an empty map; any other type is reported and also reads
+    /// as empty.
     pub fn section(&self) -> Section<'n> {
         let (entries, broken): (&[(Key, Node)], bool) = match &self.node.value {
             Value::Map(entries) => (entries, false),
@@ -97,7 +100,7 @@ impl<'n> Item<'n> {
     pub fn members(&self) -> Vec<(&'n str, Item<'n>)> {
         let section = self.section();
         let item = |(key, node): &'n (Key, Node)| {
-            let path = section.place(&key.name);
+            let path = section.position(&key.name);
             (key.name.as_str(), Item { node, path, problems: self.problems })
         };
         section.entries.iter().map(item).collect()
@@ -114,9 +117,9 @@ impl<'n> Section<'n> {
     pub fn item(&mut self, key: &'static str) -> Option<Item<'n>> {
         self.known.push(key);
         #[cfg(test)]
-        asked::note(self.place(key));
+        asked::note(self.position(key));
         let (_, node) = self.entries.iter().find(|(name, _)| name.name == key)?;
-        Some(Item { node, path: self.place(key), problems: self.problems })
+        Some(Item { node, path: self.position(key), problems: self.problems })
     }
 
     /// Line of `key`; that of the map if it does not have it.
@@ -169,7 +172,7 @@ impl<'n> Section<'n> {
             Some(item) => item.section(),
             None => Section {
                 entries: &[],
-                path: self.place(key),
+                path: self.position(key),
                 line: self.line,
                 known: Vec::new(),
                 broken: false,
@@ -193,10 +196,11 @@ impl<'n> Section<'n> {
         if self.broken {
             return;
         }
-        self.problems.add(self.line(key), &self.place(key), refusal, got.to_owned());
+        self.problems.add(self.line(key), &self.position(key), refusal, got.to_owned());
     }
 
-    /// The file path under `key`, recorded so that the file is checked later; a missing key and `null` give `None`.
+    /// The file path under `key`, recorded so that the file is checked later; a missing key and
+    /// `null` give `None`.
     pub fn file(&mut self, key: &'static str, kind: FileKind) -> Option<PathBuf> {
         let named = self.maybe(key, None, path)?;
         self.names(key, kind, &named);
@@ -217,7 +221,7 @@ impl<'n> Section<'n> {
             kind,
             file: self.problems.file().to_owned(),
             line: Some(self.line(key)),
-            place: self.place(key),
+            position: self.position(key),
         });
     }
 
@@ -228,18 +232,18 @@ impl<'n> Section<'n> {
         }
     }
 
-    /// Reports every key that was not asked for as unknown. At the top of a file, `x-` keys are its author's own, as
-    /// holders of anchors.
+    /// Reports every key that was not looked up as unknown. At the top of a file, `x-` keys are
+    /// reserved for its author, as holders of anchors.
     pub fn close(self) {
         let own = |key: &Key| self.path.is_empty() && is_own(&key.name);
         let known = |key: &Key| self.known.contains(&key.name.as_str()) || own(key);
         for (key, _) in self.entries.iter().filter(|(key, _)| !known(key)).take(UNKNOWN) {
             let refusal = Refusal::new("unknown key", self.known.join("|")).near(&key.name, &self.known);
-            self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
+            self.problems.add(key.line, &self.position(&key.name), refusal, key.name.clone());
         }
     }
 
-    fn place(&self, key: &str) -> String {
+    fn position(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
@@ -251,14 +255,14 @@ impl<'n> Section<'n> {
                 Entry::Occupied(first) => {
                     let refusal =
                         Refusal::new("key is there twice", format!("once, as on line {}", first.get()));
-                    self.problems.add(key.line, &self.place(&key.name), refusal, key.name.clone());
+                    self.problems.add(key.line, &self.position(&key.name), refusal, key.name.clone());
                 }
             }
         }
     }
 }
 
-/// Whether a key at the top of a file is its author's own.
+/// True if a key at the top of a file is reserved for its author.
 pub fn is_own(key: &str) -> bool {
     key.starts_with("x-")
 }
@@ -287,7 +291,7 @@ pub fn word<T: Copy>(words: &'static [(&'static str, T)]) -> impl Fn(&Node) -> R
     move |node| {
         let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
         let refusal = Refusal::new("unknown value", names.join("|"));
-        // What YAML 1.1 made of an unquoted `off`, and templates still do.
+        // YAML 1.1 reads an unquoted `off` as false, and templates still do.
         let meant = |word: &str| names.contains(&word).then(|| word.to_owned());
         let text = match &node.value {
             Value::Text(text) => text,
@@ -357,7 +361,7 @@ pub fn size(node: &Node) -> Result<u64, Refusal> {
     }
 }
 
-/// How an address to listen on may be written.
+/// Allowed forms of an address to listen on.
 pub const ADDRESS: &str = "IP:PORT, localhost:PORT or :PORT";
 
 /// Reads an address to listen on, see [`parse_address`].
@@ -366,8 +370,8 @@ pub fn address(node: &Node) -> Result<SocketAddr, Refusal> {
     parse_address(text)
 }
 
-/// Parses an address to listen on: `IP:PORT`, `localhost:PORT` (127.0.0.1), or `:PORT` (0.0.0.0, every IPv4 address of the
-/// machine).
+/// Parses an address to listen on: `IP:PORT`, `localhost:PORT` (127.0.0.1), or `:PORT` (0.0.0.0,
+/// every IPv4 address of the machine).
 pub fn parse_address(text: &str) -> Result<SocketAddr, Refusal> {
     let port = |ip, port: &str| port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(ip), port));
     let named = match text.rsplit_once(':') {
@@ -408,7 +412,7 @@ fn callable(text: &str) -> Option<http::Uri> {
     good.then_some(uri)
 }
 
-/// Records which keys were asked for, so that a test can list every setting.
+/// Records the keys that were looked up, so that a test can list every setting.
 #[cfg(test)]
 pub(super) mod asked {
     use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! Reads regular files and nothing else: opening a FIFO waits for its writer, and a device may never end.
+//! Reads regular files only: opening a FIFO waits for its writer, and a device may never end.
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -7,12 +7,15 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// The content of a regular file of at most `max_bytes`, and its metadata. Never blocks on what is no file.
+/// The content of a regular file of at most `max_bytes`, and its metadata. Never blocks on other
+/// file types.
 ///
 /// # Errors
-/// It cannot be read, is no regular file ([`ErrorKind::InvalidInput`]) or too large ([`ErrorKind::FileTooLarge`]).
+/// It cannot be read, is not a regular file ([`ErrorKind::InvalidInput`]) or too large
+/// ([`ErrorKind::FileTooLarge`]).
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<(Vec<u8>, Metadata)> {
-    // Opening a device can have effects, so its type is asked for first; and of what was opened once more.
+    // Opening a device can have effects, so its type is checked first, and that of the opened file
+    // again.
     check(&std::fs::metadata(path)?)?;
     let file =
         OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
@@ -21,10 +24,10 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<(Vec<u8>, Metadata)> {
     Ok((bounded(&file, &metadata, max_bytes)?, metadata))
 }
 
-/// Whether this is a regular file.
+/// Checks that this is a regular file.
 ///
 /// # Errors
-/// It is not; the error says what it is instead.
+/// It is not; the error names its type.
 pub fn check(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_file() {
         return Ok(());

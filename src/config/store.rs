@@ -1,4 +1,5 @@
-//! The policies in force. A reload replaces the whole set or nothing; a session keeps the set that it started with.
+//! The policies in force. A reload replaces the whole set or nothing; a session keeps the set that
+//! it started with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use arc_swap::ArcSwap;
 use super::problem::Problem;
 use crate::policy::PolicySet;
 
-/// The policies in force, and whether the last reload succeeded.
+/// The policies in force, and the success of the last reload.
 #[derive(Debug)]
 pub struct PolicyStore {
     current: ArcSwap<PolicySet>,
@@ -26,13 +27,13 @@ impl PolicyStore {
         self.current.load_full()
     }
 
-    /// Whether the last reload succeeded, so that these policies are those of the files.
+    /// True if the last reload succeeded, so that these policies are those of the files.
     pub fn synchronized(&self) -> bool {
         self.synchronized.load(Ordering::Relaxed)
     }
 
-    /// Replaces the set: `parse` reads the new one, `build` loads and checks what it needs (models). If either fails,
-    /// the old set stays in force.
+    /// Replaces the set: `parse` reads the new one, `build` loads and checks its models. If either
+    /// fails, the old set stays in force.
     ///
     /// # Errors
     /// The problems that `parse` or `build` returned.

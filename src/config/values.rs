@@ -46,7 +46,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether `address` is in the network. An IPv4-mapped IPv6 address counts as IPv4.
+    /// True if `address` is in the network. An IPv4-mapped IPv6 address counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let same = |own: u128, other: u128, width: u32| {
             let shift = width - u32::from(self.bits);

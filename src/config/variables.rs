@@ -1,19 +1,21 @@
-//! Variables of the environment in the values of a process file: `${NAME}`, and `${NAME:-default}` where the variable need
-//! not be set. `$${` writes `${` itself.
+//! Environment variables in the values of a process file: `${NAME}`, and `${NAME:-default}` where
+//! the variable need not be set. `$${` gives a literal `${`.
 //!
-//! A value that is one variable and nothing else is read as if the variable's text stood there, so that it may be a
-//! number or `true`; beside other text it is text. An empty variable counts as unset, as everywhere. Keys are taken as they
-//! stand, and policy files have no variables: their revision says what they hold. A variable's text may be a secret, so
-//! problems show what is written in the file.
+//! A value that consists of one variable is read as if the variable's text were in its place, so
+//! that it may be a number or `true`; together with other text it is text. An empty variable counts
+//! as unset, as everywhere. Keys are taken literally, and policy files have no variables: their
+//! revision identifies their content. A variable's text may be a secret, so problems show the text
+//! of the file.
 
 use super::flags::Strings;
 use super::problem::{Problems, Refusal};
 use super::yaml::{self, Node, Substituted, Value};
 
-/// What a value may have.
+/// Allowed forms of a value.
 const ALLOWED: &str = "${NAME} of a variable that is set, ${NAME:-DEFAULT}, or $${ for ${ itself";
 
-/// Puts the variables' texts into every value. A variable that is not set or not well written is a problem, and the value stays.
+/// Substitutes the variables in every value. A variable that is not set or malformed is a problem,
+/// and the value stays.
 pub fn substitute(root: &mut Node, environment: &dyn Strings, problems: &Problems) {
     walk(root, "", environment, problems);
 }
@@ -81,12 +83,12 @@ fn is_name(name: &str) -> bool {
     name.bytes().next().is_some_and(letter) && name.bytes().all(|byte| letter(byte) || byte.is_ascii_digit())
 }
 
-/// Whether the whole text is one variable.
+/// True if the whole text is one variable.
 fn is_one_variable(written: &str) -> bool {
     written.starts_with("${") && written.find('}') == Some(written.len() - 1)
 }
 
-/// The value that this text is where it stands for itself in YAML.
+/// The YAML value of this text.
 fn scalar(text: &str) -> Value {
     if text.is_empty() {
         return Value::Null;
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_one_variable_is_what_its_text_is_in_yaml_and_beside_others_it_is_text() {
+    fn a_value_of_one_variable_is_read_as_yaml_and_one_among_text_as_text() {
         let text = |text: &str| Value::Text(text.to_owned());
         let (values, problems) = read(
             "a: ${PORT}\nb: \"http://${HOST}:${PORT}\"\nc: ${ON}\nd: ${NONE:-7}\ne: ${EMPTY:-}\nf: ${ODD}\n\
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_not_there_or_not_well_written_is_a_problem_with_its_line() {
+    fn a_missing_or_malformed_variable_is_a_problem_with_its_line() {
         let (_, problems) =
             read("a: 1\nb: { c: [x, \"${NONE}\"] }\nd: ${EMPTY}\ne: \"${a-b}\"\nf: \"${HOST\"\ng: \"${}\"\n");
         let starts: Vec<&str> = problems.iter().map(|line| line.split(", allowed").next().unwrap()).collect();

@@ -1,12 +1,13 @@
-//! Notices that files of the configuration have changed, by looking at them again and again.
+//! Detects changes of the configuration files by polling them.
 //!
-//! A look reads what the file system says of the files (size, times, inode), which costs microseconds; every few seconds
-//! the files themselves are read, for a file system that says nothing. What they hold is compared by who reads them, with what
-//! was read last, by whoever asked for that. Unlike a subscription to the kernel's events this
-//! sees every way in which files come to be: written in place, renamed over, swapped by a symbolic link one or two folders
-//! up (a Kubernetes `ConfigMap`), mounted over a network; and needs no watch that a machine may run out of.
+//! A poll reads the files' metadata (size, times, inode), which costs microseconds; every few
+//! seconds the caller reads the files themselves, for a file system without reliable metadata, and
+//! compares their content with the last one. Unlike a subscription to the kernel's events this
+//! detects every way in which files change: written in place, renamed over, swapped by a symbolic
+//! link one or two folders up (a Kubernetes `ConfigMap`), mounted over a network; and it needs no
+//! watch that a machine may run out of.
 //!
-//! A file that is being written is left alone until it has stayed the same for one look.
+//! A file that is being written is ignored until it has stayed the same for one poll.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -16,29 +17,30 @@ use std::time::Duration;
 use super::load::policy_files;
 use super::process::Process;
 
-/// Time between two looks. A change is seen by the first, and taken by the second that finds nothing newer.
+/// Time between two polls. A change is seen by the first, and reported by the second that finds no
+/// newer one.
 pub const EVERY: Duration = Duration::from_millis(250);
-/// The files themselves are read at every so many looks, and what was refused is tried again.
+/// Number of polls after which the files themselves are read, and refused ones are tried again.
 pub const READ_EVERY: u32 = 20;
 
-/// What the file system says of the files.
+/// The metadata of the files at the last poll.
 #[derive(Debug)]
 pub struct Watch {
     process: Process,
     signature: u64,
-    /// The files have changed, and were not the same for two looks yet.
+    /// True if the files have changed, and were not yet the same for two polls.
     unsettled: bool,
     looks: u32,
 }
 
 impl Watch {
-    /// Watches the policy files and the process file. What was edited before counts as a change.
+    /// Watches the policy files and the process file. Earlier edits count as a change.
     pub fn new(process: Process) -> Self {
         Self { process, signature: 0, unsettled: true, looks: 0 }
     }
 
-    /// Looks once; blocks for as long as the file system takes. Whether the files are to be read: they may hold something
-    /// else than at the last time that this said so.
+    /// Polls once; blocks for as long as the file system takes. Returns true if the files are to be
+    /// read: their content may differ from that at the last true.
     pub fn changed(&mut self) -> bool {
         let signature = self.says();
         self.looks = self.looks.wrapping_add(1);
@@ -77,14 +79,14 @@ mod tests {
         format!("version: 1\nname: a\ngamma: {{ max: {gamma} }}\n")
     }
 
-    /// A watch that has seen what was there.
+    /// A watch that has seen the existing files.
     fn watch(dir: &Path) -> Watch {
         let mut watch = Watch::new(Process { policies: dir.to_owned(), ..Process::default() });
         assert!(sees(&mut watch), "what was edited before");
         watch
     }
 
-    /// Looks until nothing is unsettled: whether a change was seen.
+    /// Polls until nothing is unsettled; true if a change was seen.
     fn sees(watch: &mut Watch) -> bool {
         (0..3).filter(|_| watch.changed()).count() == 1
     }

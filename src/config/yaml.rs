@@ -1,8 +1,8 @@
-//! A YAML document as a tree that knows on which line everything stands.
+//! A YAML document as a tree with the line of every value.
 //!
-//! Deserializing straight into types stops at the first error; people want all of them at once. So the
-//! document becomes this tree first, and `read` walks it. Anchors and aliases are expanded by the parser,
-//! within its budget: a bomb is an error and not a full memory.
+//! Deserializing straight into types stops at the first error; users want all of them at once. So
+//! the document becomes this tree first, and `read` walks it. Anchors and aliases are expanded by
+//! the parser, within its budget: an alias bomb is an error and does not exhaust memory.
 
 use std::fmt;
 
@@ -12,28 +12,29 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 
 use super::problem::{DOCUMENT, Problem};
 
-/// The largest file that is read, in bytes.
+/// Maximum size of a file that is read, bytes.
 pub const FILE_BYTES: u64 = 10 << 20;
-/// Most parts of a document that aliases (`*a`) stand for, all together: a few that multiply would take seconds otherwise.
+/// Maximum number of nodes that all aliases (`*a`) of a document expand to: nested ones would take
+/// seconds otherwise.
 const ALIASED: usize = 50_000;
 
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Counted from 1; 0 if it is not known.
+    /// Line, counted from 1; 0 if it is not known.
     pub line: u64,
     /// The value.
     pub value: Value,
-    /// Where variables of the environment were put into the value.
+    /// The texts, if environment variables were substituted in the value.
     pub substituted: Option<Substituted>,
 }
 
-/// A text into which variables of the environment were put.
+/// A text in which environment variables were substituted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Substituted {
-    /// As the file has it.
+    /// The text in the file.
     pub written: String,
-    /// With the variables' texts.
+    /// The text with the variables' values.
     pub text: String,
 }
 
@@ -66,12 +67,13 @@ pub struct Key {
 }
 
 impl Node {
-    /// A value of this line.
+    /// A value on this line.
     const fn new(line: u64, value: Value) -> Self {
         Self { line, value, substituted: None }
     }
 
-    /// The value as a text, if it is one. What a variable stands for is a text, whatever else it may be.
+    /// The value as a text, if it is one. The value of a variable is a text, even if it also reads
+    /// as another type.
     pub fn text(&self) -> Option<&str> {
         match (&self.value, &self.substituted) {
             (Value::Text(text), _) => Some(text),
@@ -82,7 +84,7 @@ impl Node {
         }
     }
 
-    /// The value as an error message shows it; where variables were put in, as the file has it.
+    /// The value as an error message shows it; with substituted variables, the text in the file.
     pub fn got(&self) -> String {
         match &self.substituted {
             Some(Substituted { written, .. }) => quote(written),
@@ -90,7 +92,7 @@ impl Node {
         }
     }
 
-    /// The value, with what variables stand for.
+    /// The value, with variables substituted.
     pub fn shown(&self) -> String {
         match &self.value {
             Value::Null => "null".to_owned(),
@@ -103,13 +105,14 @@ impl Node {
         }
     }
 
-    /// Whether the value is `null` or missing.
+    /// True if the value is `null` or missing.
     pub fn is_null(&self) -> bool {
         self.value == Value::Null
     }
 }
 
-/// A text as an error message shows it: quoted, at most 80 characters, with the password of a URL masked.
+/// A text as an error message shows it: quoted, at most 80 characters, with the password of a URL
+/// masked.
 pub fn quote(text: &str) -> String {
     let shown = match (text.find("://"), text.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {
@@ -250,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_knows_its_line() {
+    fn every_value_has_its_line() {
         let root =
             parse("f", "# comment\na: 1\nb:\n  - x\n  - { c: 2.5,\n      d: off }\na: null\n").unwrap();
         let lines: Vec<_> =

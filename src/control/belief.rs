@@ -1,39 +1,41 @@
-//! A mean and its weight: what is believed of one quantity, and how firmly.
+//! A mean and its weight: the estimate of one quantity, and its certainty.
 //!
-//! Measurements pull the mean, and the more of them there were lately the less each one does. Rest takes from the weight
-//! and never moves the mean: after an hour without a call the last figure is still the best guess, but a weak one,
-//! and the next measurement counts for much.
+//! Measurements pull the mean, and the more of them there were lately the less each one does. Idle
+//! time reduces the weight and never moves the mean: after an hour without a request the last
+//! figure is still the best estimate, but a weak one, and the next measurement weighs much.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::Tick;
 
-/// Measurements that a mean remembers: it adapts within a handful.
+/// Decay of the mean, in measurements: it adapts within a handful.
 const MEMORY: f64 = 8.0;
-/// A measurement counts at most this multiple of a settled mean: one hiccup is not a trend.
+/// Maximum of a measurement that counts, as a multiple of a settled mean: one hiccup is not a
+/// trend.
 const OUTLIER: f64 = 3.0;
-/// Measurements that make a mean a settled one.
+/// Measurements that make a mean settled.
 const SETTLED: f64 = 3.0;
-/// Seconds of rest after which what was measured weighs half.
-const REST: f64 = 120.0;
+/// Seconds of idle time after which a measurement weighs half.
+const IDLE_HALF_WEIGHT: f64 = 120.0;
 
-/// The mean of a quantity (seconds, or a share) that forgets what is old.
+/// The mean of a quantity (seconds, or a share), with decay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Belief {
     mean: f64,
-    /// Measurements that the mean rests on, at the time of the last one.
+    /// Measurements that the mean is based on, at the time of the last one.
     weight: f64,
-    /// When it was last measured.
+    /// Time of the last measurement.
     at: Tick,
 }
 
 impl Belief {
-    /// Notes a measured time, seconds. What is no time is ignored.
+    /// Notes a measured time, seconds. Invalid times are ignored.
     pub fn observe(&mut self, seconds: f64, now: Tick) {
         self.observe_of(seconds, 0.0, now);
     }
 
-    /// As [`Self::observe`], for a time that may well be zero and is, where it is not, of the order of `scale` seconds.
+    /// As [`Self::observe`], for a time that may well be zero, and otherwise is of the order of
+    /// `scale` seconds.
     pub fn observe_of(&mut self, seconds: f64, scale: f64, now: Tick) {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
@@ -49,7 +51,7 @@ impl Belief {
         self.at = self.at.max(now);
     }
 
-    /// It is no more than this, as is known from elsewhere.
+    /// Sets an upper bound that is known from elsewhere.
     pub fn bound(&mut self, most: f64) {
         self.mean = self.mean.min(most);
     }
@@ -59,17 +61,17 @@ impl Belief {
         (self.weight > 0.0).then_some(self.mean)
     }
 
-    /// When it was last measured.
+    /// Time of the last measurement.
     pub fn at(&self) -> Tick {
         self.at
     }
 
-    /// Measurements that the mean rests on now: rest makes them fewer, never none.
+    /// Measurements that the mean is based on now: idle time reduces their number, never to none.
     pub fn weight(&self, now: Tick) -> f64 {
-        self.weight * REST / (REST + now.seconds_since(self.at))
+        self.weight * IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at))
     }
 
-    /// Makes `now` the origin of time: the mean is as certain as it is now.
+    /// Makes `now` the origin of time, keeping the present certainty of the mean.
     pub fn age(&mut self, now: Tick) {
         (self.weight, self.at) = (self.weight(now), Tick::default());
     }
@@ -84,17 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn after_a_rest_a_measurement_counts_for_much_and_before_it_for_little() {
+    fn after_idle_time_a_measurement_weighs_much_and_before_it_little() {
         let mut steady = Belief::default();
         (0..20).for_each(|_| steady.observe(0.040, at(0)));
-        let mut rested = steady;
+        let mut idle = steady;
         steady.observe(0.080, at(1));
-        rested.observe(0.080, at(3_600));
-        assert!(steady.known().unwrap() < 0.046 && rested.known().unwrap() > 0.070, "{steady:?} {rested:?}");
+        idle.observe(0.080, at(3_600));
+        assert!(steady.known().unwrap() < 0.046 && idle.known().unwrap() > 0.070, "{steady:?} {idle:?}");
     }
 
     #[test]
-    fn what_was_zero_can_grow_again() {
+    fn a_mean_of_zero_can_grow_again() {
         let mut belief = Belief::default();
         (0..8).for_each(|_| belief.observe_of(0.0, 0.02, at(0)));
         (0..12).for_each(|_| belief.observe_of(0.05, 0.02, at(1)));

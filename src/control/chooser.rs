@@ -1,37 +1,41 @@
-//! Leap or ride, and how far: what a round brings against what it takes, at the value of a second.
+//! Chooses between speculation and plain decoding, and the draft length: the tokens of a round
+//! against its time, at the value of a second.
 //!
-//! Deciding is free of the sample: everything here is a function of the past and of drafts made from it, and
-//! drafts are one-hot and verified by sample-and-match, so any cut of them is exact.
+//! The choice does not depend on the sample: everything here is a function of the context and of
+//! drafts made from it, and drafts are one-hot and verified by sample-and-match, so any cut of them
+//! is exact.
 
 use super::rounds::Value;
-use crate::units::Dice;
+use crate::units::SplitMix64;
 
-/// What a round is expected to bring and to cost.
+/// Expected tokens and cost of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quote {
     /// Draft nodes to verify.
     pub nodes: usize,
-    /// Expected tokens, the bonus included.
+    /// Expected tokens, the bonus token included.
     pub tokens: f64,
     /// Expected seconds.
     pub seconds: f64,
 }
 
 impl Quote {
-    /// Seconds won over riding, where a ridden token takes `token` seconds; negative if lost.
+    /// Seconds won over plain decoding, where a plain token takes `token` seconds; negative if
+    /// lost.
     pub fn gain(self, token: f64) -> f64 {
         self.tokens * token - self.seconds
     }
 
-    /// Tokens beyond those that the same seconds bring at `rate` tokens per second.
+    /// Tokens beyond those that the same seconds yield at `rate` tokens per second.
     pub fn surplus(self, rate: f64) -> f64 {
         self.tokens - rate * self.seconds
     }
 }
 
-/// The cut with the most tokens beyond those that its seconds bring elsewhere, at `rate` tokens per second: the rate
-/// that is reached in the long run. A cut for its own best rate would make sure drafts too short. `survival` is by node,
-/// best first; `seconds(n)` is the cost of a round with n nodes. Ties go to the shorter.
+/// The cut with the largest surplus of tokens over those that its seconds yield elsewhere, at
+/// `rate` tokens per second: the rate reached in the long run. A cut for its own best rate would
+/// make certain drafts too short. `survival` is the survival probability by node, best first;
+/// `seconds(n)` is the cost of a round with n nodes. Ties go to the shorter cut.
 pub fn best_cut(survival: &[f64], rate: f64, seconds: impl Fn(usize) -> f64) -> Quote {
     let mut best = Quote { nodes: 0, tokens: 1.0, seconds: seconds(0) };
     let mut tokens = 1.0;
@@ -45,31 +49,33 @@ pub fn best_cut(survival: &[f64], rate: f64, seconds: impl Fn(usize) -> f64) -> 
     best
 }
 
-/// What leaping is judged by.
+/// Inputs of the choice between speculation and plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
-    /// Seconds of a ridden token.
+    /// Seconds per plain token.
     pub token: f64,
-    /// What leaping has brought and would bring: rounds of the session and of its class.
+    /// Yield of speculation: rounds of the session and of its class.
     pub value: Value,
     /// Seconds of an empty round.
     pub empty: f64,
-    /// Extra seconds of going from ride to leap, and of going back.
+    /// Extra seconds of switching from plain decoding to speculation.
     pub switch_in: f64,
-    /// The same of going back.
+    /// Extra seconds of switching back.
     pub switch_out: f64,
-    /// Tokens that are expected to come yet.
+    /// Expected number of tokens still to come.
     pub rest: f64,
 }
 
 impl Outlook {
-    /// Tokens per second in the long run: those of leaping where it is faster than riding.
+    /// Tokens per second in the long run: those of speculation where it is faster than plain
+    /// decoding.
     pub fn rate(&self) -> f64 {
         self.value.rate().unwrap_or(0.0).max(1.0 / self.token)
     }
 
-    /// Whether it pays to leave a ride for this round and those that may be expected to follow it: they must be faster
-    /// than riding by `margin`, and win what it costs to switch there and back.
+    /// True if it pays to leave plain decoding for this round and those expected to follow it: they
+    /// must be faster than plain decoding by `margin`, and win the cost of switching there and
+    /// back.
     pub fn begins(&self, quote: Quote, margin: f64) -> bool {
         if quote.nodes == 0 || quote.gain(self.token) <= 0.0 {
             return false;
@@ -79,8 +85,8 @@ impl Outlook {
             && tokens * self.token - seconds >= self.switch_in + self.switch_out
     }
 
-    /// Tokens and seconds of this round and of those that follow until leaping ends: with the output, or where the
-    /// next gap is better ridden.
+    /// Tokens and seconds of this round and of those that follow until speculation ends: with the
+    /// output, or at the next gap that is better decoded plainly.
     fn ahead(&self, quote: Quote) -> (f64, f64) {
         let rest = (self.rest - quote.tokens).max(0.0);
         let (tokens, seconds) = if self.stays_through_gaps() {
@@ -101,16 +107,17 @@ impl Outlook {
         (quote.tokens + more, quote.seconds + more * seconds / tokens)
     }
 
-    /// Whether gaps between drafts are better passed by empty rounds than by riding.
+    /// True if gaps between drafts are passed faster by empty rounds than by plain decoding.
     fn stays_through_gaps(&self) -> bool {
         self.value.gap * (self.empty - self.token) <= self.switch_in + self.switch_out
     }
 
-    /// Whether a session that leaps goes on with this round. `gap`: empty rounds in a row before it.
+    /// True if a session that speculates goes on with this round. `gap`: consecutive empty rounds
+    /// before it.
     pub fn goes_on(&self, quote: Quote, stay: f64, gap: usize) -> bool {
         let (tokens, seconds) = (self.value.tokens + quote.tokens, self.value.seconds + quote.seconds);
         let rate = tokens / seconds.max(1e-9);
-        // Leaving must be worth the switch: close to the end it seldom is.
+        // Leaving must be worth the switch, which is seldom so close to the end.
         let loss = self.rest * ((1.0 + stay) / rate - self.token);
         if loss > self.switch_out {
             return false;
@@ -126,12 +133,13 @@ impl Outlook {
     }
 }
 
-/// In one round of twenty one node more or less, so that the cost table learns its neighbours.
-pub fn dither(dice: &mut Dice, nodes: usize, most: usize) -> usize {
-    if nodes == 0 || !dice.one_in(20) {
+/// In one round of twenty adds or removes one node, so that the cost table gets values for
+/// neighbouring sizes.
+pub fn dither(rng: &mut SplitMix64, nodes: usize, most: usize) -> usize {
+    if nodes == 0 || !rng.chance(20) {
         return nodes;
     }
-    if dice.one_in(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
+    if rng.chance(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
 }
 
 #[cfg(test)]
@@ -140,14 +148,14 @@ mod tests {
 
     const VALUE: Value =
         Value { rounds: 10.0, tokens: 30.0, seconds: 1.5, drafted: (30.0, 1.5), between_gaps: 1e6, gap: 0.0 };
-    /// A ridden token takes 0.1 s; leaping is twice as fast.
+    /// A plain token takes 0.1 s; speculation is twice as fast.
     const OUTLOOK: Outlook =
         Outlook { token: 0.1, value: VALUE, empty: 0.13, switch_in: 0.1, switch_out: 0.1, rest: 100.0 };
     const ROUND: Quote = Quote { nodes: 4, tokens: 3.0, seconds: 0.15 };
     const NOTHING: Quote = Quote { nodes: 0, tokens: 1.0, seconds: 0.13 };
 
     #[test]
-    fn the_cut_stops_where_a_node_costs_more_than_it_brings() {
+    fn the_cut_stops_where_a_node_costs_more_than_it_yields() {
         let quote = best_cut(&[0.9, 0.8, 0.05, 0.01], 1.0, |nodes| 1.0 + 0.1 * nodes as f64);
         assert_eq!(quote.nodes, 2);
         assert!((quote.surplus(1.0) - (2.7 - 1.2)).abs() < 1e-12);
@@ -155,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn sure_text_is_drafted_as_far_as_a_node_brings_more_than_its_seconds_bring_elsewhere() {
+    fn certain_text_is_drafted_while_a_node_yields_more_than_its_seconds_yield_elsewhere() {
         let survival: Vec<f64> = (1..=32).map(|depth| 0.97_f64.powi(depth)).collect();
         let cost = |nodes: usize| 1.35 + 0.01 * nodes as f64;
         assert_eq!(best_cut(&survival, 10.0, cost).nodes, 32);
@@ -163,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ride_is_left_where_the_stretch_ahead_wins_more_than_the_switches_cost() {
+    fn speculation_begins_where_the_stretch_ahead_wins_more_than_the_switches_cost() {
         assert!(OUTLOOK.begins(ROUND, 0.10));
         assert!(!Outlook { rest: 3.0, ..OUTLOOK }.begins(ROUND, 0.10), "too little is left");
         assert!(!OUTLOOK.begins(ROUND, 1.5), "the margin");
@@ -173,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn short_gaps_are_passed_by_empty_rounds_and_long_ones_are_ridden() {
+    fn short_gaps_are_passed_by_empty_rounds_and_long_ones_by_plain_decoding() {
         assert!(OUTLOOK.goes_on(ROUND, 0.05, 0));
         let short = Outlook { value: Value { gap: 3.0, ..VALUE }, ..OUTLOOK };
         assert!(short.goes_on(NOTHING, 0.05, 0));
@@ -182,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn leaping_that_brings_less_is_left_unless_the_end_is_near() {
+    fn slow_speculation_is_left_unless_the_end_is_near() {
         let losing = Outlook { value: Value { seconds: 4.0, ..VALUE }, ..OUTLOOK };
         let weak = Quote { nodes: 1, tokens: 1.1, seconds: 0.14 };
         assert!(!losing.goes_on(weak, 0.05, 0));
@@ -191,9 +199,9 @@ mod tests {
 
     #[test]
     fn dither_is_rare_and_stays_in_bounds() {
-        let mut dice = Dice::new(7);
-        let moved = (0..2_000).filter(|_| dither(&mut dice, 4, 4) != 4).count();
+        let mut rng = SplitMix64::new(7);
+        let moved = (0..2_000).filter(|_| dither(&mut rng, 4, 4) != 4).count();
         assert!((20..110).contains(&moved), "{moved}");
-        assert!((0..200).all(|_| (1..=3).contains(&dither(&mut dice, 1, 3))));
+        assert!((0..200).all(|_| (1..=3).contains(&dither(&mut rng, 1, 3))));
     }
 }

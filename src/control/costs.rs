@@ -1,8 +1,9 @@
-//! What calls cost, in seconds: measured, weighed, never assumed where a measurement is at hand.
+//! Costs of requests in seconds: measured and weighted, assumed only where there is no measurement.
 //!
-//! The pace of riding is kept by how many requests the engine computes at once; the time of a verify call by the plan
-//! that was really used, the size of the context, that crowd and the number of draft nodes. Rest makes all of it less
-//! certain and forgets none of it, and calls that lost are remembered as well and as long as calls that won.
+//! The plain pace is kept by the engine's concurrency; the time of a verify request by the method
+//! that was used, the size of the context, that concurrency and the number of draft nodes. Idle
+//! time makes all of it less certain and forgets none of it, and measurements of requests that lost
+//! time are kept as long and with the same weight as those of requests that won.
 
 mod ahead;
 mod drafts;
@@ -18,75 +19,79 @@ pub use ahead::Turn;
 use ahead::{Offer, Overlap};
 use drafts::Drafts;
 use joint::Joint;
-pub use pace::SIZES as CROWDS;
-use pace::{Crowd, Pace};
+pub use pace::SIZES as CONCURRENCIES;
+use pace::{ConcurrencyBucket, Pace};
 pub use table::{CONTEXTS, NODES_MAX};
-use table::{Place, Verify};
+use table::{TableKey, Verify};
 
 use super::belief::Belief;
 use super::prospect::Prior;
 use crate::units::Tick;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// Seconds of leaping, in ridden tokens, after which the pace of riding is measured again ...
+/// Seconds of speculation, in plain tokens, after which the plain pace is measured again ...
 const PACE_OLD: f64 = 1200.0;
-/// ... or, where measuring it has been given up, is tried again ...
+/// ... or, where the measurement was given up, is tried again ...
 const PACE_GIVEN_UP: f64 = 100.0;
-/// ... and the ridden tokens that it is measured over.
+/// ... and the plain tokens that it is measured over.
 const PACE_OVER: usize = 4;
-/// Times as many tokens are ridden in vain, beside verify calls that do not end, before that is given up.
-const BESIDE: usize = 32;
-/// Weight of what a probe has found, in measurements.
+/// That measurement is given up after this multiple of plain tokens concurrent with verify
+/// requests.
+const CONCURRENT: usize = 32;
+/// Weight of a probe's result, in measurements.
 const PRIOR_WEIGHT: f64 = 0.5;
-/// Least slope of the verify table before two points are known, in ride tokens per node.
+/// Minimum slope of the verify table before two points are known, in plain tokens per node.
 const SLOPE: f64 = 0.02;
-/// What a node of a draft is taken to cost before any call was measured, in ride tokens.
+/// Assumed cost of a draft node before any request was measured, in plain tokens.
 const NODE: f64 = 0.06;
-/// Guessed time of a token of the model drafter before any was timed, in ride tokens.
+/// Assumed time of a token of the model drafter before any was timed, in plain tokens.
 const DRAFT: f64 = 0.15;
-/// A first call that takes so many times what was expected is not explained by the switch.
-const DEAR: f64 = 6.0;
-/// Times what was expected that a call counts at most beside others: one hiccup is not a trend.
+/// A first request that takes this multiple of the expected time is not explained by the switch.
+const EXPENSIVE: f64 = 6.0;
+/// Maximum of a concurrent request's time that counts, as a multiple of the expected time: one
+/// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
-/// Seconds without a verify call after which hope for a lower cost is half of what it may become.
+/// Seconds without a verify request after which the optimism about a lower cost is half of its
+/// maximum.
 const HOPE: f64 = 600.0;
-/// Draft nodes of a first round: what a call costs is found out by steps.
+/// Draft nodes of a first round: the cost of larger drafts is explored in steps.
 const REACH_FIRST: usize = 4;
 
-/// What the cost of a round depends on besides its draft and the crowd.
+/// The key of a round's cost, besides its draft and the concurrency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// How the draft is verified.
-    pub plan: Plan,
-    /// The plan that is used after it where it decides nothing; `None` if there is none.
-    pub fallback: Option<Plan>,
+    /// Verification method of the draft.
+    pub method: VerifyMethod,
+    /// Method used after it where it decides nothing; `None` if there is none.
+    pub fallback: Option<VerifyMethod>,
     /// Tokens of the context.
     pub context: usize,
 }
 
 impl Way {
-    /// By this plan alone.
-    pub const fn by(plan: Plan, context: usize) -> Self {
-        Self { plan, fallback: None, context }
+    /// By this method alone.
+    pub const fn by(method: VerifyMethod, context: usize) -> Self {
+        Self { method, fallback: None, context }
     }
 }
 
-/// What else was going on at a verify call.
+/// Concurrent work at a verify request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Beside {
-    /// Draft nodes that our calls had on average that were under way with it, itself included.
+pub struct Concurrent {
+    /// Mean number of draft nodes of our verify requests that were in flight with it, itself
+    /// included.
     pub nodes: f64,
     /// Tokens that the model drafter computed for it, before it began.
     pub modelled: usize,
 }
 
-/// What an expected cost rests on.
+/// Basis of an expected cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Basis {
-    /// Nothing: a round is taken to cost a little more than a step.
+    /// None: a round is assumed to cost a little more than a step.
     #[default]
     Guess,
-    /// What a probe has found.
+    /// A probe.
     Probe,
     /// Calls of sessions.
     Measured,
@@ -106,185 +111,192 @@ impl Basis {
 /// The measured costs of one replica.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
-    /// How many requests the engine computes at present, and whether some of them ride beside one that leaps.
+    /// Present concurrency of the engine, and if there are plain requests concurrent with one that
+    /// is speculated on.
     #[serde(skip)]
-    crowd: Crowd,
+    concurrency: ConcurrencyBucket,
     #[serde(skip)]
-    riders: bool,
-    /// Some of the requests are of others.
+    plain_neighbours: bool,
+    /// Some of the requests belong to others.
     #[serde(skip)]
     foreign: bool,
-    /// Share of verify calls beside which others rode, by crowd.
+    /// Share of verify requests with concurrent plain requests, by concurrency.
     company: [Belief; pace::SIZES],
     pace: Pace,
     verify: Verify,
-    /// What a node adds to all our calls together, and what a drafted token takes from the wait for the engine.
+    /// Time that a node adds to each of our concurrent requests, and time that a drafted token
+    /// takes from the wait for the engine.
     nodes: Joint,
     wait: Joint,
-    /// Share of the calls of each plan that decided nothing, by [`Plan::index`].
-    undecided: [Belief; Plan::ALL.len()],
+    /// Share of the verify requests of each method that decided nothing, by
+    /// [`VerifyMethod::index`].
+    undecided: [Belief; VerifyMethod::ALL.len()],
     /// Rounds that overlap.
     #[serde(skip)]
     overlap: Overlap,
     /// Times of the model drafters.
     drafts: Drafts,
-    /// Extra seconds of going from ride to leap, and back, by crowd.
+    /// Extra seconds of switching from plain decoding to speculation, and back, by concurrency.
     switch_in: [Belief; pace::SIZES],
     switch_out: [Belief; pace::SIZES],
-    /// Seconds of leaping since the pace of riding was measured, in ridden tokens, by crowd.
-    leapt: [f64; pace::SIZES],
-    /// Times in a row that measuring a pace was given up: each waits twice as long.
+    /// Seconds of speculation since the plain pace was measured, in plain tokens, by concurrency.
+    speculated: [f64; pace::SIZES],
+    /// Times in a row that measuring a pace was given up: each doubles the wait.
     #[serde(skip)]
     given_up: u32,
-    /// Ridden tokens since the pace was last found old, by crowd.
-    ridden: [usize; pace::SIZES],
-    /// What a probe has found; used where nothing is measured.
+    /// Plain tokens since the pace was last found old, by concurrency.
+    plain: [usize; pace::SIZES],
+    /// Result of a probe, used where nothing is measured.
     #[serde(skip)]
     prior: Option<Arc<Prior>>,
 }
 
 impl Costs {
-    /// Takes what a probe has found, unless it has been taken already.
+    /// Takes the result of a probe, unless it has been taken already.
     pub fn take_prior(&mut self, prior: &Arc<Prior>) {
         if self.prior.as_ref().is_some_and(|known| Arc::ptr_eq(known, prior)) {
             return;
         }
         self.prior = Some(Arc::clone(prior));
-        let token = self.ride_token_expected();
+        let token = self.plain_token_expected();
         self.verify.take_prior(prior, token, Tick::default());
     }
 
-    /// Makes `now` the origin of time: everything is as certain as it is now.
+    /// Makes `now` the origin of time, keeping the present certainty of all measurements.
     pub fn age(&mut self, now: Tick) {
         self.pace.age(now);
         self.verify.age(now);
         self.drafts.age(now);
-        let by_crowd = self.switch_in.iter_mut().chain(&mut self.switch_out).chain(&mut self.company);
-        self.undecided.iter_mut().chain(by_crowd).for_each(|belief| belief.age(now));
+        let by_concurrency = self.switch_in.iter_mut().chain(&mut self.switch_out).chain(&mut self.company);
+        self.undecided.iter_mut().chain(by_concurrency).for_each(|belief| belief.age(now));
     }
 
-    /// Sets how many requests the engine computes at once from now on, and whether there are riders beside one that leaps,
-    /// and requests of others.
-    pub fn crowded(&mut self, requests: usize, riders: bool, foreign: bool) {
-        (self.crowd, self.riders, self.foreign) = (Crowd::of(requests), riders, foreign);
+    /// Sets the present concurrency of the engine, and if there are plain requests concurrent with
+    /// one that is speculated on, and requests of others.
+    pub fn set_concurrency(&mut self, requests: usize, plain_neighbours: bool, foreign: bool) {
+        (self.concurrency, self.plain_neighbours, self.foreign) =
+            (ConcurrencyBucket::of(requests), plain_neighbours, foreign);
     }
 
-    /// The size of the crowd at present, below [`CROWDS`].
-    pub fn crowd_size(&self) -> usize {
-        self.crowd.index()
+    /// The present concurrency bucket, below [`CONCURRENCIES`].
+    pub fn concurrency_size(&self) -> usize {
+        self.concurrency.index()
     }
 
-    /// Notes that a ride brought `tokens` tokens `seconds` after the ones before.
-    pub fn rode(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        if self.pace_is_old() && self.ridden.get(self.crowd.index()) == Some(&0) {
-            self.pace.loosen(self.crowd);
+    /// Notes `tokens` plain tokens that came `seconds` after the ones before.
+    pub fn note_plain(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        if self.pace_is_old() && self.plain.get(self.concurrency.index()) == Some(&0) {
+            self.pace.loosen(self.concurrency);
         }
-        self.pace.rode(self.crowd, seconds, tokens, now);
-        self.ridden_while_old(tokens, PACE_OVER);
+        self.pace.note_plain(self.concurrency, seconds, tokens, now);
+        self.plain_while_old(tokens, PACE_OVER);
     }
 
-    /// Notes that a ride brought `tokens` tokens beside verify calls of others: their pace says nothing, but what is waited
-    /// for does not come if it goes on like that.
-    pub fn rode_beside(&mut self, tokens: usize) {
-        self.ridden_while_old(tokens, PACE_OVER * BESIDE);
+    /// Notes `tokens` plain tokens concurrent with verify requests of others. They do not show the
+    /// pace, but they count towards giving up its measurement.
+    pub fn plain_concurrent(&mut self, tokens: usize) {
+        self.plain_while_old(tokens, PACE_OVER * CONCURRENT);
     }
 
-    fn ridden_while_old(&mut self, tokens: usize, enough: usize) {
-        let (old, known) = (self.pace_is_old(), self.pace.token_of(self.crowd).is_some());
-        let at = self.crowd.index();
-        if let (Some(leapt), Some(ridden)) = (self.leapt.get_mut(at), self.ridden.get_mut(at)) {
-            *ridden = if old { *ridden + tokens } else { 0 };
-            if *ridden >= enough {
+    fn plain_while_old(&mut self, tokens: usize, enough: usize) {
+        let (old, known) = (self.pace_is_old(), self.pace.token_of(self.concurrency).is_some());
+        let at = self.concurrency.index();
+        if let (Some(speculated), Some(plain)) = (self.speculated.get_mut(at), self.plain.get_mut(at)) {
+            *plain = if old { *plain + tokens } else { 0 };
+            if *plain >= enough {
                 self.given_up = if known { 0 } else { (self.given_up + 1).min(10) };
-                (*leapt, *ridden) =
+                (*speculated, *plain) =
                     (if known { 0.0 } else { -PACE_GIVEN_UP * f64::from(1 << self.given_up) }, 0);
             }
         }
     }
 
-    /// Notes seconds of leaping: the pace of riding gets older.
-    pub fn leapt(&mut self, seconds: f64) {
-        let token = self.ride_token_expected();
-        if let Some(leapt) = self.leapt.get_mut(self.crowd.index()) {
-            *leapt += seconds / token;
+    /// Notes seconds of speculation: the plain pace ages.
+    pub fn speculated(&mut self, seconds: f64) {
+        let token = self.plain_token_expected();
+        if let Some(speculated) = self.speculated.get_mut(self.concurrency.index()) {
+            *speculated += seconds / token;
         }
     }
 
-    /// Whether the pace of riding is to be measured again, at the next ride.
+    /// True if the plain pace is to be measured again, with the next plain request.
     pub fn pace_is_old(&self) -> bool {
-        self.leapt_here() >= self.pace_old()
+        self.speculated_here() >= self.pace_old()
     }
 
-    /// Whether that is so overdue that a leap is worth leaving for it.
+    /// True if that is so overdue that speculation should be interrupted for it.
     pub fn pace_is_overdue(&self) -> bool {
-        self.leapt_here() >= 4.0 * self.pace_old().max(PACE_GIVEN_UP)
+        self.speculated_here() >= 4.0 * self.pace_old().max(PACE_GIVEN_UP)
     }
 
-    /// How much leaping, in ridden tokens, makes the pace old: none where it was never measured in such a crowd. What a
-    /// smaller crowd's pace says would make every round look lost.
+    /// Amount of speculation, in plain tokens, after which the pace is old: none where it was never
+    /// measured at this concurrency. The pace of a lower concurrency would make every round look
+    /// like a loss.
     fn pace_old(&self) -> f64 {
-        if self.pace.token_of(self.crowd).is_some() { PACE_OLD } else { 0.0 }
+        if self.pace.token_of(self.concurrency).is_some() { PACE_OLD } else { 0.0 }
     }
 
-    fn leapt_here(&self) -> f64 {
-        self.leapt.get(self.crowd.index()).copied().unwrap_or(0.0)
+    fn speculated_here(&self) -> f64 {
+        self.speculated.get(self.concurrency.index()).copied().unwrap_or(0.0)
     }
 
-    /// Notes a verify call in the middle of leaping.
+    /// Notes a verify request in the middle of a streak of rounds.
     pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
-        let token = self.ride_token_expected();
-        self.verify.observe(self.place(way), nodes, seconds, token, now);
-        let riders = f64::from(u8::from(self.riders));
-        if let Some(company) = self.company.get_mut(self.crowd.index()) {
-            company.count(riders, now);
+        let token = self.plain_token_expected();
+        self.verify.observe(self.position(way), nodes, seconds, token, now);
+        let plain_neighbours = f64::from(u8::from(self.plain_neighbours));
+        if let Some(company) = self.company.get_mut(self.concurrency.index()) {
+            company.count(plain_neighbours, now);
         }
     }
 
-    /// Notes a verify call in the middle of leaping that had another one under way beside it.
+    /// Notes a verify request in the middle of a streak that overlapped with another one.
     pub fn overlapped(&mut self, way: Way, nodes: usize, seconds: f64, turn: Turn, now: Tick) {
         self.overlap.observe(turn, seconds / self.verify(way, nodes).max(1e-9), now);
     }
 
-    /// Whether it pays to send a call before the one is answered that it rests on, where that comes true with probability
-    /// `alive`.
+    /// True if it pays to send a verify request ahead of the result that it builds on, where its
+    /// assumption comes true with probability `alive`.
     pub fn ahead_pays(&self, way: Way, nodes: usize, alive: f64) -> bool {
         let seconds = self.verify(way, nodes);
-        let idle = (self.verify(way, 0) - self.ride_token_expected()).max(0.0);
+        let idle = (self.verify(way, 0) - self.plain_token_expected()).max(0.0);
         nodes > 0 && self.overlap.pays(&Offer { alive, seconds, idle })
     }
 
-    /// Whether it pays to let the model drafter draft for the next round, beside a call with so many nodes, where that fits
-    /// with probability `alive` and then saves `waited` seconds.
-    pub fn sketch_pays(&self, way: Way, nodes: usize, alive: f64, waited: f64) -> bool {
-        self.overlap.sketch_pays(alive, waited / self.verify(way, nodes).max(1e-9))
+    /// True if it pays to let the model drafter draft ahead, concurrent with a verify request of
+    /// `nodes` nodes, where that draft fits with probability `alive` and then saves `waited`
+    /// seconds.
+    pub fn ahead_draft_pays(&self, way: Way, nodes: usize, alive: f64, waited: f64) -> bool {
+        self.overlap.ahead_draft_pays(alive, waited / self.verify(way, nodes).max(1e-9))
     }
 
-    /// Notes whether a call of a plan decided anything.
-    pub fn decided(&mut self, plan: Plan, anything: bool, now: Tick) {
-        if let Some(share) = self.undecided.get_mut(plan.index()) {
+    /// Notes if a verify request of a method decided anything.
+    pub fn decided(&mut self, method: VerifyMethod, anything: bool, now: Tick) {
+        if let Some(share) = self.undecided.get_mut(method.index()) {
             share.count(f64::from(u8::from(!anything)), now);
         }
     }
 
-    /// Notes the first verify call after a ride: what it took beyond what was expected is the cost of switching. It says
-    /// little of calls in the middle of leaping, so a streak must go on to measure one; but one that takes longer than any
-    /// switch is itself that dear, for instance because it reads the whole context.
+    /// Notes the first verify request after plain decoding: its time beyond the expected one is the
+    /// cost of switching. It does not show the time of requests in the middle of a streak, so a
+    /// streak must go on to measure one. A first request that takes longer than any switch is
+    /// itself that expensive, for instance because it reads the whole context.
     pub fn entered(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         let expected = self.call(way, nodes);
-        if !self.verify_measured(way) && seconds > DEAR * expected {
+        if !self.verify_measured(way) && seconds > EXPENSIVE * expected {
             return self.verified(way, nodes, seconds - expected, now);
         }
         let extra = (seconds - expected).max(0.0);
-        let token = self.ride_token_expected();
-        if let Some(belief) = self.switch_in.get_mut(self.crowd.index()) {
+        let token = self.plain_token_expected();
+        if let Some(belief) = self.switch_in.get_mut(self.concurrency.index()) {
             belief.observe_of(extra, token, now);
         }
     }
 
-    /// Notes the first token of a ride that followed a leap, `seconds` after it was asked for.
+    /// Notes the first token of a plain request after a round, `seconds` after it was sent.
     pub fn left(&mut self, seconds: f64, now: Tick) {
-        let belief = self.switch_out.get_mut(self.crowd.index());
-        if let Some((token, belief)) = self.pace.token(self.crowd).zip(belief) {
+        let belief = self.switch_out.get_mut(self.concurrency.index());
+        if let Some((token, belief)) = self.pace.token(self.concurrency).zip(belief) {
             belief.observe_of((seconds - token).max(0.0), token, now);
         }
     }
@@ -299,116 +311,125 @@ impl Costs {
         self.drafts.shadowed(model, seconds, read, now);
     }
 
-    /// Seconds per ridden token; `None` before four were timed.
-    pub fn ride_token(&self) -> Option<f64> {
-        self.pace.token(self.crowd)
+    /// Seconds per plain token; `None` before four were timed.
+    pub fn plain_token(&self) -> Option<f64> {
+        self.pace.token(self.concurrency)
     }
 
-    /// Expected seconds until a round with `nodes` draft nodes is verified: its call, and as often as that decides
-    /// nothing another one by the fallback.
+    /// Expected seconds until a round with `nodes` draft nodes is verified: its request, and with
+    /// the probability that it decides nothing another one by the fallback.
     pub fn verify(&self, way: Way, nodes: usize) -> f64 {
-        let undecided = self.undecided.get(way.plan.index()).and_then(Belief::known).unwrap_or(0.0);
+        let undecided = self.undecided.get(way.method.index()).and_then(Belief::known).unwrap_or(0.0);
         let again = way.fallback.filter(|_| undecided > 0.0);
-        let again = again.map_or(0.0, |plan| undecided * self.call(Way::by(plan, way.context), nodes));
+        let again = again.map_or(0.0, |method| undecided * self.call(Way::by(method, way.context), nodes));
         self.call(way, nodes) + again
     }
 
-    /// Expected seconds of one verify call. What was measured in another crowd is scaled by the paces of both.
+    /// Expected seconds of one verify request. Measurements at another concurrency are scaled by
+    /// the paces of both.
     fn call(&self, way: Way, nodes: usize) -> f64 {
-        self.call_beside(way, nodes, self.riders)
+        self.call_concurrent(way, nodes, self.plain_neighbours)
     }
 
-    /// As [`Self::call`], in the given company.
-    fn call_beside(&self, way: Way, nodes: usize, riders: bool) -> f64 {
-        let token = self.ride_token_expected();
-        let place = Place::new(way.plan, way.context, self.crowd, riders);
-        let known = self.verify.seconds(place, nodes, token);
-        let wait = if riders { token } else { 0.0 };
-        let Some((seconds, crowd)) = known else { return self.guess(nodes) + wait };
-        let paces = self.pace.token_of(self.crowd).zip(self.pace.token_of(crowd));
-        seconds * paces.filter(|_| crowd != self.crowd).map_or(1.0, |(here, there)| here / there)
+    /// As [`Self::call`], with or without concurrent plain requests.
+    fn call_concurrent(&self, way: Way, nodes: usize, plain_neighbours: bool) -> f64 {
+        let token = self.plain_token_expected();
+        let position = TableKey::new(way.method, way.context, self.concurrency, plain_neighbours);
+        let known = self.verify.seconds(position, nodes, token);
+        let wait = if plain_neighbours { token } else { 0.0 };
+        let Some((seconds, concurrency)) = known else { return self.guess(nodes) + wait };
+        let paces = self.pace.token_of(self.concurrency).zip(self.pace.token_of(concurrency));
+        seconds * paces.filter(|_| concurrency != self.concurrency).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// Notes what else was going on at a verify call in the middle of leaping.
-    pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, beside: Beside) {
+    /// Notes the concurrent work at a verify request in the middle of a streak.
+    pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, concurrent: Concurrent) {
         let expected = self.verify(way, nodes);
         let seconds = seconds.min(OUTLIER * expected);
-        self.nodes.observe(self.crowd, beside.nodes, seconds);
-        self.wait.observe(self.crowd, beside.modelled as f64, seconds - expected);
+        self.nodes.observe(self.concurrency, concurrent.nodes, seconds);
+        self.wait.observe(self.concurrency, concurrent.modelled as f64, seconds - expected);
     }
 
-    /// What every call of ours takes longer if each has one node more, seconds; `None` where that is not known yet.
+    /// Seconds that each of our verify requests takes longer if each has one node more; `None`
+    /// before that is known.
     pub fn per_node_of_all(&self) -> Option<f64> {
-        Some(self.nodes.slope(self.crowd)?.max(0.0))
+        Some(self.nodes.slope(self.concurrency)?.max(0.0))
     }
 
-    /// Seconds that a token of the model drafter saves of the wait for the engine, because it is drafted while the engine computes
-    /// for others, and those that calls were measured to be shorter by for it.
+    /// Seconds of the wait for the engine that a token of the model drafter saves because it is
+    /// drafted while the engine computes for others, and the mean saving per measured request.
     pub fn saved_by_drafting(&self, model: u8) -> (f64, f64) {
-        let Some(slope) = self.wait.slope(self.crowd).filter(|_| self.crowd != Crowd::default()) else {
+        let Some(slope) =
+            self.wait.slope(self.concurrency).filter(|_| self.concurrency != ConcurrencyBucket::default())
+        else {
             return (0.0, 0.0);
         };
         let saved = (-slope).clamp(0.0, self.draft_token(model));
-        (saved, saved * self.wait.mean(self.crowd))
+        (saved, saved * self.wait.mean(self.concurrency))
     }
 
-    /// What each node of a draft adds to a call, seconds, as measured; 0 where that is not known yet.
+    /// Seconds that each draft node adds to a verify request, as measured; 0 before that is known.
     pub fn per_node(&self, way: Way) -> f64 {
-        self.verify.slope(self.place(way)).unwrap_or(0.0)
+        self.verify.slope(self.position(way)).unwrap_or(0.0)
     }
 
-    /// What a call is taken to cost where nothing was measured.
+    /// Assumed cost of a verify request where nothing was measured.
     fn guess(&self, nodes: usize) -> f64 {
-        self.ride_token_expected() * (1.05 + NODE * nodes as f64)
+        self.plain_token_expected() * (1.05 + NODE * nodes as f64)
     }
 
-    /// What a call will cost a session that begins to leap, as low as it may be. Sessions that ride side by side judge
-    /// alike, so that those that can leap begin together, and beside leapers no call waits for a step that is under way:
-    /// whether riders stay is taken from what was seen. And what was measured long ago may be nearer to a guess than to its
-    /// mean, so that a cost that was high once is tried again some day.
+    /// Optimistic cost of a verify request for a session that begins to speculate. Sessions that
+    /// decode plainly at the same time decide alike, so those that can speculate begin together,
+    /// and without plain neighbours no request waits for a step in progress: the probability that
+    /// plain neighbours remain is measured. An old measurement is moved from its mean towards the
+    /// guess, so that a cost that was high once is tried again some day.
     pub fn hopeful(&self, way: Way, nodes: usize, now: Tick) -> f64 {
-        let stay = self.company.get(self.crowd.index()).and_then(Belief::known).unwrap_or(0.0);
-        let (beside, among) = (self.call_beside(way, nodes, true), self.call_beside(way, nodes, false));
-        let mean = if self.riders && !self.foreign {
-            stay * beside + (1.0 - stay) * among
+        let stay = self.company.get(self.concurrency.index()).and_then(Belief::known).unwrap_or(0.0);
+        let (concurrent, among) =
+            (self.call_concurrent(way, nodes, true), self.call_concurrent(way, nodes, false));
+        let mean = if self.plain_neighbours && !self.foreign {
+            stay * concurrent + (1.0 - stay) * among
         } else {
             self.verify(way, nodes)
         };
-        let rest = self.verify.rest(self.place(way), now);
+        let rest = self.verify.rest(self.position(way), now);
         mean + (self.guess(nodes) - mean).min(0.0) * rest / (rest + HOPE)
     }
 
-    /// Most draft nodes whose cost can be told from what was measured: twice as many as the largest draft so far.
+    /// Maximum draft nodes whose cost can be predicted from measurements: twice as many as the
+    /// largest draft so far.
     pub fn reach(&self, way: Way) -> usize {
-        self.verify.reach(self.place(way)).map_or(REACH_FIRST, |reach| (2 * reach).max(REACH_FIRST))
+        self.verify.reach(self.position(way)).map_or(REACH_FIRST, |reach| (2 * reach).max(REACH_FIRST))
     }
 
-    /// What the expected cost of calls by this way rests on.
+    /// Basis of the expected cost of verify requests by this method and context.
     pub fn basis(&self, way: Way) -> Basis {
-        match self.verify.reach(self.place(way)) {
+        match self.verify.reach(self.position(way)) {
             None => Basis::Guess,
-            Some(_) if self.verify.is_measured(self.place(way)) => Basis::Measured,
+            Some(_) if self.verify.is_measured(self.position(way)) => Basis::Measured,
             Some(_) => Basis::Probe,
         }
     }
 
-    /// Whether a call of this plan with a context of this size in this crowd was measured, by a session or a probe.
+    /// True if a verify request of this method with a context of this size was measured at this
+    /// concurrency, by a session or a probe.
     pub fn verify_measured(&self, way: Way) -> bool {
-        self.verify.is_known(self.place(way))
+        self.verify.is_known(self.position(way))
     }
 
-    fn place(&self, way: Way) -> Place {
-        Place::new(way.plan, way.context, self.crowd, self.riders)
+    fn position(&self, way: Way) -> TableKey {
+        TableKey::new(way.method, way.context, self.concurrency, self.plain_neighbours)
     }
 
-    /// Expected seconds per token of a model drafter. Before that is measured, a guess that no shadow pass
-    /// contradicts: reading a few tokens at once takes no less than saying one.
+    /// Expected seconds per token of a model drafter. Before that is measured, a guess bounded by
+    /// the shadow passes: reading a few tokens at once takes no less than generating one.
     pub fn draft_token(&self, model: u8) -> f64 {
-        let (times, guess) = (self.drafts.of(model), || self.ride_token_expected() * DRAFT);
+        let (times, guess) = (self.drafts.of(model), || self.plain_token_expected() * DRAFT);
         times.token.known().unwrap_or_else(|| times.chunk.known().unwrap_or(f64::MAX).min(guess()))
     }
 
-    /// Expected seconds of a pass in which a model drafter reads the prompt; `None` before the first.
+    /// Expected seconds of a pass in which a model drafter reads the prompt; `None` before the
+    /// first.
     pub fn reading(&self, model: u8) -> Option<f64> {
         self.drafts.of(model).reading.known()
     }
@@ -418,33 +439,34 @@ impl Costs {
         self.drafts.of(model).shadow.known()
     }
 
-    /// Expected extra seconds of going from ride to leap.
+    /// Expected extra seconds of switching from plain decoding to speculation.
     pub fn switch_in(&self) -> f64 {
         self.switch(&self.switch_in, self.prior.as_ref().and_then(|prior| prior.switch_in))
     }
 
-    /// Expected extra seconds of going from leap to ride.
+    /// Expected extra seconds of switching from speculation to plain decoding.
     pub fn switch_out(&self) -> f64 {
         self.switch(&self.switch_out, self.prior.as_ref().and_then(|prior| prior.switch_out))
     }
 
-    /// What was measured in this crowd, else in the nearest smaller one: a queue that a large crowd has says nothing of a
-    /// small one. Else what a probe has found, else a ridden token.
+    /// The measurement at this concurrency, else at the nearest lower one: the queue of a high
+    /// concurrency does not apply to a low one. Else the probe's result, else a plain token.
     fn switch(&self, measured: &[Belief], prior: Option<f64>) -> f64 {
-        let mut smaller = measured.iter().take(self.crowd.index() + 1).rev();
-        smaller.find_map(Belief::known).or(prior).unwrap_or_else(|| self.ride_token_expected())
+        let mut smaller = measured.iter().take(self.concurrency.index() + 1).rev();
+        smaller.find_map(Belief::known).or(prior).unwrap_or_else(|| self.plain_token_expected())
     }
 
-    /// Whether cancelling a ride takes so long that rides should be asked for in bounded pieces.
+    /// True if cancelling a plain request takes so long that plain requests should be bounded in
+    /// length.
     pub fn cancels_slowly(&self) -> bool {
         let cancel = self.prior.as_ref().and_then(|prior| prior.cancel);
-        cancel.is_some_and(|cancel| cancel > 3.0 * self.ride_token_expected())
+        cancel.is_some_and(|cancel| cancel > 3.0 * self.plain_token_expected())
     }
 
-    /// Seconds per ridden token, measured here or by a probe, or a guess before anything is known.
-    pub fn ride_token_expected(&self) -> f64 {
+    /// Seconds per plain token, measured here or by a probe, or a guess before either.
+    pub fn plain_token_expected(&self) -> f64 {
         let prior = || self.prior.as_ref()?.token;
-        self.ride_token().or_else(prior).unwrap_or(0.02)
+        self.plain_token().or_else(prior).unwrap_or(0.02)
     }
 }
 

@@ -1,13 +1,13 @@
-//! Live reasons not to leap that an engine's own figures give.
+//! Load gates: reasons for plain decoding from an engine's own load report.
 //!
-//! What Foretell's own verify calls add to the figures is taken off first: a fan-out that waits for its slots
-//! must not close the gate on itself.
+//! The share of Foretell's own verify requests is subtracted first: a fan-out that waits for its
+//! slots must not close the gate on itself.
 
 use std::time::Duration;
 
-use crate::words::RideReason;
+use crate::words::PlainReason;
 
-/// The load of an engine, as it reported it last.
+/// The last load report of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Signal {
     /// Requests being computed.
@@ -16,45 +16,46 @@ pub struct Signal {
     pub waiting: u32,
     /// Share of the KV memory in use, 0 to 1; `None` if the engine does not report it.
     pub kv_usage: Option<f64>,
-    /// Most requests that the engine computes at once; `None` if it does not report that.
+    /// Maximum requests that the engine computes at once; `None` if it does not report that.
     pub limit: Option<u32>,
-    /// Sequences of Foretell's own verify calls among them.
+    /// Sequences of Foretell's own verify requests among them.
     pub own: u32,
-    /// Calls that were under way through this Foretell when it was reported; one of several sequences counts once.
+    /// Requests in flight through this Foretell at the time of the report; one with several
+    /// sequences counts once.
     pub calls: u32,
     /// Time since the report.
     pub age: Duration,
 }
 
 impl Signal {
-    /// Whether only Foretell's own verify calls are computed or wait.
+    /// True if only Foretell's own verify requests are computed or wait.
     pub fn is_idle(&self) -> bool {
         self.running.saturating_add(self.waiting) <= self.own
     }
 }
 
-/// The bounds beyond which leaping is not allowed.
+/// The limits beyond which speculation is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadGates {
-    /// Above so many waiting requests.
+    /// Maximum waiting requests.
     pub waiting: u32,
-    /// Above this share of the KV memory.
+    /// Maximum share of the KV memory in use.
     pub kv: f64,
-    /// When the signal is older than this.
+    /// Maximum age of the signal.
     pub stale: Duration,
 }
 
 impl LoadGates {
-    /// The gate that is closed; `None` if none is. Without a `signal` none is closed: the engine has not reported
-    /// its load yet, or never does.
-    pub fn closed(&self, signal: Option<&Signal>) -> Option<RideReason> {
+    /// The gate that is closed; `None` if none is. Without a `signal` none is closed: the engine
+    /// has not reported its load yet, or never does.
+    pub fn closed(&self, signal: Option<&Signal>) -> Option<PlainReason> {
         let signal = signal?;
         if signal.age > self.stale {
-            return Some(RideReason::GateStale);
+            return Some(PlainReason::GateStale);
         }
         let waiting = signal.waiting.saturating_sub(signal.own);
         let full = signal.kv_usage.is_some_and(|usage| usage > self.kv);
-        (waiting > self.waiting || full).then_some(RideReason::GateLoad)
+        (waiting > self.waiting || full).then_some(PlainReason::GateLoad)
     }
 }
 
@@ -74,23 +75,26 @@ mod tests {
     };
 
     #[test]
-    fn what_waits_or_fills_the_memory_closes_the_gate() {
+    fn waiting_requests_or_a_full_kv_cache_close_the_gate() {
         assert_eq!(GATES.closed(Some(&QUIET)), None);
-        assert_eq!(GATES.closed(Some(&Signal { waiting: 1, ..QUIET })), Some(RideReason::GateLoad));
-        assert_eq!(GATES.closed(Some(&Signal { kv_usage: Some(0.95), ..QUIET })), Some(RideReason::GateLoad));
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 1, ..QUIET })), Some(PlainReason::GateLoad));
+        assert_eq!(
+            GATES.closed(Some(&Signal { kv_usage: Some(0.95), ..QUIET })),
+            Some(PlainReason::GateLoad)
+        );
         assert_eq!(GATES.closed(Some(&Signal { kv_usage: None, ..QUIET })), None);
     }
 
     #[test]
-    fn our_own_verify_calls_do_not_count() {
+    fn our_own_verify_requests_do_not_count() {
         assert_eq!(GATES.closed(Some(&Signal { waiting: 4, own: 5, ..QUIET })), None);
-        assert_eq!(GATES.closed(Some(&Signal { waiting: 6, own: 5, ..QUIET })), Some(RideReason::GateLoad));
+        assert_eq!(GATES.closed(Some(&Signal { waiting: 6, own: 5, ..QUIET })), Some(PlainReason::GateLoad));
     }
 
     #[test]
     fn an_old_signal_closes_and_no_signal_does_not() {
         let old = Signal { age: Duration::from_secs(3), ..QUIET };
-        assert_eq!(GATES.closed(Some(&old)), Some(RideReason::GateStale));
+        assert_eq!(GATES.closed(Some(&old)), Some(PlainReason::GateStale));
         assert_eq!(GATES.closed(None), None);
     }
 }

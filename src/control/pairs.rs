@@ -1,4 +1,5 @@
-//! Maps whose keys are no texts, written as lists of pairs: keys of JSON objects are texts.
+//! Serializes maps whose keys are not strings as lists of pairs, since keys of JSON objects are
+//! strings.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

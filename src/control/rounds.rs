@@ -1,12 +1,14 @@
-//! Rounds, real and virtual, of a class of requests or of one: what leaping brings over a stretch.
+//! Rounds, real and virtual, of a class of requests or of one: the yield of speculation over a
+//! stretch.
 //!
-//! Rounds are kept as what they computed and brought, not as how long they took: a virtual round took no time, and a
-//! cost that is learnt later revalues the rounds before it. Places without a draft are told apart from rounds with
-//! one: a session may stay through them with empty rounds, or ride until there is a draft again, whichever is cheaper.
+//! Rounds are kept as the nodes they computed and the tokens they yielded, without their durations:
+//! a virtual round took no time, and a cost that is measured later revalues the rounds before it.
+//! Positions without a draft are distinguished from rounds with one: a session may pass them with
+//! empty rounds, or decode plainly until there is a draft again, whichever is less expensive.
 
 use serde::{Deserialize, Serialize};
 
-/// Most draft nodes with an entry of their own; larger drafts share the last.
+/// Maximum draft nodes with an entry of their own; larger drafts share the last.
 const NODES: usize = 32;
 
 /// Decayed sums over rounds with the same number of nodes.
@@ -18,35 +20,36 @@ struct Sum {
     modelled: f64,
 }
 
-/// What is remembered of rounds.
+/// Decayed statistics of rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
-    /// By number of nodes. The first stands for places without a draft: one token each.
+    /// By number of nodes. The first stands for positions without a draft: one token each.
     sums: Vec<Sum>,
-    /// Stretches of places without a draft.
+    /// Number of gaps, which are stretches of positions without a draft.
     gaps: f64,
-    /// The last round was such a place.
+    /// The last round was such a position.
     in_gap: bool,
-    /// Weight of what was remembered when one more round is added.
+    /// Factor for the old sums when one more round is added.
     keep: f64,
 }
 
 /// Prices by which rounds are valued, in seconds.
 pub struct Prices<'a> {
-    /// Of a round with so many nodes, for which the model drafter computed so many tokens.
+    /// Price of a round with this many nodes, for which the model drafter computed this many
+    /// tokens.
     pub round: &'a dyn Fn(usize, f64) -> f64,
-    /// Of a ridden token.
+    /// Price of a plain token.
     pub token: f64,
-    /// Of going from leap to ride and back again.
+    /// Price of switching from speculation to plain decoding and back again.
     pub switches: f64,
 }
 
 /// Rounds at given prices.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
-    /// Rounds and places without a draft, decayed.
+    /// Rounds and positions without a draft, decayed.
     pub rounds: f64,
-    /// Tokens that they brought.
+    /// Tokens that they yielded.
     pub tokens: f64,
     /// Seconds that they would take.
     pub seconds: f64,
@@ -59,7 +62,7 @@ pub struct Value {
 }
 
 impl Rounds {
-    /// Remembers about so many rounds.
+    /// Statistics that decay over about `rounds` rounds.
     pub fn remembering(rounds: f64) -> Self {
         Self {
             sums: vec![Sum::default(); NODES + 1],
@@ -69,8 +72,8 @@ impl Rounds {
         }
     }
 
-    /// Notes a round: nodes verified, tokens that the model drafter computed for it, tokens that became the past. Without
-    /// nodes it is a place for which there was no draft.
+    /// Notes a round: nodes verified, tokens that the model drafter computed for it, tokens that it
+    /// added to the context. Without nodes it is a position without a draft.
     pub fn push(&mut self, nodes: usize, modelled: usize, tokens: usize) {
         for sum in &mut self.sums {
             sum.rounds *= self.keep;
@@ -89,12 +92,12 @@ impl Rounds {
         }
     }
 
-    /// Rounds remembered, decayed.
+    /// Number of rounds, decayed.
     pub fn count(&self) -> f64 {
         self.sums.iter().map(|sum| sum.rounds).sum()
     }
 
-    /// What the rounds are worth at `prices`.
+    /// The value of the rounds at `prices`.
     pub fn value(&self, prices: &Prices<'_>) -> Value {
         let mut value = Value::default();
         let mut drafted = 0.0;
@@ -116,12 +119,12 @@ impl Rounds {
 }
 
 impl Value {
-    /// Tokens per second; `None` for no rounds.
+    /// Tokens per second; `None` without rounds.
     pub fn rate(&self) -> Option<f64> {
         (self.rounds > 1e-6).then(|| self.tokens / self.seconds.max(1e-9))
     }
 
-    /// This value, with another that weighs `weight` rounds beside it.
+    /// This value combined with another one, which counts for at most `weight` rounds.
     #[must_use]
     pub fn with(&self, other: &Self, weight: f64) -> Self {
         let share = if other.rounds > 1e-6 { (weight / other.rounds).min(1.0) } else { 0.0 };
@@ -152,18 +155,21 @@ mod tests {
     }
 
     #[test]
-    fn rounds_are_valued_at_the_prices_of_the_day() {
+    fn rounds_are_valued_at_the_given_prices() {
         let mut rounds = Rounds::remembering(1e9);
         rounds.push(4, 4, 5);
         rounds.push(4, 0, 3);
-        let cheap = rounds.value(&prices(&|_, modelled| 0.1 + 0.001 * modelled, 0.2));
-        assert!((cheap.tokens - 8.0).abs() < 1e-6 && (cheap.seconds - 0.204).abs() < 1e-6, "{cheap:?}");
-        let dear = rounds.value(&prices(&|nodes, modelled| 0.1 * nodes as f64 + 0.001 * modelled, 0.2));
-        assert!((dear.rate().unwrap() - 8.0 / 0.804).abs() < 1e-6, "{dear:?}");
+        let inexpensive = rounds.value(&prices(&|_, modelled| 0.1 + 0.001 * modelled, 0.2));
+        assert!(
+            (inexpensive.tokens - 8.0).abs() < 1e-6 && (inexpensive.seconds - 0.204).abs() < 1e-6,
+            "{inexpensive:?}"
+        );
+        let expensive = rounds.value(&prices(&|nodes, modelled| 0.1 * nodes as f64 + 0.001 * modelled, 0.2));
+        assert!((expensive.rate().unwrap() - 8.0 / 0.804).abs() < 1e-6, "{expensive:?}");
     }
 
     #[test]
-    fn places_without_a_draft_cost_the_cheaper_of_staying_and_leaving() {
+    fn positions_without_a_draft_cost_the_minimum_of_staying_and_leaving() {
         let mut rounds = Rounds::remembering(1e9);
         for _ in 0..2 {
             rounds.push(4, 0, 5);
@@ -177,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_fades_and_a_class_weighs_no_more_than_it_is_given() {
+    fn old_rounds_decay_and_a_class_weighs_no_more_than_its_weight() {
         let mut own = Rounds::remembering(16.0);
         (0..200).for_each(|_| own.push(4, 0, 5));
         (0..40).for_each(|_| own.push(4, 0, 1));

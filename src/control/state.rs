@@ -1,44 +1,45 @@
-//! What is kept of a replica and of an epoch.
+//! The state kept for a replica and for an epoch.
 //!
-//! They live apart because they end apart: another model behind a replica says nothing about what its calls cost.
+//! They are separate because they end separately: another model behind a replica does not change
+//! the costs of its requests.
 
 use serde::{Deserialize, Serialize};
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::account::Account;
 use super::budget::Budget;
-use super::costs::{CROWDS, Costs};
+use super::costs::{CONCURRENCIES, Costs};
 use super::gates::Signal;
 use super::hedge::Hedges;
+use super::regret_budget::RegretBudget;
 use super::rounds::Rounds;
-use super::survival::{Heat, Survival};
+use super::survival::{Survival, TemperatureBucket};
 use super::switchback::Switchback;
 use crate::draft::DrafterId;
 
-/// What has been learnt about one replica.
+/// The measurements of one replica.
 #[derive(Debug, Default)]
 pub struct ReplicaState {
-    /// What its calls cost.
+    /// Costs of its requests.
     pub costs: Costs,
-    /// What leaping may still lose there, by crowd.
-    pub accounts: Accounts,
+    /// Regret budgets, by concurrency.
+    pub regret_budgets: RegretBudgets,
     /// The requests that its engine computes.
-    pub crowd: Crowd,
-    /// What may be computed for nothing while others wait for the engine.
+    pub concurrency: Concurrency,
+    /// Draft tokens that may still be computed in vain while others wait for the engine.
     pub budget: Budget,
-    /// Its ride-only windows.
+    /// Its plain windows.
     pub switchback: Switchback,
 }
 
-/// The accounts of one replica, by the size of its crowd.
+/// The regret budgets of one replica, by concurrency.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Accounts([Account; CROWDS]);
+pub struct RegretBudgets([RegretBudget; CONCURRENCIES]);
 
-impl Accounts {
-    /// The account of a size of crowd.
-    pub fn of(&mut self, size: usize) -> &mut Account {
+impl RegretBudgets {
+    /// The regret budget of a concurrency bucket.
+    pub fn of(&mut self, size: usize) -> &mut RegretBudget {
         let [first, others @ ..] = &mut self.0;
         let others_len = others.len();
         match size.checked_sub(1) {
@@ -48,100 +49,104 @@ impl Accounts {
     }
 }
 
-/// A report older than this says nothing of who computes now.
+/// Reports older than this are ignored: they do not show the present concurrency.
 const STALE: Duration = Duration::from_secs(2);
 
-/// An engine that reports no limit of requests is taken to compute at least so many at once.
+/// Assumed minimum concurrency of an engine that reports no limit of requests.
 const AT_ONCE: usize = 8;
 
-/// How many requests an engine computes at once: ours, and those of others that it reports.
+/// Number of requests that an engine computes at once: ours, and those of others that it reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Crowd {
+pub struct Concurrency {
     ours: usize,
-    leaping: usize,
+    speculating: usize,
     others: usize,
-    /// Most that it computed while nothing waited, and the limit that it reports.
+    /// Maximum that it computed while nothing waited, and the limit that it reports.
     most: usize,
     limit: Option<u32>,
     /// Share of the engine's KV memory in use; 0 where it does not report that.
     kv: f64,
-    /// Requests other than our verify calls wait.
+    /// Requests other than our verify requests wait.
     waits: bool,
-    /// Our verify calls: under way, and all that began.
-    under_way: Calls,
+    /// Our verify requests: in flight, and all that were sent.
+    in_flight: Calls,
     begun: Calls,
 }
 
-/// Verify calls, and their draft nodes.
+/// Verify requests, and their draft nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Calls {
     calls: usize,
     nodes: usize,
 }
 
-/// A verify call of ours that is under way.
+/// A verify request of ours in flight.
 #[derive(Clone, Copy, Debug)]
-pub struct UnderWay {
+pub struct InFlight {
     nodes: usize,
-    /// What was under way when it began, itself included.
+    /// The requests in flight when it was sent, itself included.
     with: Calls,
-    /// What had begun by then.
+    /// All requests sent by then.
     after: Calls,
 }
 
-impl Crowd {
-    /// One more of ours.
+impl Concurrency {
+    /// One more of our requests.
     pub fn enter(&mut self) {
         self.ours += 1;
     }
 
-    /// One of ours less.
+    /// One of our requests less.
     pub fn leave(&mut self) {
         self.ours = self.ours.saturating_sub(1);
     }
 
-    /// One of ours leaps, or (`false`) rides again.
-    pub fn leaps(&mut self, leaps: bool) {
-        self.leaping = if leaps { self.leaping + 1 } else { self.leaping.saturating_sub(1) };
+    /// One of our requests is speculated on, or (`false`) decoded plainly again.
+    pub fn speculates(&mut self, speculates: bool) {
+        self.speculating = if speculates { self.speculating + 1 } else { self.speculating.saturating_sub(1) };
     }
 
-    /// A verify call of ours with so many draft nodes begins.
-    pub fn call_begins(&mut self, nodes: usize) -> UnderWay {
-        for calls in [&mut self.under_way, &mut self.begun] {
+    /// A verify request of ours with `nodes` draft nodes is sent.
+    pub fn call_begins(&mut self, nodes: usize) -> InFlight {
+        for calls in [&mut self.in_flight, &mut self.begun] {
             (calls.calls, calls.nodes) = (calls.calls.wrapping_add(1), calls.nodes.wrapping_add(nodes));
         }
-        UnderWay { nodes, with: self.under_way, after: self.begun }
+        InFlight { nodes, with: self.in_flight, after: self.begun }
     }
 
-    /// It ends. Returns the draft nodes that the calls had on average that were under way at any time with it, itself
-    /// included.
-    pub fn call_ends(&mut self, call: UnderWay) -> f64 {
-        let UnderWay { nodes, with, after } = call;
-        self.under_way.calls = self.under_way.calls.saturating_sub(1);
-        self.under_way.nodes = self.under_way.nodes.saturating_sub(nodes);
+    /// It ends. Returns the mean number of draft nodes of the verify requests that were in flight
+    /// at any time with it, itself included.
+    pub fn call_ends(&mut self, call: InFlight) -> f64 {
+        let InFlight { nodes, with, after } = call;
+        self.in_flight.calls = self.in_flight.calls.saturating_sub(1);
+        self.in_flight.nodes = self.in_flight.nodes.saturating_sub(nodes);
         let calls = with.calls + self.begun.calls.wrapping_sub(after.calls);
         let all = with.nodes + self.begun.nodes.wrapping_sub(after.nodes);
         all as f64 / calls.max(1) as f64
     }
 
-    /// Whether none of ours leaps: what is ridden now shows the pace that riding alone has.
-    pub fn rides(&self) -> bool {
-        self.leaping == 0
+    /// True if none of our requests is speculated on: plain tokens then show the pace of plain
+    /// decoding alone.
+    pub fn all_plain(&self) -> bool {
+        self.speculating == 0
     }
 
-    /// Whether requests ride beside one of ours that leaps, or would if it did.
-    pub fn has_riders_beside(&self) -> bool {
-        self.others > 0 || self.ours > self.leaping.max(1)
+    /// True if requests are decoded plainly concurrent with one of ours that is speculated on, or
+    /// would be if it were.
+    pub fn has_plain_neighbours(&self) -> bool {
+        self.others > 0 || self.ours > self.speculating.max(1)
     }
 
-    /// The engine has reported its load. What it reports beyond the sequences of our own calls at that time is of others.
-    pub fn hear(&mut self, signal: &Signal) {
+    /// Takes a load report of the engine. Requests beyond the sequences of our own at that time
+    /// belong to others.
+    pub fn set_signal(&mut self, signal: &Signal) {
         if signal.age > STALE {
             return;
         }
         let reported = signal.running.saturating_add(signal.waiting) as usize;
-        // Each of ours that leaps has a verify call under way, or several, of one sequence or several each.
-        let rounds = self.leaping.max(self.under_way.calls).min(signal.own as usize);
+        // Each of ours that is speculated on has one or several verify requests in flight, of one
+        // or several sequences each.
+        let rounds = self.speculating.max(self.in_flight.calls).min(signal.own as usize);
         let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
         self.others = reported.saturating_sub(sequences);
         self.waits = signal.waiting > signal.own;
@@ -152,8 +157,9 @@ impl Crowd {
         }
     }
 
-    /// How busy the engine is, 0 to 1: the largest of its KV usage, its requests ÷ its limit (else ÷ the most that it
-    /// computed while nothing waited), and 1 where something waits.
+    /// Load of the engine, 0 to 1: the maximum of its KV usage and its requests ÷ its limit
+    /// (without a limit ÷ the maximum that it computed while nothing waited); 1 where something
+    /// waits.
     pub fn load(&self) -> f64 {
         let limit = self.limit.map_or(self.most.max(AT_ONCE), |limit| limit.max(1) as usize);
         let busy = (self.ours + self.others) as f64 / limit as f64;
@@ -165,9 +171,9 @@ impl Crowd {
         (self.ours + self.others).max(1)
     }
 
-    /// Requests of ours that leap.
-    pub fn leaping(&self) -> usize {
-        self.leaping
+    /// Requests of ours that are speculated on.
+    pub fn speculating(&self) -> usize {
+        self.speculating
     }
 
     /// Requests of ours.
@@ -181,34 +187,34 @@ impl Crowd {
     }
 }
 
-/// What has been learnt about one epoch: a model behind a replica, since it started.
+/// The measurements of one epoch: a model behind a replica, since it started.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct EpochState {
-    /// How likely drafted tokens are accepted.
+    /// Survival probabilities of drafted tokens.
     pub survival: Survival,
-    /// How long outputs become.
+    /// Lengths of outputs.
     pub length: Length,
     /// Rounds by class of requests.
     pub classes: Classes,
-    /// Which of several models drafts.
+    /// Choice of the drafter among several models.
     pub hedges: Hedges,
     /// The names of the models that have drafted, by their numbers.
     pub models: Vec<String>,
 }
 
-/// Requests that are likely to be alike: the same drafter, temperature and kind.
+/// Requests that are expected to be alike: the same drafter, temperature bucket and kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Class {
     drafter: DrafterId,
-    heat: Heat,
+    bucket: TemperatureBucket,
     kind: u64,
 }
 
 impl Class {
-    /// The requests of a drafter and a temperature; `kind` is a number for everything else that requests are told apart by:
-    /// policy and route.
-    pub const fn new(drafter: DrafterId, heat: Heat, kind: u64) -> Self {
-        Self { drafter: drafter.learnt_as(), heat, kind }
+    /// The requests of a drafter and a temperature; `kind` is a number for all else that
+    /// distinguishes requests: policy and route.
+    pub const fn new(drafter: DrafterId, bucket: TemperatureBucket, kind: u64) -> Self {
+        Self { drafter: drafter.learnt_as(), bucket, kind }
     }
 
     /// The drafter.
@@ -216,9 +222,9 @@ impl Class {
         self.drafter
     }
 
-    /// The temperature.
-    pub const fn heat(self) -> Heat {
-        self.heat
+    /// The temperature bucket.
+    pub const fn bucket(self) -> TemperatureBucket {
+        self.bucket
     }
 }
 
@@ -230,14 +236,15 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// Most classes that are kept.
-    const MOST: usize = 512;
-    /// Rounds that a class remembers.
+    /// Maximum number of classes that are kept.
+    const MAX: usize = 512;
+    /// Decay of a class's measurements, in rounds.
     const MEMORY: f64 = 300.0;
 
-    /// Notes a round of a class; see [`Rounds::push`]. Where there are too many classes the one with the fewest rounds makes room.
+    /// Notes a round of a class; see [`Rounds::push`]. Above the maximum the class with the fewest
+    /// rounds is dropped.
     pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
-        if self.rounds.len() >= Self::MOST && !self.rounds.contains_key(&class) {
+        if self.rounds.len() >= Self::MAX && !self.rounds.contains_key(&class) {
             let fewest = self.rounds.iter().min_by(|a, b| a.1.count().total_cmp(&b.1.count()));
             if let Some(fewest) = fewest.map(|(class, _)| *class) {
                 self.rounds.remove(&fewest);
@@ -263,15 +270,15 @@ pub struct Length {
 impl Length {
     /// Mean length before any output was seen.
     const PRIOR: f64 = 256.0;
-    /// However long an output is already, this much more is expected.
-    const REST_LEAST: f64 = 32.0;
-    /// Outputs that the mean remembers.
+    /// Minimum of expected further tokens, however long an output is already.
+    const MIN_REMAINDER: f64 = 32.0;
+    /// Decay of the mean, in outputs.
     const MEMORY: f64 = 64.0;
 
-    /// Tokens that an output of `done` tokens may still be expected to have.
-    pub fn expected_rest(&self, done: usize) -> f64 {
+    /// Expected number of tokens still to come of an output of `done` tokens.
+    pub fn expected_remainder(&self, done: usize) -> f64 {
         let length = (self.mean * self.seen + Self::PRIOR * 2.0) / (self.seen + 2.0);
-        (length - done as f64).max(Self::REST_LEAST)
+        (length - done as f64).max(Self::MIN_REMAINDER)
     }
 
     #[cfg(test)]
@@ -291,24 +298,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_are_expected_to_be_as_long_as_they_were() {
+    fn outputs_are_expected_to_have_the_mean_length_of_earlier_ones() {
         let mut length = Length::default();
-        assert!((length.expected_rest(0) - 256.0).abs() < 1e-9);
+        assert!((length.expected_remainder(0) - 256.0).abs() < 1e-9);
         (0..64).for_each(|_| length.ended(1_000));
-        assert!((900.0..1_000.0).contains(&length.expected_rest(0)));
-        assert!((length.expected_rest(5_000) - 32.0).abs() < 1e-9);
+        assert!((900.0..1_000.0).contains(&length.expected_remainder(0)));
+        assert!((length.expected_remainder(5_000) - 32.0).abs() < 1e-9);
     }
 
     #[test]
-    fn a_call_is_beside_those_that_were_under_way_when_it_began_and_those_that_began_before_it_ended() {
-        let mut crowd = Crowd::default();
-        let first = crowd.call_begins(4);
-        let second = crowd.call_begins(8);
-        assert!((crowd.call_ends(first) - 6.0).abs() < 1e-9);
-        let third = crowd.call_begins(0);
-        assert!((crowd.call_ends(second) - 4.0).abs() < 1e-9);
-        assert!((crowd.call_ends(third) - 4.0).abs() < 1e-9);
-        let alone = crowd.call_begins(3);
-        assert!((crowd.call_ends(alone) - 3.0).abs() < 1e-9);
+    fn a_call_is_concurrent_with_those_in_flight_at_its_start_and_those_sent_before_its_end() {
+        let mut concurrency = Concurrency::default();
+        let first = concurrency.call_begins(4);
+        let second = concurrency.call_begins(8);
+        assert!((concurrency.call_ends(first) - 6.0).abs() < 1e-9);
+        let third = concurrency.call_begins(0);
+        assert!((concurrency.call_ends(second) - 4.0).abs() < 1e-9);
+        assert!((concurrency.call_ends(third) - 4.0).abs() < 1e-9);
+        let alone = concurrency.call_begins(3);
+        assert!((concurrency.call_ends(alone) - 3.0).abs() < 1e-9);
     }
 }

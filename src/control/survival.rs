@@ -1,18 +1,19 @@
-//! How likely a drafted token is accepted, given that everything before it was.
+//! The probability that a drafted token is accepted, given that all tokens before it were.
 //!
-//! The simplest honest form: decayed counts per (temperature, source, bucket of its feature, position), each
-//! cell leaning on the one a position earlier until it has seen enough itself. Observations are censored at
-//! the first rejection: what would have happened after it is unknown. Each request shifts the shared
-//! estimate by one number per source, its own log-odds: text that is easier or harder than the usual.
+//! Decayed counts per (temperature, source, bucket of its feature, position); each cell has the one
+//! a position earlier as its prior until it has enough observations of its own. Observations are
+//! censored at the first rejection: the acceptance of the tokens after it is unknown. Each request
+//! shifts the shared estimate by one number per source, its own log-odds, for text that is easier
+//! or harder than usual.
 
 use serde::{Deserialize, Serialize};
 
 use super::alarm::Watch;
-use crate::draft::{Company, DrafterId, Features, Source, Vote};
+use crate::draft::{Agreement, DrafterId, Features, Source, Vote};
 
-/// First draft tokens, real and virtual, that the acceptance gate judges by, as sessions do.
+/// Minimum first draft tokens, real and virtual, for the acceptance gate, as in sessions.
 const REFUSED_OF: f64 = 200.0;
-/// Positions told apart; deeper ones share the last.
+/// Positions with cells of their own; deeper ones share the last.
 const POSITIONS: usize = 8;
 /// Buckets of the feature; 0 means unknown.
 const BUCKETS: usize = 6;
@@ -23,7 +24,7 @@ const KEEP: f64 = 0.999;
 
 /// Temperature bucket: acceptance falls with temperature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Heat {
+pub enum TemperatureBucket {
     /// Temperature 0.
     Greedy,
     /// Above 0, up to 0.5.
@@ -40,7 +41,7 @@ pub enum Heat {
     HighRelaxed,
 }
 
-impl Heat {
+impl TemperatureBucket {
     /// Every bucket.
     pub const ALL: [Self; 7] = [
         Self::Greedy,
@@ -65,7 +66,8 @@ impl Heat {
         }
     }
 
-    /// The bucket of the same temperature where drafts are judged by a lossy rule, which relaxes nothing at temperature 0.
+    /// The bucket of the same temperature where drafts are judged by a lossy rule, which relaxes
+    /// nothing at temperature 0.
     #[must_use]
     pub const fn relaxed(self) -> Self {
         match self {
@@ -79,7 +81,7 @@ impl Heat {
     /// Number of buckets.
     pub const COUNT: usize = 7;
 
-    /// Its place among the buckets.
+    /// Its index among the buckets.
     pub const fn index(self) -> usize {
         match self {
             Self::Greedy => 0,
@@ -107,7 +109,7 @@ impl Cell {
 }
 
 /// Cells of one drafter, at all temperatures.
-const ROW: usize = Heat::COUNT * BUCKETS * POSITIONS * Company::COUNT;
+const ROW: usize = TemperatureBucket::COUNT * BUCKETS * POSITIONS * Agreement::COUNT;
 
 /// The counts of an epoch, shared by its sessions.
 #[derive(Debug, Serialize, Deserialize)]
@@ -119,7 +121,7 @@ pub struct Survival {
     pub watch: Watch,
 }
 
-/// As it stands in a snapshot, which another version may have written.
+/// The form in a snapshot, which another version may have written.
 #[derive(Deserialize)]
 struct Saved {
     cells: Vec<Cell>,
@@ -144,44 +146,65 @@ impl Default for Survival {
 }
 
 impl Survival {
-    /// Notes whether a token was accepted that this vote proposed in this company and whose ancestors were all accepted.
-    pub fn observe(&mut self, heat: Heat, vote: Vote, company: Company, position: usize, accepted: bool) {
+    /// Notes if a token was accepted that this vote proposed in this company and whose ancestors
+    /// were all accepted.
+    pub fn observe(
+        &mut self,
+        temperature_bucket: TemperatureBucket,
+        vote: Vote,
+        company: Agreement,
+        position: usize,
+        accepted: bool,
+    ) {
         let drafter = vote.drafter;
         let bucket = bucket(drafter.source, vote.features);
         if position == 0 {
-            self.watch.observe(heat, drafter, accepted);
+            self.watch.observe(temperature_bucket, drafter, accepted);
         }
-        self.add(place(heat, drafter, bucket, position) + company.index(), accepted);
-        if drafter.source == Source::Model && (bucket != 0 || company != Company::Alone) {
-            self.add(place(heat, drafter, 0, position), accepted);
+        self.add(cell_index(temperature_bucket, drafter, bucket, position) + company.index(), accepted);
+        if drafter.source == Source::Model && (bucket != 0 || company != Agreement::Alone) {
+            self.add(cell_index(temperature_bucket, drafter, 0, position), accepted);
         }
     }
 
-    /// Probability that a token with this vote is accepted at `position` (from 0), given that its ancestors are.
-    pub fn conditional(&self, heat: Heat, vote: Vote, company: Company, position: usize) -> f64 {
-        let alone = self.alone(heat, vote, position);
-        if company == Company::Alone {
+    /// Probability that a token with this vote is accepted at `position` (from 0), given that its
+    /// ancestors are.
+    pub fn conditional(
+        &self,
+        temperature_bucket: TemperatureBucket,
+        vote: Vote,
+        company: Agreement,
+        position: usize,
+    ) -> f64 {
+        let alone = self.alone(temperature_bucket, vote, position);
+        if company == Agreement::Alone {
             return alone;
         }
-        let at = place(heat, vote.drafter, bucket(vote.drafter.source, vote.features), position);
+        let at = cell_index(
+            temperature_bucket,
+            vote.drafter,
+            bucket(vote.drafter.source, vote.features),
+            position,
+        );
         self.cells.get(at + company.index()).copied().unwrap_or_default().posterior(alone)
     }
 
-    fn alone(&self, heat: Heat, vote: Vote, position: usize) -> f64 {
+    fn alone(&self, temperature_bucket: TemperatureBucket, vote: Vote, position: usize) -> f64 {
         let drafter = vote.drafter;
         let bucket = bucket(drafter.source, vote.features);
         if drafter.source == Source::Model && bucket != 0 {
-            let any = self.along(heat, drafter, 0, position);
-            return self.cell(heat, drafter, bucket, position).posterior(any);
+            let any = self.along(temperature_bucket, drafter, 0, position);
+            return self.cell(temperature_bucket, drafter, bucket, position).posterior(any);
         }
-        self.along(heat, drafter, bucket, position)
+        self.along(temperature_bucket, drafter, bucket, position)
     }
 
-    /// The chance of each token of a draft of so many that this drafter makes alone, that it and all before it are accepted;
-    /// `adjust` turns what is known of all requests into what is known of this one.
+    /// The survival probability of each token of a draft of `tokens` tokens that this drafter makes
+    /// alone: that it and all before it are accepted. `adjust` turns the estimate over all requests
+    /// into the estimate for this one.
     pub fn chain(
         &self,
-        heat: Heat,
+        temperature_bucket: TemperatureBucket,
         drafter: DrafterId,
         tokens: usize,
         adjust: impl Fn(f64) -> f64,
@@ -189,43 +212,45 @@ impl Survival {
         let vote = Vote::new(drafter, Features::default());
         let mut alive = 1.0;
         let next = |depth| {
-            alive *= adjust(self.conditional(heat, vote, Company::Alone, depth));
+            alive *= adjust(self.conditional(temperature_bucket, vote, Agreement::Alone, depth));
             alive
         };
         (0..tokens).map(next).collect()
     }
 
     /// Decayed number of first tokens of this drafter seen at this temperature.
-    pub fn evidence(&self, heat: Heat, drafter: DrafterId) -> f64 {
-        self.first_tokens(heat, drafter).1
+    pub fn evidence(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId) -> f64 {
+        self.first_tokens(temperature_bucket, drafter).1
     }
 
     /// Accepted and tried first tokens of a drafter at a temperature, decayed.
-    pub fn first_tokens(&self, heat: Heat, drafter: DrafterId) -> (f64, f64) {
-        // Of a model, bucket 0 has all of them.
+    pub fn first_tokens(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId) -> (f64, f64) {
+        // For a model, bucket 0 has all of them.
         let (buckets, companies) =
-            if drafter.source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Company::COUNT) };
-        let places = buckets.flat_map(|bucket| {
-            let first = place(heat, drafter, bucket, 0);
+            if drafter.source == Source::Model { (0..1, 0..1) } else { (0..BUCKETS, 0..Agreement::COUNT) };
+        let positions = buckets.flat_map(|bucket| {
+            let first = cell_index(temperature_bucket, drafter, bucket, 0);
             companies.clone().map(move |company| first + company)
         });
-        let cells = places.filter_map(|place| self.cells.get(place));
+        let cells = positions.filter_map(|cell_index| self.cells.get(cell_index));
         cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
-    /// Whether of so many first tokens of a drafter hardly any was accepted: less than the share `least`.
-    pub fn is_refused(&self, heat: Heat, drafter: DrafterId, least: f64) -> bool {
-        let (accepted, tried) = self.first_tokens(heat, drafter);
+    /// True if of enough first tokens of a drafter less than the share `least` was accepted.
+    pub fn is_refused(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId, least: f64) -> bool {
+        let (accepted, tried) = self.first_tokens(temperature_bucket, drafter);
         tried >= REFUSED_OF && accepted < least * tried
     }
 
-    /// Whether at some temperature the first tokens of all these drafters are refused, and at none those of one are accepted.
+    /// True if at some temperature the first tokens of all these drafters are rejected, and at none
+    /// those of one are accepted.
     pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {
         let mut refused = false;
-        for heat in Heat::ALL {
-            let told = drafters.iter().filter(|drafter| self.evidence(heat, **drafter) >= REFUSED_OF);
+        for temperature_bucket in TemperatureBucket::ALL {
+            let told =
+                drafters.iter().filter(|drafter| self.evidence(temperature_bucket, **drafter) >= REFUSED_OF);
             for drafter in told {
-                if !self.is_refused(heat, *drafter, least) {
+                if !self.is_refused(temperature_bucket, *drafter, least) {
                     return false;
                 }
                 refused = true;
@@ -234,10 +259,16 @@ impl Survival {
         refused
     }
 
-    fn along(&self, heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> f64 {
+    fn along(
+        &self,
+        temperature_bucket: TemperatureBucket,
+        drafter: DrafterId,
+        bucket: usize,
+        position: usize,
+    ) -> f64 {
         let first = base(drafter.source, bucket);
         (0..=position.min(POSITIONS - 1))
-            .fold(first, |prior, at| self.cell(heat, drafter, bucket, at).posterior(prior))
+            .fold(first, |prior, at| self.cell(temperature_bucket, drafter, bucket, at).posterior(prior))
     }
 
     fn add(&mut self, at: usize, accepted: bool) {
@@ -250,22 +281,36 @@ impl Survival {
         }
     }
 
-    fn cell(&self, heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> Cell {
-        self.cells.get(place(heat, drafter, bucket, position)).copied().unwrap_or_default()
+    fn cell(
+        &self,
+        temperature_bucket: TemperatureBucket,
+        drafter: DrafterId,
+        bucket: usize,
+        position: usize,
+    ) -> Cell {
+        self.cells.get(cell_index(temperature_bucket, drafter, bucket, position)).copied().unwrap_or_default()
     }
 }
 
-/// The first of the cells of a place: where nobody else says anything; those of the other companies follow, which lean on it.
-fn place(heat: Heat, drafter: DrafterId, bucket: usize, position: usize) -> usize {
-    let cell = (drafter.row() * Heat::COUNT + heat.index()) * BUCKETS + bucket.min(BUCKETS - 1);
-    (cell * POSITIONS + position.min(POSITIONS - 1)) * Company::COUNT
+/// Index of the first cell of a position, for a drafter alone; the cells of the other companies
+/// follow, with this one as their prior.
+fn cell_index(
+    temperature_bucket: TemperatureBucket,
+    drafter: DrafterId,
+    bucket: usize,
+    position: usize,
+) -> usize {
+    let cell = (drafter.row() * TemperatureBucket::COUNT + temperature_bucket.index()) * BUCKETS
+        + bucket.min(BUCKETS - 1);
+    (cell * POSITIONS + position.min(POSITIONS - 1)) * Agreement::COUNT
 }
 
 /// The bucket of the feature that predicts the acceptance of a source best.
 fn bucket(source: Source, features: Features) -> usize {
     match source {
         Source::PromptLookup | Source::Prediction => by_length(features.match_len),
-        // What was seen only once says little by its share, so that the length of the match decides.
+        // A continuation that was seen only once has an unreliable share, so that the length of the
+        // match decides.
         Source::Suffix => match features.share {
             share if share < 0.3 => 0,
             share if share < 0.6 => 1,
@@ -278,7 +323,7 @@ fn bucket(source: Source, features: Features) -> usize {
             share if share < 1.0 => 1,
             _ => 2,
         },
-        // Behind its token alone, whatever stood before that.
+        // By the share behind the last token, whatever the tokens before it.
         Source::Recycling => match features.share {
             share if share < 0.04 => 0,
             share if share < 0.1 => 1,
@@ -309,7 +354,7 @@ fn by_length(match_len: u32) -> usize {
     }
 }
 
-/// Acceptance of a first token before any was seen.
+/// Acceptance of a first token before any was observed.
 fn base(source: Source, bucket: usize) -> f64 {
     let of = |buckets: [f64; BUCKETS]| buckets.get(bucket).copied().unwrap_or(0.5);
     match source {
@@ -321,7 +366,7 @@ fn base(source: Source, bucket: usize) -> f64 {
     }
 }
 
-/// How much easier or harder than the shared estimate this request is, per source.
+/// Ratio of this request's acceptance to the shared estimate, per source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuning {
     sources: [Tally; Source::ALL.len()],
@@ -336,12 +381,13 @@ struct Tally {
 }
 
 impl Tuning {
-    /// Decay per observation: half-life about 23, so that a change of text shows within a few rounds.
+    /// Decay per observation: half-life about 23, so that a change of text shows within a few
+    /// rounds.
     const KEEP: f64 = 0.97;
     /// Observations that weigh as much as the shared estimate.
     const PRIOR: f64 = 6.0;
 
-    /// Notes whether a token was accepted, and the probability of that by the shared counts.
+    /// Notes if a token was accepted, and the probability of that by the shared counts.
     pub fn observe(&mut self, drafter: DrafterId, expected: f64, accepted: bool) {
         if let Some(tally) = self.sources.get_mut(drafter.source.index()) {
             let hit = f64::from(u8::from(accepted));
@@ -372,15 +418,17 @@ mod tests {
     }
 
     #[test]
-    fn counts_win_over_the_prior_and_deeper_positions_lean_on_the_one_before() {
+    fn counts_win_over_the_prior_and_deeper_positions_start_from_the_one_before() {
         let mut survival = Survival::default();
         let vote = vote(Source::PromptLookup, 8);
         for _ in 0..100 {
-            survival.observe(Heat::Greedy, vote, Company::Alone, 0, true);
+            survival.observe(TemperatureBucket::Greedy, vote, Agreement::Alone, 0, true);
         }
-        assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 0) > 0.97);
-        assert!(survival.conditional(Heat::Greedy, vote, Company::Alone, 3) > 0.9);
-        assert!((survival.conditional(Heat::High, vote, Company::Alone, 0) - 0.6).abs() < 1e-9);
+        assert!(survival.conditional(TemperatureBucket::Greedy, vote, Agreement::Alone, 0) > 0.97);
+        assert!(survival.conditional(TemperatureBucket::Greedy, vote, Agreement::Alone, 3) > 0.9);
+        assert!(
+            (survival.conditional(TemperatureBucket::High, vote, Agreement::Alone, 0) - 0.6).abs() < 1e-9
+        );
     }
 
     #[test]
@@ -393,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_its_own_kind_is_recognised_within_two_dozen_tokens() {
+    fn an_unusual_request_is_recognised_within_two_dozen_tokens() {
         let mut tuning = Tuning::default();
         for _ in 0..24 {
             tuning.observe(Source::PromptLookup.into(), 0.8, false);

@@ -1,18 +1,21 @@
-//! Ride-only windows of a replica: the control group of everything that its engine computes.
+//! Plain windows of a replica (switchback): time-sliced A/B windows, the control group for all
+//! requests of its engine.
 //!
-//! Requests that are held back by lot ride beside others that leap, so they show nothing of what leaping costs its
-//! neighbours. In a window nobody leaps: the seconds per token of all sessions in it are compared with those of the
-//! stretch before it. After each change a while is left out, in which what was under way still ends.
+//! Requests that are held back at random are decoded concurrently with others that are speculated
+//! on, so they do not show the cost of speculation for its neighbours. In a window no request is
+//! speculated on: the seconds per token of all sessions in it are compared with those of the
+//! stretch before it. After each change a washout time is left out, in which the requests in flight
+//! end.
 
 use std::time::Duration;
 
-use super::groups::{Groups, LatencyGate};
-use crate::units::{Dice, Tick};
+use super::groups::{ControlGate, Groups};
+use crate::units::{SplitMix64, Tick};
 
-/// What is left out after a change, at most a quarter of the window.
+/// Washout time after a change, at most a quarter of the window.
 const WASHOUT: Duration = Duration::from_secs(5);
-/// Fewest tokens of a stretch that are compared.
-const LEAST: usize = 100;
+/// Minimum tokens of a stretch that is compared.
+const MIN: usize = 100;
 
 /// Length of a window, and the mean time from the start of one to the start of the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,64 +35,65 @@ struct Stretch {
 
 impl Stretch {
     fn per_token(self) -> Option<f64> {
-        (self.tokens >= LEAST).then(|| self.seconds / self.tokens as f64)
+        (self.tokens >= MIN).then(|| self.seconds / self.tokens as f64)
     }
 }
 
-/// The windows of one replica, and what they have shown.
+/// The windows of one replica, and their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Switchback {
     windows: Option<Windows>,
-    /// When the next window begins; `None` before the first request.
+    /// Start of the next window; `None` before the first request.
     next: Option<Tick>,
-    /// When the present window ends.
+    /// End of the present window.
     until: Option<Tick>,
-    /// What is noted before this is left out.
+    /// Tokens before this are left out.
     settled: Tick,
-    leaping: Stretch,
-    riding: Stretch,
+    speculating: Stretch,
+    plain: Stretch,
     groups: Groups,
 }
 
 impl Switchback {
-    /// Plans windows, or none.
-    pub fn plan(&mut self, windows: Option<Windows>) {
+    /// Schedules windows, or none.
+    pub fn set_windows(&mut self, windows: Option<Windows>) {
         if windows != self.windows {
             (self.windows, self.next) = (windows, None);
         }
     }
 
-    /// Whether nobody may leap now: in a window. Each begins at a random moment, so that it meets no rhythm of the load.
-    pub fn rides(&mut self, now: Tick, dice: &mut Dice) -> bool {
+    /// True in a window, in which no request may be speculated on. Each begins at a random moment,
+    /// so that it does not follow a rhythm of the load.
+    pub fn starts_plain(&mut self, now: Tick, rng: &mut SplitMix64) -> bool {
         let Some(Windows { window, every }) = self.windows else { return false };
         if self.until.take_if(|until| *until <= now).is_some() {
             self.ended(window, every, now);
         }
-        let next = *self.next.get_or_insert_with(|| now.after(every.mul_f64(0.5 + dice.unit())));
+        let next = *self.next.get_or_insert_with(|| now.after(every.mul_f64(0.5 + rng.unit())));
         if self.until.is_none() && next <= now {
             self.until = Some(now.after(window));
-            self.next = Some(now.after(every.mul_f64(0.5 + dice.unit()).max(2 * window)));
+            self.next = Some(now.after(every.mul_f64(0.5 + rng.unit()).max(2 * window)));
             self.settled = now.after(WASHOUT.min(window / 4));
         }
         self.until.is_some()
     }
 
-    /// Whether windows are planned.
+    /// True if windows are scheduled.
     pub fn is_planned(&self) -> bool {
         self.windows.is_some()
     }
 
-    /// Whether a window is open now.
+    /// True if a window is open now.
     pub fn in_window(&self, now: Tick) -> bool {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Windows so far that could be compared with the stretch before them.
+    /// Number of windows so far that could be compared with the stretch before them.
     pub fn compared(&self) -> u64 {
         self.groups.requests().1
     }
 
-    /// Whether leaping is closed now because all requests together were slower with it.
+    /// True if speculation is closed now because all requests together were slower with it.
     pub fn is_closed(&mut self, now: Tick) -> bool {
         self.groups.is_closed(now)
     }
@@ -100,24 +104,24 @@ impl Switchback {
         if self.windows.is_none() || over || now < self.settled || !seconds.is_finite() {
             return;
         }
-        let stretch = if self.until.is_some() { &mut self.riding } else { &mut self.leaping };
+        let stretch = if self.until.is_some() { &mut self.plain } else { &mut self.speculating };
         stretch.tokens += tokens;
         stretch.seconds += seconds;
     }
 
-    /// What the windows have shown: time per token outside of them ÷ inside.
+    /// Result of the windows: time per token outside of them ÷ inside.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
     fn ended(&mut self, window: Duration, every: Duration, now: Tick) {
-        let stretches = self.leaping.per_token().zip(self.riding.per_token());
-        if let Some((leaping, riding)) = stretches {
-            let gate = LatencyGate { limit: 1.02, reprobe: every };
-            self.groups.note(true, riding, gate, now);
-            self.groups.note(false, leaping, gate, now);
+        let stretches = self.speculating.per_token().zip(self.plain.per_token());
+        if let Some((speculating, plain)) = stretches {
+            let gate = ControlGate { limit: 1.02, reprobe: every };
+            self.groups.note(true, plain, gate, now);
+            self.groups.note(false, speculating, gate, now);
         }
-        (self.leaping, self.riding) = (Stretch::default(), Stretch::default());
+        (self.speculating, self.plain) = (Stretch::default(), Stretch::default());
         self.settled = now.after(WASHOUT.min(window / 4));
     }
 }
@@ -128,19 +132,19 @@ mod tests {
 
     const WINDOWS: Windows = Windows { window: Duration::from_secs(20), every: Duration::from_mins(30) };
 
-    /// Ten hours of a stream of 10 tokens a second that takes `leaping` times as long outside windows: the share of the
-    /// time in windows, and the switchback.
-    fn day(leaping: f64) -> (f64, Switchback, bool) {
-        let (mut switchback, mut dice) = (Switchback::default(), Dice::new(8));
-        switchback.plan(Some(WINDOWS));
+    /// Ten hours of a stream of 10 tokens a second that takes `speculating` times as long outside
+    /// windows: the share of the time in windows, the switchback, and `true` if it ever closed.
+    fn day(speculating: f64) -> (f64, Switchback, bool) {
+        let (mut switchback, mut rng) = (Switchback::default(), SplitMix64::new(8));
+        switchback.set_windows(Some(WINDOWS));
         let (mut inside, mut closed) = (0, false);
         let ticks = 10 * 3_600;
         for second in 0..ticks {
             let now = Tick(second * 1_000_000);
-            let rides = switchback.rides(now, &mut dice);
-            inside += u64::from(rides);
+            let starts_plain = switchback.starts_plain(now, &mut rng);
+            inside += u64::from(starts_plain);
             closed |= switchback.is_closed(now);
-            let times = (if rides { 1.0 } else { leaping }) * (0.9 + 0.2 * dice.unit());
+            let times = (if starts_plain { 1.0 } else { speculating }) * (0.9 + 0.2 * rng.unit());
             switchback.emitted(10, times, now);
         }
         (inside as f64 / ticks as f64, switchback, closed)
@@ -155,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn where_everybody_is_slower_with_leaping_it_is_closed_for_a_while() {
+    fn where_speculation_slows_all_requests_it_is_closed_for_a_while() {
         assert!(day(1.4).2);
         assert!(!day(1.0).2);
     }
 
     #[test]
-    fn without_a_plan_there_are_no_windows() {
-        let (mut switchback, mut dice) = (Switchback::default(), Dice::new(8));
-        assert!((0..10_000).all(|second| !switchback.rides(Tick(second * 1_000_000), &mut dice)));
+    fn without_a_schedule_there_are_no_windows() {
+        let (mut switchback, mut rng) = (Switchback::default(), SplitMix64::new(8));
+        assert!((0..10_000).all(|second| !switchback.starts_plain(Tick(second * 1_000_000), &mut rng)));
     }
 }

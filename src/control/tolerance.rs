@@ -1,6 +1,7 @@
-//! How much an accept rule may be relaxed, by temperature and load: two curves that the operator draws.
+//! Tolerance of an acceptance rule by temperature and load: two curves that the operator sets.
 
-/// Points (x, y) with x rising; linear between them, and as its ends beyond them. Without points it is 1 everywhere.
+/// Points (x, y) with ascending x; linear between them, constant beyond them. Without points it is
+/// 1 everywhere.
 pub type Curve = Vec<(f64, f64)>;
 
 /// Tolerance of a lossy rule: the product of two curves, capped.
@@ -15,7 +16,8 @@ pub struct Tolerance {
 }
 
 impl Tolerance {
-    /// The tolerance at a temperature and a load (0 to 1). Zero at temperature 0: a greedy text has no second choice.
+    /// The tolerance at a temperature and a load (0 to 1). Zero at temperature 0: a greedy text has
+    /// no second choice.
     pub fn at(&self, temperature: f64, load: f64) -> f64 {
         if temperature <= 0.0 {
             return 0.0;

@@ -1,8 +1,9 @@
 //! JSON bodies that carry the tokens of a request.
 //!
-//! Most of what a round sends is the context, and a fan-out sends it once for every node. Its ids are written as
-//! JSON once ([`crate::words::Past`]) and copied to every place where they are needed; the members around them are
-//! written in the order in which they are put, so that the bytes are those of the same object put together by serde.
+//! Most bytes of a round are the context, and a fan-out sends it once for every node. Its ids are
+//! written as JSON once ([`crate::words::TokenContext`]) and copied wherever they are needed; the
+//! other members are written in the order of the calls to [`Body::put`], so that the bytes are
+//! those that serde writes for the same object.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -11,13 +12,13 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::units::TokenId;
-use crate::words::past::write_ids;
+use crate::words::context::write_ids;
 
-/// The context of a round as JSON writes it: ids separated by commas, without brackets.
+/// The context of a round as JSON text: ids separated by commas, without brackets.
 pub struct Ids<'a>(Cow<'a, str>);
 
 impl<'a> Ids<'a> {
-    /// Takes the text if it has been written already, else writes it.
+    /// Takes the text if it has been written already, otherwise writes it.
     pub fn new(text: Option<&'a str>, prompt: &[TokenId], output: &[TokenId]) -> Self {
         Self(text.map_or_else(
             || {
@@ -31,7 +32,7 @@ impl<'a> Ids<'a> {
         ))
     }
 
-    /// Writes a list of the context and what follows it.
+    /// Writes a list of the context and the ids after it.
     fn write(&self, path: &[TokenId], body: &mut String) {
         body.push('[');
         body.push_str(&self.0);
@@ -48,14 +49,14 @@ impl<'a> Ids<'a> {
 pub struct Body(String);
 
 impl Body {
-    /// An object without members, with room for so many bytes.
+    /// An object without members, with capacity for `bytes` bytes.
     pub fn with_room(bytes: usize) -> Self {
         let mut text = String::with_capacity(bytes);
         text.push('{');
         Self(text)
     }
 
-    /// An empty object with room for the context of a round so many times, and little else.
+    /// An empty object with capacity for `times` copies of the context of a round, and little else.
     pub fn around(ids: &Ids<'_>, times: usize) -> Self {
         Self::with_room(512 + times * (ids.0.len() + 64))
     }
@@ -64,8 +65,8 @@ impl Body {
     #[must_use]
     pub fn put(mut self, name: &str, value: impl Serialize) -> Self {
         self.name(name);
-        // What is put is made of strings, numbers and maps, which can always be written; an object with a hole
-        // would be refused by the backend and end in a ride.
+        // Values are strings, numbers and maps, which can always be written; an incomplete object
+        // would be refused by the backend, and the request would go on plainly.
         self.0.push_str(&serde_json::to_string(&value).unwrap_or_default());
         self
     }
@@ -76,7 +77,7 @@ impl Body {
         members.iter().fold(self, |body, (name, value)| body.put(name, value))
     }
 
-    /// Adds a list of ids: the context and what follows it.
+    /// Adds a list of ids: the context and the ids after it.
     #[must_use]
     pub fn ids(mut self, name: &str, ids: &Ids<'_>, path: &[TokenId]) -> Self {
         self.name(name);

@@ -1,25 +1,27 @@
-//! An engine as it was found: everything about one server that decides how it may be asked.
+//! An identified engine: everything about one server that decides which requests may be sent to it.
 
-use super::{Asked, Beside, Call, Chunk, Context, Dialect, Refusal, RideKind, Round, Unreadable};
+use super::{
+    Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+};
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{VerifyMethod, VerifyResult};
 use serde_json::Value;
 
-/// What the noise of a seeded request depends on.
+/// Inputs of the noise of a seeded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Noise {
     /// Seed, absolute position and token: continuing by ids gives the same text.
-    Place,
-    /// It restarts with every call, or what it depends on is not known.
+    Position,
+    /// It restarts with every call, or its inputs are unknown.
     #[default]
     Call,
     /// A seed is ignored: there is nothing to preserve.
     Ignored,
 }
 
-/// Which rows a list of prompt log-probabilities has where a prefix was cached.
+/// Rows of a list of prompt log-probabilities where a prefix was cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowShape {
     /// One for each token of the prompt; those of cached tokens are invalid.
@@ -45,15 +47,15 @@ pub enum MaxTokens {
 pub struct Load {
     /// Number of requests being computed.
     pub running: u32,
-    /// Number of requests that wait to be computed.
+    /// Number of requests that are waiting.
     pub waiting: u32,
-    /// Share of the KV memory in use, 0 to 1; `None` if it does not report that.
+    /// Share of the KV cache in use, 0 to 1; `None` if it does not report that.
     pub kv_usage: Option<f64>,
-    /// Most requests that it computes at once; `None` if it does not report that.
+    /// Maximum requests that it computes at once; `None` if it does not report that.
     pub limit: Option<u32>,
 }
 
-/// One server, as it was found.
+/// One server, as identified by its answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Engine {
     /// Its dialect.
@@ -62,61 +64,67 @@ pub struct Engine {
     pub model: String,
     /// Its version, as it reports it.
     pub version: String,
-    /// When its process began, in microseconds of Unix time; `None` if it does not report that.
+    /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
     pub started: Option<u64>,
-    /// What each of its answers names its process by (`system_fingerprint`); `None` if they do not name it.
+    /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
+    /// none.
     pub mark: Option<String>,
     /// The version of its weights, where it reports one: they may be replaced while it runs.
     pub weights: Option<String>,
-    /// Most tokens of prompt and output together; `None` if not known.
+    /// Maximum tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
-    /// The plans that this server can serve, best first; what a request may use is [`Engine::plans`].
-    pub plans: Vec<Plan>,
-    /// Plans that it also serves, but whose first call may crash it, depending on what is installed there, which no
-    /// answer shows. Used only where the operator names them ([`Engine::enable_named`]).
-    pub risky: Vec<Plan>,
+    /// The verification methods that this server supports, best first; those for one request are
+    /// [`Engine::methods`].
+    pub methods: Vec<VerifyMethod>,
+    /// Verification methods that it also supports, but whose first call may crash it, depending on
+    /// what is installed there, which no answer shows. Used only where the operator names them
+    /// ([`Engine::enable_named`]).
+    pub risky: Vec<VerifyMethod>,
     /// Its values for fields that a client leaves out; `None` if they are not known.
     pub defaults: Option<Defaults>,
-    /// Most output tokens, whatever a client asks for; `None` if the server is not configured so.
+    /// Maximum output tokens, whatever a client asks for; `None` if the server has no such limit.
     pub max_tokens: Option<u32>,
-    /// What the noise of a seeded request depends on.
+    /// Inputs of the noise of a seeded request.
     pub noise: Noise,
     /// Tokens per block of its prefix cache; 1 if it caches single tokens.
     pub block: usize,
     /// The rows of its prompt log-probabilities.
     pub rows: RowShape,
-    /// Most prompts that it computes at once; `None` if not known.
+    /// Maximum prompts that it computes at once; `None` if not known.
     pub lanes: Option<usize>,
     /// It reports how many tokens of a prompt were cached.
     pub tells_cached: bool,
-    /// An answer under way can be aborted by a call, and then still tells its usage ([`super::Codec::abort`]).
+    /// An answer under way can be aborted by a call, and still ends with its usage
+    /// ([`super::Codec::abort`]).
     pub aborts: bool,
-    /// Its whole completions count the tokens of reasoning, which their streams do not.
+    /// Its whole completions count reasoning tokens; its streams do not.
     pub counts_reasoning: bool,
     /// It speculates by itself.
     pub speculates: bool,
-    /// Fields that a client leaves out are filled in by rules whose values are not known.
+    /// Fields that a client leaves out get values that are not known.
     pub own_defaults: bool,
     /// It draws with one fixed seed where the client sends none.
     pub seeded: bool,
-    /// Most output tokens where a client sets no limit; `None` if the server is not configured so.
+    /// Maximum output tokens where a client sets no limit; `None` if the server has no such limit.
     pub default_tokens: Option<u32>,
-    /// Most tokens of one continued ride, where an answer comes whole; `None` if it is a stream.
+    /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
+    /// stream.
     pub segment: Option<u32>,
     /// Its streams leave out an incomplete character at the end of the output.
     pub drops_tail: bool,
-    /// Whether its prefix cache was seen at work; `None` if that was not checked.
+    /// True if cache hits of its prefix cache have been seen; `None` if that was not checked.
     pub caches: Option<bool>,
     /// The path at which it reports its load; `None` if it does not.
     pub load_path: Option<&'static str>,
     /// Tokens that end an output.
     pub eos: Vec<TokenId>,
-    /// Tokens that may end an output or are no text; filled in from the tokenizer.
+    /// Tokens that may end an output or are no text; taken from the tokenizer.
     pub special: Vec<TokenId>,
 }
 
 impl Engine {
-    /// Whether it shows which process it is, so that a connection can be known to lead to the same one.
+    /// True if it identifies its process, so that a connection can be checked to lead to the same
+    /// one.
     pub fn shows_itself(&self) -> bool {
         self.started.is_some() || self.mark.is_some()
     }
@@ -131,7 +139,7 @@ impl Engine {
             mark: None,
             weights: None,
             context: None,
-            plans: Vec::new(),
+            methods: Vec::new(),
             risky: Vec::new(),
             defaults: None,
             max_tokens: None,
@@ -155,45 +163,47 @@ impl Engine {
         }
     }
 
-    /// Moves the risky plans that the operator has named to the head of [`Engine::plans`].
-    pub fn enable_named(&mut self, named: &[Plan]) {
-        let (taken, left): (Vec<Plan>, Vec<Plan>) = self.risky.iter().partition(|plan| named.contains(plan));
+    /// Moves the risky methods that the operator has named to the head of [`Engine::methods`].
+    pub fn enable_named(&mut self, named: &[VerifyMethod]) {
+        let (taken, left): (Vec<VerifyMethod>, Vec<VerifyMethod>) =
+            self.risky.iter().partition(|method| named.contains(method));
         self.risky = left;
-        self.plans.splice(0..0, taken);
+        self.methods.splice(0..0, taken);
     }
 
-    /// The request's sampling with this server's defaults, and whether nothing in it is a guess.
+    /// The request's sampling with this server's defaults; true if nothing in it is a guess.
     pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
         match &self.defaults {
             Some(defaults) => (request.sampling.with_defaults(defaults), true),
-            None => (request.sampling.clone(), request.sampling.says_all()),
+            None => (request.sampling.clone(), request.sampling.sets_all()),
         }
     }
 
-    /// Whether a drafter can draw with this engine's own noise: it is a function that is known here, of a seed
-    /// that it takes as an additive field.
+    /// True if a drafter can draw with this engine's own noise: it is a function that is known
+    /// here, of a seed that the engine takes as an additive field.
     pub fn shares_noise(&self) -> bool {
         self.dialect == Dialect::Onnx
     }
 
-    /// Why this request may not leap here; `None` if it may.
+    /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
             let seed = sampling.seed.map_or("temperature", |_| "seed");
-            return Some(Refused::by(BypassReason::Seed, seed));
+            return Some(Refused::by(RelayReason::Seed, seed));
         }
-        // Until `min_tokens` the target's sampler avoids the stop tokens too, which later calls do not name.
+        // Before `min_tokens` the target's sampler excludes the stop tokens too, which later calls
+        // do not send.
         if sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
-            return Some(Refused::by(BypassReason::Parameter, "min_tokens"));
+            return Some(Refused::by(RelayReason::Parameter, "min_tokens"));
         }
         if self.limit(request) == MaxTokens::Unknown {
-            return Some(Refused::by(BypassReason::DefaultsUnknown, "max_tokens"));
+            return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
         }
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// How long the output of this request may become.
+    /// Maximum output tokens of this request.
     pub fn limit(&self, request: &Request) -> MaxTokens {
         let own = match request.max_tokens {
             Some(tokens) => MaxTokens::Tokens(tokens),
@@ -206,14 +216,14 @@ impl Engine {
         }
     }
 
-    /// The plans that are exact for this request, best first.
-    pub fn plans(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan> {
-        self.dialect.codec().plans(self, request, sampling, settled)
+    /// The verification methods that are exact for this request, best first.
+    pub fn methods(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+        self.dialect.codec().methods(self, request, sampling, settled)
     }
 
-    /// See [`super::Codec::first_ride`].
-    pub fn first_ride(&self, request: &Request, seed: u64) -> Call {
-        self.dialect.codec().first_ride(self, request, seed)
+    /// See [`super::Codec::first_request`].
+    pub fn first_request(&self, request: &Request, seed: u64) -> Call {
+        self.dialect.codec().first_request(self, request, seed)
     }
 
     /// See [`super::Codec::additive`].
@@ -221,17 +231,17 @@ impl Engine {
         self.dialect.codec().additive(self, request)
     }
 
-    /// See [`super::Codec::beside`].
-    pub fn beside(&self, request: &Request) -> Option<Call> {
-        self.dialect.codec().beside(self, request)
+    /// See [`super::Codec::prompt_ids_call`].
+    pub fn prompt_ids_call(&self, request: &Request) -> Option<Call> {
+        self.dialect.codec().prompt_ids_call(self, request)
     }
 
-    /// See [`super::Codec::read_beside`].
+    /// See [`super::Codec::read_prompt_answer`].
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn read_beside(&self, request: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
-        self.dialect.codec().read_beside(self, request, body)
+    pub fn read_prompt_answer(&self, request: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+        self.dialect.codec().read_prompt_answer(self, request, body)
     }
 
     /// See [`super::Codec::abort`].
@@ -239,24 +249,24 @@ impl Engine {
         self.dialect.codec().abort(route, request_id).filter(|_| self.aborts)
     }
 
-    /// See [`super::Codec::ride`].
-    pub fn ride(&self, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        self.dialect.codec().ride(self, context, sampling, max_tokens)
+    /// See [`super::Codec::plain_request`].
+    pub fn plain_request(&self, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        self.dialect.codec().plain_request(self, context, sampling, max_tokens)
     }
 
     /// See [`super::Codec::chunk`].
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn chunk(&self, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+    pub fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         self.dialect.codec().chunk(self, kind, event)
     }
 
-    /// The calls that verify a draft, together no larger than `bytes_max`.
+    /// The calls that verify a draft, together at most `bytes_max` bytes.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<Asked, Refusal> {
+    pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<VerifyRequest, Refusal> {
         let asked = self.dialect.codec().verify(self, round)?;
         let bytes = asked.calls.iter().map(|call| call.body.len()).sum();
         if bytes > bytes_max {
@@ -271,20 +281,20 @@ impl Engine {
     }
 
     /// See [`super::Codec::again`].
-    pub fn again(&self, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+    pub fn again(&self, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
         self.dialect.codec().again(self, round, asked)
     }
 
-    /// See [`super::Codec::verdict`].
+    /// See [`super::Codec::result`].
     ///
     /// # Errors
     /// [`Unreadable`].
-    pub fn verdict(
+    pub fn result(
         &self,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
-        self.dialect.codec().verdict(self, round, asked, bodies)
+    ) -> Result<VerifyResult, Unreadable> {
+        self.dialect.codec().result(self, round, asked, bodies)
     }
 }

@@ -1,8 +1,9 @@
-//! What leaps before which engine, parameter by parameter: the page that operators read, made by asking the same functions
-//! that judge requests.
+//! The requests that are speculated on, by engine and parameter: the page that operators read, made
+//! by calling the same functions that judge requests.
 //!
-//! Each cell is one request with that parameter, put to an engine of which everything is known and nothing is unusual. What
-//! a server says of itself may allow less; `foretell explain` tells for a server and a request.
+//! Each cell is one request with that parameter and an engine of which everything is known and
+//! nothing is unusual. The answers of a real server may allow less; `foretell explain` shows the
+//! result for a server and a request.
 
 use std::fmt::Write;
 
@@ -12,13 +13,13 @@ use super::engine::Noise;
 use super::{Dialect, Engine};
 use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
 use crate::openai::{Defaults, Judgement, Route, judge};
-use crate::words::{BypassReason, Plan};
+use crate::words::{RelayReason, VerifyMethod};
 
-/// The engines that are asked to verify, each as it is met most often.
+/// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
-    use Plan::{FanOut, Native, Score, Tree};
-    let known = |dialect: Dialect, plans: &[Plan], noise: Noise| Engine {
-        plans: plans.to_vec(),
+    use VerifyMethod::{FanOut, Native, Score, Tree};
+    let known = |dialect: Dialect, methods: &[VerifyMethod], noise: Noise| Engine {
+        methods: methods.to_vec(),
         noise,
         context: Some(32_768),
         defaults: Some(Defaults::OPENAI),
@@ -29,7 +30,7 @@ fn engines() -> Vec<Engine> {
         ..Engine::new(dialect, MODEL, "1")
     };
     vec![
-        known(Dialect::Onnx, &[Tree, FanOut], Noise::Place),
+        known(Dialect::Onnx, &[Tree, FanOut], Noise::Position),
         known(Dialect::Vllm, &[Score, FanOut], Noise::Call),
         known(Dialect::Sglang, &[Score, FanOut], Noise::Call),
         known(Dialect::LlamaCpp, &[FanOut], Noise::Call),
@@ -41,49 +42,50 @@ fn engines() -> Vec<Engine> {
 
 const MODEL: &str = "m";
 
-/// What becomes of a request.
+/// How a request is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It may leap, by this plan first.
-    Leaps(Plan),
-    Bypassed(BypassReason),
-    /// It rides: the ids of its tokens are not told.
-    Rides,
+    /// It may be speculated on, by this verification method first.
+    Speculates(VerifyMethod),
+    Relayed(RelayReason),
+    /// It decodes plainly: the engine does not report the ids of its tokens.
+    Plain,
 }
 
 impl Fate {
     fn of(engine: &Engine, route: Route, body: &Value) -> Self {
         let request = match judge(route, body.to_string().as_bytes()) {
             Judgement::Eligible(request) => request,
-            Judgement::Bypass { reason, .. } => return Self::Bypassed(reason),
+            Judgement::Relay { reason, .. } => return Self::Relayed(reason),
         };
         let (sampling, settled) = engine.sampling(&request);
         if let Some(refused) = engine.refuses(&request, &sampling) {
-            return Self::Bypassed(refused.reason);
+            return Self::Relayed(refused.reason);
         }
         if !engine.dialect.codec().tells_ids(route) {
-            return Self::Rides;
+            return Self::Plain;
         }
-        let first = engine.plans(&request, &sampling, settled).first().copied();
-        // Where a ride brings no ids, they are recovered by drafting what was heard: at temperature 0 alone.
-        let named = engine.dialect.quirks().ride_ids || sampling.temperature <= 0.0;
+        let first = engine.methods(&request, &sampling, settled).first().copied();
+        // Where a plain request brings no ids, they are recovered by verifying its text as a draft:
+        // at temperature 0 only.
+        let named = engine.dialect.quirks().first_request_ids || sampling.temperature <= 0.0;
         match first.filter(|_| named) {
-            Some(plan) => Self::Leaps(plan),
-            None if settled => Self::Bypassed(BypassReason::NoPlan),
-            None => Self::Bypassed(BypassReason::DefaultsUnknown),
+            Some(method) => Self::Speculates(method),
+            None if settled => Self::Relayed(RelayReason::NoVerifyMethod),
+            None => Self::Relayed(RelayReason::DefaultsUnknown),
         }
     }
 
     fn told(self) -> String {
         match self {
-            Self::Leaps(plan) => plan.name().to_owned(),
-            Self::Bypassed(reason) => format!("– {}", reason.name()),
-            Self::Rides => "rides".to_owned(),
+            Self::Speculates(method) => method.name().to_owned(),
+            Self::Relayed(reason) => format!("– {}", reason.name()),
+            Self::Plain => "plain".to_owned(),
         }
     }
 }
 
-/// A request that says all that any engine wants said.
+/// A request that sets every field whose default some engine does not report.
 fn plain(route: Route, temperature: f64) -> Map<String, Value> {
     let mut body = json!({
         "model": MODEL,
@@ -168,12 +170,12 @@ pub fn reference() -> String {
     }
     let _ = writeln!(text, "\n|---|{}", "---|".repeat(engines().len()));
     for (route, name) in [(Route::Completions, "completions"), (Route::Chat, "chat")] {
-        line(&mut text, &format!("**{name}**, plain"), route, |heat| Value::Object(plain(route, heat)));
+        line(&mut text, &format!("**{name}**, plain"), route, |bucket| Value::Object(plain(route, bucket)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
             let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
-            line(&mut text, &format!("{name}, `{}`", row.name), route, |heat| {
-                with(route, heat, row.name, value.clone())
+            line(&mut text, &format!("{name}, `{}`", row.name), route, |bucket| {
+                with(route, bucket, row.name, value.clone())
             });
         }
     }
@@ -181,12 +183,12 @@ pub fn reference() -> String {
     for row in TABLE {
         let told = match row.treatment {
             Treatment::Carried(_) | Treatment::Emulated(_) => continue,
-            Treatment::Inert => "passed on; it has no bearing on the output".to_owned(),
+            Treatment::Inert => "passed on; it does not change the output".to_owned(),
             Treatment::Neutral(values, reason) => {
                 let values: Vec<String> = values.iter().map(|value| format!("`{}`", value.told())).collect();
-                format!("leaps at {}, else – {}", values.join(", "), reason.name())
+                format!("speculated on at {}, else – {}", values.join(", "), reason.name())
             }
-            Treatment::Bypass(reason) => format!("– {}", reason.name()),
+            Treatment::Relay(reason) => format!("– {}", reason.name()),
         };
         let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.told(), owner(row.owner));
     }
@@ -205,40 +207,43 @@ const fn owner(owner: Owner) -> &'static str {
 const HEAD: &str = "\
 # Guarantees, by engine and parameter
 
-Written by `foretell check --guarantees`: each cell is a request put to the functions that judge requests; a test compares this
-page with the program. What a server says of itself may allow less; `foretell explain --request F` tells it for your server and
-your request.
+Written by `foretell check --guarantees`: each cell is the result of the functions that judge requests for one request;
+a test compares this page with the program. The answers of a real server may allow less; `foretell explain --request F`
+shows the result for your server and your request.
 
-**Leaping never changes what a client gets, by the default rule.** At temperature 0 the text is the engine's own, up to the last
-bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample at its place, so the
-distribution is the engine's own. With a seed a request leaps only where the engine's noise is a function of the seed and the
-place (`onnx`; vLLM where the probe has seen it): then the text is identical; elsewhere it rides. A policy may choose a lossy
-rule: then the distribution of outputs is within `max_drift` of the engine's own in total variation (with `max_drift: null`, within
-the mean of what outputs are charged), and each answer says what it was charged; that figure of a single answer is no bound.
+**Speculation never changes what a client gets, by the default rule.** At temperature 0 the text is the engine's own, up
+to the last bits of its kernels at other batch shapes. Above it, without a seed, every token is the engine's own sample
+at its position, so the distribution is the engine's own. With a seed a request is speculated on only where the engine's
+noise is a function of the seed and the position (`onnx`; vLLM where the probe has seen it): then the text is identical;
+elsewhere it is relayed. A policy may choose a lossy rule: then the distribution of outputs is within `max_drift` of the
+engine's own in total variation (with `max_drift: null`, within the mean of what outputs are charged), and each answer
+reports what it was charged; that figure of a single answer is no bound.
 
-An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and ends with an error
-where another one answers at the address ([faults](faults.md)).
+An answer never holds tokens of two models: a request that is speculated on keeps to the process that it began on, and
+ends with an error where another one answers at the address ([faults](faults.md)).
 
-**What does not leap passes as it is.** A request that will not be speculated on (`mode: observe` and `off`, policies `shadow`,
-`ride` and `off`, `x-foretell: ride`, a bypass, a server that speculates itself) leaves and returns byte for byte. In `auto` a
-request may be asked for as a stream, with usage and token ids; what that adds is cut out of the bytes of its answer, and a JSON
-answer is built back with the engine's own fields. `usage.foretell` is in speculated answers only. Not known of a speculated
-answer before vLLM without its abort call (before 0.32, or without `--enable-scale-out`): `prompt_tokens_details`, which it
-reports at the end of its own stream only; it is null there.
+**A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
+`off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a relayed request, a server that speculates itself)
+leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
+is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields. `usage.foretell` is
+in speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
+`--enable-scale-out`): `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
 
-In a cell, `score`, `fan_out`, `tree` or `native` is the plan by which drafts are verified, `–` is a bypass with its reason: the
-request is passed on as it is; `rides`: the engine does not tell the ids of its tokens there. Two entries are temperature 0 / 0.8. The engines are met here with their metrics on, prefix
-caching on, everything known of their defaults (but of TensorRT-LLM and Triton, which tell none), and, for vLLM, the token
-endpoint (`--enable-scale-out`, 0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama,
-mlx-lm; hosted services may be given a prediction.
+In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `–` means that the request is relayed as
+it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
+entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
+defaults (except TensorRT-LLM and Triton, which report none), and, for vLLM, the token endpoint (`--enable-scale-out`,
+0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm; hosted services
+may be given a prediction.
 ";
 
 const OTHERS: &str = "
 ## Other parameters
 
-On every engine. What is not in this list is a bypass `unknown_parameter`: passed on, never dropped.
+On every engine. A request with a parameter that is not in this list is relayed (`unknown_parameter`): passed on, never
+dropped.
 
-| parameter | routes | of | what becomes of the request |
+| parameter | routes | API | how the request is served |
 |---|---|---|---|
 ";
 
@@ -247,19 +252,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_greedy_completion_leaps_on_every_engine_of_the_page() {
+    fn a_plain_greedy_completion_is_speculated_on_by_every_engine() {
         for engine in engines() {
             let fate = Fate::of(&engine, Route::Completions, &Value::Object(plain(Route::Completions, 0.0)));
-            assert!(matches!(fate, Fate::Leaps(_)), "{:?}: {fate:?}", engine.dialect);
+            assert!(matches!(fate, Fate::Speculates(_)), "{:?}: {fate:?}", engine.dialect);
         }
     }
 
     #[test]
-    fn a_seed_above_temperature_0_leaps_only_where_the_noise_is_a_function_of_the_place() {
+    fn a_seed_above_temperature_0_needs_noise_by_position() {
         for engine in engines() {
             let fate =
                 Fate::of(&engine, Route::Completions, &with(Route::Completions, 0.8, "seed", json!(7)));
-            assert_eq!(matches!(fate, Fate::Leaps(_)), engine.noise == Noise::Place, "{:?}", engine.dialect);
+            assert_eq!(
+                matches!(fate, Fate::Speculates(_)),
+                engine.noise == Noise::Position,
+                "{:?}",
+                engine.dialect
+            );
         }
     }
 }

@@ -1,17 +1,20 @@
 //! The server of llama.cpp.
 //!
-//! `FanOut` is an array of prompts on `/completion`, one slot each; the same schema reads both routes, so
-//! what a client leaves open is filled in alike, and what OpenAI's route ignores is ignored here too.
+//! `FanOut` is an array of prompts on `/completion`, one slot each; the same schema reads both
+//! routes, so fields that a client leaves open get the same defaults, and fields that OpenAI's
+//! route ignores are ignored here too.
 //!
-//! Its streams are lossy: an event is written only when the text so far ends in a whole character, and no event
-//! reports the tokens in between. So
-//! * the first ride asks for the server's own counts beside the ids (`__verbose` on completions; on chat
-//!   log-probabilities, from which the ids are read, and timings), and a count that is not met is doubt;
-//! * rides by ids are asked for whole, a few tokens at a time. Taking a lost token again would change how
-//!   often it comes.
+//! Its streams are lossy: an event is written only when the text so far ends in a whole character,
+//! and no event reports the tokens in between. Therefore:
+//! * the first call asks for the server's own counts in addition to the ids (`__verbose` on
+//!   completions; on chat log-probabilities, from which the ids are read, and timings), and if a
+//!   count differs, the ids are not trusted;
+//! * plain requests by ids are not streamed, and ask for a few tokens at a time. Sampling a lost
+//!   token again would change its distribution.
 //!
-//! Penalties count prompt and output alike and survive output becoming prompt. Which tokens end a text is the
-//! server's own list, longer than the model's: only `stop_type` tells.
+//! Penalties count prompt and output alike, so they stay right when output becomes prompt. The
+//! server has its own list of tokens that end a text, longer than the model's: only `stop_type`
+//! reports the end.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -20,31 +23,31 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
-    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RideKind, Round, Unreadable,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use crate::session::StopOrder;
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyMethod, VerifyResult};
 
 const COMPLETION: &str = "/completion";
 const TEMPLATE: &str = "/apply-template";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 const SLOTS: &str = "/slots";
-/// Tokens of one ride by ids: its text comes at once at its end.
+/// Tokens of one plain request by ids: its text comes at once at its end.
 const SEGMENT: u32 = 8;
 /// Contexts shorter than this are computed in each slot as fast as they are copied.
 const FORKED: usize = 64;
-/// What the server takes for "draw a seed".
+/// The value by which the server draws a seed itself.
 const RANDOM_SEED: u64 = u32::MAX as u64;
 /// The members wanted of an answer, which would repeat everything otherwise.
 const WANTED: [&str; 7] =
     ["index", "content", "tokens", "tokens_evaluated", "stop_type", "timings", OWN_STOPS];
-/// The stop texts that hold for a call that names none: the server's own. Its settings do not show them, and every
-/// answer does.
+/// The stop texts that apply to a call that names none: the server's own. Its settings do not show
+/// them; every answer does.
 const OWN_STOPS: &str = "generation_settings/stop";
 
 /// The codec of the server of llama.cpp.
@@ -85,11 +88,11 @@ impl Codec for LlamaCpp {
         let speculative = answers.at(SLOTS, "/0/speculative").is_some_and(|speculative| speculative == true);
         let native = params.get("speculative.types").and_then(Value::as_str);
         // A single slot computes one prompt after the other.
-        let plans = if slots > 1 && !remembers(&params) { vec![Plan::FanOut] } else { vec![] };
+        let methods = if slots > 1 && !remembers(&params) { vec![VerifyMethod::FanOut] } else { vec![] };
         let most = params.get("n_predict").and_then(Value::as_u64).and_then(|most| u32::try_from(most).ok());
         Ok(Engine {
             context: usize::try_from(context).ok(),
-            plans,
+            methods,
             defaults: defaults(&params),
             default_tokens: most,
             noise: Noise::Call,
@@ -104,8 +107,9 @@ impl Codec for LlamaCpp {
         })
     }
 
-    /// This server ignores parameters of other servers silently. Where the first ride of a chat overwrites a parameter
-    /// of the client's with its own, the server's error about the client's value would be lost.
+    /// This server ignores parameters of other servers silently. Where the first call of a chat
+    /// overwrites a parameter of the client's, the server's error about the client's value would be
+    /// lost.
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let own = &request.sampling;
         let penalized =
@@ -122,22 +126,23 @@ impl Codec for LlamaCpp {
             (replaced("n_probs"), "n_probs"),
             (replaced("top_logprobs"), "top_logprobs"),
         ];
-        Refused::by_first(BypassReason::Parameter, &parameters)
+        Refused::by_first(RelayReason::Parameter, &parameters)
     }
 
-    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
-        engine.plans.clone()
+    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
+        engine.methods.clone()
     }
 
     fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
         engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
     }
 
-    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
         let more: &[(&str, Value)] = match request.route {
             Route::Completions => &[("verbose", json!(true)), ("timings_per_token", json!(true))],
-            // Log-probabilities after sampling cost nothing; those before it are a pass over the vocabulary.
+            // Log-probabilities after sampling cost nothing; those before it are a pass over the
+            // vocabulary.
             Route::Chat => &[
                 ("logprobs", json!(true)),
                 ("top_logprobs", json!(1)),
@@ -157,7 +162,8 @@ impl Codec for LlamaCpp {
         Additive { usage: !request.include_usage, token_ids: true, members, choice, ..Additive::default() }
     }
 
-    /// A chat's choice is written in alphabetical order, as its objects are; an event's has it already.
+    /// A chat's choice is written in alphabetical order, as its objects are; an event's has it
+    /// already.
     fn complete(&self, answer: &mut Value) {
         if answer.pointer("/choices/0/message").is_some() {
             order(answer.pointer_mut("/choices/0"), &["finish_reason", "index", "message"]);
@@ -165,7 +171,7 @@ impl Codec for LlamaCpp {
         order(Some(answer), &ANSWER);
     }
 
-    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+    fn prompt_ids_call(&self, _: &Engine, request: &Request) -> Option<Call> {
         match &request.prompt {
             Prompt::Ids(_) => None,
             Prompt::Text(text) => Some(tokenize(text, true)),
@@ -173,49 +179,49 @@ impl Codec for LlamaCpp {
         }
     }
 
-    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
         let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
         if let Some(text) = answer.get("prompt").and_then(Value::as_str) {
-            return Ok(Beside::Ask(tokenize(text, true)));
+            return Ok(PromptAnswer::Ask(tokenize(text, true)));
         }
         let tokens = answer.get("tokens").and_then(shared::ids);
-        tokens.map(Beside::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
+        tokens.map(PromptAnswer::Prompt).ok_or(Unreadable("neither a prompt nor tokens"))
     }
 
-    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         native(context, &[Vec::new()], max_tokens, sampling)
     }
 
-    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         match kind {
-            RideKind::First => first_chunk(event),
-            RideKind::Later => whole_ride(event),
+            RequestKind::First => first_chunk(event),
+            RequestKind::Later => whole_answer(event),
         }
     }
 
-    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        if round.plan != Plan::FanOut {
-            return Err(Refusal::NoPlan(round.plan.name()));
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        if round.method != VerifyMethod::FanOut {
+            return Err(Refusal::NoVerifyMethod(round.method.name()));
         }
         let nodes = round.draft.len().min(room(engine, &round.context));
         if nodes == 0 && !round.draft.is_empty() {
             return Err(Refusal::NoRoom(round.context.len()));
         }
         let paths = shared::paths(round.draft, nodes);
-        Ok(Asked { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
+        Ok(VerifyRequest { calls: vec![native(&round.context, &paths, 1, round.sampling)], nodes })
     }
 
-    fn verdict(
+    fn result(
         &self,
         _: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         let mut answers = Answered::all(body)?;
-        // Judged by what the server is set to, never by what was sampled: which answers such a text ends depends on
-        // the samples, and to refuse those alone would change how often they come.
+        // Judged by the server's settings, never by the samples: which answers such a text ends
+        // depends on the samples, and to refuse only those would change their distribution.
         if answers.iter().any(Answered::has_own_stops) {
             return Err(Unreadable("the server has stop texts of its own (--reverse-prompt)"));
         }
@@ -225,8 +231,11 @@ impl Codec for LlamaCpp {
         }
         let computed =
             answers.iter().map(|answer| answer.timings.as_ref().map(|timings| timings.computed)).sum();
-        let rows =
-            answers.iter().enumerate().map(|(place, answer)| answer.row(place)).collect::<Result<_, _>>()?;
+        let rows = answers
+            .iter()
+            .enumerate()
+            .map(|(position, answer)| answer.row(position))
+            .collect::<Result<_, _>>()?;
         let sent =
             shared::paths(round.draft, asked.nodes).into_iter().map(|path| round.context.len() + path.len());
         if answers
@@ -236,11 +245,11 @@ impl Codec for LlamaCpp {
         {
             return Err(Unreadable("it counts another prompt"));
         }
-        Ok(Verdict { rows, computed, ..Verdict::default() })
+        Ok(VerifyResult { rows, computed, ..VerifyResult::default() })
     }
 
-    /// One prompt that is computed once and copied into as many slots as the round needs. The tokens sampled
-    /// there are not used.
+    /// One prompt that is computed once and copied into as many slots as the round needs. Its
+    /// sampled tokens are not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let slots = round.draft.len().min(room(engine, &round.context)) + 1;
         if slots < 2 || round.context.len() < FORKED {
@@ -283,7 +292,8 @@ struct Slot {
     is_processing: bool,
 }
 
-/// Whether a sampler of the server's own carries something from token to token that a new call forgets.
+/// True if one of the server's own samplers keeps state from token to token that a new call does
+/// not have.
 fn remembers(params: &Value) -> bool {
     let number = |name: &str| params.get(name).and_then(Value::as_f64);
     number("mirostat").is_some_and(|kind| kind > 0.0)
@@ -305,8 +315,9 @@ fn defaults(params: &Value) -> Option<Defaults> {
     })
 }
 
-/// Nodes that a round may have: one slot each beside that of the context, and together no more than the
-/// memory that slots may share, because the server makes room there by failing others.
+/// Maximum nodes of a round: one slot each in addition to that of the context, and together no more
+/// tokens than the KV cache that the slots share, because the server makes room there by failing
+/// other requests.
 fn room(engine: &Engine, context: &Context<'_>) -> usize {
     let slots = engine.lanes.unwrap_or(1);
     let fit = engine.context.map_or(slots, |most| most / context.len().max(1));
@@ -318,8 +329,8 @@ fn tokenize(text: &str, add_special: bool) -> Call {
     Call { path: TOKENIZE, body: bytes(&body) }
 }
 
-/// A prompt of ids for each path that may follow the context, on the server's own route, answered whole, with
-/// exactly the fields that the client has set.
+/// A prompt of ids for each path that may follow the context, on the server's own route, answered
+/// whole, with exactly the fields that the client has set.
 fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &Sampling) -> Call {
     let ids = context.ids();
     let body = Body::around(&ids, paths.len());
@@ -355,14 +366,14 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     }
     chunk.usage = chunk.usage.or(timings.and_then(|timings| timings.usage()));
     chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
-    // The end of a text comes as a token like others, before the event that reports it.
+    // The end of a text arrives as a token like others, before the event that reports it.
     let silent = chunk.text.is_empty() && chunk.more.is_empty();
     chunk.pending = silent && chunk.finish.is_none() && !chunk.tokens.is_empty();
     Ok(chunk)
 }
 
-/// A ride that is answered whole.
-fn whole_ride(event: &Value) -> Result<Chunk, Unreadable> {
+/// A plain request that is answered whole.
+fn whole_answer(event: &Value) -> Result<Chunk, Unreadable> {
     let answer = Answered::deserialize(event).map_err(|_| Unreadable("not an answer of /completion"))?;
     let ends = answer.ends()?;
     let finish = Some(if ends { "stop" } else { "length" }.to_owned());
@@ -402,7 +413,7 @@ impl Timings {
         Some(self.cached? + self.computed)
     }
 
-    /// The same as `usage`, which only the last event has: a call that is left before its end tells it so.
+    /// The same as `usage`, which only the last event has: for a call that is left before its end.
     fn usage(&self) -> Option<Value> {
         let (prompt, output) = (self.prompt()?, self.output?);
         Some(json!({
@@ -430,18 +441,18 @@ impl Answered {
         !self.own_stops.is_empty()
     }
 
-    /// Whether the text ended. A stop text (`word`) is the server's own, as calls send none.
+    /// True if the text ended. A stop text (`word`) is the server's own, because calls send none.
     fn ends(&self) -> Result<bool, Unreadable> {
         match self.stop_type.as_str() {
             "eos" | "word" => Ok(true),
             "limit" => Ok(false),
-            _ => Err(Unreadable("ended by no rule that is known")),
+            _ => Err(Unreadable("unknown reason for its end")),
         }
     }
 
-    fn row(&self, place: usize) -> Result<Row, Unreadable> {
+    fn row(&self, position: usize) -> Result<Row, Unreadable> {
         match self.tokens.as_slice() {
-            [sample] if self.index == place => {
+            [sample] if self.index == position => {
                 Ok(Row { ends: self.ends()?, text: self.content.clone(), ..Row::of(*sample) })
             }
             _ => Err(Unreadable("not one token per prompt")),

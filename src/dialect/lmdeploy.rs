@@ -1,14 +1,15 @@
 //! LMDeploy.
 //!
-//! `FanOut` is one `/generate` for each node, all at once: the route takes one prompt of ids. Without
-//! `--enable-prefix-caching`, which is off unless somebody asks for it, each of them would compute the whole
-//! context, so there is a plan only where the cache was seen at work.
+//! `FanOut` is one `/generate` for each node, all at once: the route takes one prompt of ids.
+//! Without `--enable-prefix-caching`, which is off by default, each of them would compute the whole
+//! context, so the method is available only where cache hits have been seen.
 //!
-//! `/generate` and OpenAI's routes do not share their defaults and neither tells them, so a request leaps only
-//! if it leaves nothing open. The ids of a chat's prompt are told nowhere: chats ride. Stop texts and stop tokens
-//! are looked for among tokens by some versions and not at all on some routes: who names them rides.
+//! `/generate` and OpenAI's routes have different defaults and neither reports them, so a request
+//! is speculated on only if it sets every field. No route returns the ids of a chat's prompt: chats
+//! decode plainly. Stop texts and stop tokens are matched among tokens by some versions and ignored
+//! on some routes: requests with them are relayed.
 //!
-//! The token that ends a text is neither told nor counted.
+//! The token that ends a text is neither returned nor counted.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -16,24 +17,24 @@ use serde_json::{Value, json};
 use super::body::{Body, Ids};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
-    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RideKind, Round, Unreadable,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::session::Hold;
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
 const ENCODE: &str = "/v1/encode";
 const METRICS: &str = "/metrics";
 /// The member of a completion's choice that lists its ids.
 const IDS: &str = "gen_tokens";
-/// Tokens of one ride by ids: its text comes at once at its end.
+/// Tokens of one plain request by ids: its text comes at once at its end.
 const SEGMENT: u32 = 8;
-/// Most calls of one round.
-const CALLS_MOST: usize = 32;
+/// Maximum calls of one round.
+const MAX_CALLS: usize = 32;
 /// The default of `--cache-block-seq-len`.
 const BLOCK: usize = 64;
 
@@ -57,7 +58,7 @@ impl Codec for Lmdeploy {
         let metrics = answers.text(METRICS);
         let hits = shared::metric(metrics.unwrap_or_default(), &["lmdeploy:prefix_cache_hit_rate"]);
         Ok(Engine {
-            plans: vec![Plan::FanOut],
+            methods: vec![VerifyMethod::FanOut],
             noise: Noise::Call,
             block: BLOCK,
             segment: Some(SEGMENT),
@@ -67,8 +68,8 @@ impl Codec for Lmdeploy {
         })
     }
 
-    /// Its repetition penalty counts output only, and `/generate` has none of the others. It ignores parameters that
-    /// it does not know (`min_tokens`).
+    /// Its repetition penalty counts output only, and `/generate` has none of the others. It
+    /// ignores parameters that it does not know (`min_tokens`).
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let parameters = [
             (sampling.penalizes_repetition(), "repetition_penalty"),
@@ -78,17 +79,17 @@ impl Codec for Lmdeploy {
             (!request.stop.is_empty(), "stop"),
             (!request.stop_token_ids.is_empty(), "stop_token_ids"),
         ];
-        Refused::by_first(BypassReason::Parameter, &sampling.counting())
-            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
+        Refused::by_first(RelayReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
     }
 
     fn tells_ids(&self, route: Route) -> bool {
         route == Route::Completions
     }
 
-    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<Plan> {
+    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<VerifyMethod> {
         let cached = engine.caches == Some(true) && !engine.special.is_empty();
-        if cached && settled { engine.plans.clone() } else { Vec::new() }
+        if cached && settled { engine.methods.clone() } else { Vec::new() }
     }
 
     fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
@@ -98,7 +99,7 @@ impl Codec for Lmdeploy {
         }
     }
 
-    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, json!({ "include_usage": true }));
         if self.tells_ids(request.route) {
             body.insert("return_token_ids".into(), Value::Bool(true));
@@ -111,24 +112,24 @@ impl Codec for Lmdeploy {
         Additive { choice, ..Additive::of(request) }
     }
 
-    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+    fn prompt_ids_call(&self, _: &Engine, request: &Request) -> Option<Call> {
         let Prompt::Text(text) = &request.prompt else { return None };
         let body = json!({ "input": text, "do_preprocess": false, "add_bos": true });
         Some(Call { path: ENCODE, body: bytes(&body) })
     }
 
-    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
+    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
         let answer: Value = serde_json::from_slice(body).map_err(|_| Unreadable("not JSON"))?;
         let ids = answer.get("input_ids").and_then(shared::ids);
-        ids.map(Beside::Prompt).ok_or(Unreadable("no input ids"))
+        ids.map(PromptAnswer::Prompt).ok_or(Unreadable("no input ids"))
     }
 
-    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         generate(&context.ids(), &[], max_tokens, sampling)
     }
 
-    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        if kind == RideKind::First {
+    fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+        if kind == RequestKind::First {
             let mut chunk = shared::chunk_named(event, IDS)?;
             let count = chunk.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
             chunk.prompt_count = count.and_then(|count| u32::try_from(count).ok());
@@ -140,24 +141,24 @@ impl Codec for Lmdeploy {
         Ok(Chunk { tokens: answer.tokens(engine), finish, ends, ..Chunk::default() })
     }
 
-    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        if round.plan != Plan::FanOut {
-            return Err(Refusal::NoPlan(round.plan.name()));
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        if round.method != VerifyMethod::FanOut {
+            return Err(Refusal::NoVerifyMethod(round.method.name()));
         }
-        let nodes = round.draft.len().min(CALLS_MOST - 1);
+        let nodes = round.draft.len().min(MAX_CALLS - 1);
         let ids = round.context.ids();
         let paths = shared::paths(round.draft, nodes);
         let calls = paths.iter().map(|path| generate(&ids, path, 1, round.sampling)).collect();
-        Ok(Asked { calls, nodes })
+        Ok(VerifyRequest { calls, nodes })
     }
 
-    fn verdict(
+    fn result(
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         if bodies.len() != asked.nodes + 1 {
             return Err(Unreadable("not one answer for each call"));
         }
@@ -174,9 +175,9 @@ impl Codec for Lmdeploy {
                 _ => Err(Unreadable("not one token per prompt")),
             }
         };
-        Ok(Verdict {
+        Ok(VerifyResult {
             rows: bodies.iter().zip(paths).map(row).collect::<Result<_, _>>()?,
-            ..Verdict::default()
+            ..VerifyResult::default()
         })
     }
 
@@ -205,7 +206,7 @@ impl Codec for Lmdeploy {
     }
 }
 
-/// One prompt of ids, the context and what follows it, with every parameter set.
+/// One prompt of ids, the context and the ids after it, with every parameter set.
 fn generate(ids: &Ids<'_>, path: &[TokenId], most: u32, sampling: &Sampling) -> Call {
     let body = Body::around(ids, 1)
         .ids("input_ids", ids, path)
@@ -245,8 +246,9 @@ impl Generated {
         self.meta_info.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop")
     }
 
-    /// The ids of the answer. If the token that ended the text is left out, a special token stands for it: it was
-    /// sampled and must not be sampled again. Which one does not matter, as it adds no text.
+    /// The ids of the answer. If the token that ended the text is left out, a special token takes
+    /// its position: it was sampled and must not be sampled again. Any special token will do,
+    /// because it adds no text.
     fn tokens(&self, engine: &Engine) -> Vec<TokenId> {
         let mut listed = self.output_ids.clone().unwrap_or_default();
         if self.ends() && listed.last().is_none_or(|last| !engine.special.contains(last)) {
@@ -264,7 +266,7 @@ mod tests {
 
     fn engine(caches: Option<bool>) -> Engine {
         Engine {
-            plans: vec![Plan::FanOut],
+            methods: vec![VerifyMethod::FanOut],
             caches,
             special: vec![2],
             ..Engine::new(Dialect::Lmdeploy, "m", "")
@@ -277,28 +279,28 @@ mod tests {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         match judge(Route::Completions, body.to_string().as_bytes()) {
             Judgement::Eligible(request) => *request,
-            Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+            Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
         }
     }
 
-    fn plans(engine: &Engine, more: &Value) -> Vec<Plan> {
+    fn methods(engine: &Engine, more: &Value) -> Vec<VerifyMethod> {
         let request = request(more);
         let (sampling, settled) = engine.sampling(&request);
         match engine.refuses(&request, &sampling) {
             Some(_) => Vec::new(),
-            None => Lmdeploy.plans(engine, &request, &sampling, settled),
+            None => Lmdeploy.methods(engine, &request, &sampling, settled),
         }
     }
 
     #[test]
-    fn without_a_cache_that_was_seen_at_work_there_is_no_plan() {
-        assert_eq!(plans(&engine(Some(true)), &json!({})), [Plan::FanOut]);
-        assert!(plans(&engine(Some(false)), &json!({})).is_empty());
-        assert!(plans(&engine(None), &json!({})).is_empty());
+    fn without_cache_hits_there_is_no_verification_method() {
+        assert_eq!(methods(&engine(Some(true)), &json!({})), [VerifyMethod::FanOut]);
+        assert!(methods(&engine(Some(false)), &json!({})).is_empty());
+        assert!(methods(&engine(None), &json!({})).is_empty());
     }
 
     #[test]
-    fn what_is_left_open_or_counts_output_does_not_leap() {
+    fn an_open_field_or_a_count_of_output_is_not_speculated_on() {
         for more in [
             json!({"top_p": null}),
             json!({"repetition_penalty": 1.1}),
@@ -309,7 +311,7 @@ mod tests {
             json!({"min_tokens": 3}),
             json!({"seed": 5}),
         ] {
-            assert!(plans(&engine(Some(true)), &more).is_empty(), "{more}");
+            assert!(methods(&engine(Some(true)), &more).is_empty(), "{more}");
         }
     }
 
@@ -317,7 +319,13 @@ mod tests {
     fn a_fan_out_is_a_call_for_each_node() {
         let (draft, sampling) = (Tree::chain(&[4], Source::Model, Features::default()), Sampling::default());
         let context = Context::new("m", &[1], &[3]);
-        let round = Round { context, draft: &draft, sampling: &sampling, plan: Plan::FanOut, weighs: false };
+        let round = Round {
+            context,
+            draft: &draft,
+            sampling: &sampling,
+            method: VerifyMethod::FanOut,
+            weighs: false,
+        };
         let asked = Lmdeploy.verify(&engine(None), &round).unwrap();
         let bodies: Vec<_> =
             asked.calls.iter().map(|call| String::from_utf8(call.body.clone()).unwrap()).collect();
@@ -331,31 +339,31 @@ mod tests {
                 .to_string()
                 .into_bytes()
         };
-        let read = |bodies: &[Vec<u8>]| Lmdeploy.verdict(&engine(None), &round, &asked, bodies);
-        let verdict = read(&[answer(json!([4]), "length"), answer(json!([]), "stop")]).unwrap();
+        let read = |bodies: &[Vec<u8>]| Lmdeploy.result(&engine(None), &round, &asked, bodies);
+        let result = read(&[answer(json!([4]), "length"), answer(json!([]), "stop")]).unwrap();
         assert_eq!(
-            verdict.rows,
+            result.rows,
             [
                 Row { text: Some(String::new()), ..Row::of(4) },
                 Row { ends: true, text: Some(String::new()), ..Row::of(2) }
             ],
-            "the end is drawn but not told"
+            "the end is drawn but not listed"
         );
         assert!(read(&[answer(json!([4]), "length")]).is_err());
         assert!(read(&[answer(json!([]), "length"), answer(json!([4]), "length")]).is_err());
     }
 
     #[test]
-    fn a_ride_is_read_whole() {
+    fn a_plain_request_is_read_whole() {
         let event =
             json!({"text": "ab", "output_ids": [5, 6], "meta_info": {"finish_reason": {"type": "length"}}});
-        let chunk = Lmdeploy.chunk(&engine(None), RideKind::Later, &event).unwrap();
+        let chunk = Lmdeploy.chunk(&engine(None), RequestKind::Later, &event).unwrap();
         assert_eq!((chunk.tokens, chunk.finish.as_deref(), chunk.ends), (vec![5, 6], Some("length"), false));
         for ids in [json!([5, 6]), json!([5, 6, 2])] {
             let event =
                 json!({"text": "ab", "output_ids": ids, "meta_info": {"finish_reason": {"type": "stop"}}});
-            let chunk = Lmdeploy.chunk(&engine(None), RideKind::Later, &event).unwrap();
-            assert_eq!((chunk.tokens, chunk.ends), (vec![5, 6, 2], true), "the end is not told, or is");
+            let chunk = Lmdeploy.chunk(&engine(None), RequestKind::Later, &event).unwrap();
+            assert_eq!((chunk.tokens, chunk.ends), (vec![5, 6, 2], true), "the end is not listed, or is");
         }
     }
 
@@ -363,7 +371,7 @@ mod tests {
     fn the_ids_of_a_completion_are_read_where_they_are() {
         let event =
             json!({"choices": [{"index": 0, "text": "ab", "gen_tokens": [5, 6], "finish_reason": null}]});
-        let chunk = Lmdeploy.chunk(&engine(None), RideKind::First, &event).unwrap();
+        let chunk = Lmdeploy.chunk(&engine(None), RequestKind::First, &event).unwrap();
         assert_eq!((chunk.tokens, chunk.text.as_str(), chunk.doubtful), (vec![5, 6], "ab", false));
     }
 }

@@ -1,9 +1,10 @@
 //! The dialect of `foretell target`: vLLM's shapes for completions, chat and token ids, and
 //! `POST /v1/verify` for trees.
 //!
-//! The target's noise is a function of (seed, choice, position, token), so the same sampling fields with the
-//! same seed give the same tokens on every route; what has to be kept is the position, which a prompt of
-//! token ids does, and the split between prompt and output, which the field `generated` does.
+//! The target's noise is a function of (seed, choice, position, token), so the same sampling fields
+//! with the same seed give the same tokens on every route. The position has to be kept, which a
+//! prompt of token ids does, and the split between prompt and output, which the field `generated`
+//! does.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,18 +13,18 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
-    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Quirks, Refusal, RideKind, Round, Unreadable,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::session::StopOrder;
 use crate::units::TokenId;
 use crate::words::Refused;
-use crate::words::{Dist, Plan, Row, Verdict};
+use crate::words::{Dist, Row, VerifyMethod, VerifyResult};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
-/// Likeliest tokens that a lossy accept rule asks for: FLy looks at three.
+/// Number of most probable tokens that a lossy accept rule asks for: FLy uses three.
 const TOP: usize = 3;
 
 /// The codec of `foretell target`.
@@ -56,9 +57,9 @@ impl Codec for Onnx {
             started: answers.number(MODELS, "/data/0/started").or_else(|| whole_seconds(answers)),
             mark: answers.word(MODELS, "/data/0/system_fingerprint"),
             context: usize::try_from(context).ok(),
-            plans: vec![Plan::Tree, Plan::FanOut],
+            methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
             defaults: Some(Defaults::OPENAI),
-            noise: Noise::Place,
+            noise: Noise::Position,
             tells_cached: true,
             eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
             ..Engine::new(Dialect::Onnx, model, version)
@@ -73,8 +74,8 @@ impl Codec for Onnx {
         None
     }
 
-    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
-        engine.plans.clone()
+    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
+        engine.methods.clone()
     }
 
     fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
@@ -85,7 +86,7 @@ impl Codec for Onnx {
     }
 
     /// Adds `return_token_ids` and, above temperature 0 if the client sent none, `seed`.
-    fn first_ride(&self, _: &Engine, request: &Request, seed: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, seed: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));
         if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
@@ -106,42 +107,42 @@ impl Codec for Onnx {
         }
     }
 
-    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let mut fields = fields(sampling);
         fields.insert("generated".into(), vec![context.output.len()].into());
-        shared::ride(context, max_tokens, &fields)
+        shared::plain_request(context, max_tokens, &fields)
     }
 
-    fn chunk(&self, _: &Engine, _: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: &Engine, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         shared::chunk(event)
     }
 
-    /// By the tree itself, or one prompt per node.
-    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        match round.plan {
-            Plan::Tree => Ok(Asked { calls: vec![tree(round)], nodes: round.draft.len() }),
-            Plan::FanOut => Ok(fan_out(round)),
-            Plan::Score | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+    /// Sends the tree itself, or one prompt per node.
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        match round.method {
+            VerifyMethod::Tree => Ok(VerifyRequest { calls: vec![tree(round)], nodes: round.draft.len() }),
+            VerifyMethod::FanOut => Ok(fan_out(round)),
+            VerifyMethod::Score | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
-    /// Checked for one row per node and one for the context.
-    fn verdict(
+    /// Requires one row per node and one for the context.
+    fn result(
         &self,
         _: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
-        let verdict = match round.plan {
-            Plan::Tree => tree_verdict(round.context.len(), body)?,
-            _ => shared::fan_out_verdict(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)?,
+        let result = match round.method {
+            VerifyMethod::Tree => tree_result(round.context.len(), body)?,
+            _ => shared::fan_out_result(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)?,
         };
-        if verdict.rows.len() != asked.nodes + 1 {
+        if result.rows.len() != asked.nodes + 1 {
             return Err(Unreadable("not one row for each node and one for the context"));
         }
-        Ok(verdict)
+        Ok(result)
     }
 
     fn load_path(&self, _: &Engine) -> Option<&'static str> {
@@ -177,8 +178,8 @@ fn tree(round: &Round<'_>) -> Call {
     Call { path: VERIFY, body: body.end() }
 }
 
-/// Sends how much of each prompt is output only if a parameter counts output.
-fn fan_out(round: &Round<'_>) -> Asked {
+/// Sends how many tokens of each prompt are output only if a parameter counts output.
+fn fan_out(round: &Round<'_>) -> VerifyRequest {
     let mut fields = fields(round.sampling);
     if round.sampling.counts_output() {
         let before = round.context.output.len();
@@ -197,7 +198,7 @@ struct VerifyAnswer {
 
 #[derive(Deserialize)]
 struct VerifyRow {
-    /// None behind the run that a sampled draft brought.
+    /// `None` after the tokens that a sampled draft brought.
     sample: Option<TokenId>,
     draft_logprob: Option<f64>,
     #[serde(default)]
@@ -218,17 +219,18 @@ impl VerifyRow {
     }
 }
 
-fn tree_verdict(context: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+fn tree_result(context: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
     let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     shared::check_prompt(answer.usage.as_ref(), context)?;
-    // Its usage counts the context; the nodes of the draft, one for each row but the first, were computed as well.
+    // Its usage counts the context; the nodes of the draft, one for each row but the first, were
+    // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
     let computed = computed.map(|context| context.saturating_add(nodes));
-    Ok(Verdict {
+    Ok(VerifyResult {
         rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
         computed,
-        ..Verdict::default()
+        ..VerifyResult::default()
     })
 }
 
@@ -243,8 +245,8 @@ mod tests {
         Engine::new(Dialect::Onnx, "m", "1")
     }
 
-    fn asked(draft: &Tree, sampling: &Sampling, plan: Plan) -> (Asked, String) {
-        let round = Round { context: CONTEXT, draft, sampling, plan, weighs: false };
+    fn asked(draft: &Tree, sampling: &Sampling, method: VerifyMethod) -> (VerifyRequest, String) {
+        let round = Round { context: CONTEXT, draft, sampling, method, weighs: false };
         let asked = Onnx.verify(&engine(), &round).unwrap();
         let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
         (asked, text)
@@ -256,7 +258,7 @@ mod tests {
         let vote = crate::draft::Vote::new(Source::PromptLookup, Features::default());
         draft.push(crate::draft::Node::new(6, Some(0), vote));
         let sampling = Sampling { temperature: 0.5, seed: Some(9), ..Sampling::default() };
-        let (asked, text) = asked(&draft, &sampling, Plan::Tree);
+        let (asked, text) = asked(&draft, &sampling, VerifyMethod::Tree);
         assert_eq!(asked.calls[0].path, "/v1/verify");
         assert_eq!(
             text,
@@ -267,7 +269,7 @@ mod tests {
     #[test]
     fn a_fan_out_is_one_prompt_per_node() {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
-        let (asked, text) = asked(&draft, &Sampling::default(), Plan::FanOut);
+        let (asked, text) = asked(&draft, &Sampling::default(), VerifyMethod::FanOut);
         assert_eq!(asked.calls[0].path, "/v1/completions");
         assert_eq!(
             text,
@@ -276,16 +278,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fan_out_with_penalties_says_what_is_output() {
+    fn a_fan_out_with_penalties_has_the_number_of_output_tokens() {
         let sampling = Sampling { presence_penalty: 0.5, ..Sampling::default() };
         let draft = Tree::chain(&[4], Source::Model, Features::default());
-        let (_, text) = asked(&draft, &sampling, Plan::FanOut);
+        let (_, text) = asked(&draft, &sampling, VerifyMethod::FanOut);
         assert!(text.contains(r#""generated":[1,2]"#), "{text}");
     }
 
     #[test]
-    fn a_ride_by_ids_says_what_is_output() {
-        let call = Onnx.ride(&engine(), &CONTEXT, &Sampling { temperature: 0.0, ..Sampling::default() }, 7);
+    fn a_plain_request_by_ids_has_the_number_of_output_tokens() {
+        let call =
+            Onnx.plain_request(&engine(), &CONTEXT, &Sampling { temperature: 0.0, ..Sampling::default() }, 7);
         assert_eq!(
             std::str::from_utf8(&call.body).unwrap(),
             r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"return_token_ids":true,"generated":[1]}"#
@@ -293,14 +296,19 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_with_a_row_missing_is_unreadable() {
+    fn a_result_with_a_row_missing_is_unreadable() {
         let body = br#"{"rows":[{"sample":4,"logprob":-0.1,"top":[],"draft_logprob":null}]}"#.to_vec();
         let sampling = Sampling::default();
         let read = |draft: &Tree| {
-            let round =
-                Round { context: CONTEXT, draft, sampling: &sampling, plan: Plan::Tree, weighs: false };
+            let round = Round {
+                context: CONTEXT,
+                draft,
+                sampling: &sampling,
+                method: VerifyMethod::Tree,
+                weighs: false,
+            };
             let asked = Onnx.verify(&engine(), &round).unwrap();
-            Onnx.verdict(&engine(), &round, &asked, std::slice::from_ref(&body))
+            Onnx.result(&engine(), &round, &asked, std::slice::from_ref(&body))
         };
         assert!(read(&Tree::default()).is_ok());
         assert!(read(&Tree::chain(&[4], Source::Model, Features::default())).is_err());

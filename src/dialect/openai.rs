@@ -1,18 +1,20 @@
-//! Hosted services that bill per token: never verified, and only relayed. What can be done for them is to guess
-//! the answer and send it along as OpenAI's `prediction`, which the provider verifies by its own rule; what it
-//! rejects is billed, so this is done only where the operator allows it (`plans.allow: [prediction]`).
+//! Hosted services that bill per token: no verify requests are sent to them, they are only relayed.
+//! Their requests may be given a guess of the answer as OpenAI's `prediction`, which the provider
+//! verifies by its own rule; rejected tokens are billed, so this is done only where the operator
+//! allows it (`verify.allow: [prediction]`).
 //!
-//! The one kind of request whose answer can be read off the request itself is the one that asks for a given
-//! text to be changed a little: the prediction is that text. The body stays byte for byte what the client sent,
-//! but for the one member that is put in front.
+//! The only kind of request that contains most of its answer asks for small changes of a given
+//! text: the prediction is that text. The body stays byte for byte what the client sent, except for
+//! one member that is put in front.
 
 use serde_json::{Value, json};
 
 use crate::openai::messages::plain_text;
 use crate::openai::{Prompt, Request, Route};
 
-/// Least length of a predicted text, bytes: shorter ones are generated faster than they are predicted.
-const LEAST: usize = 64;
+/// Minimum length of a predicted text, bytes: shorter ones are generated faster than they are
+/// predicted.
+const MIN: usize = 64;
 /// Words by which a message asks for a text to be changed.
 const CHANGES: [&str; 26] = [
     "add",
@@ -43,8 +45,8 @@ const CHANGES: [&str; 26] = [
     "update",
 ];
 
-/// The client's body with a prediction of the answer; `None` if the request shows no likely answer, the
-/// client has sent its own, or the provider takes none with such a request.
+/// The client's body with a prediction of the answer; `None` if the request shows no likely answer,
+/// the client has sent its own, or the provider takes none with such a request.
 pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
     let content = likely(request)?;
     let prediction = json!({ "type": "content", "content": content });
@@ -57,8 +59,8 @@ pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
     Some(altered)
 }
 
-/// What the answer is likely to repeat: the longest fenced block of the last message, of equally long ones the
-/// last.
+/// The text that the answer is likely to repeat: the longest fenced block of the last message, of
+/// equally long ones the last.
 fn likely(request: &Request) -> Option<String> {
     let (Route::Chat, Prompt::Messages(messages)) = (request.route, &request.prompt) else { return None };
     // Providers refuse predicted outputs with these; tools, audio, log-probabilities and
@@ -77,10 +79,10 @@ fn likely(request: &Request) -> Option<String> {
     let asks = around.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
     let asks = asks.into_iter().any(|word| CHANGES.contains(&word.as_str()));
     let longest = blocks.into_iter().max_by_key(String::len)?;
-    (asks && longest.len() >= LEAST).then_some(longest)
+    (asks && longest.len() >= MIN).then_some(longest)
 }
 
-/// The text outside of fenced blocks, and the blocks. A fence that is never closed fences nothing.
+/// The text outside of fenced blocks, and the blocks. A fence that is never closed is ignored.
 fn fenced(text: &str) -> (String, Vec<String>) {
     let (mut around, mut blocks) = (String::new(), Vec::new());
     let mut open: Option<(&str, String)> = None;
@@ -139,7 +141,7 @@ mod tests {
             Judgement::Eligible(request) => {
                 predicted(&request, body.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
             }
-            Judgement::Bypass { .. } => None,
+            Judgement::Relay { .. } => None,
         }
     }
 
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_provider_refuses_with_a_prediction_gets_none() {
+    fn requests_that_the_provider_refuses_with_a_prediction_get_none() {
         for more in [
             json!({"prediction": {"type": "content", "content": "mine"}}),
             json!({"prediction": null}),

@@ -1,16 +1,19 @@
-//! What an answer says of where it comes from: the model, the engine's fingerprint, the version of the weights.
+//! Origin of an answer, as it names it: the model, the engine's fingerprint, the version of the
+//! weights.
 //!
-//! All answers to one request have to come from the process that began it. Where two of them name different origins,
-//! another process, or another model in the same process, has answered.
+//! All answers to one request have to come from the process that began it. If two of them name
+//! different origins, another process, or another model in the same process, has answered.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// The origin of one answer, or of all answers to a request so far, as far as they name it.
+/// The origin of one answer, or of all answers to a request so far; parts that they do not name are
+/// `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// `model`, on OpenAI's routes only: on other routes engines write another name for the same model.
+    /// `model`, on OpenAI's routes only: on other routes engines write another name for the same
+    /// model.
     pub model: Option<String>,
     /// `system_fingerprint`.
     pub fingerprint: Option<String>,
@@ -21,21 +24,22 @@ pub struct Origin {
 impl Origin {
     /// The origin that an event of a stream names.
     pub fn of_event(event: &Value) -> Self {
-        Told::deserialize(event).map(Self::from).unwrap_or_default()
+        OriginMembers::deserialize(event).map(Self::from).unwrap_or_default()
     }
 
-    /// The origin that a whole answer names; of a list of answers, what its first member names.
+    /// The origin that a whole answer names; for a list of answers, that of the first one.
     pub fn of_body(body: &[u8]) -> Self {
         let told = match body.trim_ascii_start().first() {
             Some(b'[') => {
-                serde_json::from_slice::<Vec<Told>>(body).ok().and_then(|all| all.into_iter().next())
+                serde_json::from_slice::<Vec<OriginMembers>>(body).ok().and_then(|all| all.into_iter().next())
             }
             _ => serde_json::from_slice(body).ok(),
         };
         told.map(Self::from).unwrap_or_default()
     }
 
-    /// Takes over what `other` names and this does not. False if they contradict each other; then nothing is taken.
+    /// Takes over the parts that `other` names and this does not. False if they contradict each
+    /// other; then nothing is taken.
     pub fn join(&mut self, other: Self) -> bool {
         let same =
             |own: &Option<String>, other: &Option<String>| own.is_none() || other.is_none() || own == other;
@@ -52,10 +56,11 @@ impl Origin {
     }
 }
 
-/// The members of an answer that name its origin. One of another type names nothing, and hides none of the others.
+/// The members of an answer that name its origin. A member of another type is ignored, and the
+/// others are still read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Told {
+struct OriginMembers {
     #[serde(deserialize_with = "lenient")]
     object: Option<String>,
     #[serde(deserialize_with = "lenient")]
@@ -100,8 +105,8 @@ fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(reader: D) -> Result<
     })
 }
 
-impl From<Told> for Origin {
-    fn from(told: Told) -> Self {
+impl From<OriginMembers> for Origin {
+    fn from(told: OriginMembers) -> Self {
         let listed = || {
             let choice = told.choices.into_iter().flatten().next()?;
             choice.weight_versions.into_iter().flatten().next_back()?.version
@@ -139,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_named_contradicts_nothing_and_what_differs_is_another_origin() {
+    fn missing_parts_do_not_contradict_and_differing_parts_do() {
         let mut all = origin([Some("m"), None, None]);
         assert!(all.join(Origin::default()));
         assert!(all.join(origin([Some("m"), Some("a"), None])));

@@ -1,7 +1,7 @@
-//! Telling engines apart by their own endpoints.
+//! Identifies engines by their own endpoints.
 //!
-//! A server is asked the questions of [`introduction`], which every engine answers for nothing or refuses;
-//! then, in turn, what its dialect still wants to know ([`super::Codec::questions`]).
+//! A server gets the questions of [`introduction`], which every engine answers without computing a
+//! token, or refuses; then those of its dialect, in rounds ([`super::Codec::questions`]).
 
 use std::borrow::Cow;
 
@@ -33,7 +33,7 @@ impl Question {
 
 /// A server's answer to one question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct Reply {
     /// HTTP status of the answer.
     pub status: u16,
     /// Value of the `server` header, if there is one.
@@ -44,11 +44,11 @@ pub struct Told {
 
 /// A server's answers so far, by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers(IndexMap<String, Told>);
+pub struct Answers(IndexMap<String, Reply>);
 
 impl Answers {
     /// Adds the answer to `GET path`.
-    pub fn add(&mut self, path: &str, told: Told) {
+    pub fn add(&mut self, path: &str, told: Reply) {
         self.0.insert(path.to_owned(), told);
     }
 
@@ -69,7 +69,7 @@ impl Answers {
         self.0.iter().filter(|(_, told)| told.status == 200).map(|(path, _)| path.as_str())
     }
 
-    /// Whether `path` has been asked.
+    /// True if `path` has been asked.
     pub fn has(&self, path: &str) -> bool {
         self.0.contains_key(path)
     }
@@ -115,7 +115,7 @@ impl Answers {
         self.at(path, pointer)?.as_u64()
     }
 
-    /// Whether the `server` header of any answer begins with `name`.
+    /// True if the `server` header of any answer begins with `name`.
     pub fn served_by(&self, name: &str) -> bool {
         self.0.values().any(|told| told.server.as_deref().is_some_and(|server| server.starts_with(name)))
     }
@@ -131,7 +131,7 @@ impl Answers {
     }
 }
 
-/// A server that cannot be asked to verify, and why.
+/// A server that cannot verify, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Foreign(pub String);
@@ -139,7 +139,7 @@ pub struct Foreign(pub String);
 impl Foreign {
     /// The error for a server that does not report something that has to be known.
     pub fn silent(what: &str) -> Self {
-        Self(format!("it tells no {what}"))
+        Self(format!("it reports no {what}"))
     }
 }
 
@@ -158,7 +158,7 @@ pub const OLLAMA_VERSION: &str = "/api/version";
 /// Page by which Triton is recognised.
 pub const KSERVE: &str = "/v2";
 
-/// The questions to a server of which nothing is known. None of them makes it compute a token.
+/// The questions to an unknown server. None of them makes it compute a token.
 pub fn introduction() -> Vec<Question> {
     [MODELS, VERSION, PROPS, SERVER_INFO, INFO, OLLAMA_VERSION, KSERVE].map(Question::get).into()
 }
@@ -169,8 +169,9 @@ pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
     dialect.codec().engine(answers).ok()?.started.map(|_| page)
 }
 
-/// The questions to a server whose dialect the operator may have named. One that is only relayed is not asked what
-/// else it might be: a hosted service sees a request for its list of models and nothing more.
+/// The questions to a server whose dialect the operator may have named. One that is only relayed
+/// gets no questions about other dialects: a hosted service receives a request for its list of
+/// models only.
 pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     match dialect {
         Some(Dialect::OpenAi | Dialect::Mlx) => vec![Question::get(MODELS)],
@@ -180,7 +181,7 @@ pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     }
 }
 
-/// The engine that gave these answers to the [`introduction`]; `None` if it is none that is known.
+/// The engine that gave these answers to the [`introduction`]; `None` if it is unknown.
 pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     if answers.word(VERSION, "/engine").as_deref() == Some("foretell") {
         return Some(Dialect::Onnx);
@@ -195,13 +196,13 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     }
 }
 
-/// Recognises engines whose list of models does not name them. Last comes whatever has such a list at all: it has
-/// OpenAI's API and is none of the others.
+/// Recognises engines whose list of models does not name them. The last check accepts every server
+/// with such a list: it has OpenAI's API and is none of the others.
 fn by_habit(answers: &Answers) -> Option<Dialect> {
     let router = answers.word(INFO, "/router");
     let is_tgi = router.as_deref() == Some("text-generation-router")
         || (answers.word(INFO, "/model_id").is_some() && answers.number(INFO, "/max_total_tokens").is_some());
-    // Many small servers are built on Python's own HTTP server, which says nothing about the API.
+    // Many small servers are built on Python's own HTTP server, which does not identify the API.
     let by_python = answers.served_by("BaseHTTP/");
     let habits = [
         (Dialect::Triton, answers.word(KSERVE, "/name").as_deref() == Some("triton")),
@@ -213,8 +214,8 @@ fn by_habit(answers: &Answers) -> Option<Dialect> {
     habits.into_iter().find_map(|(dialect, is)| is.then_some(dialect))
 }
 
-/// mlx-lm's server is built on Python's own, names no owner of its models, and answers `Not Found` in plain
-/// text, where Python's own answers in HTML.
+/// mlx-lm's server is built on Python's own, names no owner of its models, and answers `Not Found`
+/// in plain text, where Python's own answers in HTML.
 fn is_mlx(answers: &Answers) -> bool {
     let own = |model: &Value| {
         let keys = model.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
@@ -238,7 +239,7 @@ mod tests {
             let found = said.iter().find(|(path, _)| *path == question.path);
             let status = if found.is_some() { 200 } else { 404 };
             let body = found.map_or_else(|| json!({"error": "not found"}), |(_, body)| body.clone());
-            let told = Told { status, server: server.map(Into::into), body: body.to_string().into_bytes() };
+            let told = Reply { status, server: server.map(Into::into), body: body.to_string().into_bytes() };
             answers.add(&question.path, told);
         }
         answers
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_apart_by_what_only_they_say() {
+    fn servers_are_identified_by_answers_that_only_they_give() {
         let of = |server: Option<&str>, said: &[(&str, Value)]| dialect_of(&told(server, said));
         let uvicorn = Some("uvicorn");
         let listed = |owner| (MODELS, models(owner));
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(of(python, &[listed(None)]), None, "anybody's server");
         let mlx = |data: Value| {
             let mut answers = told(python, &[(MODELS, json!({"object": "list", "data": data}))]);
-            let refused = Told { status: 404, server: python.map(Into::into), body: b"Not Found".to_vec() };
+            let refused = Reply { status: 404, server: python.map(Into::into), body: b"Not Found".to_vec() };
             answers.add(VERSION, refused);
             dialect_of(&answers)
         };

@@ -1,9 +1,9 @@
-//! Rebuilding the distribution of a position from log-probabilities, where the engine tells those and draws no
-//! sample.
+//! Reconstructs the distribution of a position from log-probabilities, where the engine reports
+//! those and draws no sample.
 //!
-//! It is rebuilt only if that can be done exactly, and whether it can is judged from the probabilities alone. The
-//! session draws from it; what is left undecided is taken by another plan, whose sample is then the only one ever
-//! drawn there.
+//! It is reconstructed only if that is exact, which is judged from the probabilities alone. The
+//! session draws from it; an undecided position is left to another verification method, whose
+//! sample is then the only one ever drawn there.
 
 mod bounds;
 
@@ -15,11 +15,11 @@ use crate::words::Row;
 
 /// Log-probabilities closer than this count as equal.
 const TIE: f64 = 1e-6;
-/// Cumulated probability this close to the edge of the nucleus leaves open which side it is on.
+/// A cumulative probability this close to the edge of the nucleus is undecided.
 const EDGE: f64 = 1e-5;
 
-/// How many of the most probable tokens must be listed so that this request can be decided; `None` if no number
-/// would do. `most` is the longest list that the engine gives.
+/// Number of the most probable tokens that must be listed so that this request can be decided;
+/// `None` if no number suffices. `most` is the longest list that the engine returns.
 pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
@@ -28,16 +28,17 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if penalized || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
         return None;
     }
-    // One more than are kept, to see that the edge is not a tie.
+    // One more than are kept, to detect a tie at the edge.
     let width = sampling.top_k? as usize + 1;
     (width <= most).then_some(width)
 }
 
-/// The target's row at a place, if it can be rebuilt: the token that it takes, or the distribution that it
-/// draws from. `top` holds the most probable tokens with their raw log-probabilities, at least [`width`] of them
-/// unless the vocabulary is smaller, in any order. A token of `special` must not be decided here, because only the
-/// engine knows whether it ends the text: above T = 0 a place at which such a token may be drawn is left undecided
-/// whatever would be drawn.
+/// The target's row at a position, if it can be reconstructed: the token that it takes, or the
+/// distribution that it draws from. `top` holds the most probable tokens with their raw
+/// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order. A
+/// token of `special` must not be decided here, because only the engine knows whether it ends the
+/// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
+/// draw would be.
 pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -56,9 +57,9 @@ pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> 
     Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
 }
 
-/// The rows of a scored chain up to the first place of which nothing can be said; behind the last of them `bonus`, which
-/// the engine has sampled. `told` lists each place's tokens with their log-probabilities. `bounds`: a place that cannot be
-/// decided still counts if its probabilities are known between bounds.
+/// The rows of a scored chain up to the first undecided position; after the last of them `bonus`,
+/// which the engine has sampled. `told` lists each position's tokens with their log-probabilities.
+/// `bounds`: an undecided position still gets a row if its probabilities are known between bounds.
 pub fn rows(
     engine: &Engine,
     sampling: &Sampling,
@@ -92,7 +93,8 @@ fn weights(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<(TokenId, 
     Some(weights.into_iter().filter(|entry| entry.1 >= sampling.min_p).collect())
 }
 
-/// The smallest head of the list whose share reaches `top_p`; `None` if rounding or a tie leaves open where it ends.
+/// The smallest head of the list whose share reaches `top_p`; `None` if rounding or a tie leaves
+/// open where it ends.
 fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>> {
     if top_p >= 1.0 {
         return Some(weights.to_vec());
@@ -155,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_special_is_left_out_whatever_would_be_drawn() {
+    fn a_position_with_a_special_token_is_left_undecided() {
         let top = [(1, -0.2), (0, -2.0), (3, -6.0)];
         let sampling = sampling(1.0, 2, 1.0);
         assert_eq!(row(&top, &sampling, &[0]), None);
         assert!(row(&top, &sampling, &[7]).is_some());
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         let taken = row(&top, &greedy, &[0]);
-        assert_eq!(taken, Some(Row::of(1)), "one that is not taken is in nobody's way");
+        assert_eq!(taken, Some(Row::of(1)), "a special token that is not taken does not matter");
         assert_eq!(row(&top, &greedy, &[1]), None);
     }
 

@@ -1,15 +1,16 @@
 //! SGLang.
 //!
-//! `FanOut` and rides go to `/v1/completions` with exactly the fields that the client has set: that route
-//! puts OpenAI's defaults where nothing is said, and the client's own completion was filled in the same way.
-//! The chat route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint tells;
-//! a chat leaps only if nothing that matters was left to them.
+//! `FanOut` and plain requests use `/v1/completions` with exactly the fields that the client has
+//! set: that route fills in OpenAI's defaults, as it does for the client's own completion. The chat
+//! route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint
+//! reports; a chat is speculated on only if it sets every field for which the two differ.
 //!
-//! `Score` goes to `/generate` with `logprob_start_len` at the last token of the context: the radix cache is
-//! read up to there, the first entry is always null, and the row of the first drafted token is always
-//! computed. Its parameters are sent in full, because `/generate` has defaults of its own.
+//! `Score` uses `/generate` with `logprob_start_len` at the last token of the context: the radix
+//! cache is read up to there, the first entry is always null, and the row of the first drafted
+//! token is always computed. Its parameters are sent in full, because `/generate` has defaults of
+//! its own.
 //!
-//! All three penalties count output only, so that none of them survives output becoming prompt.
+//! All three penalties count output only, so none of them stays right when output becomes prompt.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,25 +19,27 @@ use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
-    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 const LOADS: &str = "/v1/loads?include=core&format=json";
-/// Log-probabilities asked for at one place. The server has no bound of its own; the answer grows with it.
-const LOGPROBS_MOST: usize = 64;
-/// Prompts of one call: each of them becomes a request of its own in the scheduler.
-const PROMPTS_MOST: usize = 64;
+/// Maximum log-probabilities per position. The server has no limit of its own; the answer grows
+/// with it.
+const MAX_LOGPROBS: usize = 64;
+/// Maximum prompts of one call: each of them becomes a request of its own in the scheduler.
+const MAX_PROMPTS: usize = 64;
 
-/// The first version that reports `stop` for a call of one token if that ends the text. Those before (0.5.17 was
-/// read) check the limit first and report `length`, so that a round would go on behind the end.
+/// The first version that reports `stop` for a call of one token if that ends the text. Earlier
+/// ones (0.5.17 was read) check the limit first and report `length`, so that a round would continue
+/// after the end.
 const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 
 /// The codec of SGLang.
@@ -55,8 +58,8 @@ impl Codec for Sglang {
         &QUIRKS
     }
 
-    /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23, `serving_chat.py`:
-    /// "return_prompt_token_ids is not supported with streaming").
+    /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
+    /// `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
     fn tells_ids(&self, route: Route) -> bool {
         route == Route::Completions
     }
@@ -77,18 +80,18 @@ impl Codec for Sglang {
         let tells_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
         // Without the cache every call computes its whole prompt.
         let offered = tells_ends && !on("/disable_radix_cache");
-        let plans = if offered { vec![Plan::Score, Plan::FanOut] } else { vec![] };
+        let methods = if offered { vec![VerifyMethod::Score, VerifyMethod::FanOut] } else { vec![] };
         let preferred = info("/preferred_sampling_params").is_some();
         let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
         Ok(Engine {
             context: usize::try_from(context).ok(),
-            plans,
+            methods,
             defaults: (openai && !preferred).then_some(Defaults::OPENAI),
             own_defaults: preferred,
-            noise: if on("/enable_deterministic_inference") { Noise::Place } else { Noise::Ignored },
+            noise: if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored },
             block: answers.number(SERVER_INFO, "/page_size").map_or(1, |size| size as usize),
             rows: RowShape::Tail,
-            lanes: Some(PROMPTS_MOST),
+            lanes: Some(MAX_PROMPTS),
             counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
             weights: answers.word(SERVER_INFO, "/weight_version"),
@@ -98,11 +101,12 @@ impl Codec for Sglang {
     }
 
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
-        // A parameter of vLLM's that this server does not know; and the chat route has another name for ids.
+        // A vLLM parameter that this server does not know; the chat route has another name for ids.
         let foreign = request.return_token_ids && request.route == Route::Chat;
-        // With deterministic inference, min-p fails an assertion in its sampler: such a request must never be sent.
-        let deadly = engine.noise == Noise::Place && sampling.min_p > 0.0 && sampling.temperature > 0.0;
-        // With `ignore_eos` it does not look for stop tokens either.
+        // With deterministic inference, min-p fails an assertion in its sampler: such a request
+        // must never be sent.
+        let deadly = engine.noise == Noise::Position && sampling.min_p > 0.0 && sampling.temperature > 0.0;
+        // With `ignore_eos` it ignores stop tokens too.
         let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
         let parameters = [
             (!neutral(sampling.repetition_penalty), "repetition_penalty"),
@@ -112,17 +116,17 @@ impl Codec for Sglang {
             (deaf, "stop_token_ids"),
         ];
         let counted = engine.counts_reasoning && request.route == Route::Completions && !request.stream;
-        Refused::by_first(BypassReason::Parameter, &sampling.counting())
-            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
-            .or_else(|| counted.then(|| BypassReason::Reasoning.into()))
+        Refused::by_first(RelayReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
+            .or_else(|| counted.then(|| RelayReason::Reasoning.into()))
             .or_else(|| {
-                open(engine, request, sampling).map(|name| Refused::by(BypassReason::DefaultsUnknown, name))
+                open(engine, request, sampling).map(|name| Refused::by(RelayReason::DefaultsUnknown, name))
             })
     }
 
-    fn plans(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<Plan> {
+    fn methods(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<VerifyMethod> {
         let scores = told(engine, request) && scores(engine, sampling);
-        engine.plans.iter().copied().filter(|plan| *plan != Plan::Score || scores).collect()
+        engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
     }
 
     fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
@@ -132,7 +136,7 @@ impl Codec for Sglang {
         }
     }
 
-    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         if self.tells_ids(request.route) {
             body.insert("return_token_ids".into(), Value::Bool(true));
@@ -144,7 +148,8 @@ impl Codec for Sglang {
         Additive { usage: true, null_usage: true, ..Additive::of(request) }
     }
 
-    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events do not.
+    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events
+    /// do not.
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
         match (route, whole, &engine.weights) {
             (Route::Completions, true, Some(version)) => json!({ "metadata": { "weight_version": version } }),
@@ -152,48 +157,49 @@ impl Codec for Sglang {
         }
     }
 
-    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
-    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let chunk = shared::chunk_named(event, "response_token_ids")?;
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
-    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        match round.plan {
-            Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        match round.method {
+            VerifyMethod::FanOut => {
+                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
             }
-            Plan::Score => {
-                let width = score::width(round.sampling, LOGPROBS_MOST);
-                let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
+            VerifyMethod::Score => {
+                let width = score::width(round.sampling, MAX_LOGPROBS);
+                let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
                 let nodes = shared::text_stem(engine, round.draft);
-                Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
+                Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
             }
-            Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
-    fn verdict(
+    fn result(
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
-        if round.plan == Plan::Score {
-            return score_verdict(engine, round, asked.nodes, body);
+        if round.method == VerifyMethod::Score {
+            return score_result(engine, round, asked.nodes, body);
         }
         let sent = shared::fan_out_tokens(round, asked.nodes);
-        shared::fan_out_verdict(asked.nodes + 1, sent, body)
+        shared::fan_out_result(asked.nodes + 1, sent, body)
     }
 
-    fn missing(&self, answers: &Answers, _: Plan) -> String {
+    fn missing(&self, answers: &Answers, _: VerifyMethod) -> String {
         let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
-        if off { "its prefix cache is off" } else { "this version does not say where a text ends" }.to_owned()
+        if off { "its prefix cache is off" } else { "this version does not report where a text ends" }
+            .to_owned()
     }
 
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
@@ -218,7 +224,8 @@ impl Codec for Sglang {
     }
 }
 
-/// The answer of `/v1/loads`: one entry for each data-parallel rank. Some versions name the members differently.
+/// The answer of `/v1/loads`: one entry for each data-parallel rank. Some versions name the members
+/// differently.
 #[derive(Deserialize)]
 struct Loads {
     loads: Vec<RankLoad>,
@@ -250,7 +257,8 @@ fn neutral(penalty: f64) -> bool {
     penalty == 1.0
 }
 
-/// The first field left out by the client that gets another value on the completions route than on the client's own.
+/// The first field left out by the client that gets another value on the completions route than on
+/// the client's own.
 fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'static str> {
     if request.route == Route::Completions || engine.defaults.is_some() {
         return None;
@@ -262,19 +270,19 @@ fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'sta
     differing.find(|field| !sampling.said.has(*field)).map(F::name)
 }
 
-/// Whether the effective sampling is known as numbers, so that it can be computed with here.
+/// True if the effective sampling is known as numbers, so that distributions can be computed here.
 fn told(engine: &Engine, request: &Request) -> bool {
-    !engine.own_defaults || request.sampling.says_all()
+    !engine.own_defaults || request.sampling.sets_all()
 }
 
-/// Whether places can be decided from log-probabilities. Attention backends differ in whether the nucleus is
-/// that of all tokens or of the `top_k` kept, so the two together are left to samples; and where noise is a
-/// function of the place, what is drawn must be the server's own.
+/// True if positions can be decided from log-probabilities. Attention backends differ in whether
+/// the nucleus is that of all tokens or of the `top_k` kept, so the two together are left to
+/// samples; and where noise is a function of the position, the draw must be the server's own.
 fn scores(engine: &Engine, sampling: &Sampling) -> bool {
     let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0;
     !engine.special.is_empty()
         && (sampling.plainly_greedy() || own_draw)
-        && score::width(sampling, LOGPROBS_MOST).is_some()
+        && score::width(sampling, MAX_LOGPROBS).is_some()
 }
 
 fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
@@ -331,12 +339,12 @@ struct Reason {
     kind: String,
 }
 
-fn score_verdict(
+fn score_result(
     engine: &Engine,
     round: &Round<'_>,
     nodes: usize,
     body: &[u8],
-) -> Result<Verdict, Unreadable> {
+) -> Result<VerifyResult, Unreadable> {
     let answer: Generated =
         serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
     let [bonus] = answer.output_ids.as_slice() else { return Err(Unreadable("not one token")) };
@@ -348,16 +356,16 @@ fn score_verdict(
     // The first entry belongs to the last token of the context and is empty.
     let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
     if listed.len() != nodes {
-        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
     }
     let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
     let bonus = Row { ends, text: answer.text, ..Row::of(*bonus) };
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
-    Ok(Verdict {
+    Ok(VerifyResult {
         rows: score::rows(engine, round.sampling, told, round.weighs, bonus),
         computed,
-        ..Verdict::default()
+        ..VerifyResult::default()
     })
 }
 

@@ -1,23 +1,24 @@
-//! What engines with vLLM's shapes of OpenAI's completions have in common: prompts of token ids, token ids in
+//! Code for engines with vLLM's form of OpenAI's completions: prompts of token ids, token ids in
 //! the answers, one choice per prompt.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
-use super::{Asked, Call, Chunk, Context, Engine, Load, RideKind, Round, Unreadable};
+use super::{Call, Chunk, Context, Engine, Load, RequestKind, Round, Unreadable, VerifyRequest};
 use crate::draft::Tree;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyResult};
 
-/// Most output tokens of a completion whose client sets no limit.
+/// Maximum output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
 const COMPLETIONS: &str = Route::Completions.path();
 
-/// The client's request, streamed, with usage on every event if the engine can (so that its own count of the
-/// prompt is known however early the ride is left). `prediction` is used by Foretell and not sent.
+/// The client's request, streamed, with usage on every event if the engine can (so that its own
+/// count of the prompt is known however early the stream is left). `prediction` is used by Foretell
+/// and not sent.
 pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
     let mut body = request.body.clone();
     body.shift_remove("prediction");
@@ -31,8 +32,8 @@ pub fn continuous_usage() -> Value {
     json!({ "include_usage": true, "continuous_usage_stats": true })
 }
 
-/// Serialising to memory what is only strings, numbers and maps cannot fail; an empty body would be refused
-/// by the backend and end in a ride.
+/// Serialises to JSON. Strings, numbers and maps cannot fail; an empty body would be refused by the
+/// backend, and the request would go on plainly.
 pub fn bytes(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }
@@ -59,18 +60,18 @@ impl Completion<'_> {
     }
 }
 
-/// A ride from the whole context; `fields` is everything but prompt and length.
-pub fn ride(context: &Context<'_>, max_tokens: u32, fields: &Map<String, Value>) -> Call {
+/// A plain request from the whole context; `fields` is everything but prompt and length.
+pub fn plain_request(context: &Context<'_>, max_tokens: u32, fields: &Map<String, Value>) -> Call {
     Completion { context, paths: &[Vec::new()], max_tokens, stream: true, fields }.call()
 }
 
-/// A round in one call: a token after the context and one after each node, of as many nodes as go into `most`
-/// prompts.
-pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> Asked {
+/// A round in one call: a token after the context and one after each node, for as many nodes as fit
+/// into `most` prompts.
+pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> VerifyRequest {
     let nodes = round.draft.len().min(most.saturating_sub(1));
     let paths = paths(round.draft, nodes);
     let call = Completion { context: &round.context, paths: &paths, max_tokens: 1, stream: false, fields };
-    Asked { calls: vec![call.call()], nodes }
+    VerifyRequest { calls: vec![call.call()], nodes }
 }
 
 /// The answer to a round of one call.
@@ -84,21 +85,21 @@ pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
     }
 }
 
-/// What follows the context in the prompts of a fan-out: nothing, and each node's path.
+/// The tokens after the context in the prompts of a fan-out: none, and each node's path.
 pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
     let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
     std::iter::once(Vec::new()).chain(nodes).collect()
 }
 
-/// How many nodes can be decided from log-probabilities: the chain at the draft's head, up to a token that is
-/// no text.
+/// Number of nodes that can be decided from log-probabilities: the chain at the draft's head, up to
+/// a token that is no text.
 pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
     let nodes = draft.nodes().iter().take(draft.stem());
     nodes.take_while(|node| !engine.special.contains(&node.token)).count()
 }
 
-/// The sampling fields that differ from OpenAI's defaults, for an engine that has no others. `temperature`
-/// is always sent.
+/// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
+/// `temperature` is always sent.
 pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
     let plain = Sampling::default();
     let mut fields = Map::new();
@@ -124,8 +125,8 @@ pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// Exactly the sampling fields that the client has set, so that the server puts its own defaults where it put
-/// them for the client.
+/// Exactly the sampling fields that the client has set, so that the server fills in its own
+/// defaults as it does for the client.
 pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |field: F, name: &str, value: Value| {
@@ -144,27 +145,25 @@ pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// As [`said_fields`], and asks for the ids of what is sampled.
+/// As [`said_fields`], and asks for the ids of the sampled tokens.
 pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = said_fields(sampling);
     fields.insert("return_token_ids".into(), true.into());
     fields
 }
 
-/// Why an engine that draws with a fixed seed of its own cannot carry this request: it carries temperature 0, set
-/// by the client, and nothing else.
+/// Reason why an engine that draws with a fixed seed of its own cannot carry this request: it
+/// carries only temperature 0, set by the client.
 pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
     match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
-        (false, _) => Some(Refused::by(BypassReason::DefaultsUnknown, "temperature")),
-        (true, true) => {
-            Some(Refused::by(BypassReason::Seed, sampling.seed.map_or("temperature", |_| "seed")))
-        }
+        (false, _) => Some(Refused::by(RelayReason::DefaultsUnknown, "temperature")),
+        (true, true) => Some(Refused::by(RelayReason::Seed, sampling.seed.map_or("temperature", |_| "seed"))),
         (true, false) => None,
     }
 }
 
-/// Fields for which no server has a default. `ignore_eos` is sent too: the session decides where the output ends,
-/// but a ride must end by the same rule.
+/// Fields for which no server has a default. `ignore_eos` is sent too: the session decides where
+/// the output ends, but a plain request must end by the same rule.
 fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), (*bias).into())).collect();
@@ -190,7 +189,7 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
     chunk_named(event, "token_ids")
 }
 
-/// As [`chunk`], where the choices of a chat may call their token ids otherwise.
+/// As [`chunk`], where the choices of a chat may have another name for their token ids.
 ///
 /// # Errors
 /// It carries an error, or no choices.
@@ -208,7 +207,8 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let listed =
         [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
     chunk.tokens = listed.and_then(ids).unwrap_or_default();
-    chunk.prompt = [choice, event].into_iter().find_map(|place| place.get("prompt_token_ids").and_then(ids));
+    chunk.prompt =
+        [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
     let members = delta.and_then(Value::as_object).into_iter().flatten();
     let foreign =
@@ -219,7 +219,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// As [`chunk`], for a first ride without ids: text without them does not make it doubtful.
+/// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.
 ///
 /// # Errors
 /// It carries an error, or no choices.
@@ -228,9 +228,10 @@ pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
     Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
 }
 
-/// Whether `stop` means that a token ended this ride: a later ride sends no stop texts of the client's.
-pub fn ended(kind: RideKind, chunk: &Chunk) -> bool {
-    kind == RideKind::Later && chunk.finish.as_deref() == Some("stop")
+/// True if `stop` means that a token ended this request: a later plain request does not send the
+/// client's stop texts.
+pub fn ended(kind: RequestKind, chunk: &Chunk) -> bool {
+    kind == RequestKind::Later && chunk.finish.as_deref() == Some("stop")
 }
 
 /// A list of token ids.
@@ -251,7 +252,8 @@ struct CachedTokens {
 }
 
 impl PromptUsage {
-    /// Tokens of the prompts that were computed; `None` if the server does not report how many were cached.
+    /// Tokens of the prompts that were computed; `None` if the server does not report how many were
+    /// cached.
     pub fn computed(&self) -> Option<u32> {
         Some(self.prompt_tokens.saturating_sub(self.cached()?))
     }
@@ -276,7 +278,7 @@ struct FanOutChoice {
     finish_reason: Option<String>,
 }
 
-/// Tokens of all prompts of a fan-out of so many nodes.
+/// Number of tokens of all prompts of a fan-out of `nodes` nodes.
 pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
     paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum()
 }
@@ -284,7 +286,7 @@ pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
 /// Compares the number of prompt tokens that an answer reports with those that were sent.
 ///
 /// # Errors
-/// They differ: it is the answer to another prompt.
+/// They differ, so it is the answer to another prompt.
 pub fn check_prompt(usage: Option<&PromptUsage>, sent: usize) -> Result<(), Unreadable> {
     match usage {
         Some(usage) if usage.prompt_tokens as usize != sent => Err(Unreadable("it counts another prompt")),
@@ -292,11 +294,12 @@ pub fn check_prompt(usage: Option<&PromptUsage>, sent: usize) -> Result<(), Unre
     }
 }
 
-/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all prompts.
+/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all
+/// prompts.
 ///
 /// # Errors
 /// Not one token for each of `prompts` prompts, or another number of prompt tokens.
-pub fn fan_out_verdict(prompts: usize, sent: usize, body: &[u8]) -> Result<Verdict, Unreadable> {
+pub fn fan_out_result(prompts: usize, sent: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
     let mut answer: FanOutAnswer =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
     if answer.choices.len() != prompts {
@@ -309,18 +312,18 @@ pub fn fan_out_verdict(prompts: usize, sent: usize, body: &[u8]) -> Result<Verdi
         .choices
         .into_iter()
         .enumerate()
-        .map(|(place, choice)| match choice.token_ids.as_slice() {
-            [sample] if choice.index == place => {
+        .map(|(position, choice)| match choice.token_ids.as_slice() {
+            [sample] if choice.index == position => {
                 let ends = choice.finish_reason.as_deref() == Some("stop");
                 Ok(Row { ends, text: choice.text, ..Row::of(*sample) })
             }
             _ => Err(Unreadable("not one token per prompt")),
         })
         .collect::<Result<_, _>>()?;
-    Ok(Verdict { rows, computed, ..Verdict::default() })
+    Ok(VerifyResult { rows, computed, ..VerifyResult::default() })
 }
 
-/// The first numbers of a version; `None` if there are fewer, or others than numbers.
+/// The first `COUNT` numbers of a version; `None` if there are fewer, or parts that are no numbers.
 pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
     let mut parts = version.split('.');
     let mut numbers = [0; COUNT];
@@ -330,7 +333,8 @@ pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
     Some(numbers)
 }
 
-/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not there or no number.
+/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not
+/// there or no number.
 pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
     let lines = exposition.lines().filter(|line| !line.starts_with('#'));
     let values = lines.filter_map(|line| {
@@ -349,13 +353,14 @@ fn value(rest: &str) -> Option<f64> {
     rest.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// When the process began, in microseconds of Unix time; `None` if it is not among the metrics. Two processes that began
-/// in one second are told apart: the metric counts in hundredths of a second or finer.
+/// Start time of the process, in microseconds of Unix time; `None` if it is not among the metrics.
+/// Two processes that began in the same second differ: the metric counts in hundredths of a second
+/// or finer.
 pub fn started(exposition: &str) -> Option<u64> {
     metric(exposition, &["process_start_time_seconds"]).map(|seconds| (seconds * 1e6).round() as u64)
 }
 
-/// A load in Prometheus' text format; the share of the KV memory has had several names.
+/// A load in Prometheus' text format; the share of the KV cache has had several names.
 pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
     Some(Load {
         running: metric(exposition, &[running])? as u32,
@@ -396,24 +401,24 @@ mod tests {
     }
 
     #[test]
-    fn a_fan_out_is_read_in_the_order_of_its_prompts_and_says_where_the_text_ends() {
+    fn a_fan_out_is_read_in_the_order_of_its_prompts_with_the_end_of_the_text() {
         let body = br#"{"choices":[{"index":1,"token_ids":[5],"finish_reason":"stop"},{"index":0,"token_ids":[4],"finish_reason":"length"}]}"#;
-        let rows = fan_out_verdict(2, 9, body).unwrap().rows;
+        let rows = fan_out_result(2, 9, body).unwrap().rows;
         assert_eq!(rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
-        assert!(fan_out_verdict(1, 9, body).is_err() && fan_out_verdict(3, 9, body).is_err());
+        assert!(fan_out_result(1, 9, body).is_err() && fan_out_result(3, 9, body).is_err());
     }
 
     #[test]
     fn an_answer_that_counts_another_prompt_is_refused() {
         let body = br#"{"choices":[{"index":0,"text":"a","token_ids":[4],"finish_reason":"length"}],
             "usage":{"prompt_tokens":9}}"#;
-        assert_eq!(fan_out_verdict(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
-        assert!(fan_out_verdict(1, 8, body).is_err());
+        assert_eq!(fan_out_result(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
+        assert!(fan_out_result(1, 8, body).is_err());
     }
 
     #[test]
-    fn what_the_client_left_open_stays_open() {
-        let said = crate::openai::Said::default().with(F::TopP);
+    fn fields_that_the_client_left_open_stay_open() {
+        let said = crate::openai::SetFields::default().with(F::TopP);
         let sampling = Sampling { top_p: 1.0, seed: Some(4), said, ..Sampling::default() };
         assert_eq!(Value::Object(said_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
     }

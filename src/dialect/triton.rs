@@ -1,21 +1,27 @@
-//! Triton with a TensorRT engine, its OpenAI frontend and its KServe v2 interface behind one address.
+//! Triton with a TensorRT engine, its OpenAI frontend and its KServe v2 interface behind one
+//! address.
 //!
-//! **What is offered**: `Native` for streamed completions at temperature 0, which the client has said itself. The
-//! engine takes a chain (`draft_input_ids`) and goes on with its own tokens where it disagrees, so whatever it
-//! returns is its greedy text. That needs an engine built with `--speculative_decoding_mode
-//! draft_tokens_external`; which one it is cannot be asked, so the plan has to be allowed (`plans.allow: [native]`),
-//! and an engine of another kind refuses the call, which ends in a ride.
-//! * The frontend returns text, so the ids of the first ride are named by the target
-//!   ([`super::Quirks::ride_ids`]). The ids of the prompt come from the very model that makes them for the frontend
-//!   (`preprocessing`). A chat is rendered inside the frontend, and nobody says how: no plan.
-//! * Above temperature 0 the engine draws with a fixed default seed that restarts with every call: such a
-//!   server counts as seeded.
-//! * Stop words, penalties and biases reach the engine through models that an operator can change: refused.
-//! * Without streaming the client wants usage, and the frontend's stream need not tell it: no plan.
+//! **Supported**: `Native` for streamed completions at temperature 0, set by the client. The engine
+//! takes a chain (`draft_input_ids`) and continues with its own tokens where it disagrees, so
+//! whatever it returns is its greedy text. That needs an engine built with
+//! `--speculative_decoding_mode draft_tokens_external`; no endpoint reports the mode, so the method
+//! has to be allowed (`verify.allow: [native]`). An engine of another kind refuses the call, and
+//! the request decodes plainly.
+//! * The frontend returns text, so the ids of the first call's tokens are recovered by the target
+//!   ([`super::Quirks::first_request_ids`]). The ids of the prompt come from the very model that
+//!   makes them for the frontend (`preprocessing`). A chat is rendered inside the frontend in an
+//!   undocumented way: no verification method.
+//! * Above temperature 0 the engine draws with a fixed default seed that restarts with every call:
+//!   such a server is treated as seeded.
+//! * Stop words, penalties and biases reach the engine through models that an operator can change:
+//!   refused.
+//! * Without streaming the client expects usage, which the frontend's stream need not contain: no
+//!   verification method.
 //!
-//! Names and shapes are those of the published model repository (`preprocessing`, `tensorrt_llm`; `ensemble` or
-//! `tensorrt_llm_bls` before them); a repository with other names is relayed. A call that is given up goes on
-//! until its tokens are made: at most the length of a draft for a verify call, and a ride stops with its stream.
+//! Names and shapes are those of the published model repository (`preprocessing`, `tensorrt_llm`;
+//! `ensemble` or `tensorrt_llm_bls` before them); a repository with other names is relayed. An
+//! abandoned call runs until its tokens are generated: at most the length of a draft for a verify
+//! request; a plain request stops with its stream.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,29 +30,29 @@ use super::body::Body;
 use super::recognise::{KSERVE, MODELS};
 use super::shared::{self, bytes};
 use super::{
-    Answers, Asked, Beside, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RideKind, Round, Unreadable,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyMethod, VerifyResult};
 
 const PREPROCESSING: &str = "/v2/models/preprocessing/infer";
 const MODEL: &str = "/v2/models/tensorrt_llm";
 const INFER: &str = "/v2/models/tensorrt_llm/infer";
 const STREAM: &str = "/v2/models/tensorrt_llm/generate_stream";
-/// The models that lead from text over `tensorrt_llm` back to text.
+/// The models that take text and return text, by way of `tensorrt_llm`.
 const WHOLE: [&str; 2] = ["ensemble", "tensorrt_llm_bls"];
-/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not report; its
-/// documentation builds for ten.
-const DRAFT_MOST: usize = 10;
+/// The longest draft. An engine is built for a number (`--max_draft_len`) that it does not report;
+/// its documentation builds for ten.
+const MAX_DRAFT: usize = 10;
 
 /// The codec of Triton.
 pub struct Triton;
 
 const QUIRKS: Quirks =
-    Quirks { ride_ids: false, no_usage_event: &[Route::Completions, Route::Chat], ..Quirks::COMMON };
+    Quirks { first_request_ids: false, no_usage_event: &[Route::Completions, Route::Chat], ..Quirks::COMMON };
 
 impl Codec for Triton {
     fn quirks(&self) -> &'static Quirks {
@@ -71,7 +77,7 @@ impl Codec for Triton {
         let eos = answers.text(PREPROCESSING).and_then(|body| output(body.as_bytes(), "OUT_END_ID"));
         let native = takes_drafts(answers) && eos.is_some() && !model.is_empty();
         Ok(Engine {
-            plans: if native { vec![Plan::Native] } else { Vec::new() },
+            methods: if native { vec![VerifyMethod::Native] } else { Vec::new() },
             noise: Noise::Call,
             eos: eos.unwrap_or_default(),
             ..Engine::new(Dialect::Triton, model, version)
@@ -80,7 +86,7 @@ impl Codec for Triton {
 
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if request.route == Route::Chat {
-            return Some(BypassReason::NoPlan.into());
+            return Some(RelayReason::NoVerifyMethod.into());
         }
         let text = matches!(request.prompt, Prompt::Text(_));
         let shape =
@@ -92,14 +98,14 @@ impl Codec for Triton {
             (sampling.penalizes_repetition(), "repetition_penalty"),
             (!sampling.logit_bias.is_empty(), "logit_bias"),
         ];
-        Refused::by_first(BypassReason::NoPlan, &shape)
-            .or_else(|| Refused::by_first(BypassReason::Parameter, &parameters))
-            .or_else(|| Refused::by_first(BypassReason::Parameter, &sampling.counting()))
+        Refused::by_first(RelayReason::NoVerifyMethod, &shape)
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &sampling.counting()))
             .or_else(|| shared::refuses_all_but_greedy(sampling))
     }
 
-    fn plans(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<Plan> {
-        engine.plans.clone()
+    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
+        engine.methods.clone()
     }
 
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
@@ -107,7 +113,7 @@ impl Codec for Triton {
     }
 
     /// The client's own request without additions: not every frontend takes `stream_options`.
-    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = request.body.clone();
         body.shift_remove("prediction");
         Call { path: request.route.path(), body: bytes(&body) }
@@ -117,16 +123,16 @@ impl Codec for Triton {
         Additive { token_ids: true, ..Additive::default() }
     }
 
-    fn beside(&self, _: &Engine, request: &Request) -> Option<Call> {
+    fn prompt_ids_call(&self, _: &Engine, request: &Request) -> Option<Call> {
         let Prompt::Text(text) = &request.prompt else { return None };
         Some(Call { path: PREPROCESSING, body: bytes(&preprocessing(text)) })
     }
 
-    fn read_beside(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<Beside, Unreadable> {
-        output(body, "INPUT_ID").map(Beside::Prompt).ok_or(Unreadable("no token ids"))
+    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+        output(body, "INPUT_ID").map(PromptAnswer::Prompt).ok_or(Unreadable("no token ids"))
     }
 
-    fn ride(&self, engine: &Engine, context: &Context<'_>, _: &Sampling, max_tokens: u32) -> Call {
+    fn plain_request(&self, engine: &Engine, context: &Context<'_>, _: &Sampling, max_tokens: u32) -> Call {
         let ids = context.ids();
         let mut body = Body::around(&ids, 1)
             .put("input_lengths", context.len())
@@ -140,8 +146,8 @@ impl Codec for Triton {
         Call { path: STREAM, body: body.end() }
     }
 
-    fn chunk(&self, engine: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
-        if kind == RideKind::First {
+    fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+        if kind == RequestKind::First {
             return shared::nameless_chunk(event);
         }
         let told = event.get("output_ids").ok_or(Unreadable("no output ids"))?;
@@ -150,7 +156,7 @@ impl Codec for Triton {
             told => shared::ids(told),
         }
         .ok_or(Unreadable("not token ids"))?;
-        // What follows the end is padding.
+        // Tokens after the end are padding.
         let end = tokens.iter().position(|token| engine.eos.contains(token));
         if let Some(end) = end {
             tokens.truncate(end + 1);
@@ -158,27 +164,28 @@ impl Codec for Triton {
         Ok(Chunk { tokens, ends: end.is_some(), finish: end.map(|_| "stop".to_owned()), ..Chunk::default() })
     }
 
-    /// Its streams have no final event.
+    /// Its streams have no final event with a finish reason.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
         Some(if brought >= asked { "length" } else { "stop" })
     }
 
-    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        if round.plan != Plan::Native {
-            return Err(Refusal::NoPlan(round.plan.name()));
+    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        if round.method != VerifyMethod::Native {
+            return Err(Refusal::NoVerifyMethod(round.method.name()));
         }
-        // A draft shorter than the context distinguishes an answer with the context in front from one without.
-        let nodes = round.draft.stem().min(DRAFT_MOST).min(round.context.len().saturating_sub(1));
-        Ok(Asked { calls: vec![infer(round, nodes)], nodes })
+        // A draft shorter than the context distinguishes an answer with the context in front from
+        // one without.
+        let nodes = round.draft.stem().min(MAX_DRAFT).min(round.context.len().saturating_sub(1));
+        Ok(VerifyRequest { calls: vec![infer(round, nodes)], nodes })
     }
 
-    fn verdict(
+    fn result(
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         let mut tokens = output(body, "output_ids").ok_or(Unreadable("no output ids"))?;
         if let Some([length]) = output(body, "sequence_length").as_deref() {
@@ -193,7 +200,7 @@ impl Codec for Triton {
             return Err(Unreadable("more tokens than were asked for"));
         }
         let row = |token: TokenId| Row { ends: engine.eos.contains(&token), ..Row::of(token) };
-        Ok(Verdict { rows: tokens.into_iter().map(row).collect(), ..Verdict::default() })
+        Ok(VerifyResult { rows: tokens.into_iter().map(row).collect(), ..VerifyResult::default() })
     }
 
     /// Its metrics are on another port.
@@ -211,7 +218,7 @@ fn tensor(name: &str, datatype: &str, data: &[impl serde::Serialize]) -> Body {
     frame(name, datatype, data.len()).put("data", data)
 }
 
-/// Body of a tensor of one row of so many entries, without its `data`.
+/// Body of a tensor of one row of `length` entries, without its `data`.
 fn frame(name: &str, datatype: &str, length: usize) -> Body {
     Body::with_room(128).put("name", name).put("shape", [1, length]).put("datatype", datatype)
 }
@@ -224,8 +231,8 @@ fn preprocessing(text: &str) -> Value {
     })
 }
 
-/// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any other, which
-/// the session acts on.
+/// Verifies the first nodes of the draft. Without `end_id` the end of the text is a token like any
+/// other, and the session ends the output there.
 fn infer(round: &Round<'_>, nodes: usize) -> Call {
     let (ids, length) = (round.context.ids(), round.context.len());
     let mut inputs = vec![
@@ -268,13 +275,13 @@ fn output(body: &[u8], name: &str) -> Option<Vec<TokenId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::recognise::Told;
+    use crate::dialect::recognise::Reply;
     use crate::draft::{Features, Source, Tree};
     use crate::openai::{Judgement, judge};
 
     fn engine() -> Engine {
         Engine {
-            plans: vec![Plan::Native],
+            methods: vec![VerifyMethod::Native],
             eos: vec![2],
             ..Engine::new(Dialect::Triton, "ensemble", "2.59.0")
         }
@@ -286,14 +293,15 @@ mod tests {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         match judge(Route::Completions, body.to_string().as_bytes()) {
             Judgement::Eligible(request) => *request,
-            Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+            Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
         }
     }
 
-    fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &Asked) -> T) -> T {
+    fn with_round<T>(prompt: &[TokenId], draft: &Tree, look: impl Fn(&Round<'_>, &VerifyRequest) -> T) -> T {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let context = Context::new("ensemble", prompt, &[3]);
-        let round = Round { context, draft, sampling: &sampling, plan: Plan::Native, weighs: false };
+        let round =
+            Round { context, draft, sampling: &sampling, method: VerifyMethod::Native, weighs: false };
         look(&round, &Triton.verify(&engine(), &round).unwrap())
     }
 
@@ -338,7 +346,7 @@ mod tests {
     #[test]
     fn a_draft_is_no_longer_than_the_engine_and_the_answer_s_reading_allow() {
         let nodes = |prompt: &[TokenId]| with_round(prompt, &chain(&[9; 20]), |_, asked| asked.nodes);
-        assert_eq!((nodes(&[1; 40]), nodes(&[1; 4]), nodes(&[])), (DRAFT_MOST, 4, 0));
+        assert_eq!((nodes(&[1; 40]), nodes(&[1; 4]), nodes(&[])), (MAX_DRAFT, 4, 0));
         let mut tree = chain(&[4]);
         for (token, parent) in [(7, None), (8, Some(0))] {
             let vote = crate::draft::Vote::new(Source::Model, Features::default());
@@ -348,12 +356,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_returns_are_the_rows_with_or_without_the_context_and_the_filling() {
+    fn returned_tokens_are_the_rows_with_or_without_context_and_padding() {
         let rows = |ids: &[TokenId], length: usize| {
             with_round(&[1, 2], &chain(&[4, 5]), |round, asked| {
-                let verdict = Triton.verdict(&engine(), round, asked, &[answered(ids, length)])?;
+                let result = Triton.result(&engine(), round, asked, &[answered(ids, length)])?;
                 Ok::<_, Unreadable>(
-                    verdict.rows.iter().map(|row| (row.sample.unwrap(), row.ends)).collect::<Vec<_>>(),
+                    result.rows.iter().map(|row| (row.sample.unwrap(), row.ends)).collect::<Vec<_>>(),
                 )
             })
         };
@@ -365,7 +373,7 @@ mod tests {
         assert!(rows(&[9, 9, 9, 4, 7], 5).is_err(), "another context");
         assert!(rows(&[1, 2, 3, 4, 5, 6, 7], 7).is_err(), "more than was asked for");
         let error = with_round(&[1], &chain(&[4]), |round, asked| {
-            Triton.verdict(
+            Triton.result(
                 &engine(),
                 round,
                 asked,
@@ -376,9 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn a_later_ride_streams_ids_and_ends_in_silence() {
+    fn a_later_plain_request_streams_ids_and_has_no_final_event() {
         let context = Context::new("ensemble", &[1], &[3]);
-        let call = Triton.ride(&engine(), &context, &Sampling::default(), 7);
+        let call = Triton.plain_request(&engine(), &context, &Sampling::default(), 7);
         assert_eq!(call.path, "/v2/models/tensorrt_llm/generate_stream");
         assert_eq!(
             text(&call),
@@ -387,7 +395,7 @@ mod tests {
         let read = |ids: &Value| {
             Triton.chunk(
                 &engine(),
-                RideKind::Later,
+                RequestKind::Later,
                 &json!({"model_name": "tensorrt_llm", "output_ids": ids}),
             )
         };
@@ -395,14 +403,14 @@ mod tests {
         assert_eq!(read(&json!(5)).unwrap().tokens, [5]);
         let last = read(&json!([5, 2, 2])).unwrap();
         assert_eq!((last.tokens, last.ends, last.finish.as_deref()), (vec![5, 2], true, Some("stop")));
-        assert!(Triton.chunk(&engine(), RideKind::Later, &json!({"error": "x"})).is_err());
+        assert!(Triton.chunk(&engine(), RequestKind::Later, &json!({"error": "x"})).is_err());
         assert_eq!((Triton.closed(7, 7), Triton.closed(3, 7)), (Some("length"), Some("stop")));
     }
 
     #[test]
     fn the_prompt_s_ids_come_from_the_model_that_makes_them() {
         let request = request(&json!({}));
-        let call = Triton.beside(&engine(), &request).unwrap();
+        let call = Triton.prompt_ids_call(&engine(), &request).unwrap();
         assert_eq!(call.path, "/v2/models/preprocessing/infer");
         assert_eq!(
             text(&call),
@@ -413,11 +421,14 @@ mod tests {
             )
         );
         let body = br#"{"outputs":[{"name":"INPUT_ID","datatype":"INT32","shape":[1,2],"data":[1,7]}]}"#;
-        assert_eq!(Triton.read_beside(&engine(), &request, body), Ok(Beside::Prompt(vec![1, 7])));
-        assert!(Triton.read_beside(&engine(), &request, b"{}").is_err());
-        let ride = Triton.first_ride(&engine(), &request, 1);
         assert_eq!(
-            text(&ride),
+            Triton.read_prompt_answer(&engine(), &request, body),
+            Ok(PromptAnswer::Prompt(vec![1, 7]))
+        );
+        assert!(Triton.read_prompt_answer(&engine(), &request, b"{}").is_err());
+        let plain_request = Triton.first_request(&engine(), &request, 1);
+        assert_eq!(
+            text(&plain_request),
             r#"{"model":"ensemble","prompt":"Once","max_tokens":9,"stream":true,"temperature":0}"#
         );
     }
@@ -429,11 +440,11 @@ mod tests {
             engine().refuses(&request, &engine().sampling(&request).0).map(|refused| refused.reason)
         };
         assert_eq!(refused(&json!({})), None);
-        assert_eq!(refused(&json!({"temperature": 0.7})), Some(BypassReason::Seed));
-        assert_eq!(refused(&json!({"temperature": null})), Some(BypassReason::DefaultsUnknown));
-        assert_eq!(refused(&json!({"max_tokens": null})), Some(BypassReason::DefaultsUnknown));
+        assert_eq!(refused(&json!({"temperature": 0.7})), Some(RelayReason::Seed));
+        assert_eq!(refused(&json!({"temperature": null})), Some(RelayReason::DefaultsUnknown));
+        assert_eq!(refused(&json!({"max_tokens": null})), Some(RelayReason::DefaultsUnknown));
         for more in [json!({"stream": false}), json!({"prompt": [1, 2]}), json!({"model": "other"})] {
-            assert_eq!(refused(&more), Some(BypassReason::NoPlan), "{more}");
+            assert_eq!(refused(&more), Some(RelayReason::NoVerifyMethod), "{more}");
         }
         for more in [
             json!({"stop": "x"}),
@@ -444,30 +455,30 @@ mod tests {
             json!({"ignore_eos": true}),
             json!({"min_tokens": 2}),
         ] {
-            assert_eq!(refused(&more), Some(BypassReason::Parameter), "{more}");
+            assert_eq!(refused(&more), Some(RelayReason::Parameter), "{more}");
         }
     }
 
     #[test]
-    fn a_repository_with_other_names_has_no_plan() {
+    fn a_repository_with_other_names_has_no_verification_method() {
         let mut answers = Answers::default();
         let tell = |answers: &mut Answers, path: &str, body: &Value| {
-            answers.add(path, Told { status: 200, server: None, body: body.to_string().into_bytes() });
+            answers.add(path, Reply { status: 200, server: None, body: body.to_string().into_bytes() });
         };
         tell(&mut answers, KSERVE, &json!({"name": "triton", "version": "2.59.0"}));
         tell(&mut answers, MODELS, &json!({"data": [{"id": "preprocessing"}, {"id": "ensemble"}]}));
         let asked: Vec<_> = Triton.questions(&answers).into_iter().map(|question| question.path).collect();
         assert_eq!(asked, [MODEL, PREPROCESSING]);
-        assert!(Triton.engine(&answers).unwrap().plans.is_empty());
+        assert!(Triton.engine(&answers).unwrap().methods.is_empty());
         tell(&mut answers, MODEL, &json!({"name": "tensorrt_llm", "inputs": [{"name": "draft_input_ids"}]}));
         tell(&mut answers, PREPROCESSING, &json!({"outputs": [{"name": "OUT_END_ID", "data": [2]}]}));
         let engine = Triton.engine(&answers).unwrap();
         assert_eq!(
-            (engine.model.as_str(), &engine.plans[..], &engine.eos[..]),
-            ("ensemble", &[Plan::Native][..], &[2][..])
+            (engine.model.as_str(), &engine.methods[..], &engine.eos[..]),
+            ("ensemble", &[VerifyMethod::Native][..], &[2][..])
         );
         assert!(Triton.questions(&answers).is_empty());
         tell(&mut answers, MODELS, &json!({"data": [{"id": "mine"}]}));
-        assert!(Triton.engine(&answers).unwrap().plans.is_empty());
+        assert!(Triton.engine(&answers).unwrap().methods.is_empty());
     }
 }

@@ -1,19 +1,21 @@
 //! vLLM.
 //!
-//! `FanOut` goes to `/v1/completions`, which takes many prompts of token ids and tells the ids it sampled;
-//! fields that the client left open stay open, so that the server's `generation_config` works on it as it
-//! works on the client's own request. `Score` goes to the token endpoint (`/inference/v1/generate`), the only
-//! one that reads the prefix cache for prompt log-probabilities.
+//! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
+//! ids; fields that the client left open stay open, so that the server's `generation_config`
+//! applies to it as it does to the client's own request. `Score` uses the token endpoint
+//! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
+//! log-probabilities.
 //!
-//! **The form that kills the engine**: prompt log-probabilities with `detokenize` left on. Cached rows of the
-//! V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop that all requests
-//! share. `score_call` is the only place that asks for prompt log-probabilities, and a property test holds
-//! it to `detokenize: false`.
+//! **The call that crashes the engine**: prompt log-probabilities with `detokenize` left on. Cached
+//! rows of the V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop
+//! that all requests share. `score_call` is the only function that asks for prompt
+//! log-probabilities, and a property test checks that it sends `detokenize: false`.
 //!
-//! **The first call that may end the engine**: any with log-probabilities, where no C++ compiler works. The V1 runner
-//! ranks tokens by a function that it compiles at that call. A server without `--enforce-eager` has compiled its model
-//! before it answers, so it has a compiler; a CPU build with that flag may have none, and no answer of it shows that.
-//! So `Score` is risky ([`Engine::risky`]) on whatever may be the CPU build (`build`). `FanOut` asks for no
+//! **The first call that may crash the engine**: any with log-probabilities, where no C++ compiler
+//! works. The V1 runner ranks tokens by a function that it compiles at that call. A server without
+//! `--enforce-eager` has compiled its model before it answers, so it has a compiler; a CPU build
+//! with that flag may have none, and none of its answers shows that. So `Score` is risky
+//! ([`Engine::risky`]) on every server that may be the CPU build (`build`). `FanOut` asks for no
 //! log-probabilities and is not.
 
 mod build;
@@ -25,14 +27,14 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Answers, Asked, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question,
-    Quirks, Refusal, RideKind, Round, RowShape, Unreadable, score,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use crate::session::Hold;
 use crate::units::TokenId;
-use crate::words::{BypassReason, Refused};
-use crate::words::{Plan, Row, Verdict};
+use crate::words::{Refused, RelayReason};
+use crate::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/inference/v1/generate";
 const ABORT: &str = "/inference/v1/abort_requests";
@@ -40,16 +42,16 @@ const RENDER: &str = "/v1/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
-const LOGPROBS_MOST: usize = 20;
-/// Most prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
-const PROMPTS_MOST: usize = 1024;
+const MAX_LOGPROBS: usize = 20;
+/// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
+const MAX_PROMPTS: usize = 1024;
 /// Tokens per block where the server does not report it.
 const BLOCK: usize = 16;
 /// The engine raises temperatures above zero to this.
-const TEMPERATURE_LEAST: f64 = 0.01;
+const MIN_TEMPERATURE: f64 = 0.01;
 /// Versions whose token endpoint was read or run, first and last.
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
-/// The first version that has [`ABORT`] beside the token endpoint.
+/// The first version that has [`ABORT`] in addition to the token endpoint.
 const ABORTS: [u32; 2] = [0, 32];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
@@ -96,8 +98,8 @@ const USAGE: [&str; 5] = [
 /// The codec of vLLM.
 pub struct Vllm;
 
-/// With `return_token_ids` the chat route sends an event for every token, with an empty delta where its parsers make
-/// nothing of it (0.32, `chat_completion/serving.py`: `if delta_message is None`).
+/// With `return_token_ids` the chat route sends an event for every token, with an empty delta where
+/// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
 const QUIRKS: Quirks = Quirks {
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
@@ -120,7 +122,8 @@ impl Codec for Vllm {
             questions.push(Question::post(RENDER, body));
         }
         if !answers.has(GENERATE) && scored(answers) {
-            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are missing.
+            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are
+            // missing.
             questions.push(Question::post(GENERATE, json!({})));
         }
         questions
@@ -134,14 +137,14 @@ impl Codec for Vllm {
         let score = scored(answers) && is_open(answers);
         let metrics = answers.text(METRICS).unwrap_or_default();
         let safe = score && build::may_be_cpu(metrics).is_none();
-        let plans = [(safe, Plan::Score), (fan_out, Plan::FanOut)];
+        let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
         let rendered = rendered(answers);
         Ok(Engine {
             started: shared::started(metrics),
             context: Some(context),
-            plans: plans.into_iter().filter_map(|(has, plan)| has.then_some(plan)).collect(),
-            risky: if score && !safe { vec![Plan::Score] } else { Vec::new() },
+            methods: methods.into_iter().filter_map(|(has, method)| has.then_some(method)).collect(),
+            risky: if score && !safe { vec![VerifyMethod::Score] } else { Vec::new() },
             defaults: rendered.as_ref().map(defaults),
             max_tokens: rendered
                 .as_ref()
@@ -151,8 +154,9 @@ impl Codec for Vllm {
             noise: Noise::Call,
             block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
             rows: RowShape::Full,
-            lanes: Some(PROMPTS_MOST),
-            // Several API servers know their own requests only; together they show no start time.
+            lanes: Some(MAX_PROMPTS),
+            // With several API servers, each knows its own requests only; together they show no
+            // start time.
             aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
@@ -161,21 +165,22 @@ impl Codec for Vllm {
         })
     }
 
-    /// What counts output tokens loses count when output becomes prompt; the repetition penalty counts both.
     fn start_page(&self) -> Option<&'static str> {
         Some(METRICS)
     }
 
+    /// Parameters that count output tokens miss those that have become prompt; the repetition
+    /// penalty counts both.
     fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
-        Refused::by_first(BypassReason::Parameter, &sampling.counting())
+        Refused::by_first(RelayReason::Parameter, &sampling.counting())
     }
 
-    fn plans(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<Plan> {
+    fn methods(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
-        let scores = (told || greedy) && score::width(sampling, LOGPROBS_MOST).is_some();
-        let may = |plan: &Plan| *plan != Plan::Score || scores;
-        engine.plans.iter().copied().filter(may).collect()
+        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
+        let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
+        engine.methods.iter().copied().filter(may).collect()
     }
 
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens {
@@ -187,7 +192,7 @@ impl Codec for Vllm {
         }
     }
 
-    fn first_ride(&self, _: &Engine, request: &Request, _: u64) -> Call {
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));
         Call { path: request.route.path(), body: bytes(&body) }
@@ -197,8 +202,8 @@ impl Codec for Vllm {
         Additive { usage: true, nulls: true, ..Additive::of(request) }
     }
 
-    /// Whole answers are written with every field (`model_dump`), events only with those that were set (0.32,
-    /// `chat_completion/protocol.py` and `completion/protocol.py`).
+    /// Whole answers are written with every field (`model_dump`), events only with those that were
+    /// set (0.32, `chat_completion/protocol.py` and `completion/protocol.py`).
     fn last_members(&self, _: &Engine, route: Route, whole: bool) -> Value {
         let choice = match (route, whole) {
             (Route::Chat, true) => json!({
@@ -241,8 +246,9 @@ impl Codec for Vllm {
         order(Some(answer), &ANSWER);
     }
 
-    /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted stream has it too (0.32,
-    /// `token_in_token_out/api_router.py` and `chat_completion/serving.py`). The engine numbers a completion's prompts.
+    /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
+    /// stream has it too (0.32, `token_in_token_out/api_router.py` and
+    /// `chat_completion/serving.py`). The engine numbers a completion's prompts.
     fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
         let id = match route {
             Route::Chat => format!("chatcmpl-{request_id}"),
@@ -251,11 +257,11 @@ impl Codec for Vllm {
         Some(Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) })
     }
 
-    fn ride(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::ride(context, max_tokens, &shared::said_fields_with_ids(sampling))
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
     }
 
-    fn chunk(&self, _: &Engine, kind: RideKind, event: &Value) -> Result<Chunk, Unreadable> {
+    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
         // In running usage there are nulls; at the end of a stream there are none.
         if let Some(Value::Object(usage)) = &mut chunk.usage {
@@ -264,66 +270,71 @@ impl Codec for Vllm {
         Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
     }
 
-    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<Asked, Refusal> {
-        match round.plan {
-            Plan::FanOut => {
-                Ok(shared::fan_out(round, PROMPTS_MOST, &shared::said_fields_with_ids(round.sampling)))
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        match round.method {
+            VerifyMethod::FanOut => {
+                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
             }
-            Plan::Score => scored_by(round, scored_nodes(engine, round)),
-            Plan::Tree | Plan::Native => Err(Refusal::NoPlan(round.plan.name())),
+            VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
+            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
 
-    fn verdict(
+    fn result(
         &self,
         engine: &Engine,
         round: &Round<'_>,
-        asked: &Asked,
+        asked: &VerifyRequest,
         bodies: &[Vec<u8>],
-    ) -> Result<Verdict, Unreadable> {
+    ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
-        if round.plan == Plan::Score {
-            return score_verdict(engine, round, asked.nodes, body);
+        if round.method == VerifyMethod::Score {
+            return score_result(engine, round, asked.nodes, body);
         }
         let sent = shared::fan_out_tokens(round, asked.nodes);
-        let verdict = shared::fan_out_verdict(asked.nodes + 1, sent, body)?;
-        Ok(shared_cache(round, asked.nodes, verdict))
+        let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
+        Ok(shared_cache(round, asked.nodes, result))
     }
 
-    /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a number that JSON
-    /// cannot express, the answer is this error, whatever was asked.
-    fn tells_nothing(&self, plan: Plan, status: u16, body: &[u8]) -> bool {
+    /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
+    /// number that JSON cannot express, the answer is this error, whatever the request was.
+    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
         let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
-        plan == Plan::Score && status == 400 && says(b"Out of range float values")
+        method == VerifyMethod::Score && status == 400 && says(b"Out of range float values")
     }
 
-    /// Where the cache reaches into a scored draft (an earlier request had this text), no row of it can be read. It
-    /// cannot reach into a block that the prompt does not fill.
-    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &Asked) -> Option<Asked> {
+    /// Where the cache covers a part of a scored draft (an earlier request had this text), none of
+    /// its rows can be read. It cannot cover a part of a block that the prompt does not fill.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
         let nodes = asked.nodes.min(uncached_nodes(engine, round.context.len()));
-        let fewer = round.plan == Plan::Score && nodes < asked.nodes;
+        let fewer = round.method == VerifyMethod::Score && nodes < asked.nodes;
         fewer.then(|| scored_by(round, nodes).ok()).flatten()
     }
 
-    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens being invalid.
+    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens
+    /// being invalid.
     fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
         let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len();
         Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
     }
 
-    fn missing(&self, answers: &Answers, plan: Plan) -> String {
-        match plan {
-            Plan::Score if !scored(answers) => "its token endpoint is not known in this version".to_owned(),
-            Plan::Score if is_open(answers) => build::caution(answers.text(METRICS).unwrap_or_default()),
-            Plan::Score => match answers.status(GENERATE) {
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
+        match method {
+            VerifyMethod::Score if !scored(answers) => {
+                "its token endpoint is not known in this version".to_owned()
+            }
+            VerifyMethod::Score if is_open(answers) => {
+                build::caution(answers.text(METRICS).unwrap_or_default())
+            }
+            VerifyMethod::Score => match answers.status(GENERATE) {
                 Some(403) => {
                     "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
                 }
                 Some(status) => format!("its token endpoint answers {status}"),
                 None => "its token endpoint was not asked".to_owned(),
             },
-            Plan::FanOut => "its answers carry no token ids in this version".to_owned(),
-            Plan::Tree | Plan::Native => "vLLM has no such endpoint".to_owned(),
+            VerifyMethod::FanOut => "its answers carry no token ids in this version".to_owned(),
+            VerifyMethod::Tree | VerifyMethod::Native => "vLLM has no such endpoint".to_owned(),
         }
     }
 
@@ -354,12 +365,13 @@ fn scored(answers: &Answers) -> bool {
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
 }
 
-/// Whether the token endpoint is open: it refuses the empty question for missing fields.
+/// True if the token endpoint is open: it refuses the empty request for missing fields.
 fn is_open(answers: &Answers) -> bool {
     matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
-/// The engine's own sampling parameters for a request that leaves them open; `None` if it does not show them.
+/// The engine's own sampling parameters for a request that leaves them open; `None` if it does not
+/// show them.
 fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     let rendered = answers.json(RENDER)?;
     let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
@@ -382,9 +394,9 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
     }
 }
 
-/// How many nodes can be scored: the chain at the draft's head, up to a token that is no text; and where
-/// cached rows are invalid and the server does not report how many there are, no further than the next block,
-/// because only whole blocks are cached.
+/// Number of nodes that can be scored: the chain at the draft's head, up to a token that is no
+/// text; and where cached rows are invalid and the server does not report how many there are, no
+/// further than the next block, because only whole blocks are cached.
 fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     let chain = round.draft.stem();
     let text = round.draft.nodes().iter().take(chain);
@@ -395,16 +407,16 @@ fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
     text.min(uncached_nodes(engine, round.context.len()))
 }
 
-/// How many tokens may follow a context so that no block ends among them.
+/// Maximum number of tokens after a context of which no block ends among them.
 fn uncached_nodes(engine: &Engine, context: usize) -> usize {
     let block = engine.block.max(1);
     block - 1 - (context + block - 1) % block
 }
 
-fn scored_by(round: &Round<'_>, nodes: usize) -> Result<Asked, Refusal> {
-    let width = score::width(round.sampling, LOGPROBS_MOST);
-    let width = width.ok_or(Refusal::NoPlan(Plan::Score.name()))?;
-    Ok(Asked { calls: vec![score_call(round, nodes, width)], nodes })
+fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
+    let width = score::width(round.sampling, MAX_LOGPROBS);
+    let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
+    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
 }
 
 /// The one call that asks for prompt log-probabilities, always with `detokenize: false`.
@@ -435,13 +447,13 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
     Call { path: GENERATE, body: body.end() }
 }
 
-/// Of several prompts the usage counts all tokens, but only one prompt's cached ones; the others, which begin with
-/// the same context, have found as many.
-fn shared_cache(round: &Round<'_>, nodes: usize, verdict: Verdict) -> Verdict {
-    let all = Plan::FanOut.prompt_tokens(round.context.len(), nodes);
+/// For several prompts the usage counts all tokens, but the cached tokens of one prompt only; the
+/// other prompts, which begin with the same context, have as many cached.
+fn shared_cache(round: &Round<'_>, nodes: usize, result: VerifyResult) -> VerifyResult {
+    let all = VerifyMethod::FanOut.prompt_tokens(round.context.len(), nodes);
     let others = |computed: u32| nodes * all.saturating_sub(computed as usize);
-    let computed = verdict.computed.map(|computed| computed.saturating_sub(others(computed) as u32));
-    Verdict { computed, ..verdict }
+    let computed = result.computed.map(|computed| computed.saturating_sub(others(computed) as u32));
+    VerifyResult { computed, ..result }
 }
 
 #[derive(Deserialize)]
@@ -459,12 +471,12 @@ struct ScoredChoice {
     finish_reason: Option<String>,
 }
 
-fn score_verdict(
+fn score_result(
     engine: &Engine,
     round: &Round<'_>,
     nodes: usize,
     body: &[u8],
-) -> Result<Verdict, Unreadable> {
+) -> Result<VerifyResult, Unreadable> {
     let scored: Scored =
         serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
     let [choice] = scored.choices.as_slice() else { return Err(Unreadable("not one choice")) };
@@ -476,25 +488,25 @@ fn score_verdict(
     let context = round.context.len();
     // Rows of cached tokens are invalid or missing; the row of the first node follows token n − 1.
     if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
-        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
     }
     let listed = scored.prompt_logprobs.unwrap_or_default();
     let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
     if tail.len() < nodes {
-        return Ok(Verdict { rows: Vec::new(), computed, ..Verdict::default() });
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
     }
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
-    Ok(Verdict {
+    Ok(VerifyResult {
         rows: score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
         computed,
-        ..Verdict::default()
+        ..VerifyResult::default()
     })
 }
 
-/// How the engine samples, which does not divide by less than [`TEMPERATURE_LEAST`].
+/// The sampling with the engine's temperature, which is at least [`MIN_TEMPERATURE`] above zero.
 fn raised(sampling: &Sampling) -> Sampling {
-    let least = if sampling.temperature > 0.0 { TEMPERATURE_LEAST } else { 0.0 };
+    let least = if sampling.temperature > 0.0 { MIN_TEMPERATURE } else { 0.0 };
     Sampling { temperature: sampling.temperature.max(least), ..sampling.clone() }
 }
 

@@ -1,22 +1,23 @@
 //! A suffix automaton that grows by one token at a time, with the most recent end of every match.
 //!
 //! Why an automaton and not a table of n-grams: one structure serves every match length, costs O(1)
-//! amortised per token, and the length of a match is known without trying lengths one after the other.
-//! (Blumer et al. 1985; as a drafter: SAM-Decoding, arXiv 2411.10666.)
+//! amortised per token, and the length of a match is known without trying lengths one after the
+//! other. (Blumer et al. 1985; as a drafter: SAM-Decoding, arXiv 2411.10666.)
 //!
-//! The first edge of a state lies in the state: most have no other, so that nothing else is read. The rest live in one hash map,
-//! chained per state: a million small maps would cost more than they hold.
+//! The first edge of a state is stored in the state: most have no other, so nothing else is read.
+//! The others are in one hash map, chained per state: a million small maps would cost more than
+//! their contents.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 use hashbrown::HashMap;
 
-use crate::units::{Dice, TokenId};
+use crate::units::{SplitMix64, TokenId};
 
 const ROOT: u32 = 0;
 const NONE: u32 = u32::MAX;
 
-/// Where the text seen so far has been seen before.
+/// An earlier occurrence of the end of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
     /// Tokens that agree (counted up to the cap that the automaton was made with).
@@ -41,7 +42,7 @@ struct State {
 }
 
 impl State {
-    /// One without edges.
+    /// A state without edges.
     fn new(len: u32, link: u32, end: u32) -> Self {
         Self { len, link, token: 0, target: NONE, edge: NONE, end }
     }
@@ -54,7 +55,8 @@ struct Edge {
     next: u32,
 }
 
-/// The automaton of all tokens pushed so far, with a cursor on the longest suffix that occurred before.
+/// The automaton of all tokens pushed so far, with a cursor on the longest suffix that occurred
+/// before.
 #[derive(Debug)]
 pub struct Automaton {
     text: Vec<TokenId>,
@@ -105,7 +107,8 @@ impl Automaton {
         self.settle();
     }
 
-    /// Moves the cursor along `token` before the automaton knows it, so every edge is an earlier text.
+    /// Moves the cursor along `token` before the automaton knows it, so every edge is an earlier
+    /// text.
     fn advance(&mut self, token: TokenId) {
         loop {
             if let Some(next) = self.target(self.cursor, token) {
@@ -140,7 +143,8 @@ impl Automaton {
         self.last = fresh;
     }
 
-    /// The state of exactly the strings "`at` then `token`": `target` itself, or a split-off copy of it.
+    /// The state of exactly the strings "`at` then `token`": `target` itself, or a split-off copy
+    /// of it.
     fn split(&mut self, at: u32, token: TokenId, target: u32) -> u32 {
         let len = self.state(at).len + 1;
         let old = self.state(target);
@@ -162,8 +166,9 @@ impl Automaton {
         copy
     }
 
-    /// After a step: keeps the cursor within the cap and on the right half of a split, reads the most
-    /// recent end and writes the new one. Every ancestor has a shorter string, so at most `cap` are updated.
+    /// After a step: keeps the cursor within the cap and on the right half of a split, reads the
+    /// most recent end and writes the new one. Every ancestor has a shorter string, so at most
+    /// `cap` are updated.
     fn settle(&mut self) {
         self.matched = self.matched.min(self.cap);
         loop {
@@ -254,7 +259,7 @@ pub struct Mix(u64);
 
 impl Hasher for Mix {
     fn finish(&self) -> u64 {
-        Dice::mix(self.0)
+        SplitMix64::mix(self.0)
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -273,7 +278,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, by brute force: longest suffix up to `cap` with an earlier occurrence, latest end.
+    /// The definition, by brute force: longest suffix up to `cap` with an earlier occurrence,
+    /// latest end.
     fn by_hand(text: &[TokenId], cap: usize) -> Option<Match> {
         (1..=cap.min(text.len())).rev().find_map(|len| {
             let suffix = &text[text.len() - len..];
@@ -299,21 +305,23 @@ mod tests {
         }
     }
 
-    /// What a program would have to allocate for the same states, edges and tokens if it kept nothing in reserve.
+    /// Compares the accounted bytes with those of the same states, edges and tokens without
+    /// reserve.
     #[test]
-    fn what_is_accounted_is_what_is_allocated() {
-        let mut dice = crate::units::Dice::new(1);
+    fn the_accounted_bytes_are_the_allocated_ones() {
+        let mut rng = crate::units::SplitMix64::new(1);
         let mut automaton = Automaton::new(8);
         assert_eq!(automaton.index.allocation_size(), 0);
         for at in 1..=40_000_usize {
-            automaton.push(dice.below(if at % 3 == 0 { 4000 } else { 40 }) as TokenId);
+            automaton.push(rng.below(if at % 3 == 0 { 4000 } else { 40 }) as TokenId);
             if at % 1000 != 0 {
                 continue;
             }
             let Automaton { text, states, edges, index, .. } = &automaton;
             let held = size_of_val(&text[..]) + size_of_val(&states[..]) + size_of_val(&edges[..]);
             let reserved = 4 * text.capacity() + 24 * states.capacity() + 12 * edges.capacity();
-            // The table: an entry and a byte of control for each place, of which at most seven in eight are taken.
+            // The table: an entry and a control byte for each slot, of which at most seven in eight
+            // are used.
             let (least, most) = (13 * index.capacity() * 8 / 7, 13 * (index.capacity() * 8 / 7 + 1) + 64);
             let table = automaton.heap_bytes() - reserved;
             assert!((least..=most).contains(&table), "{table} of {least} to {most}");

@@ -1,27 +1,28 @@
-//! Several drafts made one tree, cut to a budget by survival.
+//! Merges several drafts into one tree, cut to a budget by survival probability.
 //!
-//! Only one-hot nodes may meet in a tree: it is verified by "the sample is a child", which is exact for any
-//! set of children that was fixed before the sample was drawn.
+//! Only one-hot nodes may be merged into a tree: it is verified by "the sample is a child", which
+//! is exact for any set of children that was fixed before the sample was drawn.
 
-use super::{Budget, Company, Node, Tree, Vote};
+use super::{Agreement, Budget, Node, Tree, Vote};
 use crate::words::Shape;
 
 /// One node of the merged draft and the probability that it and all its ancestors are accepted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Merged {
-    /// The nodes in order of survival; any prefix is a tree.
+    /// The nodes in order of survival probability; any prefix is a tree.
     pub tree: Tree,
-    /// Survival of each node, never rising.
+    /// Survival probability of each node, never rising.
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts, cut to `budget`. `accept(vote, company, depth)` is the probability by that vote that a node is accepted
-/// given that its parent is; depth counts from 0. A node proposed twice keeps both votes and the better chance.
+/// Merges drafts, cut to `budget`. `accept(vote, company, depth)` is the probability by that vote
+/// that a node is accepted given that its parent is; depth counts from 0. A node proposed twice
+/// keeps both votes and the higher probability.
 pub fn merge(
     drafts: &[Tree],
     budget: Budget,
     shape: Shape,
-    accept: impl Fn(Vote, Company, usize) -> f64,
+    accept: impl Fn(Vote, Agreement, usize) -> f64,
 ) -> Merged {
     let all = union(drafts);
     let mut reached: Vec<Reached> = Vec::with_capacity(all.len());
@@ -35,7 +36,7 @@ pub fn merge(
     cut(all, &reached, budget, shape)
 }
 
-/// How a node of the union is reached.
+/// Survival probability and depth of a node of the union.
 #[derive(Clone, Copy)]
 struct Reached {
     survival: f64,
@@ -43,7 +44,7 @@ struct Reached {
     depth: usize,
 }
 
-/// All nodes of all drafts, each once, and what the drafters say of each other's.
+/// All nodes of all drafts, each once, with the other drafters' votes on them.
 fn union(drafts: &[Tree]) -> Tree {
     let mut all = Tree::with_capacity(drafts.iter().map(Tree::len).sum());
     let mut placed: Vec<usize> = Vec::with_capacity(drafts.iter().map(Tree::len).max().unwrap_or(0));
@@ -55,13 +56,13 @@ fn union(drafts: &[Tree]) -> Tree {
         }
     }
     if drafts.len() > 1 {
-        all.see_company();
+        all.note_agreement();
     }
     all
 }
 
-/// The best nodes, parents before children: survival never rises along a path, and ties go to the
-/// shallower, and then to the one that came first.
+/// The best nodes, parents before children: the survival probability never rises along a path; ties
+/// go to the shallower node, and then to the first one.
 fn cut(all: Tree, reached: &[Reached], budget: Budget, shape: Shape) -> Merged {
     let mut order: Vec<(usize, Reached)> = reached.iter().copied().enumerate().collect();
     order.retain(|(_, reached)| reached.depth < budget.depth);
@@ -98,7 +99,7 @@ mod tests {
     use crate::draft::{Features, Source};
     use proptest::prelude::*;
 
-    fn accept(vote: Vote, _: Company, _depth: usize) -> f64 {
+    fn accept(vote: Vote, _: Agreement, _depth: usize) -> f64 {
         match vote.drafter.source {
             Source::PromptLookup => 0.9,
             _ => 0.5,
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_common_beginning_is_one_path_and_the_cut_goes_by_survival() {
+    fn a_common_prefix_is_one_path_and_the_cut_is_by_survival_probability() {
         let lookup = Tree::chain(&[1, 2, 3], Source::PromptLookup, Features::default());
         let model = Tree::chain(&[1, 4, 5], Source::Model, Features::default());
         let merged = merge(&[model, lookup], Budget { nodes: 4, depth: 8 }, Shape::Tree, accept);
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(merged.tree.path(3), [1, 4]);
         assert!((merged.survival[2] - 0.729).abs() < 1e-12, "{:?}", merged.survival);
         let voters = merged.tree.nodes().iter().map(|node| node.votes.iter().count());
-        assert_eq!(voters.collect::<Vec<_>>(), [2, 1, 1, 1], "both are named at the common node");
+        assert_eq!(voters.collect::<Vec<_>>(), [2, 1, 1, 1], "the common node has both votes");
     }
 
     proptest! {

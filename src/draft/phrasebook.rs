@@ -1,9 +1,11 @@
-//! `phrasebook`: after an operator's trigger comes the operator's continuation: licence headers, boilerplate, the skeletons of
-//! tool calls and of JSON. Those of tools and schemas that are written in the prompt come without an operator.
+//! `phrasebook`: proposes an operator's continuation after its trigger: licence headers,
+//! boilerplate, the skeletons of tool calls and of JSON. Skeletons of tools and schemas in the
+//! prompt need no operator.
 //!
-//! Triggers are looked for in bytes, by Aho and Corasick's automaton, so that they are found however the text before them was
-//! split into tokens. A continuation is followed byte by byte; from where it is, it is proposed in the tokens that the target's
-//! own tokenizer gives trigger and continuation together, or, where the text was split otherwise, the rest by itself.
+//! Triggers are matched in bytes, by an Aho-Corasick automaton, so that they are found however the
+//! text was split into tokens. A continuation is followed byte by byte; its rest is proposed in the
+//! tokens that the target's own tokenizer gives for trigger and continuation together, or, where
+//! the text was split otherwise, for the rest alone.
 
 mod json;
 mod shapes;
@@ -20,11 +22,11 @@ use self::skeleton::{Proposal, Skeleton};
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Origin, Tree};
 use crate::units::TokenId;
 
-/// What a drafter of texts knows of the target's tokens.
+/// The target's tokens as bytes, for a drafter of texts.
 pub trait Spelling: Send + Sync + std::fmt::Debug {
-    /// The bytes that a token stands for; none if it is no text.
+    /// The bytes of a token; none if it is no text.
     fn bytes(&self, token: TokenId) -> Vec<u8>;
-    /// The tokens of a text, each with the byte behind it.
+    /// The tokens of a text, each with the index of the byte after it.
     fn tokens(&self, text: &str) -> Vec<(TokenId, usize)>;
 }
 
@@ -46,7 +48,7 @@ impl Phrases {
     /// Compiles pairs of trigger and continuation.
     ///
     /// # Errors
-    /// They are too many or too long, in words.
+    /// They are too many or too long; the text says which.
     pub fn new(texts: Vec<(String, String)>) -> Result<Self, String> {
         if texts.is_empty() {
             return Ok(Self::default());
@@ -71,7 +73,8 @@ impl Phrases {
     }
 }
 
-/// The drafter of one session. Memory: what the phrase takes that is being followed, and the shapes of the prompt's schemas.
+/// The drafter of one session. Memory: the tokens of the phrase that is being followed, and the
+/// shapes of the prompt's schemas.
 #[derive(Debug)]
 pub struct Phrasebook {
     id: DrafterId,
@@ -82,7 +85,7 @@ pub struct Phrasebook {
     schemas: Option<Schemas>,
 }
 
-/// The schemas of the prompt, and the output by them.
+/// The schemas of the prompt, and the state of the output in them.
 #[derive(Debug, Default)]
 struct Schemas {
     found: Finder,
@@ -106,20 +109,22 @@ impl Schemas {
     }
 }
 
-/// A phrase whose trigger has been said.
+/// A phrase whose trigger is in the text.
 #[derive(Debug)]
 struct Following {
     phrase: usize,
-    /// Bytes of the continuation that have been said.
+    /// Bytes of the continuation that are in the text.
     said: usize,
-    /// Trigger and continuation in tokens, each with the byte behind it; empty until the trigger's own token ends.
+    /// Trigger and continuation in tokens, each with the index of the byte after it; empty until
+    /// the trigger's last token ends.
     whole: Vec<(TokenId, usize)>,
-    /// The tokens of what is left.
+    /// The tokens of the rest.
     rest: Vec<TokenId>,
 }
 
 impl Phrasebook {
-    /// A drafter that has seen nothing and votes as `id`; with `schemas`, also by those in the prompt.
+    /// A drafter that has seen nothing and votes as `id`; with `schemas`, also by those in the
+    /// prompt.
     pub fn new(phrases: Arc<Phrases>, schemas: bool, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
         let state = phrases.triggers.as_ref().and_then(|triggers| triggers.start_state(Anchored::No).ok());
         let schemas = schemas.then(Schemas::default);
@@ -159,14 +164,15 @@ impl Phrasebook {
         }
     }
 
-    /// The tokens of what is left of a continuation; none within a character.
+    /// The tokens of the rest of a continuation; none within a character.
     fn rest(&self, following: &Following, trigger: usize, continuation: &str) -> Vec<TokenId> {
         let Following { said, whole, .. } = following;
         let Some(rest) = continuation.get(*said..).filter(|rest| !rest.is_empty()) else { return Vec::new() };
         self.tokens_of(rest, whole, trigger + said)
     }
 
-    /// The tokens of a text's `rest`: those of the `whole` behind byte `said`, if one ends there, else its own.
+    /// The tokens of a text's `rest`: those of the `whole` after byte `said`, if one ends there,
+    /// otherwise its own.
     fn tokens_of(&self, rest: &str, whole: &[(TokenId, usize)], said: usize) -> Vec<TokenId> {
         let met = whole.iter().position(|&(_, end)| end == said).map(|last| last + 1);
         let tokens = match met.and_then(|met| whole.get(met..)) {
@@ -176,7 +182,7 @@ impl Phrasebook {
         tokens.into_iter().map(|(token, _)| token).collect()
     }
 
-    /// What the prompt's schemas say.
+    /// The draft by the prompt's schemas.
     fn skeleton(&self, most: usize) -> Option<Tree> {
         let Proposal { begun, rest, shapes } = self.schemas.as_ref()?.proposal()?;
         let whole =
@@ -215,7 +221,7 @@ mod tests {
     use super::*;
     use crate::draft::{Origin, Source};
 
-    /// Two letters are one token where both are small; every other byte is a token of its own.
+    /// Two lower case letters are one token; every other byte is a token of its own.
     #[derive(Debug)]
     struct Pairs;
 
@@ -266,7 +272,7 @@ mod tests {
         assert_eq!(drafted(&[TOOL], &["Action: ", "{\"to"]), "ol\": \"");
         assert_eq!(drafted(&[TOOL], &["Action: ", "{\"t"]), "ool\": \"", "split otherwise");
         assert_eq!(drafted(&[TOOL], &["Action: ", "["]), "");
-        assert_eq!(drafted(&[TOOL], &["Action: {\"tool\": \""]), "", "all of it has been said");
+        assert_eq!(drafted(&[TOOL], &["Action: {\"tool\": \""]), "", "all of it is in the text");
         assert_eq!(drafted(&[TOOL], &["Action:"]), "");
     }
 

@@ -1,9 +1,10 @@
-//! `prediction`: the client says what the output will be, most of it: a file before an edit, a form to fill in.
+//! `prediction`: the client sends most of the output in advance: a file before an edit, a form to
+//! fill in.
 //!
-//! The output is followed along the prediction from its first token on. Where it leaves the prediction, it has replaced, put
-//! in or left out something, and mostly comes back not far away: the place where the last tokens of the output stand in
-//! the prediction is taken for it, the one with the longest agreement, of several the nearest to where the output would be
-//! had one token been replaced.
+//! The output is aligned with the prediction from its first token on. Where they differ, tokens
+//! were replaced, inserted or left out, and the output usually returns nearby: to a position of the
+//! prediction before which the last tokens of the output stand, the one with the longest agreement,
+//! of several the nearest to the position after one replaced token.
 
 use std::sync::Arc;
 
@@ -12,11 +13,11 @@ use crate::units::TokenId;
 
 /// Tokens of the output that must agree with the prediction to come back to it.
 const ANCHOR: usize = 2;
-/// Longest agreement that is told apart when it comes back.
+/// Longest agreement that is compared when it returns.
 const LONGEST: usize = 16;
-/// Most places that are looked at then, the nearest ones.
+/// Maximum number of positions that are compared then, the nearest ones.
 const PLACES: usize = 64;
-/// Tokens behind a difference for which one token is assumed to be replaced.
+/// Tokens after a difference for which one token is assumed to be replaced.
 const GUESSES: u32 = 4;
 
 /// The drafter. Memory: 16 bytes per token of the prediction, and 4 per token of output.
@@ -27,12 +28,12 @@ pub struct Prediction {
     /// Every pair of neighbours in the prediction and where it ends, in order.
     pairs: Vec<([TokenId; ANCHOR], u32)>,
     output: Vec<TokenId>,
-    place: Place,
+    position: Position,
 }
 
-/// Where the output is in the prediction.
+/// Position of the output in the prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct Position {
     /// The token that is expected next.
     at: usize,
     /// Tokens that have agreed in a row.
@@ -49,35 +50,36 @@ impl Prediction {
             pairs.extend(<[TokenId; ANCHOR]>::try_from(pair).map(|pair| (pair, (end + ANCHOR) as u32)));
         }
         pairs.sort_unstable();
-        Self { id, text, pairs, output: Vec::new(), place: Place::default() }
+        Self { id, text, pairs, output: Vec::new(), position: Position::default() }
     }
 
     fn push(&mut self, token: TokenId) {
         self.output.push(token);
-        let Place { at, agreed, lost } = self.place;
-        self.place = if self.text.get(at) == Some(&token) && lost == 0 {
-            Place { at: at + 1, agreed: agreed.saturating_add(1), lost: 0 }
+        let Position { at, agreed, lost } = self.position;
+        self.position = if self.text.get(at) == Some(&token) && lost == 0 {
+            Position { at: at + 1, agreed: agreed.saturating_add(1), lost: 0 }
         } else {
             let expected = at + 1;
-            self.found(expected).unwrap_or(Place { at: expected, agreed: 0, lost: lost.saturating_add(1) })
+            self.found(expected).unwrap_or(Position { at: expected, agreed: 0, lost: lost.saturating_add(1) })
         };
     }
 
-    /// The place in the prediction where the end of the output stands; `None` if it does not.
-    fn found(&self, expected: usize) -> Option<Place> {
+    /// The position in the prediction after the last tokens of the output; `None` if it does not
+    /// contain them.
+    fn found(&self, expected: usize) -> Option<Position> {
         let end: [TokenId; ANCHOR] = self.output.last_chunk().copied()?;
         let first = self.pairs.partition_point(|(pair, _)| *pair < end);
         let until = self.pairs.partition_point(|(pair, _)| *pair <= end);
-        let places = self.pairs.get(first..until).unwrap_or_default();
-        let near = places.partition_point(|&(_, at)| (at as usize) < expected).saturating_sub(PLACES / 2);
-        let places = places.get(near..).unwrap_or_default().iter().take(PLACES);
-        let best = places
+        let positions = self.pairs.get(first..until).unwrap_or_default();
+        let near = positions.partition_point(|&(_, at)| (at as usize) < expected).saturating_sub(PLACES / 2);
+        let positions = positions.get(near..).unwrap_or_default().iter().take(PLACES);
+        let best = positions
             .map(|&(_, at)| (self.agreement(at as usize), at as usize))
             .max_by_key(|&(agreed, at)| (agreed, std::cmp::Reverse(at.abs_diff(expected))))?;
-        Some(Place { at: best.1, agreed: best.0 as u32, lost: 0 })
+        Some(Position { at: best.1, agreed: best.0 as u32, lost: 0 })
     }
 
-    /// How many tokens before a place of the prediction are the last ones of the output.
+    /// Number of tokens before a position of the prediction that agree with the end of the output.
     fn agreement(&self, at: usize) -> usize {
         let before = self.text.get(..at).unwrap_or_default().iter().rev();
         before.zip(self.output.iter().rev()).take(LONGEST).take_while(|(a, b)| a == b).count()
@@ -93,7 +95,7 @@ impl Lookup for Prediction {
     }
 
     fn draft(&self, budget: Budget) -> Tree {
-        let Place { at, agreed, lost } = self.place;
+        let Position { at, agreed, lost } = self.position;
         if lost > GUESSES {
             return Tree::default();
         }
@@ -123,7 +125,7 @@ mod tests {
     const TEXT: [TokenId; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 30, 40];
 
     #[test]
-    fn it_begins_with_the_output_and_follows_it_to_its_end() {
+    fn it_follows_the_output_from_its_beginning_to_its_end() {
         assert_eq!(followed(&TEXT, &[]), [1, 2, 3]);
         assert_eq!(followed(&TEXT, &[1, 2, 3]), [4, 5, 6]);
         assert_eq!(followed(&TEXT, &TEXT[..11]), [40]);
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_an_edit_it_comes_back_where_the_output_goes_on() {
+    fn after_an_edit_it_continues_where_the_output_does() {
         assert_eq!(followed(&TEXT, &[1, 2, 99]), [4, 5, 6], "one token replaced: a guess");
         assert_eq!(followed(&TEXT, &[1, 2, 99, 98, 3, 4]), [5, 6, 7], "two tokens put in");
         assert_eq!(followed(&TEXT, &[1, 2, 5, 6]), [7, 8, 1], "two tokens left out");
@@ -141,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn of_several_places_the_longest_agreement_counts_and_then_the_nearest() {
-        assert_eq!(followed(&TEXT, &[1, 2, 3, 4, 5, 6, 99, 8, 1, 2]), [30, 40], "8 1 2 stands there only");
+    fn the_longest_agreement_counts_and_then_the_nearest_position() {
+        assert_eq!(followed(&TEXT, &[1, 2, 3, 4, 5, 6, 99, 8, 1, 2]), [30, 40], "8 1 2 occurs once only");
         let twice = [1, 2, 3, 7, 7, 7, 1, 2, 4, 7, 7, 7, 1, 2, 5];
         assert_eq!(
             followed(&twice, &[1, 2, 3, 7, 7, 9, 1, 2]),

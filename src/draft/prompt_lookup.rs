@@ -1,10 +1,10 @@
-//! `prompt_lookup`: what followed the last time the context ended like this.
+//! `prompt_lookup`: the tokens after the most recent match of the end of the context.
 //!
-//! An alignment that keeps predicting right is kept although a shorter match may be more recent: text that
-//! is being copied goes on where it was. Past its own end an alignment repeats itself, which is what a
-//! period does. And where a long alignment breaks, text that is being rewritten mostly goes on one token
-//! later: until a match is found again, the draft assumes that one token was replaced (match length 0, so
-//! its chances are learnt apart).
+//! An alignment that keeps predicting right is kept although a shorter match may be more recent:
+//! text that is being copied continues where it was. Beyond its own end an alignment repeats
+//! itself, as periodic text does. Where a long alignment breaks, text that is being rewritten
+//! usually continues one token later: until a match is found again, the draft assumes that one
+//! token was replaced (match length 0, so its acceptance is learnt separately).
 
 use super::automaton::Automaton;
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Tree};
@@ -25,30 +25,33 @@ impl Default for Ngram {
     }
 }
 
-/// The drafter. Memory: 77 bytes per token of a context of 32,768 tokens, 71 to 95 of shorter ones (vectors and a table that double).
-/// Of several places where the longest match stands the latest counts: counting what followed most often there is no better over
-/// the recorded texts, and worse in long contexts (docs/drafters.md).
+/// The drafter. Memory: 77 bytes per token of a context of 32,768 tokens, 71 to 95 of shorter ones
+/// (vectors and a table that double). If the longest match occurs several times, the latest is
+/// used: the most frequent continuation is no better over the recorded texts, and worse in long
+/// contexts (docs/drafters.md).
 #[derive(Debug)]
 pub struct PromptLookup {
     id: DrafterId,
     ngram: Ngram,
     automaton: Automaton,
-    /// Where the copied text goes on, and for how many tokens it has agreed.
+    /// Index at which the copied text continues, and the number of tokens that have agreed.
     aligned: Option<(usize, u32)>,
-    /// Where it would go on had one token been replaced, and for how many tokens that is still a guess.
+    /// Index at which it would continue if one token was replaced, and the number of tokens for
+    /// which that guess still applies.
     broken: Option<(usize, u32)>,
 }
 
-/// Stands between the prediction and the prompt: no token of any model.
+/// Separator between the prediction and the prompt: no token of any model.
 const APART: TokenId = TokenId::MAX;
-/// When an alignment breaks that agreed for at least so many tokens, one token is assumed to be replaced ...
+/// One token is assumed to be replaced when an alignment breaks that agreed for at least this many
+/// tokens ...
 const LONG: u32 = 6;
-/// ... and the draft goes on from there for so many tokens.
+/// ... and the draft continues from there for this many tokens.
 const GUESSES: u32 = 4;
 
 impl PromptLookup {
-    /// A drafter that has seen nothing of its request and votes as `id`. It copies from the client's `prediction`, too,
-    /// which may be empty.
+    /// A drafter that has seen nothing of its request and votes as `id`. It also copies from the
+    /// client's `prediction`, which may be empty.
     pub fn new(ngram: Ngram, prediction: &[TokenId], id: DrafterId) -> Self {
         let automaton = Automaton::new(ngram.max);
         let mut this = Self { id, ngram, automaton, aligned: None, broken: None };
@@ -116,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn proposes_what_followed_the_most_recent_match() {
+    fn proposes_the_continuation_of_the_most_recent_match() {
         assert_eq!(draft(&[1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 3), [4, 8, 1]);
     }
 
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn says_nothing_below_the_shortest_match() {
+    fn proposes_nothing_below_the_shortest_match() {
         assert!(draft(&[1, 2, 3, 4, 1], 4).is_empty());
     }
 

@@ -1,12 +1,14 @@
-//! `recycling`: what is likely to follow the last token, by what the target said of that token last (Token Recycling,
-//! arXiv 2408.08696).
+//! `recycling`: the likely successors of the last token, by the target's last probabilities after
+//! it (Token Recycling, arXiv 2408.08696).
 //!
-//! Verdicts that were used bring the probabilities of the likeliest tokens behind every node of their draft, the refused
-//! ones too: they are functions of the past and of the draft. They are kept per token, the latest first. A sample that did
-//! not become the past is never read. Where a backend tells no probabilities, what followed a token in the text takes their
-//! place, the latest first. From these rows a tree is grown, the likeliest node first.
+//! Verification results that were used have the probabilities of the likeliest tokens after every
+//! node of their draft, the rejected ones too: they are functions of the context and of the draft.
+//! They are kept per token, the latest first. A sample that did not become part of the context is
+//! never read. Where a backend reports no probabilities, the tokens that followed a token in the
+//! text are used instead, the latest first. From these rows a tree is grown, the likeliest node
+//! first.
 //!
-//! A request has rows of its own and looks behind them into those of earlier requests of its tenant.
+//! A request has rows of its own, followed by those of earlier requests of its tenant.
 
 mod successors;
 
@@ -16,11 +18,11 @@ use std::sync::Arc;
 
 pub use successors::{Row, Successors, WIDTH};
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Told, Tree, Vote};
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, VerifyFeedback, Vote};
 use crate::units::TokenId;
 
-/// The drafter of one session. Memory: 32 bytes for every token that its context or its drafts have, in pages of 8 tokens; what
-/// it sees of earlier requests is shared.
+/// The drafter of one session. Memory: 32 bytes for every distinct token of its context or its
+/// drafts, in pages of 8 tokens; the rows of earlier requests are shared.
 #[derive(Debug)]
 pub struct Recycling {
     id: DrafterId,
@@ -30,7 +32,8 @@ pub struct Recycling {
 }
 
 impl Recycling {
-    /// A drafter that has seen nothing of its own request, beside the rows of `earlier` ones, and votes as `id`.
+    /// A drafter that has seen nothing of its own request, with the rows of `earlier` ones, and
+    /// votes as `id`.
     pub fn new(earlier: Arc<Successors>, id: DrafterId) -> Self {
         Self { id, own: Successors::default(), earlier, last: None }
     }
@@ -50,9 +53,9 @@ impl Lookup for Recycling {
         }
     }
 
-    fn hear(&mut self, told: &Told<'_>) {
+    fn observe_result(&mut self, told: &VerifyFeedback<'_>) {
         let nodes = told.draft.nodes().iter().map(|node| node.token);
-        for (token, row) in std::iter::once(told.after).chain(nodes).zip(&told.verdict.rows) {
+        for (token, row) in std::iter::once(told.after).chain(nodes).zip(&told.result.rows) {
             if let Some(dist) = &row.dist {
                 self.own.tell(token, &dist.top);
             }
@@ -93,7 +96,7 @@ struct Frontier {
 }
 
 impl Frontier {
-    /// Adds the successors in `row` of the node `parent`, which is reached with the chance `above`.
+    /// Adds the successors in `row` of the node `parent`, whose survival probability is `above`.
     fn offer(&mut self, row: Row, parent: Option<usize>, above: f32, depth: usize) {
         for (token, share) in row.iter() {
             let order = Reverse(self.offered);
@@ -103,7 +106,8 @@ impl Frontier {
     }
 }
 
-/// A token that may be the next node. The likeliest is the greatest; of equals the one that was offered first.
+/// A token that may be the next node. The likeliest is the greatest; of equals the one that was
+/// offered first.
 #[derive(Debug)]
 struct Open {
     survival: f32,
@@ -139,7 +143,7 @@ impl Eq for Open {}
 mod tests {
     use super::*;
     use crate::draft::{Origin, Source};
-    use crate::words::{Dist, Row as Answer, Verdict};
+    use crate::words::{Dist, Row as Answer, VerifyResult};
 
     fn drafter(earlier: Successors) -> Recycling {
         Recycling::new(Arc::new(earlier), Source::Recycling.into())
@@ -160,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_grows_from_what_followed_the_last_time() {
+    fn a_tree_grows_from_the_latest_successors() {
         let mut drafter = drafter(Successors::default());
         read(&mut drafter, &[1, 2, 3, 1, 4, 5, 1]);
         assert_eq!(paths(&drafter, 4, 4), [vec![4], vec![4, 5], vec![4, 5, 1], vec![2]]);
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_a_verdict_is_heard_and_no_sample_is() {
+    fn every_row_of_a_result_is_read_and_no_sample_is() {
         let mut drafter = drafter(Successors::default());
         read(&mut drafter, &[1]);
         let draft = Tree::chain(&[2, 3], Source::Model, Features::default());
@@ -178,23 +182,23 @@ mod tests {
             answer(&[(8, 0.6)], Some(4)),
             answer(&[], Some(99)),
         ];
-        let verdict = Verdict { rows, ..Verdict::default() };
-        drafter.hear(&Told { after: 1, draft: &draft, verdict: &verdict });
+        let result = VerifyResult { rows, ..VerifyResult::default() };
+        drafter.observe_result(&VerifyFeedback { after: 1, draft: &draft, result: &result });
         assert_eq!(
             paths(&drafter, 9, 9),
             [vec![7], vec![2], vec![2, 8]],
-            "2 was refused, and 8 may follow it"
+            "2 was rejected, and 8 may follow it"
         );
         let share = |node: usize| {
             drafter.draft(Budget { nodes: 9, depth: 9 }).nodes()[node].votes.first().features.share
         };
         assert!((share(0) - 0.9).abs() < 0.003 && (share(2) - 0.6).abs() < 0.003);
         read(&mut drafter, &[3]);
-        assert!(paths(&drafter, 9, 9).is_empty(), "nobody told what follows it");
+        assert!(paths(&drafter, 9, 9).is_empty(), "its successors are not known");
     }
 
     #[test]
-    fn earlier_requests_stand_behind_the_request_itself() {
+    fn rows_of_earlier_requests_follow_those_of_the_request() {
         let mut earlier = Successors::default();
         earlier.follows(1, 9);
         earlier.follows(1, 8);

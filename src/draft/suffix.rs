@@ -1,17 +1,19 @@
-//! `suffix`: what followed most often after the present context, in this request and in earlier ones (SuffixDecoding,
-//! arXiv 2411.04975).
+//! `suffix`: the most frequent continuation of the current context, in this request and in earlier
+//! ones (SuffixDecoding, arXiv 2411.04975).
 //!
-//! Its memory is not a suffix tree, which costs hundreds of bytes per token, but an array of positions sorted by the
-//! context that stands *before* them, read backwards (a suffix array of the reversed text, cut off at [`DEPTH`] tokens).
-//! All positions whose context agrees with the present one for `m` tokens are one interval of that array, the
-//! intervals of growing `m` lie within each other, and one search finds the innermost. Text and order take 8 bytes
-//! per token, an index of every [`STRIDE`]th entry one more.
+//! The index is not a suffix tree, which costs hundreds of bytes per token, but an array of
+//! positions sorted by the context *before* them, read backwards (a suffix array of the reversed
+//! text, cut off at [`DEPTH`] tokens). All positions whose context agrees with the current one for
+//! `m` tokens are one interval of that array, the intervals of growing `m` are nested, and one
+//! search finds the innermost. Text and order take 8 bytes per token, an index of every
+//! [`STRIDE`]th entry one more.
 //!
-//! [`Segment`] holds finished texts and never changes: new ones are built and small ones merged, as in a log-structured
-//! merge tree. [`Growing`] holds one text that grows. Both are asked by a [`Finder`], one at a time or several together.
+//! [`Segment`] holds finished texts and never changes: new ones are built and small ones merged, as
+//! in a log-structured merge tree. [`Growing`] holds one text that grows. A [`Finder`] queries one
+//! or several of either.
 //!
-//! The token id [`SEPARATOR`] is never matched and never proposed: where it stands in a text, a context begins anew, and
-//! of a context that is asked for only what follows it counts.
+//! The token id [`SEPARATOR`] is never matched and never proposed: after it in a text a new context
+//! begins, and of a queried context only the tokens after it count.
 
 #[cfg(test)]
 mod brute;
@@ -38,13 +40,14 @@ use crate::units::TokenId;
 /// Earlier texts, the oldest first; shared by all sessions that may see them.
 pub type View = Arc<[Arc<Segment>]>;
 
-/// A draft may be long and unsure: what of it is worth a verify call is decided by how often such tokens were accepted,
-/// not here. (Over the recorded texts, E[N] at 8 nodes is 4.34 so, and 3.88 with an offset of -4 and a chance of 0.1.)
+/// A draft may be long and unsure: the part of it that is sent is decided later, by the acceptance
+/// rate of such tokens. (Over the recorded texts, the mean acceptance length at 8 nodes is 4.34
+/// with these rules, and 3.88 with an offset of -4 and a minimum probability of 0.1.)
 const RULES: Rules =
     Rules { max_nodes: AHEAD, max_spec_factor: 4.0, max_spec_offset: 4.0, min_token_prob: 0.02 };
 
-/// The drafter of one session. Memory: 9 to 13 bytes per token of its own context; what it sees of earlier requests is
-/// shared.
+/// The drafter of one session. Memory: 9 to 13 bytes per token of its own context; the texts of
+/// earlier requests are shared.
 #[derive(Debug)]
 pub struct Suffix {
     id: DrafterId,
@@ -53,7 +56,8 @@ pub struct Suffix {
 }
 
 impl Suffix {
-    /// A drafter that has seen nothing of its own request, beside `earlier` texts, and votes as `id`.
+    /// A drafter that has seen nothing of its own request, with the texts `earlier`, and votes as
+    /// `id`.
     pub fn new(earlier: View, id: DrafterId) -> Self {
         Self { id, context: Growing::new(), earlier }
     }
@@ -79,11 +83,11 @@ impl Lookup for Suffix {
         let mut placed: Vec<Option<(usize, usize)>> = Vec::with_capacity(draft.nodes.len());
         for proposal in &draft.nodes {
             let parent = proposal.parent.map(|parent| placed.get(parent).copied().flatten());
-            let place = match parent {
+            let position = match parent {
                 None => Some((None, 0)),
                 Some(above) => above.map(|(at, depth)| (Some(at), depth + 1)),
             };
-            let fits = place.filter(|&(_, depth)| depth < budget.depth && tree.len() < budget.nodes);
+            let fits = position.filter(|&(_, depth)| depth < budget.depth && tree.len() < budget.nodes);
             placed.push(fits.map(|(parent, depth)| {
                 let node = self.node(proposal, draft.match_len);
                 (tree.push(Node { parent, ..node }), depth)

@@ -1,7 +1,7 @@
 //! A draft: a tree of proposed tokens. A chain is a tree.
 //!
-//! Nodes are kept parents-first, so every prefix of the node list is itself a tree: cutting a draft to a
-//! budget is a truncation.
+//! Nodes are kept parents-first, so every prefix of the node list is itself a tree: cutting a draft
+//! to a budget is a truncation.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -13,13 +13,13 @@ use crate::units::TokenId;
 pub enum Source {
     /// The longest recent match in the request's own context.
     PromptLookup,
-    /// What followed most often, in this request and in earlier ones.
+    /// The most frequent continuation, in this request and in earlier ones.
     Suffix,
     /// The client's own prediction.
     Prediction,
     /// Phrases of the operator's.
     Phrasebook,
-    /// What the target said may follow.
+    /// The target's likeliest successors of the last token.
     Recycling,
     /// A local language model.
     Model,
@@ -30,7 +30,7 @@ impl Source {
     pub const ALL: [Self; 6] =
         [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Recycling, Self::Model];
 
-    /// Its place in [`Source::ALL`].
+    /// Its index in [`Source::ALL`].
     pub const fn index(self) -> usize {
         match self {
             Self::PromptLookup => 0,
@@ -55,29 +55,29 @@ impl Source {
     }
 }
 
-/// What a drafter knows about a node before it is verified; all of it computed from the past and from q.
+/// Features of a node known before it is verified, all computed from the context and from q.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Features {
     /// Length of the matched context, in tokens (lookup drafters).
     pub match_len: u32,
-    /// Top-1 less top-2 score of the drafter (model drafters).
+    /// Top-1 minus top-2 score of the drafter (model drafters).
     pub margin: f32,
-    /// Share of the earlier occurrences that went on with this token, 0 to 1 (drafters that count), or its probability
-    /// behind the token before it (drafters of successors).
+    /// Share of the earlier occurrences that continued with this token, 0 to 1 (drafters that
+    /// count), or its probability after the token before it (drafters of successors).
     pub share: f32,
 }
 
 impl Features {
-    /// Those of a token that followed a match of so many tokens.
+    /// Those of a token after a match of `match_len` tokens.
     pub fn matched(match_len: u32) -> Self {
         Self { match_len, ..Self::default() }
     }
 }
 
-/// What the other drafters say of a token that one of them proposes.
+/// The other drafters' proposals at the position of a proposed token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Company {
-    /// Nothing: they propose no token at its place.
+pub enum Agreement {
+    /// They propose no token at its position.
     #[default]
     Alone,
     /// At least one of another kind proposes the same.
@@ -86,11 +86,11 @@ pub enum Company {
     Contested,
 }
 
-impl Company {
-    /// Number of them.
+impl Agreement {
+    /// Number of variants.
     pub const COUNT: usize = 3;
 
-    /// Its place among them.
+    /// Its index among the variants.
     pub const fn index(self) -> usize {
         match self {
             Self::Alone => 0,
@@ -105,8 +105,8 @@ impl Company {
 pub struct DrafterId {
     /// Its kind.
     pub source: Source,
-    /// Its place among those of its kind: of lookups in the policy's order, of models in the list of those that the epoch
-    /// has been drafted for by ([`crate::control::Control::model`]).
+    /// Its index among those of its kind: of lookups in the policy's order, of models in the list
+    /// of the models that have drafted for the epoch ([`crate::control::Control::model`]).
     pub number: u8,
 }
 
@@ -116,14 +116,15 @@ impl DrafterId {
         Self { source: Source::Model, number }
     }
 
-    /// Whose drafts are learnt of together: lookups of one kind are one, each model is one of its own.
+    /// Id under which acceptance is learnt: lookups of one kind share one, each model has its own.
     #[must_use]
     pub const fn learnt_as(self) -> Self {
         let number = if matches!(self.source, Source::Model) { self.number } else { 0 };
         Self { source: self.source, number }
     }
 
-    /// A place for what is learnt of it. Models come last, so that tables may grow with their number.
+    /// Row of its learnt acceptance in tables. Models come last, so that tables may grow with their
+    /// number.
     pub const fn row(self) -> usize {
         self.source.index() + self.learnt_as().number as usize
     }
@@ -140,7 +141,7 @@ impl From<Source> for DrafterId {
 pub struct Vote {
     /// The drafter that proposed the node.
     pub drafter: DrafterId,
-    /// The evidence that survival is estimated from.
+    /// The evidence that the survival probability is estimated from.
     pub features: Features,
 }
 
@@ -151,8 +152,8 @@ impl Vote {
     }
 }
 
-/// Who proposed a node: at least one drafter, each of them once. Mostly they are few, so that three need no memory of
-/// their own.
+/// The drafters that proposed a node: at least one, each of them once. Up to three need no heap
+/// allocation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Votes {
     first: Vote,
@@ -160,7 +161,7 @@ pub struct Votes {
 }
 
 impl Votes {
-    /// The first to propose it.
+    /// The vote of the first drafter that proposed it.
     pub fn first(&self) -> Vote {
         self.first
     }
@@ -170,7 +171,7 @@ impl Votes {
         std::iter::once(self.first).chain(self.others.iter().copied())
     }
 
-    /// The first vote of each source: what is learnt of a source is learnt once of a node.
+    /// The first vote of each source: a node counts once for a source.
     pub fn by_source(&self) -> impl Iterator<Item = Vote> {
         let first = |at: usize, vote: &Vote| {
             self.iter().take(at).all(|before| before.drafter.source != vote.drafter.source)
@@ -178,7 +179,7 @@ impl Votes {
         self.iter().enumerate().filter(move |(at, vote)| first(*at, vote)).map(|(_, vote)| vote)
     }
 
-    /// Adds those who have not voted yet.
+    /// Adds the votes of drafters that have not voted yet.
     fn join(&mut self, more: &Self) {
         for vote in more.iter() {
             if self.iter().all(|known| known.drafter != vote.drafter) {
@@ -201,20 +202,20 @@ pub struct Node {
     pub token: TokenId,
     /// Index of the parent node; `None` follows the context.
     pub parent: Option<usize>,
-    /// Who proposed it, so that each can be credited.
+    /// The drafters that proposed it, for their acceptance statistics.
     pub votes: Votes,
-    /// What the other drafters said of it, whether their own tokens were sent or not.
-    pub company: Company,
+    /// The other drafters' proposals at its position, even if their own tokens were not sent.
+    pub company: Agreement,
 }
 
 impl Node {
     /// A token that one drafter proposes.
     pub fn new(token: TokenId, parent: Option<usize>, vote: Vote) -> Self {
-        Self { token, parent, votes: vote.into(), company: Company::Alone }
+        Self { token, parent, votes: vote.into(), company: Agreement::Alone }
     }
 }
 
-/// A draft. Invariant: a parent stands before its children, and siblings carry different tokens.
+/// A draft. Invariant: a parent comes before its children, and siblings carry different tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tree {
     nodes: Vec<Node>,
@@ -228,27 +229,30 @@ impl Tree {
         Self { nodes: tokens.iter().enumerate().map(node).collect() }
     }
 
-    /// A tree with room for so many nodes.
+    /// A tree with capacity for `nodes` nodes.
     pub(super) fn with_capacity(nodes: usize) -> Self {
         Self { nodes: Vec::with_capacity(nodes) }
     }
 
-    /// The tree of these nodes in this order. A parent has to be picked before its children: a node without its parent follows
-    /// the context.
+    /// The tree of these nodes in this order. A parent has to be picked before its children: a node
+    /// without its parent follows the context.
     pub(super) fn picked(self, order: impl ExactSizeIterator<Item = usize>) -> Self {
         let mut moved: Vec<Option<usize>> = vec![None; self.nodes.len()];
         let mut picked = Self::with_capacity(order.len());
         for index in order {
-            let (Some(node), Some(place)) = (self.nodes.get(index), moved.get_mut(index)) else { continue };
-            *place = Some(picked.nodes.len());
+            let (Some(node), Some(position)) = (self.nodes.get(index), moved.get_mut(index)) else {
+                continue;
+            };
+            *position = Some(picked.nodes.len());
             let parent = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
             picked.nodes.push(Node { parent, ..node.clone() });
         }
         picked
     }
 
-    /// Appends a node and returns its index. A sibling with the same token is not doubled: it gets the votes, and
-    /// its index comes back. A parent that does not exist makes the node follow the context.
+    /// Appends a node and returns its index. A sibling with the same token is not doubled: it gets
+    /// the votes, and its index comes back. A parent that does not exist makes the node follow the
+    /// context.
     pub fn push(&mut self, node: Node) -> usize {
         let parent = node.parent.filter(|&parent| parent < self.nodes.len());
         if let Some(twin) = self.child(parent, node.token) {
@@ -271,12 +275,12 @@ impl Tree {
         self.nodes.len()
     }
 
-    /// Whether nothing is proposed.
+    /// True if nothing is proposed.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The same proposed by `drafter`.
+    /// The same tree, proposed by `drafter`.
     #[must_use]
     pub fn by(mut self, drafter: DrafterId) -> Self {
         for node in &mut self.nodes {
@@ -295,34 +299,34 @@ impl Tree {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
-    /// What follows the first node.
+    /// The subtree below the first node.
     #[must_use]
     pub fn below_first(&self) -> Self {
         let (mut below, mut moved) = (Self::default(), vec![None; self.len()]);
         for (index, node) in self.nodes.iter().enumerate().skip(1) {
             let above = node.parent.and_then(|parent| moved.get(parent).copied().flatten());
             if above.is_some() || node.parent == Some(0) {
-                let place = below.push(Node { parent: above, ..node.clone() });
-                moved.splice(index..=index, [Some(place)]);
+                let position = below.push(Node { parent: above, ..node.clone() });
+                moved.splice(index..=index, [Some(position)]);
             }
         }
         below
     }
 
-    /// The tokens from the context on, always of the first child.
+    /// The tokens of the path that always takes the first child.
     pub fn first_path(&self) -> Vec<TokenId> {
         let mut path = Vec::new();
-        let mut place = None;
+        let mut position = None;
         while let Some((child, node)) =
-            self.children(place).next().and_then(|at| Some((at, self.nodes.get(at)?)))
+            self.children(position).next().and_then(|at| Some((at, self.nodes.get(at)?)))
         {
             path.push(node.token);
-            place = Some(child);
+            position = Some(child);
         }
         path
     }
 
-    /// Places of the longest branch.
+    /// Length of the longest branch, nodes.
     pub fn depth(&self) -> usize {
         let mut depths: Vec<usize> = Vec::with_capacity(self.len());
         for node in self.nodes() {
@@ -331,38 +335,38 @@ impl Tree {
         depths.into_iter().max().unwrap_or(0)
     }
 
-    /// How many of these tokens, from the first on, lie on one path from the context.
+    /// Number of these tokens, from the first on, that lie on one path from the context.
     pub fn depth_of(&self, tokens: &[TokenId]) -> usize {
-        let mut place = None;
+        let mut position = None;
         let on_path = |token: &&TokenId| {
-            place = self.child(place, **token);
-            place.is_some()
+            position = self.child(position, **token);
+            position.is_some()
         };
         tokens.iter().take_while(on_path).count()
     }
 
-    /// The children of `parent` in the order in which they were put in.
+    /// The children of `parent` in the order in which they were added.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
     }
 
-    /// Notes at every node what the other drafters say of it.
-    pub fn see_company(&mut self) {
-        let companies: Vec<Company> = (0..self.len()).map(|at| self.company(at)).collect();
+    /// Sets [`Node::company`] of every node.
+    pub fn note_agreement(&mut self) {
+        let companies: Vec<Agreement> = (0..self.len()).map(|at| self.company(at)).collect();
         for (node, company) in self.nodes.iter_mut().zip(companies) {
             node.company = company;
         }
     }
 
-    fn company(&self, node: usize) -> Company {
-        let Some(own) = self.nodes.get(node) else { return Company::Alone };
+    fn company(&self, node: usize) -> Agreement {
+        let Some(own) = self.nodes.get(node) else { return Agreement::Alone };
         let source = own.votes.first().drafter.source;
         let other = |votes: &Votes| votes.iter().any(|vote| vote.drafter.source != source);
         if other(&own.votes) {
-            return Company::Seconded;
+            return Agreement::Seconded;
         }
         let mut twins = self.children(own.parent).filter_map(|twin| self.nodes.get(twin));
-        if twins.any(|twin| other(&twin.votes)) { Company::Contested } else { Company::Alone }
+        if twins.any(|twin| other(&twin.votes)) { Agreement::Contested } else { Agreement::Alone }
     }
 
     /// The tokens from the context down to and including `node`.
@@ -383,7 +387,7 @@ impl Tree {
         self.nodes.iter().enumerate().take_while(follows).count()
     }
 
-    /// Whether every node is the only child of its parent.
+    /// True if every node is the only child of its parent.
     pub fn is_chain(&self) -> bool {
         self.nodes.iter().enumerate().all(|(index, node)| node.parent == index.checked_sub(1))
     }
@@ -394,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_twin_is_not_doubled_and_everybody_is_named_once() {
+    fn a_twin_is_not_added_again_and_every_drafter_votes_once() {
         let vote = |source, match_len| Vote::new(source, Features::matched(match_len));
         let mut tree = Tree::chain(&[1, 2], Source::Model, Features::default());
         assert_eq!(tree.push(Node::new(1, None, vote(Source::PromptLookup, 7))), 0);
@@ -408,7 +412,7 @@ mod tests {
                 .collect()
         };
         let (both, one): (Vec<_>, Vec<_>) = (voters(0), voters(1));
-        assert_eq!(both, [(Source::Model, 0), (Source::PromptLookup, 7)], "the first word counts");
+        assert_eq!(both, [(Source::Model, 0), (Source::PromptLookup, 7)], "the first vote counts");
         assert_eq!((one, tree.len()), (vec![(Source::Model, 0)], 3));
     }
 }

@@ -1,4 +1,4 @@
-//! The replicas of one backend, and which of them a new request gets.
+//! The replicas of one backend, and the selection of one for a new request.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -11,14 +11,15 @@ use http::uri::Scheme;
 use parking_lot::Mutex;
 use prometheus::HistogramVec;
 
-use super::dice::SharedDice;
 use super::models::Fit;
-use super::replica::{InvalidUrl, Place, Replica, ReplicaSettings};
+use super::replica::{InvalidUrl, Replica, ReplicaKey, ReplicaSettings};
+use super::rng::SharedSplitMix64;
 
 /// The replicas of one backend.
 #[derive(Debug)]
 pub(super) struct Backend {
-    /// Each address of the configuration; those with `discover` stand for the addresses behind them.
+    /// Each address of the configuration; one with `discover` stands for the addresses that it
+    /// resolves to.
     settings: Vec<ReplicaSettings>,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
     /// Held while `replicas` is changed.
@@ -38,10 +39,10 @@ impl Backend {
     pub(super) fn open(&self, connects: &HistogramVec) -> Result<(), InvalidUrl> {
         let mut replicas: Vec<Arc<Replica>> = Vec::new();
         for settings in &self.settings {
-            // Those with `discover` are built too, so that a bad address is an error at the start.
+            // Those with `discover` are built too, so that a bad address is an error at startup.
             for rank in ranks(settings) {
-                let place = Place { number: replicas.len(), address: None, rank };
-                let replica = replica(settings, place, connects)?;
+                let position = ReplicaKey { number: replicas.len(), address: None, rank };
+                let replica = replica(settings, position, connects)?;
                 if settings.discover.is_none() {
                     replicas.push(replica);
                 }
@@ -59,7 +60,7 @@ impl Backend {
         self.settings.iter().any(|settings| settings.default)
     }
 
-    /// How well it fits `model`; `None` if it does not serve it.
+    /// How well its models match `model`; `None` if it does not serve it.
     pub(super) fn answers_for(&self, model: &str) -> Option<Fit> {
         let names = self.settings.iter().flat_map(|settings| &settings.models);
         names.filter_map(|name| name.fit(model)).min()
@@ -74,26 +75,28 @@ impl Backend {
         asked.filter_map(|settings| Some((host_and_port(settings)?, settings.discover?))).collect()
     }
 
-    /// The less busy of two replicas taken by chance from those in the best standing, `not` left out.
-    pub(super) fn pick(&self, dice: &SharedDice, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
+    /// The less busy of two replicas chosen at random from those in the best health state, except
+    /// `not`.
+    pub(super) fn pick(&self, rng: &SharedSplitMix64, not: Option<&Arc<Replica>>) -> Option<Arc<Replica>> {
         let replicas = self.replicas.load();
         if let ([only], None) = (replicas.as_slice(), not) {
             return Some(Arc::clone(only));
         }
         let others = || replicas.iter().filter(|replica| not.is_none_or(|not| !Arc::ptr_eq(not, replica)));
-        let least = others().map(|replica| replica.standing()).min()?;
-        // Standings may change between counting and choosing, at the cost of a less good choice.
-        let equal = || others().filter(|replica| replica.standing() <= least);
+        let least = others().map(|replica| replica.health_state()).min()?;
+        // States may change between counting and choosing, at the cost of a worse choice.
+        let equal = || others().filter(|replica| replica.health_state() <= least);
         let count = equal().count();
         if count < 2 {
             return equal().next().or_else(|| others().next()).map(Arc::clone);
         }
-        let (first, second) = dice.two(count);
+        let (first, second) = rng.two(count);
         let (first, second) = (equal().nth(first)?, equal().nth(second).or_else(|| equal().next())?);
         Some(Arc::clone(less_busy(first, second)))
     }
 
-    /// Takes over the addresses that `name` has now. Returns whether a replica has come or gone.
+    /// Updates to the addresses that `name` has now. Returns true if a replica was added or
+    /// removed.
     pub(super) fn found(
         &self,
         name: &str,
@@ -118,21 +121,21 @@ impl Backend {
             for address in addresses {
                 for rank in ranks(settings) {
                     let there = |replica: &Arc<Replica>| {
-                        let place = replica.place();
-                        replica.is_of(settings) && place.address == Some(*address) && place.rank == rank
+                        let position = replica.position();
+                        replica.is_of(settings) && position.address == Some(*address) && position.rank == rank
                     };
                     if now.iter().any(there) {
                         continue;
                     }
-                    let place = Place { number: free_number(&now), address: Some(*address), rank };
-                    match replica(settings, place, connects) {
+                    let position = ReplicaKey { number: free_number(&now), address: Some(*address), rank };
+                    match replica(settings, position, connects) {
                         Ok(replica) => now.push(replica),
                         Err(error) => tracing::warn!(%error, %address, "address left out"),
                     }
                 }
             }
         }
-        now.sort_by_key(|replica| replica.place().number);
+        now.sort_by_key(|replica| replica.position().number);
         self.change(&before, now, connects)
     }
 
@@ -142,14 +145,14 @@ impl Backend {
         let gone = before.iter().filter(|replica| !is_in(&now, replica));
         let mut changed = false;
         for replica in gone {
-            tracing::info!(replica = replica.label(), url = replica.url(), "replica is gone");
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica removed");
             if !now.iter().any(|other| other.label() == replica.label()) {
                 let _ = connects.remove_label_values(&[replica.label()]);
             }
             changed = true;
         }
         for replica in now.iter().filter(|replica| !is_in(before, replica)) {
-            tracing::info!(replica = replica.label(), url = replica.url(), "replica has come");
+            tracing::info!(replica = replica.label(), url = replica.url(), "replica added");
             changed = true;
         }
         if changed {
@@ -161,11 +164,11 @@ impl Backend {
 
 fn replica(
     settings: &ReplicaSettings,
-    place: Place,
+    position: ReplicaKey,
     connects: &HistogramVec,
 ) -> Result<Arc<Replica>, InvalidUrl> {
-    let label = format!("{}/{}", settings.name, place.number);
-    Replica::at(settings.clone(), place, connects.with_label_values(&[label])).map(Arc::new)
+    let label = format!("{}/{}", settings.name, position.number);
+    Replica::at(settings.clone(), position, connects.with_label_values(&[label])).map(Arc::new)
 }
 
 fn ranks(settings: &ReplicaSettings) -> Vec<Option<u32>> {
@@ -176,12 +179,12 @@ fn ranks(settings: &ReplicaSettings) -> Vec<Option<u32>> {
 }
 
 fn is_among(replica: &Replica, addresses: &BTreeSet<SocketAddr>) -> bool {
-    replica.place().address.is_some_and(|address| addresses.contains(&address))
+    replica.position().address.is_some_and(|address| addresses.contains(&address))
 }
 
-/// The smallest number that no replica has, so that labels stay few although addresses come and go.
+/// The smallest unused number, so that labels stay few although addresses come and go.
 fn free_number(replicas: &[Arc<Replica>]) -> usize {
-    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.place().number).collect();
+    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.position().number).collect();
     (0..taken.len()).find(|number| !taken.contains(number)).unwrap_or(taken.len())
 }
 
@@ -191,8 +194,8 @@ fn host_and_port(settings: &ReplicaSettings) -> Option<String> {
     Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(usual)))
 }
 
-/// By the engines' own figures where both are fresh, else by our own calls: figures of two kinds cannot
-/// be compared.
+/// Compares the engines' own figures where both are fresh, else our own calls in flight: figures of
+/// two kinds cannot be compared.
 fn less_busy<'a>(first: &'a Arc<Replica>, second: &'a Arc<Replica>) -> &'a Arc<Replica> {
     let busy = match (first.engine_requests(), second.engine_requests()) {
         (Some(first), Some(second)) => (first, second),

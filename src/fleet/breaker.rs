@@ -1,36 +1,37 @@
-//! When a replica is no longer trusted, and how it earns trust again.
+//! Decides when a replica is no longer used after failures, and when it is used again.
 //!
-//! Pure: the moment and the jitter are arguments, so a test covers hours without waiting. Only what tells something
-//! about the replica counts: an error that the client's own request caused neither opens nor closes it.
+//! Pure: the time and the jitter are arguments, so a test covers hours without waiting. Only events
+//! that depend on the replica count: an error that the client's own request caused neither opens
+//! nor closes the breaker.
 
 use std::time::Duration;
 
 use crate::units::Tick;
 
-/// Failures in a row that open it.
+/// Consecutive failures that open it.
 const FAILURES: u32 = 5;
-/// Failures further apart than this are not in a row, whatever was between them.
+/// Failures further apart than this are not consecutive, whatever happened in between.
 const FORGOTTEN: Duration = Duration::from_secs(30);
-/// The first pause before it is tried again; doubled after each trial that fails.
+/// The first pause before a trial; doubled after each failed trial.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
+/// The longest pause between trials.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// A trial without a result for so long is given up: its client has left.
+/// A trial without a result for this long is abandoned: its client has left.
 const TRIAL_LOST: Duration = Duration::from_secs(30);
 
 /// The three states, as in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Trusted: requests are sent to it.
+    /// Requests are sent to it.
     Closed,
-    /// It answered a health check; one request at a time tries it.
+    /// It answered a health check; one request at a time is sent as a trial.
     HalfOpen,
-    /// Not trusted: no requests until a health check succeeds.
+    /// No requests until a health check succeeds.
     Open,
 }
 
 impl BreakerState {
-    /// All, in the order of their value in `foretell_replica_breaker_state`.
+    /// All states, in the order of their value in `foretell_replica_breaker_state`.
     pub const ALL: [Self; 3] = [Self::Closed, Self::HalfOpen, Self::Open];
 
     /// The name in the admin API and in labels.
@@ -74,12 +75,12 @@ impl Breaker {
         }
     }
 
-    /// Whether it is closed without a recent failure.
+    /// True if it is closed without a recent failure.
     pub const fn is_calm(&self) -> bool {
         matches!(self.inner, Inner::Closed { failures: 0, .. })
     }
 
-    /// Whether a request may be sent to the replica now.
+    /// True if a request may be sent to the replica now.
     pub fn admits(&self, now: Tick) -> bool {
         match self.inner {
             Inner::Closed { .. } | Inner::HalfOpen { trial: None } => true,
@@ -88,7 +89,7 @@ impl Breaker {
         }
     }
 
-    /// When an open breaker's replica is due for a health check; `None` if it is not open.
+    /// Time at which an open breaker's replica is due for a health check; `None` if it is not open.
     pub const fn due(&self) -> Option<Tick> {
         match self.inner {
             Inner::Open { until } => Some(until),
@@ -96,40 +97,42 @@ impl Breaker {
         }
     }
 
-    /// Notes that a request goes there: in the half-open state, it is the trial.
+    /// Records that a request is sent: in the half-open state, it is the trial.
     pub fn begin(&mut self, now: Tick) {
         if let Inner::HalfOpen { trial } = &mut self.inner {
             *trial = Some(now);
         }
     }
 
-    /// Notes that a request is being answered: a trial has gone well so far, and the next failure opens it again.
+    /// Records that a request is being answered: a trial has succeeded so far, and the next failure
+    /// opens the breaker again.
     pub fn answering(&mut self, now: Tick) {
         if let Inner::HalfOpen { .. } = self.inner {
             self.inner = Inner::Closed { failures: FAILURES - 1, last: now };
         }
     }
 
-    /// Notes that a request was answered well, to its end.
+    /// Records that a request was answered completely and without error.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// Notes that a request ended in a way that tells nothing about the replica.
+    /// Records that a request ended without information about the replica.
     pub fn undecided(&mut self) {
         if let Inner::HalfOpen { trial } = &mut self.inner {
             *trial = None;
         }
     }
 
-    /// Notes that it answered a health check: the next request is its trial.
+    /// Records that the replica answered a health check: the next request is a trial.
     pub fn healthy(&mut self) {
         if let Inner::Open { .. } = self.inner {
             self.inner = Inner::HalfOpen { trial: None };
         }
     }
 
-    /// Notes that a request or a health check failed. `jitter` in 0..1 spreads the pauses of many proxies.
+    /// Records that a request or a health check failed. `jitter` in 0..1 spreads the pauses of many
+    /// proxies.
     pub fn failed(&mut self, now: Tick, jitter: f64) {
         match &mut self.inner {
             Inner::Closed { failures, last } => {
@@ -140,7 +143,7 @@ impl Breaker {
                 }
             }
             Inner::HalfOpen { .. } => self.open(now, jitter),
-            // Requests that were on their way when it opened tell nothing new; a health check that was due does.
+            // Requests sent before it opened add no information; a due health check does.
             Inner::Open { until } if now >= *until => self.open(now, jitter),
             Inner::Open { .. } => {}
         }
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_in_a_row_open_it() {
+    fn only_consecutive_failures_open_it() {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
             (1..FAILURES).for_each(|_| breaker.failed(at(0), MIDDLE));
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_that_are_far_apart_are_not_in_a_row() {
+    fn failures_far_apart_are_not_consecutive() {
         let mut breaker = Breaker::default();
         (1..1000).for_each(|n| breaker.failed(at(n * 30_000), MIDDLE));
         assert_eq!(breaker.state(), BreakerState::Closed);
@@ -201,14 +204,14 @@ mod tests {
         breaker.begin(at(1000));
         assert!(!breaker.admits(at(1001)));
         breaker.undecided();
-        assert!(breaker.admits(at(1002)), "a refused request is no verdict: the next one tries");
+        assert!(breaker.admits(at(1002)), "a refused request decides nothing: the next one is a trial");
         breaker.begin(at(1002));
         breaker.succeeded();
         assert!(breaker.is_calm());
     }
 
     #[test]
-    fn a_trial_that_breaks_off_inside_its_answer_opens_it_again_for_longer() {
+    fn a_trial_that_breaks_off_within_its_answer_opens_it_again_for_longer() {
         let mut breaker = opened(at(0));
         breaker.healthy();
         breaker.begin(at(1000));
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_start_anew_after_a_success() {
+    fn pauses_double_up_to_the_longest_and_restart_after_a_success() {
         let mut breaker = opened(at(0));
         let mut now = at(0);
         let mut pauses = Vec::new();
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_requests_that_were_on_their_way_do_not_prolong_the_pause() {
+    fn failures_of_requests_in_flight_do_not_prolong_the_pause() {
         let mut breaker = opened(at(0));
         let due = breaker.due();
         (0..50).for_each(|_| breaker.failed(at(10), MIDDLE));

@@ -1,7 +1,8 @@
-//! Replicas behind a name: its addresses are asked for again and again, and they come and go.
+//! Replicas behind a host name: it is resolved at an interval, and replicas are added and removed.
 //!
-//! A replica that is gone takes no new requests; those it is answering hold it and go on. An answer without
-//! addresses, or none, changes nothing: a name server in trouble must not take down what works.
+//! A removed replica gets no new requests; those that it is answering keep it alive until they end.
+//! A failed lookup, or one without addresses, changes nothing: a failing name server must not
+//! remove working replicas.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,7 +21,7 @@ pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + 
 
 /// Resolves names to addresses.
 pub trait Resolve: fmt::Debug + Send + Sync {
-    /// Every address of `name`, which is `HOST:PORT`.
+    /// Every address of `name`, in the form `HOST:PORT`.
     fn resolve(&self, name: &str) -> Resolving;
 }
 
@@ -43,7 +44,7 @@ impl Fleet {
         }
     }
 
-    /// Resolves `name` again and again, with a pause of `every`, until `stop`.
+    /// Resolves `name` every `every`, until `stop`.
     pub(super) async fn keep_discovering(
         self: Arc<Self>,
         resolver: Arc<dyn Resolve>,
@@ -68,10 +69,10 @@ impl Fleet {
             }
             Err(error) => Some(error.to_string()),
         };
-        // One line for each change, however often the name is resolved.
+        // One log line per change, however often the name is resolved.
         match (trouble, self.is_unresolved(name)) {
             (Some(cause), false) => {
-                tracing::warn!(name, cause, "name is not resolved, the replicas stay");
+                tracing::warn!(name, cause, "name cannot be resolved, its replicas stay");
                 self.set_unresolved(name, true);
             }
             (None, true) => {

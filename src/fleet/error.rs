@@ -1,4 +1,4 @@
-//! How a call to a backend fails before its answer begins.
+//! Failures of a call to a backend before its answer begins.
 
 use std::error::Error as StdError;
 use std::io;
@@ -14,7 +14,7 @@ use crate::http::request::Silent;
 /// The `code` of the error body where the client's body stalled.
 pub const REQUEST_TIMEOUT: &str = "request_timeout";
 
-/// The error for a certificate as `openssl req -x509` makes it by default.
+/// Error for a certificate as `openssl req -x509` makes it by default.
 const OWN_AUTHORITY: &str = "TLS refused: the server shows an authority's own certificate (CA:TRUE), which no server may \
      show: make it with `-addext basicConstraints=critical,CA:FALSE`, or sign one of the server's own by that authority";
 
@@ -35,7 +35,7 @@ pub enum SendError {
         /// The backend's name.
         backend: String,
     },
-    /// The process had no file descriptor left for a connection, for as long as connecting may take.
+    /// The process had no free file descriptor for a connection until the connect timeout.
     #[error("no file descriptor is left for a connection to backend `{backend}`")]
     NoDescriptor {
         /// The backend's name.
@@ -54,24 +54,27 @@ pub enum SendError {
     Closed {
         /// The backend's name.
         backend: String,
-        /// The connection had answered before: the backend may have closed it for idleness as the request was sent.
+        /// True if the connection had answered before: the backend may have closed it as idle while
+        /// the request was sent.
         reused: bool,
     },
-    /// Another process answers at its address than the one that the request belongs to.
-    #[error("another process answers at the address of backend `{backend}` than the one that was asked")]
+    /// Another process than the one that the request belongs to answers at its address.
+    #[error(
+        "another process answers at the address of backend `{backend}` than the one that the request belongs to"
+    )]
     Changed {
         /// The backend's name.
         backend: String,
     },
-    /// A new connection does not show which process it leads to.
-    #[error("a new connection to backend `{backend}` does not show where it leads: {detail}")]
+    /// A new connection does not identify the process that it leads to.
+    #[error("a new connection to backend `{backend}` does not identify its process: {detail}")]
     Untied {
         /// The backend's name.
         backend: String,
-        /// What came in place of the page that shows it.
+        /// The response received in place of the identifying page.
         detail: String,
     },
-    /// What came back is not HTTP.
+    /// The response is not HTTP.
     #[error("backend `{backend}` sent an answer that is not HTTP: {detail}")]
     Protocol {
         /// The backend's name.
@@ -96,12 +99,12 @@ pub enum SendError {
     Unsendable {
         /// The backend's name.
         backend: String,
-        /// The cause, in words for the operator.
+        /// The cause, for the operator.
         detail: String,
     },
 }
 
-/// The kinds of [`SendError`], for metrics and for the choice of what to do next.
+/// The kinds of [`SendError`], for metrics and for the choice of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SendErrorKind {
     /// No connection.
@@ -112,9 +115,10 @@ pub enum SendErrorKind {
     Closed,
     /// The answer is not HTTP.
     Protocol,
-    /// Another process answers than the one that the request belongs to, or it is not known which.
+    /// Another process answers than the one that the request belongs to, or the process is unknown.
     Changed,
-    /// Not the backend's doing: the request itself (its body, or a field of it), or a limit of this process.
+    /// Not caused by the backend: the request itself (its body, or a header field), or a limit of
+    /// this process.
     Request,
 }
 
@@ -133,7 +137,7 @@ impl SendErrorKind {
 }
 
 impl SendError {
-    /// What kind of failure it is.
+    /// The kind of the failure.
     pub fn kind(&self) -> SendErrorKind {
         match self {
             Self::Connect { .. } => SendErrorKind::Connect,
@@ -158,7 +162,7 @@ impl SendError {
         }
     }
 
-    /// The status that a client gets for it.
+    /// Status of the answer to the client.
     pub fn status(&self) -> StatusCode {
         match self.kind() {
             SendErrorKind::Request if matches!(self, Self::RequestSilent(_)) => StatusCode::REQUEST_TIMEOUT,
@@ -174,7 +178,7 @@ impl SendError {
         }
     }
 
-    /// Whether the request's body exceeded the limit that it was sent under.
+    /// True if the request's body exceeded its limit.
     pub fn is_limit(&self) -> bool {
         matches!(self, Self::RequestTooLarge)
     }
@@ -198,7 +202,7 @@ impl SendError {
         }
     }
 
-    /// Whether a connection that had answered before was closed without a byte of an answer.
+    /// True if a connection that had answered before was closed without a byte of an answer.
     pub fn is_race(&self) -> bool {
         matches!(self, Self::Closed { reused: true, .. })
     }
@@ -215,7 +219,7 @@ impl SendError {
     }
 }
 
-/// Whether the process, or the system, has no descriptor left.
+/// True if the process, or the system, has no file descriptor left.
 pub(super) fn is_out_of_descriptors(error: &(dyn StdError + 'static)) -> bool {
     let code = find::<std::io::Error>(error).and_then(std::io::Error::raw_os_error);
     code.is_some_and(|code| [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).contains(&code))
@@ -237,7 +241,8 @@ fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Erro
     }
 }
 
-/// Why the TLS handshake failed, and what to do about it; `None` if something else failed.
+/// Reason that the TLS handshake failed, with a hint how to fix it; `None` if something else
+/// failed.
 pub fn refused_tls(error: &(dyn StdError + 'static)) -> Option<String> {
     let refused = chain(error).find_map(tls_error)?;
     let hint = match refused {

@@ -1,8 +1,7 @@
-//! What is held against a replica: unreachable, breaker open, taken out by the operator.
+//! Health of a replica: unreachable, breaker open, disabled by the operator.
 //!
-//! A request that goes well reads one atomic and writes none; the lock is taken only while something is
-//! wrong, and never across an await. Every change of what is held against a replica is one line of the log, with its
-//! cause.
+//! A successful request reads one atomic and writes none; the lock is taken only while something is
+//! wrong, and never across an await. Every change of the state is one log line, with its cause.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -11,28 +10,28 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::breaker::{Breaker, BreakerState};
-use super::dice::SharedDice;
 use super::error::SendErrorKind;
+use super::rng::SharedSplitMix64;
 use crate::clock::Clock;
 use crate::units::Tick;
 
 /// Interval of the health checks of a replica that is down, before jitter.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 
-/// What keeps new requests away from a replica, least first.
+/// Restrictions on new requests to a replica, least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
-    /// Nothing keeps them away.
+pub enum HealthState {
+    /// No restriction.
     Ready,
     /// The last attempt to reach it failed.
     Down,
     /// Its breaker is open, or half open with a trial under way.
     Broken,
-    /// The operator took it out.
+    /// The operator disabled it.
     Disabled,
 }
 
-impl Standing {
+impl HealthState {
     /// The name on the status page and in the admin API.
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,23 +43,23 @@ impl Standing {
     }
 }
 
-/// The last thing that went wrong at a replica.
+/// The last error at a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError {
-    /// What it was, in words for the operator.
+    /// The error, for the operator.
     pub text: String,
-    /// When it happened.
+    /// Time of the error.
     pub at: SystemTime,
 }
 
 impl LastError {
-    /// Time since then.
+    /// Time since the error.
     pub fn age(&self) -> Duration {
         self.at.elapsed().unwrap_or_default()
     }
 }
 
-/// How a call ended, as far as it tells something about the replica.
+/// How a call ended, as far as it depends on the replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// A request that needs the model was answered to its end.
@@ -69,16 +68,16 @@ pub(super) enum Outcome {
     Answering,
     /// It answered, but with a refusal, or a request that does not need the model.
     Reached,
-    /// Nothing can be told: the client was at fault, or has left.
+    /// No information: the client was at fault, or has left.
     Undecided,
-    /// It failed, and the cause.
+    /// It failed, with the cause.
     Failed(Failing, String),
 }
 
-/// How a replica failed, for the label of the metric.
+/// Kind of a replica's failure, for the label of the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failing {
-    /// No whole answer came.
+    /// No complete answer was received.
     Call(SendErrorKind),
     /// A 5xx that the request did not cause.
     Status,
@@ -96,7 +95,7 @@ impl Failing {
         SendErrorKind::Changed.code(),
     ];
 
-    const fn place(self) -> usize {
+    const fn position(self) -> usize {
         match self {
             Self::Call(SendErrorKind::Connect) => 0,
             Self::Call(SendErrorKind::Timeout) => 1,
@@ -116,29 +115,29 @@ pub(super) struct Health {
     label: String,
     url: String,
     breaker: Mutex<Breaker>,
-    /// The breaker's state, to be read without its lock.
+    /// The breaker's state, readable without its lock.
     state: AtomicU8,
-    /// The breaker is closed without a recent failure, to be read without its lock.
+    /// The breaker is closed without a recent failure; readable without its lock.
     calm: AtomicBool,
-    /// The last attempt to reach it succeeded.
+    /// True if the last attempt to reach it succeeded.
     up: AtomicBool,
-    /// It has answered a request, if only by refusing it.
+    /// True if it has answered a request, even with a refusal.
     answered: AtomicBool,
     disabled: AtomicBool,
     last_error: Mutex<Option<LastError>>,
-    /// Counts up whenever it can be reached again.
+    /// Increases whenever it can be reached again.
     returned: watch::Sender<u64>,
-    /// When the next health check may be made, microseconds of `clock`.
+    /// Earliest time of the next health check, microseconds of `clock`.
     check_at: AtomicU64,
-    /// Changes of the breaker, by the state that it went to.
+    /// Changes of the breaker, by new state.
     transitions: [AtomicU64; 3],
     errors: [AtomicU64; Failing::KINDS.len()],
-    dice: SharedDice,
+    rng: SharedSplitMix64,
     clock: Clock,
 }
 
 impl Health {
-    /// For the replica of this name and address; nothing is held against it yet.
+    /// For the replica with this name and address, without restriction.
     pub(super) fn new(label: &str, url: &str) -> Self {
         Self {
             label: label.to_owned(),
@@ -154,7 +153,7 @@ impl Health {
             check_at: AtomicU64::new(0),
             transitions: Default::default(),
             errors: Default::default(),
-            dice: SharedDice::default(),
+            rng: SharedSplitMix64::default(),
             clock: Clock::start(),
         }
     }
@@ -163,12 +162,12 @@ impl Health {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Whether it has answered, and nothing since shows that it would not do so again.
+    /// True if it has answered, and no later failure indicates that it would not do so again.
     pub(super) fn is_reachable(&self) -> bool {
         self.answered.load(Ordering::Relaxed) && self.is_up() && self.state() != BreakerState::Open
     }
 
-    /// A counter that goes up whenever it can be reached again.
+    /// A counter that increases whenever it can be reached again.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.returned.subscribe()
     }
@@ -177,12 +176,12 @@ impl Health {
         self.last_error.lock().clone()
     }
 
-    /// Keeps the last error.
+    /// Records the last error.
     pub(super) fn note(&self, text: &str) {
         *self.last_error.lock() = Some(LastError { text: text.to_owned(), at: SystemTime::now() });
     }
 
-    /// Notes that it has answered.
+    /// Records that it has answered.
     pub(super) fn reached(&self) {
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Relaxed);
@@ -193,7 +192,7 @@ impl Health {
         }
     }
 
-    /// Notes that it cannot be reached.
+    /// Records that it cannot be reached.
     pub(super) fn unreached(&self, cause: &str) {
         self.note(cause);
         self.check_again();
@@ -211,10 +210,10 @@ impl Health {
         state.copied().unwrap_or(BreakerState::Open)
     }
 
-    /// What keeps requests away now.
-    pub(super) fn standing(&self) -> Standing {
+    /// The current restriction on requests.
+    pub(super) fn health_state(&self) -> HealthState {
         if self.disabled.load(Ordering::Relaxed) {
-            return Standing::Disabled;
+            return HealthState::Disabled;
         }
         let admitted = match self.state() {
             BreakerState::Closed => true,
@@ -222,20 +221,20 @@ impl Health {
             BreakerState::Open => false,
         };
         match (admitted, self.is_up()) {
-            (false, _) => Standing::Broken,
-            (true, false) => Standing::Down,
-            (true, true) => Standing::Ready,
+            (false, _) => HealthState::Broken,
+            (true, false) => HealthState::Down,
+            (true, true) => HealthState::Ready,
         }
     }
 
-    /// Notes that a request was given to the replica.
+    /// Records that a request was assigned to the replica.
     pub(super) fn chosen(&self) {
         if self.state() == BreakerState::HalfOpen {
             self.breaker.lock().begin(self.clock.now());
         }
     }
 
-    /// Notes how a call has ended.
+    /// Records how a call has ended.
     pub(super) fn ended(&self, outcome: Outcome) {
         match outcome {
             Outcome::Good => {
@@ -271,15 +270,15 @@ impl Health {
         }
     }
 
-    /// Counts a failure that is not held against the replica.
+    /// Counts a failure without an effect on the health state.
     pub(super) fn count(&self, failing: Failing) {
-        if let Some(count) = self.errors.get(failing.place()) {
+        if let Some(count) = self.errors.get(failing.position()) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn failed(&self, cause: &str) {
-        let (now, jitter) = (self.clock.now(), self.dice.fraction());
+        let (now, jitter) = (self.clock.now(), self.rng.fraction());
         self.change(cause, |breaker| breaker.failed(now, jitter));
     }
 
@@ -299,24 +298,25 @@ impl Health {
         }
     }
 
-    /// Logs a change of the breaker. Only the first opening is a warning: trials that fail are expected.
+    /// Logs a change of the breaker. Only the first opening is a warning: failed trials are
+    /// expected.
     fn say(&self, before: BreakerState, after: BreakerState, cause: &str) {
         let (replica, url) = (&self.label, &self.url);
         match (before, after) {
             (BreakerState::Closed, BreakerState::Open) => {
-                tracing::warn!(replica, url, cause, "breaker is open: the replica failed again and again");
+                tracing::warn!(replica, url, cause, "breaker is open: the replica failed repeatedly");
             }
             (_, BreakerState::Open) => {
                 tracing::info!(replica, url, cause, "breaker stays open: the trial failed");
             }
             (_, BreakerState::HalfOpen) => {
-                tracing::info!(replica, url, "breaker is half open: one request tries");
+                tracing::info!(replica, url, "breaker is half open: one request is a trial");
             }
             (_, BreakerState::Closed) => tracing::info!(replica, url, "breaker is closed"),
         }
     }
 
-    /// Whether a health check is due; if so, the next one is put off.
+    /// True if a health check is due; if so, the next one is postponed.
     pub(super) fn wants_check(&self) -> bool {
         let due = match self.state() {
             BreakerState::Open => self.breaker.lock().due(),
@@ -332,11 +332,11 @@ impl Health {
     }
 
     fn check_again(&self) {
-        let pause = CHECK_EVERY.mul_f64(0.75 + 0.5 * self.dice.fraction());
+        let pause = CHECK_EVERY.mul_f64(0.75 + 0.5 * self.rng.fraction());
         self.check_at.store(self.clock.now().after(pause).0, Ordering::Relaxed);
     }
 
-    /// Notes the result of a health check.
+    /// Records the result of a health check.
     pub(super) fn checked(&self, healthy: bool) {
         if healthy {
             self.reached();
@@ -346,7 +346,7 @@ impl Health {
         }
     }
 
-    /// How often the breaker went to each state, in the order of [`BreakerState::ALL`].
+    /// Number of the breaker's changes to each state, in the order of [`BreakerState::ALL`].
     pub(super) fn transitions(&self) -> [(BreakerState, u64); 3] {
         let [closed, half_open, open] = &self.transitions;
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);

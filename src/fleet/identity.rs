@@ -1,7 +1,7 @@
-//! Who is behind a backend's address: which engine, which model, which vocabulary, since when.
+//! Identity of the server at a backend's address: engine, model, vocabulary, start time.
 //!
-//! Everything learnt is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one and
-//! starts clean. Until the identity is known, requests are relayed.
+//! All learnt data is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one
+//! and starts clean. Until the identity is known, requests are relayed.
 
 mod ask;
 mod pace;
@@ -25,14 +25,14 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use crate::text::Tokenizer;
-use crate::words::{BypassReason, Plan};
+use crate::words::{RelayReason, VerifyMethod};
 
 pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
 
 use watched::Watched;
 pub use watched::shows_one;
 
-/// What everything learnt is keyed by.
+/// The key of all learnt data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Epoch {
     /// The replica's label, such as `backend/0`.
@@ -41,8 +41,8 @@ pub struct Epoch {
     pub model: String,
     /// The engine's own version.
     pub version: String,
-    /// When its process began, in microseconds of Unix time, as it reports it; if it does not, how often it has been
-    /// unreachable.
+    /// Start time that its process reports, microseconds of Unix time; if it reports none, the
+    /// number of times that it became unreachable.
     pub started: u64,
     /// The version of its weights, where it reports one.
     pub weights: Option<String>,
@@ -50,38 +50,42 @@ pub struct Epoch {
     pub vocabulary: String,
 }
 
-/// A backend that is known well enough to leap with.
+/// A backend that is known well enough to speculate on.
 #[derive(Clone)]
 pub struct Identity {
-    /// The key of everything learnt.
+    /// The key of all learnt data.
     pub epoch: Epoch,
-    /// The engine that was recognised: dialect, plans, limits.
+    /// The recognised engine: dialect, verification methods, limits.
     pub engine: Arc<Engine>,
     /// The tokenizer of its model.
     pub tokenizer: Arc<Tokenizer>,
-    /// Verify calls under way, and what verify rounds found in its cache.
+    /// Verify requests under way, and cache hits of verify rounds.
     pub rounds_seen: Arc<RoundsSeen>,
     /// The last probe; `None` before the first.
     pub probe: Option<Arc<Report>>,
-    /// How a new connection shows that it leads to the same process; `None` where the engine does not show its start, or
-    /// names its process in each answer.
+    /// The test that a new connection leads to the same process; `None` if the engine does not
+    /// report its start time, or identifies its process in each answer.
     pub tie: Option<Arc<Tie>>,
-    /// Wakes the asking: an answer has come from another process.
+    /// Triggers recognition: an answer has come from another process.
     pub again: Arc<Notify>,
-    /// Set once another engine has been recognised at its address: requests that began on it must not be gone on with there.
+    /// Set once another engine has been recognised at its address: requests that began on it must
+    /// not be continued there.
     pub replaced: Arc<AtomicBool>,
-    /// What recognising it showed besides: the plans that it lacks, and the connections that were tried.
+    /// Further results of recognition: the verification methods that it lacks, and the tested
+    /// connections.
     pub(crate) recognised: Arc<Recognised>,
 }
 
 impl Identity {
-    /// Whether round after round found nothing cached, as if another engine answered each. One that reports when
-    /// it was started is known to be one: its cache may just be too small for what is asked at once.
+    /// True if consecutive rounds found nothing cached, as if another engine answered each. An
+    /// engine that reports its start time is known to be a single one: its cache may just be too
+    /// small for the concurrent requests.
     pub fn may_be_many(&self) -> bool {
         self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
     }
 
-    /// Whether the other is certainly not the same engine. One that was only out of reach, and reports no start, may be.
+    /// True if the other is certainly not the same engine. One that was only unreachable, and
+    /// reports no start time, may be.
     fn is_other(&self, other: &Self) -> bool {
         let of = |identity: &Self| {
             let Epoch { model, version, weights, vocabulary, .. } = identity.epoch.clone();
@@ -97,18 +101,18 @@ impl Identity {
     }
 }
 
-/// What is known about the server at a replica's address.
+/// Knowledge about the server at a replica's address.
 #[derive(Clone)]
-pub enum Standing {
+pub enum ServerKnowledge {
     /// It is recognised and can verify drafts.
     Known(Arc<Identity>),
-    /// It is relayed: the reason, and the cause in words for the operator.
-    Relayed(BypassReason, String),
+    /// It is relayed, with the reason and the cause for the operator.
+    Relayed(RelayReason, String),
 }
 
-/// How a replica is recognised and watched, as configured.
+/// Configuration of a replica's recognition and monitoring.
 #[derive(Clone, Debug)]
-pub struct Asking {
+pub struct RecognitionSettings {
     /// Its dialect; `None` recognises it.
     pub dialect: Option<Dialect>,
     /// The tokenizer file of its model; `None` fetches it from the backend.
@@ -117,34 +121,35 @@ pub struct Asking {
     pub load: Option<String>,
     /// Interval of reading its load.
     pub every: Duration,
-    /// Whether it is probed without a request for it, as soon as it is idle.
+    /// True if it is probed without a request for it, as soon as it is idle.
     pub ready: bool,
     /// Bounds of a probe.
     pub limits: Limits,
-    /// Plans that the operator has named; they are used even where their first call may crash the engine.
-    pub named: Vec<Plan>,
-    /// It bills per token: its list of models is read and nothing else.
+    /// Verification methods that the operator has named; they are used even where their first call
+    /// may crash the engine.
+    pub named: Vec<VerifyMethod>,
+    /// True if it bills per token: only its list of models is read.
     pub billed: bool,
 }
 
-/// The settings of each replica; `None` leaves it alone.
-type AskingOf = Box<dyn Fn(&Replica) -> Option<Asking> + Send + Sync>;
+/// The settings of each replica; `None` excludes it.
+type SettingsOf = Box<dyn Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync>;
 
-/// Finds out which engine is behind each replica, again and again.
+/// Recognises the engine of each replica, repeatedly.
 pub struct Identities {
     fleet: Arc<Fleet>,
-    asking: AskingOf,
+    asking: SettingsOf,
     known: RwLock<Vec<Arc<Watched>>>,
-    /// Counts up whenever a replica has been asked.
+    /// Increases after each recognition attempt.
     asked: watch::Sender<u64>,
 }
 
 impl Identities {
-    /// Nothing is known yet about the replicas of `fleet`. `asking` gives the settings of each; `None` leaves it
-    /// alone.
+    /// Starts without knowledge about the replicas of `fleet`. `asking` gives the settings of each;
+    /// `None` excludes it.
     pub fn new(
         fleet: Arc<Fleet>,
-        asking: impl Fn(&Replica) -> Option<Asking> + Send + Sync + 'static,
+        asking: impl Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync + 'static,
     ) -> Self {
         let identities =
             Self { fleet, asking: Box::new(asking), known: RwLock::default(), asked: watch::Sender::new(0) };
@@ -152,7 +157,7 @@ impl Identities {
         identities
     }
 
-    /// Adds replicas that have come, and drops those that have left. Returns the new ones.
+    /// Adds new replicas, and drops removed ones. Returns the new ones.
     fn follow(&self) -> Vec<Arc<Watched>> {
         let replicas = self.fleet.replicas();
         let mut known = self.known.write();
@@ -181,28 +186,28 @@ impl Identities {
         self.known.read().iter().find(|known| Arc::ptr_eq(&known.replica, replica)).cloned()
     }
 
-    /// What is known about a replica; `None` if it is not asked.
-    pub fn standing(&self, replica: &Arc<Replica>) -> Option<Arc<Standing>> {
-        self.find(replica).map(|known| known.standing.load_full())
+    /// The knowledge about a replica; `None` if it is excluded.
+    pub fn knowledge(&self, replica: &Arc<Replica>) -> Option<Arc<ServerKnowledge>> {
+        self.find(replica).map(|known| known.knowledge.load_full())
     }
 
-    /// What the admin API shows of a replica: epoch, plans and probe; `None` if it is not asked.
+    /// A replica in the admin API: epoch, verification methods and probe; `None` if it is excluded.
     pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
         let known = self.find(replica)?;
-        let standing = known.standing.load();
-        Some(match &**standing {
-            Standing::Relayed(reason, why) => {
-                json!({ "probe": { "verdict": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+        let knowledge = known.knowledge.load();
+        Some(match &**knowledge {
+            ServerKnowledge::Relayed(reason, why) => {
+                json!({ "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
             }
-            Standing::Known(identity) => {
+            ServerKnowledge::Known(identity) => {
                 let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
                 let replica = known.replica.name();
                 let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
-                let plans: Vec<_> = identity.engine.plans.iter().map(|plan| plan.name()).collect();
+                let methods: Vec<_> = identity.engine.methods.iter().map(|method| method.name()).collect();
                 json!({
                     "dialect": identity.engine.dialect.name(),
                     "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
-                    "plans": plans,
+                    "verify": methods,
                     "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
                 })
             }
@@ -212,27 +217,28 @@ impl Identities {
     /// Measures a replica again, as soon as it is idle.
     ///
     /// # Errors
-    /// The reason why it is not measured.
+    /// The reason that it is not measured.
     pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<(), String> {
-        let known = self.find(replica).ok_or("it is not asked to verify")?;
+        let known = self.find(replica).ok_or("it is not used for verification")?;
         known.reprobe()
     }
 
-    /// All replicas that are asked, each with its identity if that is known.
+    /// All monitored replicas, each with its identity if that is known.
     pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
         self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
     }
 
-    /// Resolves once every replica has been asked at least once.
+    /// Resolves after the first recognition attempt for every replica.
     pub async fn asked(&self) {
         let all = |_: &u64| self.known.read().iter().all(|known| known.is_asked());
         // The sender lives in `self`, so the wait cannot fail.
         let _ = self.asked.subscribe().wait_for(all).await;
     }
 
-    /// Asks every replica until `stop`: often while it cannot be reached, seldom once it is known, ever more seldom
-    /// where it cannot verify; also reads the load of each, and probes it. A replica that stops answering keeps its
-    /// identity (its requests fail by themselves); one that answers as another engine gets a new one.
+    /// Recognises every replica repeatedly until `stop`: at short intervals while it is
+    /// unreachable, at longer ones once it is known, at growing ones if it cannot verify; also
+    /// reads the load of each, and probes it. A replica that stops answering keeps its identity
+    /// (its requests fail by themselves); one that answers as another engine gets a new one.
     pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
         let mut changes = self.fleet.changes();
         self.follow();

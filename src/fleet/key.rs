@@ -9,10 +9,10 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Least time between two looks at the file.
+/// Minimum time between two checks of the file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What identifies one content of a file.
+/// Identifies one content of a file.
 type Stamp = (Option<SystemTime>, u64);
 
 /// `Authorization: Bearer` from a file.
@@ -28,7 +28,7 @@ struct Kept {
     looked: Instant,
 }
 
-/// Leaves the key out: it is not for logs.
+/// Leaves out the key, which must not be logged.
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kept").field("stamp", &self.stamp).finish_non_exhaustive()
@@ -39,14 +39,15 @@ impl KeyFile {
     /// Reads the file.
     ///
     /// # Errors
-    /// It cannot be read, is empty, or holds what no header can carry.
+    /// It cannot be read, is empty, or holds characters that a header cannot carry.
     pub fn open(path: &Path) -> io::Result<Self> {
         let (value, stamp) = read(path)?;
         let kept = Mutex::new(Kept { value, stamp, looked: Instant::now() });
         Ok(Self { path: path.to_owned(), kept })
     }
 
-    /// `Bearer` and the key as the file had it at most a second ago. A file that has become unreadable changes nothing.
+    /// `Bearer` and the key that the file held at most a second ago. A file that has become
+    /// unreadable changes nothing.
     pub fn value(&self) -> HeaderValue {
         let mut kept = self.kept.lock();
         if kept.looked.elapsed() >= LOOK_EVERY {
@@ -64,16 +65,18 @@ impl KeyFile {
         };
         match read {
             Ok((value, stamp)) => (kept.value, kept.stamp) = (value, stamp),
-            Err(error) => tracing::warn!(path = %self.path.display(), %error, "the key file stays as it was"),
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "the key file cannot be used, the last key stays in use");
+            }
         }
     }
 }
 
-/// The secret in a file: what stands in it, without the space around it.
+/// The secret in a file: its content without surrounding whitespace.
 ///
 /// # Errors
-/// It cannot be read, there is nothing but space in it, or it has characters other than visible ASCII and space (a byte order mark
-/// at its beginning is left out).
+/// It cannot be read, holds only whitespace, or has characters other than visible ASCII and space
+/// (a byte order mark at its beginning is ignored).
 pub fn secret(path: &Path) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
     let key = text.strip_prefix('\u{feff}').unwrap_or(&text).trim();
@@ -87,7 +90,8 @@ pub fn secret(path: &Path) -> io::Result<String> {
     Ok(key.to_owned())
 }
 
-/// Whether two secrets are equal, in a time that does not depend on where they differ. An empty `wanted` equals none.
+/// Compares two secrets in a time that does not depend on where they differ. An empty `wanted`
+/// equals none.
 pub fn is_same(given: &[u8], wanted: &[u8]) -> bool {
     !wanted.is_empty()
         && given.len() == wanted.len()
@@ -112,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_right_only_as_a_whole_and_nothing_is_none() {
+    fn a_secret_matches_only_completely_and_an_empty_one_never() {
         assert!(is_same(b"abc", b"abc"));
         assert!(!is_same(b"abd", b"abc") && !is_same(b"ab", b"abc") && !is_same(b"", b"abc"));
         assert!(!is_same(b"", b""));

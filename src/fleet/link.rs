@@ -1,8 +1,9 @@
-//! Connections to one backend, and answers that drive the connection they come over.
+//! Connections to one backend, and answers that drive the connection they are received on.
 //!
-//! A connection is polled by whoever reads its answer, in the same task: a chunk goes from the backend's
-//! socket to the client's without a second task being woken, and dropping an answer closes its connection
-//! on the spot. Between two answers nobody polls it; whether it still lives is asked when it is taken again.
+//! A connection is polled by the reader of its answer, in the same task: a chunk goes from the
+//! backend's socket to the client's without waking a second task, and dropping an answer closes its
+//! connection at once. Between two answers nobody polls it; it is checked for being alive when it
+//! is taken again.
 
 use std::error::Error as StdError;
 use std::future::poll_fn;
@@ -32,28 +33,28 @@ use super::tie::Tie;
 use crate::http::body::{Body, BoxError};
 use crate::http::head::codings;
 
-/// The most that is kept of an answer, or of a request, on its way through a connection, bytes.
+/// Maximum buffer for an answer, or for a request, on its way through a connection, bytes.
 const BUFFER: usize = 16 << 10;
-/// How much of an error's text is read to judge whose fault it is.
+/// Length of an error's text that is read to decide who caused it, bytes.
 const JUDGED: usize = 4 << 10;
-/// Longest page by which a connection shows where it leads, bytes.
+/// Maximum length of the page that identifies a connection's process, bytes.
 const PAGE: usize = 8 << 20;
-/// What engines answer when a prompt is too long; vLLM does so with status 500.
+/// Texts in engines' answers to a prompt that is too long; vLLM sends them with status 500.
 const TOO_LONG: [&[u8]; 3] = [b"maximum context length", b"longer than the maximum", b"max_model_len"];
 
-/// A frame of an answer, why it broke off, or `None` at its end.
-type Heard = Option<Result<Frame<Bytes>, BrokenOff>>;
-type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
+/// A frame of an answer, the reason that it broke off, or `None` at its end.
+type AnswerFrame = Option<Result<Frame<Bytes>, BrokenOff>>;
+type LinkDriver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
 pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
 /// One connection.
 pub(super) struct Link {
     sender: SendRequest<Body>,
     /// `None` once the connection has ended.
-    driver: Option<Driver>,
-    /// It must not carry another request.
+    driver: Option<LinkDriver>,
+    /// True if it must not carry another request.
     spent: bool,
-    /// The process that it has been seen to lead to; `None` if nobody has asked.
+    /// The process that it was verified to lead to; `None` if it was not verified.
     tie: Option<Arc<Tie>>,
 }
 
@@ -65,31 +66,31 @@ impl Link {
     }
 
     /// Polls the connection, so that it reads and writes.
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        drive(&mut self.driver, cx);
+    fn serving(&mut self, cx: &mut Context<'_>) {
+        serving(&mut self.driver, cx);
     }
 
-    /// Whether it can carry another request: no end of it has been read so far.
+    /// True if it can carry another request: no end of it has been read so far.
     fn is_free(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.serving(&mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready() && !self.spent
     }
 
-    /// Whether it has been seen to lead to this process.
+    /// True if it was verified to lead to this process.
     pub(super) fn is_tied_to(&self, tie: &Arc<Tie>) -> bool {
         self.tie.as_ref().is_some_and(|own| Arc::ptr_eq(own, tie))
     }
 
-    /// The link, known to lead to this process; `None` if it cannot carry another request.
+    /// The link, verified to lead to this process; `None` if it cannot carry another request.
     pub(super) fn tie(mut self, tie: &Arc<Tie>) -> Option<Self> {
         self.tie = Some(Arc::clone(tie));
         self.is_free().then_some(self)
     }
 
-    /// Asks for a page and reads it.
+    /// Requests a page and reads it.
     ///
     /// # Errors
-    /// What came in its place, in words for the operator.
+    /// A description of the response received instead, for the operator.
     pub(super) async fn ask(&mut self, request: Request<Body>) -> Result<Vec<u8>, String> {
         let mut response = self.call(request).await.map_err(|error| root(error.error()))?;
         frame(&mut response, self)?;
@@ -101,7 +102,7 @@ impl Link {
         let mut page = Vec::new();
         loop {
             let next = poll_fn(|cx| {
-                self.drive(cx);
+                self.serving(cx);
                 body.poll_frame(cx)
             });
             match next.await {
@@ -123,20 +124,22 @@ impl Link {
         let mut answer = pin!(self.sender.try_send_request(request));
         let driver = &mut self.driver;
         poll_fn(|cx| {
-            drive(driver, cx);
+            serving(driver, cx);
             answer.as_mut().poll(cx)
         })
         .await
     }
 }
 
-/// Where an answer has both chunks and a `Content-Length`, the chunks count, and the connection is not used again:
-/// its two ends may disagree on where the next answer begins (RFC 9112, 6.3).
+/// If an answer has both chunks and a `Content-Length`, the chunks count, and the connection is not
+/// used again: its two ends may disagree on the start of the next answer (RFC 9112, 6.3).
 ///
-/// The client's side has a version and a `Content-Length` of its own: one number, however often it is said.
+/// The client's side has a version and a `Content-Length` of its own: one number, even if it was
+/// repeated.
 ///
 /// # Errors
-/// Several lengths, or a transfer coding other than `chunked`, once: none was asked for, and it would not be passed on.
+/// Several lengths, or a transfer coding other than a single `chunked`: none was requested, and it
+/// would not be passed on.
 pub(super) fn frame(response: &mut Response<Incoming>, link: &mut Link) -> Result<(), String> {
     *response.version_mut() = Version::HTTP_11;
     one_length(response.headers_mut())?;
@@ -174,7 +177,7 @@ fn length(said: &str) -> Option<u64> {
     digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
+fn serving(driver: &mut Option<LinkDriver>, cx: &mut Context<'_>) {
     let Some(running) = driver else { return };
     if let Poll::Ready(ended) = running.as_mut().poll(cx) {
         tracing::trace!(?ended, "connection to a backend ended");
@@ -184,7 +187,7 @@ fn drive(driver: &mut Option<Driver>, cx: &mut Context<'_>) {
 
 /// The idle connections of one network thread to one backend.
 ///
-/// It also counts that thread's calls: counters that only one thread writes cost next to nothing.
+/// It also counts that thread's calls: counters with a single writer cost next to nothing.
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     keep: Duration,
@@ -194,14 +197,14 @@ pub(super) struct Pool {
     health: Arc<Health>,
 }
 
-/// What a good answer shows about a replica.
+/// Information about a replica in a good answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proof {
     /// The model works: the request needed it.
     Work,
-    /// The server is there. The request did not need the model, which may have died.
+    /// The server is reachable. The request did not need the model, which may have died.
     Life,
-    /// Nothing that counts: the call is one that Foretell makes besides.
+    /// Nothing that counts: the call is one of Foretell's additional calls.
     Nothing,
 }
 
@@ -220,12 +223,14 @@ struct Idle {
     links: Vec<(Link, Instant)>,
     /// A sweep of the pool is running.
     swept: bool,
-    /// How long a connection has been idle at most and was still open; less, once one was found closed sooner.
+    /// Longest time that a connection was idle and still open; reduced once one was found closed
+    /// sooner.
     survived: Duration,
 }
 
 impl Idle {
-    /// Looks at the oldest connection: how long it has survived, or that the backend has closed it.
+    /// Checks the oldest connection: records how long it has survived, or that the backend has
+    /// closed it.
     fn look(&mut self) {
         while let Some((link, since)) = self.links.first_mut() {
             let age = since.elapsed();
@@ -238,7 +243,7 @@ impl Idle {
         }
     }
 
-    /// A connection was found closed after it had been idle for `age`.
+    /// Records that a connection was found closed after it had been idle for `age`.
     fn closed(&mut self, age: Duration) {
         if age < self.survived {
             self.survived = age / 2;
@@ -258,7 +263,8 @@ impl Idle {
 }
 
 impl Pool {
-    /// Connections are kept idle for `keep`; an answer may be silent for `silence`, `None` without a limit.
+    /// Connections are kept idle for `keep`; an answer may be silent for `silence`, `None`: no
+    /// limit.
     pub(super) fn new(keep: Duration, silence: Option<Duration>, health: Arc<Health>) -> Self {
         let (in_flight, calls) = (AtomicUsize::new(0), AtomicU64::new(0));
         Self { idle: Mutex::default(), keep, silence, in_flight, calls, health }
@@ -286,8 +292,9 @@ impl Pool {
         self.idle.lock().take(self.keep)
     }
 
-    /// As [`Self::take`], for a request that is not sent again if the backend closes the connection just then: one that has
-    /// been idle for less than half the time that others have survived.
+    /// As [`Self::take`], for a request that is not sent again if the backend closes the connection
+    /// at that moment: one that has been idle for less than half the time that others have
+    /// survived.
     pub(super) async fn take_lasting(&self) -> Option<Link> {
         if self.idle.lock().links.is_empty() {
             return None;
@@ -315,7 +322,7 @@ impl Pool {
         drop(idle);
     }
 
-    /// Closes connections that have been idle for too long; false if none is left.
+    /// Closes connections that have been idle for too long; returns false if none is left.
     fn expire(&self) -> bool {
         let mut idle = self.idle.lock();
         idle.look();
@@ -329,7 +336,7 @@ impl Pool {
     }
 }
 
-/// Runs as long as there are idle connections.
+/// Runs while there are idle connections.
 async fn sweep(pool: Weak<Pool>, keep: Duration) {
     loop {
         tokio::time::sleep(keep / 2 + Duration::from_millis(1)).await;
@@ -340,22 +347,22 @@ async fn sweep(pool: Weak<Pool>, keep: Duration) {
     }
 }
 
-/// Why an answer ended before its end.
+/// Reason that an answer broke off.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokenOff {
-    /// The connection was closed, or what came over it is not HTTP.
+    /// The connection was closed, or the received data is not HTTP.
     #[error(transparent)]
     Closed(#[from] hyper::Error),
     /// A server in this process reported an error.
     #[error(transparent)]
     Gone(BoxError),
-    /// Nothing more came for the configured time.
+    /// Nothing was received for the configured time.
     #[error("the backend sent nothing for {0:?} in the middle of its answer")]
     Silent(Duration),
 }
 
 impl BrokenOff {
-    /// The cause in words for the operator.
+    /// The cause, for the operator.
     pub fn cause(&self) -> String {
         match self {
             Self::Closed(error) => format!("the answer broke off: {}", root(error)),
@@ -365,17 +372,18 @@ impl BrokenOff {
     }
 }
 
-/// What a backend's answer is read from.
+/// Source of a backend's answer.
 pub(super) enum Source {
-    /// A connection, which has to be driven.
+    /// A connection, which must be polled.
     There(Incoming),
     /// A server in this process.
     Here(Body),
 }
 
 impl Source {
-    /// A connection's frames come only from driving it, which registers the waker; the body itself needs none.
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+    /// A connection's frames come only from polling it, which registers the waker; the body itself
+    /// needs none.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<AnswerFrame> {
         match self {
             Self::There(body) => {
                 Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())).map_err(BrokenOff::Closed)
@@ -399,21 +407,21 @@ impl Source {
     }
 }
 
-/// The body of a backend's answer. Dropping it before its end gives the call up, which closes its connection; at its
-/// end the connection can be used again.
+/// The body of a backend's answer. Dropping it before its end abandons the call, which closes its
+/// connection; at its end the connection can be used again.
 pub struct Answer {
     body: Source,
     link: Option<Link>,
     busy: Busy,
-    /// How it ends counts in the replica's health.
+    /// True if its end counts in the replica's health.
     counts: bool,
-    /// Its end will show that the model works.
+    /// True if its end will show that the model works.
     working: bool,
-    /// The status and the beginning of a server error, until it is clear who caused it.
+    /// The status and the beginning of a server error, until its cause is decided.
     judged: Option<(StatusCode, BytesMut)>,
-    /// Watches for the longest silence; `None` without a limit.
+    /// Limits the longest silence; `None`: no limit.
     silence: Option<Silence>,
-    /// The span of the request, for what is logged of the answer's end.
+    /// The span of the request, for log lines about the answer's end.
     span: Span,
 }
 
@@ -450,7 +458,7 @@ impl Answer {
         })
     }
 
-    /// After a switch of protocols the connection belongs to whoever holds its other half.
+    /// After a switch of protocols the connection belongs to the holder of its other half.
     fn let_go(&mut self) {
         if let Some(driver) = self.link.take().and_then(|link| link.driver) {
             tokio::spawn(driver);
@@ -468,7 +476,8 @@ impl Answer {
         }
     }
 
-    /// Judges who caused a server error: one about the prompt would come from any replica, and does not count.
+    /// Decides who caused a server error: one about the prompt would come from any replica, and
+    /// does not count.
     fn judge(&mut self) {
         let Some((status, text)) = self.judged.take() else { return };
         let too_long = TOO_LONG.iter().any(|words| text.windows(words.len()).any(|found| found == *words));
@@ -485,7 +494,8 @@ impl Answer {
         judged.extend(frame.data_ref().into_iter().flatten().take(room));
     }
 
-    /// The answer broke off: the backend hung up or went silent, unless the request's own body broke off.
+    /// The answer broke off: the backend closed the connection or went silent, unless the request's
+    /// own body broke off.
     fn broke_off(&mut self, error: &BrokenOff) {
         let _within = self.span.clone().entered();
         self.link = None;
@@ -505,8 +515,8 @@ impl Answer {
         }
     }
 
-    /// Breaks the answer off if it has been silent for too long.
-    fn listen(&mut self, cx: &mut Context<'_>, heard: Poll<Heard>) -> Poll<Heard> {
+    /// Ends the answer with an error if it has been silent for too long.
+    fn listen(&mut self, cx: &mut Context<'_>, heard: Poll<AnswerFrame>) -> Poll<AnswerFrame> {
         let Some(silence) = &mut self.silence else { return heard };
         match heard {
             Poll::Ready(heard) => {
@@ -517,9 +527,9 @@ impl Answer {
         }
     }
 
-    fn drive(&mut self, cx: &mut Context<'_>) {
+    fn serving(&mut self, cx: &mut Context<'_>) {
         if let Some(link) = &mut self.link {
-            link.drive(cx);
+            link.serving(cx);
         }
     }
 }
@@ -532,7 +542,7 @@ impl http_body::Body for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        self.drive(cx);
+        self.serving(cx);
         let frame = self.body.poll_frame(cx);
         let frame = self.listen(cx, frame);
         if let Poll::Ready(Some(Ok(frame))) = &frame {
@@ -556,7 +566,7 @@ impl http_body::Body for Answer {
     }
 }
 
-/// A server error that was not read to its end is judged by what was read, if anything was.
+/// A server error that was not read to its end is judged by the part that was read, if any.
 impl Drop for Answer {
     fn drop(&mut self) {
         if self.judged.is_none() {

@@ -1,4 +1,4 @@
-//! How busy a replica is, by its engine's own figures.
+//! A replica's load, by its engine's own figures.
 
 use std::time::Duration;
 
@@ -15,23 +15,23 @@ pub const STALE: Duration = Duration::from_secs(2);
 pub struct Load {
     /// Requests being computed.
     pub running: u32,
-    /// Requests waiting for a place.
+    /// Requests in the queue.
     pub waiting: u32,
     /// Share of the KV cache in use, 0 to 1; `None` where the engine does not report it.
     pub kv_usage: Option<f64>,
-    /// Most requests that it computes at once; `None` if it does not report that.
+    /// Maximum number of requests computed at once; `None` if it does not report that.
     pub limit: Option<u32>,
-    /// Sequences of our own verify calls that were under way then.
+    /// Sequences of our own verify requests under way at that time.
     pub verifying: u32,
-    /// Calls of ours that were under way then.
+    /// Our calls under way at that time.
     pub calls: u32,
-    /// When it was reported.
+    /// Time of the report.
     pub at: Instant,
 }
 
-/// A [`Load`] and how many of our own calls were under way when it was set.
+/// A [`Load`] and the number of our own calls under way when it was set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct ReportedLoad {
     pub(super) load: Load,
     pub(super) ours: usize,
 }
@@ -44,8 +44,9 @@ impl Load {
     }
 }
 
-impl Told {
-    /// Requests at the engine now: those that it reported, and those of our own that have begun or ended since.
+impl ReportedLoad {
+    /// Requests at the engine now: the reported ones, adjusted by our own that have begun or ended
+    /// since.
     pub(super) fn requests(&self, in_flight: usize) -> usize {
         let said = self.load.running as usize + self.load.waiting as usize;
         (said + in_flight).saturating_sub(self.ours)

@@ -1,23 +1,22 @@
-//! Which model ids a backend answers for.
+//! The model ids that a backend answers for.
 
 use crate::config::values::Glob;
 
 /// One entry of a backend's `models`.
 ///
-/// An entry decides where a request goes, never what is in it: the name reaches the backend as the client wrote
-/// it, be it an id, an alias or an adapter's name.
+/// An entry decides a request's destination, never its content: the name reaches the backend as the
+/// client wrote it, be it an id, an alias or an adapter's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelName {
-    /// The id, or a glob in which `*` stands for any run of characters and
-    /// `?` for one.
+    /// The id, or a glob in which `*` matches any characters and `?` matches one.
     pub id: String,
     /// Other names under which the backend serves it.
     pub aliases: Vec<String>,
-    /// The model that an adapter is made for; `None` if this is no adapter.
+    /// The model that an adapter is made for; `None` if this is not an adapter.
     pub base: Option<String>,
 }
 
-/// How well an entry fits, best first.
+/// How well an entry matches, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fit {
     /// The id itself.
@@ -35,7 +34,7 @@ impl ModelName {
         id.into_iter().chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// How well this entry fits `model`; `None` if it does not.
+    /// How well this entry matches `model`; `None` if it does not.
     pub fn fit(&self, model: &str) -> Option<Fit> {
         if self.id == model {
             Some(Fit::Exact)
@@ -49,7 +48,7 @@ impl ModelName {
     }
 }
 
-/// Whether `id` is a pattern that `model` fits: the same patterns as in policies.
+/// True if `id` is a pattern that matches `model`: the same patterns as in policies.
 fn is_pattern(id: &str, model: &str) -> bool {
     let pattern = Glob::new(id);
     !pattern.is_exact() && pattern.matches(model)

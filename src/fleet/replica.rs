@@ -1,7 +1,7 @@
 //! One replica of a backend and its connections.
 //!
-//! Every network thread has its own pool: a connection lives on the thread that opened it, so a request
-//! that finds one there is answered without waking another thread.
+//! Every network thread has its own pool: a connection lives on the thread that opened it, so a
+//! request that finds one there is answered without waking another thread.
 
 mod address;
 mod call;
@@ -28,42 +28,44 @@ use self::address::{Connector, address, connector, host_of};
 pub(super) use self::call::Unanswered;
 use super::breaker::BreakerState;
 use super::error::SendErrorKind;
-use super::health::{Failing, Health, LastError, Standing};
+use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
-use super::load::{Load, Told};
+use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
 
-/// Which data-parallel rank of an engine is to compute a request. vLLM and SGLang both know it.
+/// The data-parallel rank of an engine that is to compute a request. vLLM and SGLang both support
+/// it.
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 /// The address that a server in this process sees in its requests.
 const LOCAL: &str = "http://localhost";
-/// Most models that are remembered to take no prediction; beyond that each is tried anew.
+/// Maximum number of models stored as refusing predictions; further ones are tried every time.
 const UNPREDICTED: usize = 256;
 
 /// Extension of a request that must go out on a new connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Fresh;
 
-/// Extension of a request that its caller sends once more if it loses the race with a backend that closes an idle connection:
-/// it may take any idle connection. Others take one only that the backend is not about to close.
+/// Extension of a request that its caller sends once more if it loses the race with a backend that
+/// closes an idle connection: it may take any idle connection. Others take one only if the backend
+/// is unlikely to close it.
 #[derive(Clone, Copy, Debug)]
 pub struct Repeatable;
 
-/// Which of a backend's replicas one is.
+/// Identifies one of a backend's replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ReplicaKey {
     /// The number in its label.
     pub(super) number: usize,
-    /// The address behind a name that has several.
+    /// The address, if the configured name has several.
     pub(super) address: Option<SocketAddr>,
     /// The data-parallel rank at its address.
     pub(super) rank: Option<u32>,
 }
 
-/// One replica: its address, its connections, and what is known about it.
+/// One replica: its address, its connections, and the knowledge about it.
 pub struct Replica {
     settings: ReplicaSettings,
-    place: Place,
+    position: ReplicaKey,
     label: String,
     url: String,
     address: Uri,
@@ -79,13 +81,13 @@ pub struct Replica {
     speculates: AtomicBool,
     refuses_prediction: AtomicBool,
     health: Arc<Health>,
-    told: ArcSwapOption<Told>,
+    told: ArcSwapOption<ReportedLoad>,
     /// Retries that the budget refused, and retries that were sent.
     retries: [AtomicU64; 2],
-    /// Measurements of its verify calls, by place of what they showed in [`Probed::ALL`].
+    /// Measurements of its verify requests, by index of the result in [`Probed::ALL`].
     probes: [AtomicU64; 3],
     connects: prometheus::Histogram,
-    /// Models for which it takes no prediction.
+    /// Models for which it refuses predictions.
     unpredicted: Mutex<HashSet<String>>,
 }
 
@@ -96,7 +98,7 @@ impl fmt::Debug for Replica {
 }
 
 impl Replica {
-    /// The only replica, at `settings.url`. Nothing is connected yet.
+    /// The only replica, at `settings.url`. Opens no connection.
     ///
     /// # Errors
     /// The address has no host, or a scheme other than http and https.
@@ -105,13 +107,13 @@ impl Replica {
         let connects = prometheus::Histogram::with_opts(buckets);
         let connects =
             connects.map_err(|error| InvalidUrl { url: settings.url.clone(), detail: error.to_string() })?;
-        Self::at(settings, Place::default(), connects)
+        Self::at(settings, ReplicaKey::default(), connects)
     }
 
-    /// The replica at `place`; `connects` takes the seconds of each connecting.
+    /// The replica `position`; `connects` records the time of each connect, seconds.
     pub(super) fn at(
         settings: ReplicaSettings,
-        place: Place,
+        position: ReplicaKey,
         connects: prometheus::Histogram,
     ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
@@ -129,15 +131,15 @@ impl Replica {
         let host = host_of(&scheme, &authority).ok_or_else(|| invalid("host cannot be a header"))?;
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        let connector = connector(&settings, &scheme, &authority, place)?;
-        let (url, authority) = match place.address {
+        let connector = connector(&settings, &scheme, &authority, position)?;
+        let (url, authority) = match position.address {
             None => (settings.url.clone(), authority),
             Some(address) => {
                 let authority = address.to_string().parse();
                 (format!("{scheme}://{address}{path}"), authority.map_err(|_| invalid("no such address"))?)
             }
         };
-        let label = format!("{}/{}", settings.name, place.number);
+        let label = format!("{}/{}", settings.name, position.number);
         let health = Arc::new(Health::new(&label, &url));
         let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
@@ -146,7 +148,7 @@ impl Replica {
             address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
             connector,
             host,
-            rank: place.rank.map(HeaderValue::from),
+            rank: position.rank.map(HeaderValue::from),
             prefix,
             pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
@@ -157,7 +159,7 @@ impl Replica {
             retries: Default::default(),
             probes: Default::default(),
             connects,
-            place,
+            position,
             unpredicted: Mutex::default(),
             settings,
         })
@@ -180,16 +182,16 @@ impl Replica {
 
     /// Its data-parallel rank, where its engine has several.
     pub fn rank(&self) -> Option<u32> {
-        self.place.rank
+        self.position.rank
     }
 
-    /// Whether it was made from these settings.
+    /// True if it was made from these settings.
     pub(super) fn is_of(&self, settings: &ReplicaSettings) -> bool {
         self.settings.name == settings.name && self.settings.url == settings.url
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.place
+    pub(super) fn position(&self) -> ReplicaKey {
+        self.position
     }
 
     /// The dialect's name; `auto` until it is known.
@@ -197,15 +199,15 @@ impl Replica {
         self.dialect.load_full()
     }
 
-    /// Sets which dialect was found, and whether it can verify drafts.
+    /// Sets the recognised dialect, and whether it can verify drafts.
     pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
         self.dialect.store(Arc::new(dialect.into()));
         self.speculates.store(speculates, Ordering::Release);
     }
 
-    /// Counts a call that a session gave up after a silence.
+    /// Counts a call that a session abandoned after a silence.
     pub fn fell_silent(&self) {
-        self.health.note("a session gave a call up: nothing came in the middle of an answer");
+        self.health.note("a session abandoned a call: nothing was received in the middle of an answer");
         self.health.count(Failing::Call(SendErrorKind::Timeout));
     }
 
@@ -214,37 +216,37 @@ impl Replica {
         self.settings.idle
     }
 
-    /// Whether its dialect can verify drafts.
+    /// True if its dialect can verify drafts.
     pub fn speculates(&self) -> bool {
         self.speculates.load(Ordering::Acquire)
     }
 
-    /// Whether it bills per token.
+    /// True if it bills per token.
     pub fn is_billed(&self) -> bool {
         self.settings.billed
     }
 
-    /// Whether a `prediction` may be sent along for some model.
+    /// True if a `prediction` may be sent along for some model.
     pub fn predicts(&self) -> bool {
         self.settings.predicts
     }
 
-    /// Whether a `prediction` may be sent along for this model.
+    /// True if a `prediction` may be sent along for this model.
     pub fn predicts_for(&self, model: &str) -> bool {
         self.settings.predicts && !self.unpredicted.lock().contains(model)
     }
 
-    /// Whether its engine refuses a request for the client's own `prediction`.
+    /// True if its engine refuses a request because of the client's own `prediction`.
     pub fn refuses_prediction(&self) -> bool {
         self.refuses_prediction.load(Ordering::Acquire)
     }
 
-    /// Sets whether its engine refuses a request for the client's own `prediction`.
+    /// Sets whether its engine refuses a request because of the client's own `prediction`.
     pub fn set_refuses_prediction(&self, refuses: bool) {
         self.refuses_prediction.store(refuses, Ordering::Release);
     }
 
-    /// Remembers that it takes no prediction for this model.
+    /// Stores that it refuses predictions for this model.
     pub fn note_unpredicted(&self, model: &str) {
         let mut unpredicted = self.unpredicted.lock();
         if unpredicted.len() < UNPREDICTED {
@@ -252,34 +254,34 @@ impl Replica {
         }
     }
 
-    /// Whether the last call, or health check, reached it. True until something is known.
+    /// True if the last call, or health check, reached it, or there was none yet.
     pub fn is_up(&self) -> bool {
         self.health.is_up()
     }
 
-    /// Whether it has answered, and nothing since shows that it would not do so again.
+    /// True if it has answered, and no later failure indicates that it would not do so again.
     pub fn is_reachable(&self) -> bool {
         self.health.is_reachable()
     }
 
-    /// The last thing that went wrong there.
+    /// The last error there.
     pub fn last_error(&self) -> Option<LastError> {
         self.health.last_error()
     }
 
-    /// Keeps the last error.
+    /// Records the last error.
     pub(super) fn note_error(&self, text: &str) {
         self.health.note(text);
     }
 
-    /// A counter that goes up whenever it can be reached again after it could not.
+    /// A counter that increases whenever it can be reached again.
     pub(super) fn returns(&self) -> watch::Receiver<u64> {
         self.health.returns()
     }
 
-    /// What keeps new requests away from it, if anything.
-    pub fn standing(&self) -> Standing {
-        self.health.standing()
+    /// The current restriction on new requests.
+    pub fn health_state(&self) -> HealthState {
+        self.health.health_state()
     }
 
     /// The state of its circuit breaker.
@@ -287,12 +289,12 @@ impl Replica {
         self.health.state()
     }
 
-    /// Takes it out (or back in): no new requests as long as another replica is there.
+    /// Disables it (or enables it again): no new requests as long as there is another replica.
     pub fn disable(&self, disabled: bool) {
         self.health.disable(disabled);
     }
 
-    /// Foretell's calls to it that are under way.
+    /// Number of Foretell's calls to it that are under way.
     pub fn in_flight(&self) -> usize {
         self.pools.iter().map(|pool| pool.in_flight()).sum()
     }
@@ -302,12 +304,12 @@ impl Replica {
         self.told.load().as_ref().map(|told| told.load)
     }
 
-    /// Keeps the load that its engine reported.
+    /// Stores the load that its engine reported.
     pub fn set_load(&self, load: Load) {
-        self.told.store(Some(Arc::new(Told { load, ours: self.in_flight() })));
+        self.told.store(Some(Arc::new(ReportedLoad { load, ours: self.in_flight() })));
     }
 
-    /// Forgets it: another engine may be there now.
+    /// Drops the load: another engine may be there now.
     pub(super) fn forget_load(&self) {
         self.told.store(None);
     }
@@ -318,7 +320,7 @@ impl Replica {
         told.as_ref().filter(|told| told.is_fresh()).map(|told| told.requests(self.in_flight()))
     }
 
-    /// Notes that a request is given to it.
+    /// Records that a request is assigned to it.
     pub(super) fn chosen(&self) {
         self.health.chosen();
     }
@@ -356,56 +358,56 @@ impl Replica {
         }
     }
 
-    /// Counts a measurement of its verify calls.
+    /// Counts a measurement of its verify requests.
     pub fn probed(&self, probed: Probed) {
         if let Some(count) = self.probes.get(probed as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether it takes requests for models that no backend lists.
+    /// True if it takes requests for models that no backend lists.
     pub fn is_default(&self) -> bool {
         self.settings.default
     }
 
-    /// How well it fits `model`; `None` if it does not serve it.
+    /// How well its models match `model`; `None` if it does not serve it.
     pub fn answers_for(&self, model: &str) -> Option<Fit> {
         self.settings.models.iter().filter_map(|name| name.fit(model)).min()
     }
 
-    /// The entry of its models that `model` fits best; `None` if none does.
+    /// The entry of its models that matches `model` best; `None` if none does.
     pub fn model(&self, model: &str) -> Option<&ModelName> {
         let fits = self.settings.models.iter().filter_map(|name| Some((name.fit(model)?, name)));
         fits.min_by_key(|(fit, _)| *fit).map(|(_, name)| name)
     }
 
-    /// Whether it is in this process.
+    /// True if it is in this process.
     pub fn is_here(&self) -> bool {
         self.settings.local.is_some()
     }
 }
 
-/// Counts of what has happened at a replica.
+/// Event counts of a replica.
 #[derive(Clone, Debug)]
 pub struct Counters {
     /// Calls, health checks included.
     pub calls: u64,
     /// Requests that got no byte from it and were sent again.
     pub retries: u64,
-    /// Requests that could have been sent again, had the budget not been spent.
+    /// Requests that could have been sent again if the budget had allowed it.
     pub retries_refused: u64,
     /// Failures by kind.
     pub errors: Vec<(&'static str, u64)>,
-    /// Changes of the breaker by the state it went to.
+    /// Changes of the breaker, by new state.
     pub breaker_transitions: [(BreakerState, u64); 3],
-    /// Measurements of its verify calls that ended, by what they showed.
+    /// Completed measurements of its verify requests, by result.
     pub probes: [(Probed, u64); 3],
 }
 
-/// What a measurement of a replica's verify calls has shown.
+/// Result of a measurement of a replica's verify requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probed {
-    /// A draft that is good enough pays there.
+    /// Speculation pays there with a good enough draft.
     Pays,
     /// Nothing pays there.
     PaysNot,

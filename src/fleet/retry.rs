@@ -1,8 +1,8 @@
-//! Sending a request once more, elsewhere, when no answer to it has begun.
+//! Sends a request once more, elsewhere, if no answer to it has begun.
 //!
-//! A request that never left is sent to another replica. One that was written may have reached an engine: it
-//! is sent again only if doing it twice changes nothing, and after a hang-up, never after a wait. Nobody's
-//! answer is ever thrown away for another try.
+//! A request of which nothing was sent goes to another replica. One that was written may have
+//! reached an engine: it is sent again only if processing it twice is harmless, and after a closed
+//! connection, never after a timeout. No answer is discarded for another try.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,15 +15,15 @@ use super::{Answer, Fleet, SendError};
 use crate::http::body::Body;
 use crate::http::replay::Replay;
 
-/// What a request adds to the budget; a retry takes [`RETRY`].
+/// Budget that a request adds; a retry takes [`RETRY`].
 const REQUEST: u32 = 1;
-/// What a retry takes from the budget: a tenth of the requests may be sent twice.
+/// Budget that a retry takes: a tenth of the requests may be sent twice.
 const RETRY: u32 = 10;
-/// The most retries at once: as many as may have been under way at a replica that goes away.
+/// Maximum burst of retries: as many as may have been under way at a replica that goes away.
 const BURST: u32 = 100 * RETRY;
 
-/// How many requests may be sent a second time: a tenth of all, in bursts of up to a hundred. When everything
-/// fails, retries must not double the load.
+/// Budget of requests that may be sent a second time: a tenth of all, in bursts of up to a hundred.
+/// When everything fails, retries must not double the load.
 #[derive(Debug)]
 pub(super) struct RetryBudget(AtomicU32);
 
@@ -47,12 +47,13 @@ impl RetryBudget {
 }
 
 impl Fleet {
-    /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its backend, which `replica`
-    /// then is, or to the same one where the backend has closed a connection that had answered before. `repeatable` gives the
-    /// body again if the request may be sent again although it may have arrived; where work is billed, it may not.
+    /// Sends `request` to `replica`; if no answer to it begins, once more to another replica of its
+    /// backend, which `replica` then is, or to the same one where the backend has closed a
+    /// connection that had answered before. `repeatable` gives the body again if the request may be
+    /// sent again although it may have arrived; not used where work is billed.
     ///
     /// # Errors
-    /// As [`Replica::send`]; of the second try if there was one.
+    /// As [`Replica::send`]; the error of the second try if there was one.
     pub async fn send(
         &self,
         replica: &mut Arc<Replica>,
@@ -87,8 +88,9 @@ impl Fleet {
         Box::pin(replica.send(request)).await
     }
 
-    /// The replica that may answer a request instead of `replica`, whose call ended by `error` before an answer had
-    /// begun: as in [`Self::send`], for callers that use a replica directly. Counts as a retry.
+    /// The replica that may answer a request instead of `replica`, whose call ended with `error`
+    /// before an answer had begun: as in [`Self::send`], for callers that use a replica directly.
+    /// Counts as a retry.
     pub fn elsewhere(&self, replica: &Arc<Replica>, error: &SendError) -> Option<Arc<Replica>> {
         let hung_up = matches!(
             error,
@@ -103,8 +105,9 @@ impl Fleet {
         })
     }
 
-    /// Whether a completion that was sent to `replica` and ended by `error` is to be sent there once more, over a fresh
-    /// connection: it has lost the race with the backend's closing of an idle one, and there is no other replica.
+    /// True if a completion that was sent to `replica` and ended with `error` is to be sent there
+    /// once more, over a fresh connection: it has lost the race with the backend's closing of an
+    /// idle one, and there is no other replica.
     pub fn over_again(&self, replica: &Arc<Replica>, error: &SendError) -> bool {
         let again = error.is_race() && !replica.is_billed() && self.other(replica).is_none();
         if again {
@@ -113,14 +116,14 @@ impl Fleet {
         again
     }
 
-    /// Whether a request may be sent again. One that has lost a race needs no budget: it has used up a connection that had
-    /// answered before, so there are never more of these than answers.
+    /// True if a request may be sent again. One that has lost a race needs no budget: it has used
+    /// up a connection that had answered before, so there are never more of these than answers.
     fn granted(&self, raced: bool) -> bool {
         raced || self.budget.retry()
     }
 
-    /// The replica that may answer a request once more whose answer from `replica` ended before it held anything:
-    /// another one, else the same; `None` if the budget is spent. Counts as a retry.
+    /// The replica for a second try of a request whose answer from `replica` ended before it held
+    /// anything: another one, else the same; `None` if the budget is spent. Counts as a retry.
     pub fn once_more(&self, replica: &Arc<Replica>) -> Option<Arc<Replica>> {
         let granted = self.budget.retry();
         replica.retried(granted);
@@ -160,7 +163,8 @@ fn head_of(request: &Request<Body>) -> request::Parts {
 }
 
 impl Unanswered {
-    /// A connection that was not made in time counts as refused: nothing was sent.
+    /// Kind of the failure. A connection that was not made in time counts as refused: nothing was
+    /// sent.
     pub(super) fn kind(&self) -> SendErrorKind {
         match &self.error {
             SendError::ConnectTimeout { .. } => SendErrorKind::Connect,

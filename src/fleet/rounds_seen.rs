@@ -1,7 +1,7 @@
-//! Reading how busy a replica is, again and again, and what verify rounds have shown of its cache.
+//! Reads a replica's load at an interval, and tracks the cache hits of verify rounds.
 //!
-//! Each replica has a task of its own that asks, waits, and asks again, so a page that is slow is asked
-//! seldom and never twice at a time.
+//! Each replica has a task of its own that requests, waits, and requests again, so a slow page is
+//! requested rarely and never twice at a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,17 +20,18 @@ use crate::http::gather;
 const PAGE_BYTES: usize = 8 << 20;
 /// Timeout of reading the page; a later answer would be out of date.
 const WITHIN: Duration = Duration::from_secs(1);
-/// Uncached rounds less cached ones from which on several engines are taken to answer.
+/// Uncached rounds minus cached ones from which on several engines are assumed to answer.
 const UNCACHED: u32 = 8;
-/// Contexts of up to this many tokens and two blocks may well find nothing cached.
-const LEAST: usize = 64;
+/// Contexts of up to this many tokens plus two blocks may find nothing cached on a single engine,
+/// too.
+const MIN: usize = 64;
 
-/// The verify calls that a replica is computing, and what its rounds have shown of its cache.
+/// The verify requests that a replica is computing, and the cache hits of its rounds.
 #[derive(Default)]
 pub struct RoundsSeen {
-    /// Sequences of verify calls under way.
+    /// Sequences of verify requests under way.
     own: AtomicU32,
-    /// Uncached rounds less cached ones, at least 0.
+    /// Uncached rounds minus cached ones, at least 0.
     uncached: AtomicU32,
 }
 
@@ -47,36 +48,37 @@ impl Drop for Verifying {
 }
 
 impl RoundsSeen {
-    /// Counts a round of so many sequences as under way.
+    /// Counts a round of this many sequences as under way.
     pub fn verifying(self: &Arc<Self>, sequences: usize) -> Verifying {
         let sequences = u32::try_from(sequences).unwrap_or(u32::MAX);
         self.own.fetch_add(sequences, Ordering::Relaxed);
         Verifying { rounds_seen: Arc::clone(self), sequences }
     }
 
-    /// A round found so much of its context cached, of so many tokens. To be told of rounds that had the engine to
-    /// themselves, as far as we know: where many sessions share a cache, much of it is lost by right.
+    /// Records that a round found `cached` of its `context` tokens cached. Only for rounds that had
+    /// the engine to themselves, as far as known: where many sessions share a cache, misses are
+    /// normal.
     pub fn cached(&self, cached: usize, context: usize, block: usize) {
-        if cached == 0 && context <= LEAST + 2 * block {
+        if cached == 0 && context <= MIN + 2 * block {
             return;
         }
-        // Where several engines take turns, every other round or so finds something cached.
+        // Where several engines take turns, about every second round finds something cached.
         let _ = self.uncached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |uncached| {
             Some(if cached > 0 { uncached.saturating_sub(1) } else { uncached.saturating_add(1) })
         });
     }
 
-    /// Whether rounds mostly found nothing cached.
+    /// True if rounds mostly found nothing cached.
     pub fn finds_nothing_cached(&self) -> bool {
         self.uncached.load(Ordering::Relaxed) >= UNCACHED
     }
 
-    /// Forgets what rounds have found cached: the replica has been checked anew.
+    /// Resets the count of uncached rounds: the replica has been checked again.
     pub fn looked_at(&self) {
         self.uncached.store(0, Ordering::Relaxed);
     }
 
-    /// Reads the load once and keeps it. Returns whether it could be read.
+    /// Reads the load once and stores it. Returns true if it could be read.
     pub async fn take(&self, replica: &Replica, dialect: Dialect, path: &str) -> bool {
         let before = (self.own.load(Ordering::Relaxed), replica.in_flight());
         let looked = tokio::time::timeout(WITHIN, look(replica, dialect, path)).await;
@@ -90,7 +92,7 @@ impl RoundsSeen {
     }
 }
 
-/// Reads the load page at `path`; `None` if it cannot be had or understood.
+/// Reads the load page at `path`; `None` if it cannot be fetched or parsed.
 pub async fn look(replica: &Replica, dialect: Dialect, path: &str) -> Option<dialect::Load> {
     let mut request = Request::new(full(""));
     *request.uri_mut() = path.parse::<Uri>().ok()?;
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_that_find_nothing_cached_are_doubted_only_where_they_are_many() {
+    fn only_many_uncached_rounds_raise_doubt() {
         let rounds_seen = RoundsSeen::default();
         (0..7).for_each(|_| rounds_seen.cached(0, 500, 16));
         assert!(!rounds_seen.finds_nothing_cached());

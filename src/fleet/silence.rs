@@ -1,4 +1,4 @@
-//! How long an answer has brought nothing.
+//! Limits the time for which an answer is silent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// Limits the wait for the next byte. The time of a reader that does not read is not counted: a slow client does not
-/// make the backend silent.
+/// Limits the wait for the next byte. The time during which the reader does not read is not
+/// counted: a slow client does not make the backend silent.
 pub(super) struct Silence {
     most: Duration,
-    /// When the current wait began; `None`: nobody waits.
+    /// Start of the current wait; `None`: nobody waits.
     since: Option<Instant>,
-    /// Fires at the earliest end that a wait had when it was set.
+    /// Fires at the end of the earliest wait since it was set.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -21,16 +21,16 @@ impl Silence {
         Self { most, since: None, timer: None }
     }
 
-    /// Ends the wait: something has come.
+    /// Ends the wait: a byte was received.
     pub(super) fn broken(&mut self) {
         self.since = None;
     }
 
-    /// Begins or continues the wait. Ready, with the longest time, once that is over.
+    /// Begins or continues the wait. Ready, with the time limit, once that has passed.
     pub(super) fn lasts(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
         let end = *self.since.get_or_insert_with(Instant::now) + self.most;
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(end)));
-        // A timer that fires too early is cheaper than one that is set for every chunk.
+        // A timer that fires too early is cheaper than one that is reset for every chunk.
         while timer.as_mut().poll(cx).is_ready() {
             if Instant::now() >= end {
                 return Poll::Ready(self.most);
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn only_time_without_a_byte_counts_and_only_while_one_is_waited_for() {
+    async fn only_time_spent_waiting_for_a_byte_counts() {
         let mut silence = Silence::new(Duration::from_secs(10));
         let mut over = || silence.lasts(&mut Context::from_waker(Waker::noop())).is_ready();
         assert!(!over());

@@ -1,8 +1,9 @@
-//! What ties a request to the process that it began on: a page which that process alone answers as it does.
+//! Ties a request to the process that it began on: by a page that only that process answers with
+//! this content.
 //!
-//! The process behind an address may be another one at any time: rolling updates, service flips. A connection leads to
-//! one process for as long as it lasts. So each new connection is asked once, before a request that belongs to a certain
-//! process goes over it.
+//! The process behind an address may change at any time: rolling updates, service changes. A
+//! connection leads to one process as long as it lasts. So each new connection is checked once,
+//! before a request that belongs to a certain process is sent over it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use http::Uri;
 /// The test of a page's text.
 type Names = Box<dyn Fn(Vec<u8>) -> bool + Send + Sync>;
 
-/// How a connection shows which process it leads to.
+/// The test that a connection leads to a certain process.
 pub struct Tie {
     page: Uri,
     names: Names,
@@ -24,12 +25,12 @@ impl Tie {
         Self { page, names: Box::new(names) }
     }
 
-    /// The page to ask for.
+    /// The page to request.
     pub(super) fn page(&self) -> &Uri {
         &self.page
     }
 
-    /// Whether the process that has answered so is this one.
+    /// True if `page` is an answer of this process.
     pub(super) fn names(&self, page: Vec<u8>) -> bool {
         (self.names)(page)
     }
@@ -40,8 +41,8 @@ impl Tie {
 pub struct Tied {
     /// The process.
     pub to: Arc<Tie>,
-    /// A new connection may take as long to show where it leads as the caller waits for the answer: a server that is busy shows
-    /// its page late. Otherwise `connect_timeout`.
+    /// True if a new connection may take as long to identify its process as the caller waits for
+    /// the answer: a busy server sends its page late. Otherwise the limit is `connect_timeout`.
     pub patient: bool,
 }
 

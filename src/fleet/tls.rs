@@ -1,6 +1,6 @@
-//! Certificates for both ends: who a backend must be, and who Foretell says it is.
+//! Certificates of both ends: the requirements on a backend's, and Foretell's own.
 //!
-//! A certificate's name is always checked; there is no switch to leave it out.
+//! A certificate's name is always checked; there is no setting to disable that.
 
 mod pair;
 
@@ -23,7 +23,7 @@ pub enum TlsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         error: pem::Error,
     },
     /// A file holds no certificate.
@@ -43,7 +43,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// What is wrong, without the name of the file.
+    /// The fault, without the name of the file.
     pub fn detail(&self) -> String {
         match self {
             Self::File { error, .. } => error.to_string(),
@@ -53,8 +53,9 @@ impl TlsError {
     }
 }
 
-/// TLS towards a backend: `ca` must have signed its certificate (the usual public authorities if `None`);
-/// `identity` is the certificate chain and key that Foretell shows, read again when the files change.
+/// TLS towards a backend: `ca` must have signed its certificate (the usual public authorities if
+/// `None`); `identity` is the certificate chain and key that Foretell shows, read again when the
+/// files change.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -74,8 +75,8 @@ pub fn client(ca: Option<&Path>, identity: Option<(&Path, &Path)>) -> Result<Arc
     Ok(Arc::new(config))
 }
 
-/// TLS of a listener, for http/1.1 and h2, with a certificate that is read again when its files change; with `client_ca`, only clients with a certificate of that
-/// authority are accepted.
+/// TLS of a listener, for http/1.1 and h2, with a certificate that is read again when its files
+/// change; with `client_ca`, only clients with a certificate of that authority are accepted.
 ///
 /// # Errors
 /// A file cannot be used.
@@ -96,7 +97,7 @@ pub fn server(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Arc<S
     Ok(Arc::new(config))
 }
 
-/// TLS towards a backend without settings: made once and shared by the replicas.
+/// TLS towards a backend without settings: created once and shared by the replicas.
 pub(super) fn public() -> Result<Arc<ClientConfig>, TlsError> {
     static PUBLIC: OnceLock<Arc<ClientConfig>> = OnceLock::new();
     if let Some(config) = PUBLIC.get() {
@@ -106,13 +107,14 @@ pub(super) fn public() -> Result<Arc<ClientConfig>, TlsError> {
     Ok(Arc::clone(PUBLIC.get_or_init(|| config)))
 }
 
-/// Whether the private key in `key` is that of the certificate in `chain`, as far as `chain` can be read.
+/// Checks that the private key in `key` is that of the certificate in `chain`, if `chain` can be
+/// read.
 ///
 /// # Errors
 /// The key cannot be read, or is another certificate's.
 pub fn key_of(chain: &Path, key: &Path) -> Result<(), TlsError> {
     let read = private_key(key)?;
-    // What is wrong with the certificate is reported where that is named.
+    // A fault of the certificate is reported where the certificate is named.
     let Ok(chain) = certificates(chain) else { return Ok(()) };
     CertifiedKey::from_der(chain, read, &provider()).map(|_| ()).map_err(|error| unusable(key, error))
 }

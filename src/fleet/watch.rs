@@ -11,7 +11,7 @@ use super::discover::Resolve;
 use super::replica::Replica;
 use crate::http::body::full;
 
-/// Interval at which replicas are checked for being due; each is asked far less often.
+/// Interval at which replicas are checked for being due; each is requested far less often.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Timeout of a health check.
 const WITHIN: Duration = Duration::from_secs(2);
@@ -40,20 +40,20 @@ impl Fleet {
     }
 }
 
-/// Makes a health check, and notes the result.
+/// Makes a health check, and records the result.
 async fn check(replica: &Arc<Replica>) {
     let healthy = tokio::time::timeout(WITHIN, healthy(replica)).await.unwrap_or(false);
     tracing::debug!(replica = replica.label(), healthy, "health check");
     replica.checked(healthy);
 }
 
-/// By `/health`, or by `/v1/models` where an engine has no such page.
+/// Requests `/health`, or `/v1/models` where an engine has no such page.
 async fn healthy(replica: &Arc<Replica>) -> bool {
     match status(replica, "/health").await {
         Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) => {
             status(replica, "/v1/models").await.is_some_and(|status| !status.is_server_error())
         }
-        // 401 and 403 come from access control, and are no sign of illness.
+        // 401 and 403 come from access control, and do not indicate bad health.
         Some(status) => !status.is_server_error(),
         None => false,
     }

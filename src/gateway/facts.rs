@@ -1,17 +1,17 @@
-//! What the gateway knows for the decision about a request: the same for one that is under way and for one that is only
-//! explained.
+//! Facts of the gateway for the decision about a request: the same for a request that is served and
+//! for one that is only explained.
 
 use http::HeaderMap;
 
 use super::Shared;
-use crate::drive::mode::ModeSwitch;
 use crate::fleet::{self, Replica};
 use crate::openai::Route;
 use crate::policy::part::ModelState;
 use crate::policy::{Backend, Fact, Facts, Wish};
+use crate::serving::mode::ModeSwitch;
 use crate::words::Mode;
 
-/// The head of a request, as far as a decision looks at it.
+/// The parts of a request's head that a decision uses.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     /// The route.
@@ -34,14 +34,14 @@ pub fn of_head<'a>(head: &Head<'a>, shared: &Shared) -> Facts<'a> {
         tenant: head.tenant,
         wish: head.wish,
         mode: laxest(&shared.fleet, &shared.modes),
-        leaps: shared.fleet.speculates() || shared.fleet.predicts(),
+        speculates_anywhere: shared.fleet.speculates() || shared.fleet.predicts(),
         encoded: head.encoded,
         body: Fact::Unknown("the body has not been read"),
         backend: Fact::Unknown("the body has not been read"),
-        session: Fact::Unknown("nobody has looked"),
+        session: Fact::Unknown("it was not checked"),
         server: Fact::Unknown("it was not asked"),
         policies: Fact::Unknown("they were not read"),
-        models: &|_| ModelState::Unknown("nobody has looked"),
+        models: &|_| ModelState::Unknown("it was not checked"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! One request from its head to the hand-over: to the relay or to the driver.
+//! One request from its head to the hand-over to the relay or the session runner.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -21,8 +21,6 @@ use super::tenant;
 use super::tunnel::Tunnels;
 use crate::config::process::Tenant;
 use crate::dialect;
-use crate::drive::exchange::{Client, Declined, Drive, Exchange, Slot, Unsent, fit};
-use crate::drive::failure::Failure;
 use crate::fleet::Replica;
 use crate::gateway::{Limits, Settings, Shared};
 use crate::http::body::Body;
@@ -36,16 +34,18 @@ use crate::http::request::RequestBody;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::openai::{self, Judgement, Route};
-use crate::policy::{self, Bypass, Fact, Facts, Outcome, Step, Wish};
-use crate::words::{BypassReason, Mode};
+use crate::policy::{self, Fact, Facts, Outcome, Step, Wish};
+use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, fit};
+use crate::serving::failure::Failure;
+use crate::words::{Mode, RelayReason};
 
-/// Longest `x-request-id` of a client that is taken over, bytes.
+/// Maximum length of a client's `x-request-id` that is adopted, bytes.
 const LONGEST_ID: usize = 128;
 
 /// Memory for the buffers of a request whose body is relayed unread, bytes.
 const UNREAD: u64 = 128 << 10;
 
-/// Most bytes of a body that passes as it comes and is kept to be sent once more.
+/// Maximum bytes of a streamed body that are kept to send it once more.
 const REPLAYED: usize = 256 << 10;
 
 /// Serves requests; one for all connections.
@@ -53,22 +53,22 @@ pub struct Proxy {
     shared: Shared,
     limits: Limits,
     client_control: bool,
-    drive: Option<Arc<dyn Drive>>,
+    serving: Option<Arc<dyn Serve>>,
     tenants: Tenant,
     tunnels: Tunnels,
     ids: AtomicU64,
 }
 
-/// A request under way.
+/// A request that is being answered.
 struct Inbound {
     parts: request::Parts,
     peer: Option<Peer>,
     record: Record,
 }
 
-/// What to do with a completion.
-enum Verdict {
-    Drive {
+/// The decision about a completion.
+enum Admission {
+    Serve {
         eligible: Eligible,
         body: Bytes,
     },
@@ -78,7 +78,8 @@ enum Verdict {
         to: Option<Arc<Replica>>,
         body: Payload,
     },
-    /// Relay with a prediction (`altered`); `own` is the client's body, for a service that refuses predictions.
+    /// Relay with a prediction (`altered`); `own` is the client's body, for a service that refuses
+    /// predictions.
     Predict {
         why: Why,
         model: String,
@@ -89,14 +90,14 @@ enum Verdict {
     Fail(Failure),
 }
 
-/// A request that may be driven, with its replica and its session permit.
+/// A request that may be served by a session, with its replica and its session permit.
 struct Eligible {
     request: Box<openai::Request>,
     to: Arc<Replica>,
     permit: OwnedSemaphorePermit,
     /// Covers the parsed body and all that the session will hold.
     memory: Reservation,
-    /// When the whole body was there.
+    /// When the whole body had been received.
     whole: Instant,
 }
 
@@ -104,7 +105,7 @@ struct Eligible {
 enum Payload {
     /// It has been read.
     Whole(Bytes),
-    /// It passes as it comes.
+    /// It is streamed.
     Stream(Body),
 }
 
@@ -117,10 +118,10 @@ impl Payload {
     }
 }
 
-/// Why a completion is relayed, and with which prediction.
+/// Reason for which a completion is relayed, and its prediction.
 #[derive(Clone)]
 struct Why {
-    reason: BypassReason,
+    reason: RelayReason,
     parameter: Option<String>,
     /// A `prediction` may be sent along.
     predict: bool,
@@ -128,32 +129,32 @@ struct Why {
     predicted: Option<Bytes>,
 }
 
-impl From<Bypass> for Why {
-    fn from(Bypass { reason, parameter, predict }: Bypass) -> Self {
+impl From<policy::Relay> for Why {
+    fn from(policy::Relay { reason, parameter, predict }: policy::Relay) -> Self {
         Self { reason, parameter, predict, predicted: None }
     }
 }
 
-impl From<BypassReason> for Why {
-    fn from(reason: BypassReason) -> Self {
-        Bypass::from(reason).into()
+impl From<RelayReason> for Why {
+    fn from(reason: RelayReason) -> Self {
+        policy::Relay::from(reason).into()
     }
 }
 
-/// Why a request is relayed, if that is decided.
-fn bypass(outcome: Outcome) -> Option<Why> {
+/// Reason for which a request is relayed, if that is decided.
+fn relay(outcome: Outcome) -> Option<Why> {
     match outcome {
-        Outcome::Bypass(bypass) => Some(bypass.into()),
+        Outcome::Relay(relay) => Some(relay.into()),
         // The relay finds no replica, and answers with that error.
-        Outcome::Nobody => Some(BypassReason::NoPlan.into()),
-        Outcome::Drive(_) | Outcome::Undecided(..) => None,
+        Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
+        Outcome::Serve(_) | Outcome::Undecided(..) => None,
     }
 }
 
 impl Proxy {
     pub(crate) fn new(
         settings: &Settings,
-        drive: Option<Arc<dyn Drive>>,
+        serving: Option<Arc<dyn Serve>>,
         shared: Shared,
         tunnels: Tunnels,
     ) -> Self {
@@ -162,15 +163,15 @@ impl Proxy {
             shared,
             limits: settings.limits,
             client_control: settings.client_control,
-            drive,
+            serving,
             tenants: settings.tenant.clone(),
             tunnels,
             ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
         }
     }
 
-    /// Answers one request. Its id goes with it to the backend, and back to the client; an answer with an id of the
-    /// backend's own keeps that.
+    /// Answers one request. Its id is sent to the backend, and back to the client; an answer with
+    /// an id of the backend's own keeps that.
     pub(crate) async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let (id, field) = self.id(&parts.headers);
@@ -214,7 +215,7 @@ impl Proxy {
             inbound.record.asks_by(api);
         }
         let mut model = None;
-        // The model decides where there are several backends, and is told of what asks for text.
+        // With several backends the model selects one; it is also recorded for requests for text.
         let decides = self.shared.fleet.needs_model() && inbound.parts.method == Method::POST;
         let told = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
         let body = if decides || told {
@@ -254,7 +255,7 @@ impl Proxy {
         relay.send(parts, body, peer, &self.tunnels).await
     }
 
-    /// A body that passes as it comes, and the means to send it again.
+    /// A streamed body, and the means to send it again.
     fn repeatable(&self, body: Body, twice: bool) -> (Body, Option<Replay>) {
         if !twice {
             return (body, None);
@@ -281,47 +282,47 @@ impl Proxy {
         relay.send_predicted(parts, altered, own, &model, peer).await
     }
 
-    /// A completion: drive it, or relay it with a reason.
+    /// Serves a completion by a session, or relays it with a reason.
     async fn completion(&self, mut inbound: Inbound, body: RequestBody, route: Route) -> Response<Body> {
         if self.shared.memory.level() == Level::Exhausted {
-            inbound.record.bypassed(route, BypassReason::Memory, None);
+            inbound.record.relayed(route, RelayReason::Memory, None);
             return fail(inbound.record, &Failure::Memory);
         }
         let wish = self.wish(&inbound.parts);
         let peer = inbound.peer.map(|peer| peer.address.ip());
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
-        inbound.record.bypassed(route, BypassReason::Fault, None);
+        inbound.record.relayed(route, RelayReason::Fault, None);
         let headers = &inbound.parts.headers;
         let encoded = route::is_encoded(headers);
         let head = Head { route, headers, tenant: tenant.as_deref(), wish, encoded };
         let (why, model, to, body) = match self.decide(&head, body).await {
-            Verdict::Drive { eligible, body } => {
+            Admission::Serve { eligible, body } => {
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
-                // Whatever the client says of its memory but `on` takes the request out of it.
+                // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
                 let told = |name: HeaderName| inbound.parts.headers.get_all(name);
-                let memory = told(headers::MEMORY).iter().all(is_on);
+                let memory = told(headers::CORPUS).iter().all(is_on);
                 let texts: Vec<bool> = told(headers::TEXT).iter().map(is_on).collect();
-                // Whatever else it says of its text is no permission.
+                // Any value of `x-foretell-text` but `on` is no permission.
                 if !texts.is_empty() && texts.iter().all(|on| *on) {
                     inbound.record.keep_text();
                 }
                 let client = Client { control: wish.control(), tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
-            Verdict::Fail(failure) => {
+            Admission::Fail(failure) => {
                 if matches!(failure, Failure::Memory) {
-                    inbound.record.bypassed(route, BypassReason::Memory, None);
+                    inbound.record.relayed(route, RelayReason::Memory, None);
                 }
                 return fail(inbound.record, &failure);
             }
-            Verdict::Predict { why, model, altered, own, to } => {
-                inbound.record.bypassed(route, why.reason, None);
+            Admission::Predict { why, model, altered, own, to } => {
+                inbound.record.relayed(route, why.reason, None);
                 return Box::pin(self.predict(inbound, model, altered, own, to)).await;
             }
-            Verdict::Relay { why, model, to, body } => (why, model, to, body),
+            Admission::Relay { why, model, to, body } => (why, model, to, body),
         };
-        inbound.record.bypassed(route, why.reason, why.parameter);
+        inbound.record.relayed(route, why.reason, why.parameter);
         let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
         };
@@ -337,63 +338,65 @@ impl Proxy {
         self.relay(inbound, body, replica).await
     }
 
-    /// Asks [`policy::decide`] with the facts of the head, and once more with those of the body.
-    async fn decide(&self, head: &Head<'_>, body: RequestBody) -> Verdict {
+    /// Calls [`policy::decide`] with the facts of the head, and once more with those of the body.
+    async fn decide(&self, head: &Head<'_>, body: RequestBody) -> Admission {
         let mut facts = facts::of_head(head, &self.shared);
-        facts.leaps &= self.drive.is_some();
-        let early = bypass(policy::decide(&facts));
+        facts.speculates_anywhere &= self.serving.is_some();
+        let early = relay(policy::decide(&facts));
         let fleet = &self.shared.fleet;
         if let (Some(why), false) = (&early, fleet.needs_model() || fleet.refuses_prediction()) {
             let (why, body) = (why.clone(), Payload::streamed(body));
-            return Verdict::Relay { why, model: None, to: None, body };
+            return Admission::Relay { why, model: None, to: None, body };
         }
         let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
-            Read::Broken(error) => return Verdict::Fail(Failure::of_body(&*error)),
+            Read::Broken(error) => return Admission::Fail(Failure::of_body(&*error)),
             // The model, which decides the backend, is in the part that was not read.
-            Read::Unread(_, Stopped::Memory) if fleet.needs_model() => return Verdict::Fail(Failure::Memory),
+            Read::Unread(_, Stopped::Memory) if fleet.needs_model() => {
+                return Admission::Fail(Failure::Memory);
+            }
             Read::Unread(body, stopped) => {
                 let why = match stopped {
                     Stopped::Limit => {
                         facts.body = Fact::Known(policy::Body::TooLarge);
-                        bypass(policy::decide(&facts)).unwrap_or(BypassReason::Body.into())
+                        relay(policy::decide(&facts)).unwrap_or(RelayReason::Body.into())
                     }
-                    Stopped::Memory => early.unwrap_or(BypassReason::Memory.into()),
+                    Stopped::Memory => early.unwrap_or(RelayReason::Memory.into()),
                 };
-                return Verdict::Relay { why, model: None, to: None, body: Payload::Stream(body) };
+                return Admission::Relay { why, model: None, to: None, body: Payload::Stream(body) };
             }
             Read::Whole(bytes) => bytes,
         };
         if let Some(limit) = self.limits.relay_body.filter(|limit| bytes.len() as u64 > *limit) {
-            return Verdict::Fail(Failure::BodyTooLarge { limit });
+            return Admission::Fail(Failure::BodyTooLarge { limit });
         }
         let (why, to) = match early {
             Some(why) => (why, None),
             None => match self.judged(&facts, &bytes) {
-                Ok(eligible) => return Verdict::Drive { eligible, body: bytes },
+                Ok(eligible) => return Admission::Serve { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
                     (Some(altered), Some(model)) => {
-                        return Verdict::Predict { why, model, altered, own: bytes, to };
+                        return Admission::Predict { why, model, altered, own: bytes, to };
                     }
                     _ => (why, to),
                 },
             },
         };
         let model = route::model_of(&bytes);
-        Verdict::Relay { why, model, to, body: Payload::Whole(bytes) }
+        Admission::Relay { why, model, to, body: Payload::Whole(bytes) }
     }
 
-    /// Judges the body, and takes a session permit if it may be driven. A replica that was picked for it serves it
-    /// also if it is relayed.
+    /// Judges the body, and takes a session permit if a session may serve it. The replica that was
+    /// picked for it also serves it if it is relayed.
     fn judged(&self, facts: &Facts<'_>, body: &Bytes) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
-            return Err((BypassReason::Memory.into(), None));
+            return Err((RelayReason::Memory.into(), None));
         };
         let begun = Instant::now();
         let judged = openai::judge(facts.route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let to = match &judged {
             Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
-            Judgement::Bypass { .. } => None,
+            Judgement::Relay { .. } => None,
         };
         let (outcome, permit) = self.placed(facts, &judged, to.as_deref());
         match (outcome, judged, to, permit) {
@@ -401,7 +404,7 @@ impl Proxy {
                 Ok(Eligible { request, to, permit, memory, whole: begun })
             }
             (outcome, judged, to, _) => {
-                let mut why = bypass(outcome).unwrap_or(BypassReason::Fault.into());
+                let mut why = relay(outcome).unwrap_or(RelayReason::Fault.into());
                 if let (true, Judgement::Eligible(request)) = (why.predict, &judged) {
                     let predicted = dialect::openai::predicted(request, body);
                     why.predicted =
@@ -412,8 +415,8 @@ impl Proxy {
         }
     }
 
-    /// Decides with a body that was judged and the replica that was picked for it. A session permit is taken
-    /// if nothing else keeps the request from being driven.
+    /// Decides with a body that was judged and the replica that was picked for it. A session permit
+    /// is taken if nothing else rules out a session.
     fn placed(
         &self,
         facts: &Facts<'_>,
@@ -440,7 +443,7 @@ impl Proxy {
     ) -> Response<Body> {
         let Eligible { request, to: replica, permit, memory, whole } = eligible;
         let Inbound { parts: mut head, peer, mut record } = inbound;
-        let Some(drive) = &self.drive else { return fail(record, &Failure::Internal) };
+        let Some(serving) = &self.serving else { return fail(record, &Failure::Internal) };
         let host = head.uri.host().map(ToOwned::to_owned);
         headers::for_backend(&mut head.headers, head.version, host.as_deref(), peer);
         head.headers.remove(CONNECTION);
@@ -449,20 +452,27 @@ impl Proxy {
         record.whole(whole);
         record.keep(memory);
         let slot = Slot::new(record, permit);
-        let answer =
-            drive.drive(Exchange { head, body, request, replica, shared: self.shared.clone(), client, slot });
-        // A broken driver may cost this answer, never the client's connection.
+        let answer = serving.serving(Exchange {
+            head,
+            body,
+            request,
+            replica,
+            shared: self.shared.clone(),
+            client,
+            slot,
+        });
+        // A panic of the session runner may cost this answer, but never the client's connection.
         match AssertUnwindSafe(answer).catch_unwind().await {
             Ok(Ok(response)) => response,
             Ok(Err(declined)) => self.relay_declined(*declined).await,
             Err(_) => {
-                tracing::error!("the driver of a session panicked");
+                tracing::error!("a session panicked");
                 Failure::Internal.response()
             }
         }
     }
 
-    /// Relays a request that the driver handed back.
+    /// Relays a request that the session runner handed back.
     async fn relay_declined(&self, declined: Declined) -> Response<Body> {
         let Declined { unsent, slot, why } = declined;
         let Unsent { mut head, body, replica } = unsent;
@@ -474,7 +484,7 @@ impl Proxy {
         let fleet = Arc::clone(&self.shared.fleet);
         let relay = Relay { record, replica, fleet, limit: None, repeatable };
         match reason {
-            BypassReason::Fault => relay.send_again(head, full(body)).await,
+            RelayReason::Fault => relay.send_again(head, full(body)).await,
             _ => relay.send_prepared(head, full(body)).await,
         }
     }

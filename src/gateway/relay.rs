@@ -1,7 +1,8 @@
-//! The relay: what is not speculated passes as it is, piece by piece, in both directions.
+//! The relay: forwards requests that are not speculated on, and their answers, unchanged and piece
+//! by piece.
 //!
-//! Nothing is collected and nothing is timed out unless the operator asked for it. Dropping the answer is
-//! how a client's leaving reaches the backend: its connection is closed at once.
+//! Nothing is buffered and nothing times out unless the operator has configured it. When a client
+//! leaves, its answer is dropped, which closes the connection to the backend at once.
 
 use std::sync::Arc;
 
@@ -14,7 +15,6 @@ use hyper::upgrade::OnUpgrade;
 use serde::de::IgnoredAny;
 
 use super::tunnel::Tunnels;
-use crate::drive::failure::Failure;
 use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, SLICE, Sliced};
 use crate::http::gather;
@@ -23,8 +23,9 @@ use crate::http::listen::Peer;
 use crate::http::replay::Replay;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
+use crate::serving::failure::Failure;
 
-/// Longest answer that is read to its end before its head goes out, bytes.
+/// Maximum size of an answer that is read to its end before its head is sent, bytes.
 const AGAIN_BYTES: usize = 64 << 20;
 
 /// Records the answer, and adds `x-foretell-*` fields to it.
@@ -64,7 +65,7 @@ pub struct Relay {
     pub fleet: Arc<Fleet>,
     /// `limits.relay_body`, bytes; `None` is unlimited.
     pub limit: Option<u64>,
-    /// Gives the body again, if the request may be sent twice; else `None`.
+    /// Replays the body, if the request may be sent twice; else `None`.
     pub repeatable: Option<Replay>,
 }
 
@@ -101,8 +102,9 @@ impl Relay {
         }
     }
 
-    /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON answer is read to its end
-    /// before its head goes out, so that one that breaks off too is an error and not half an answer.
+    /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON
+    /// answer is read to its end before its head is sent, so that one that breaks off too is an
+    /// error and not half an answer.
     pub async fn send_again(mut self, parts: request::Parts, body: Body) -> Response<Body> {
         let response = match self.exchange(parts, body).await {
             Err(failure) => return fail(self.record, &failure),
@@ -126,7 +128,8 @@ impl Relay {
         response
     }
 
-    /// Sends a request that asks to switch protocols; if the backend agrees, the two connections are joined.
+    /// Sends a request that asks to switch protocols; if the backend agrees, the two connections
+    /// are joined.
     async fn switch(
         mut self,
         parts: request::Parts,
@@ -153,8 +156,8 @@ impl Relay {
         response
     }
 
-    /// As [`Self::send`] with a body that Foretell has put a prediction into. If the service refuses that, the
-    /// client's own body is sent.
+    /// As [`Self::send`] with a body that Foretell has put a prediction into. If the service
+    /// refuses that, the client's own body is sent.
     pub async fn send_predicted(
         mut self,
         mut parts: request::Parts,
@@ -171,7 +174,8 @@ impl Relay {
         }
         let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
         let refused = match &first {
-            // A refusal for the body costs nothing; any other error is passed on, such as one that asks for a pause.
+            // A refusal for the body costs nothing; any other error is passed on, such as one that
+            // asks for a pause.
             Ok(response) => {
                 matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
             }

@@ -1,7 +1,8 @@
-//! Which requests could be speculated, and why the others are relayed.
+//! Selection of the requests that may be speculated on; the others are relayed.
 //!
-//! A candidate's body is read as long as it stays small and plain. Whatever was read is forwarded first, so a
-//! request that turns out to be no candidate is relayed unchanged.
+//! A candidate's body is read while it stays within the limits of size and memory. The part that
+//! was read is forwarded first, so a request that turns out not to be a candidate is relayed
+//! unchanged.
 
 use std::sync::Arc;
 
@@ -25,17 +26,17 @@ pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
     [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
 }
 
-/// The API by which a request asks for text, where that is one that is only relayed.
+/// The API by which a request asks for text, if that API is only relayed.
 pub fn relayed_api(method: &Method, uri: &Uri) -> Option<Api> {
     Api::RELAYED.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
 }
 
-/// Whether answering a request twice is the same as once, but for the work: what only reads, and completions.
+/// True if sending a request twice has no effect but the work: reads, and completions.
 pub fn is_repeatable(method: &Method, uri: &Uri) -> bool {
     method.is_safe() || candidate(method, uri).is_some()
 }
 
-/// Whether the body is compressed.
+/// True if the body is compressed.
 pub fn is_encoded(headers: &HeaderMap) -> bool {
     let encodings = headers.get_all(CONTENT_ENCODING).into_iter();
     encodings.map(http::HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"))
@@ -54,13 +55,13 @@ pub fn model_of(body: &[u8]) -> Option<String> {
 pub enum Read {
     /// All of it.
     Whole(Bytes),
-    /// What was read, and what is still to come.
+    /// The part that was read, and the rest.
     Unread(Body, Stopped),
     /// The client's body broke off, or stalled.
     Broken(BoxError),
 }
 
-/// Reads `body` up to `limit` bytes, as far as there is memory for it.
+/// Reads `body` up to `limit` bytes, if there is memory for it.
 pub async fn read(body: RequestBody, limit: usize, memory: &Arc<Memory>) -> Read {
     match gather(body, limit, memory).await {
         Ok(Gathered::Whole(bytes)) => Read::Whole(bytes),
@@ -95,7 +96,7 @@ mod tests {
     #[case("POST", "/v1/files", false)]
     #[case("POST", "/v1/load_lora_adapter", false)]
     #[case("DELETE", "/v1/files/7", false)]
-    fn only_what_changes_nothing_may_be_done_twice(
+    fn only_requests_without_effects_are_repeatable(
         #[case] method: &str,
         #[case] uri: &str,
         #[case] wanted: bool,

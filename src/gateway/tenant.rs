@@ -1,4 +1,4 @@
-//! Who a request belongs to, as configured by `tenant` of the process file.
+//! The tenant of a request, as configured by `tenant` of the process file.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use crate::config::process::{Tenant, TenantFallback};
 /// Bytes of the hash that names a tenant: enough that no two keys of a fleet share one.
 const HASHED: usize = 8;
 
-/// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the fallback. One that is doubtful is
-/// refused, and has none.
+/// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the
+/// fallback. A request with a doubtful tenant is refused, and has none.
 pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
     if is_doubtful(configured, headers) {
         return None;
@@ -24,14 +24,15 @@ pub fn of(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opt
     })
 }
 
-/// Whether the configured header occurs more than once, so that the tenant would depend on the reader. Two `Authorization`
-/// fields are refused with the head.
+/// True if the configured header occurs more than once, so that the tenant would depend on the
+/// reader. Two `Authorization` fields are refused with the head.
 pub fn is_doubtful(configured: &Tenant, headers: &HeaderMap) -> bool {
     let name = configured.header.as_deref();
     name.is_some_and(|name| headers.get_all(name).iter().nth(1).is_some())
 }
 
-/// The tenant that the configured header names. `None` if the peer is not trusted, as it could name any tenant.
+/// The tenant that the configured header names. `None` if the peer is not trusted, as it could name
+/// any tenant.
 fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<String> {
     let name = configured.header.as_deref()?;
     let trusted =
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_names_its_tenant_without_being_told() {
+    fn a_tenant_is_the_hash_of_its_credential() {
         let configured = configured(TenantFallback::AuthorizationHash);
         let of =
             |lines: &[(&'static str, &str)]| of(&configured, Some([10, 0, 0, 1].into()), &headers(lines));

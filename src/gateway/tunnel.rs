@@ -47,7 +47,7 @@ impl Tunnels {
         self.tasks.wait().await;
     }
 
-    /// How many are open.
+    /// Number of open tunnels.
     pub fn open(&self) -> usize {
         self.tasks.len()
     }

@@ -1,8 +1,9 @@
 //! State of a client's connection, and when it becomes overdue.
 //!
-//! hyper has a single timer for request heads, which also runs while a connection is idle, and none for HTTP/2. It is
-//! switched off here. Instead the socket reports bytes, the service reports the start and end of requests, and from
-//! both this module derives the one time at which the connection is overdue.
+//! hyper has a single timer for request heads, which also runs while a connection is idle, and none
+//! for HTTP/2. It is disabled here. Instead the socket reports bytes, the service reports the start
+//! and end of requests, and this module derives from both the one time at which the connection is
+//! overdue.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,7 +17,7 @@ use tokio::time::Instant;
 use crate::http::listen::Bounds;
 use crate::http::workers::Share;
 
-/// How long an HTTP/2 client has to react to `GOAWAY`, counted from sending it.
+/// Time for an HTTP/2 client to react to `GOAWAY`, counted from sending it.
 const LINGER: Duration = Duration::from_secs(10);
 /// The same while other clients wait for a connection slot.
 const HURRY: Duration = Duration::from_secs(1);
@@ -34,31 +35,32 @@ struct State {
     requests: usize,
     /// HTTP version of the latest request; `None` before the first.
     asked: Option<Version>,
-    /// A part of the next request head has arrived.
+    /// True if a part of the next request head has arrived.
     reading: bool,
-    /// It was upgraded to another protocol.
+    /// True if it was upgraded to another protocol.
     switched: bool,
-    /// Its connection slot is needed for another client.
+    /// True if its connection slot is needed for another client.
     wanted: bool,
-    /// It was asked to end and must have ended by then; `None`: it was not asked.
+    /// Time by which it must have ended, after it was asked to; `None`: it was not asked.
     leaving: Option<Instant>,
-    /// When the present state (reading, idle) began.
+    /// Start of the current state (reading, idle).
     since: Instant,
-    /// Since when the client has taken nothing of what is to be sent; `None` if nothing waits.
+    /// Time since which the client has taken none of the bytes to send; `None` if none wait.
     blocked: Option<Instant>,
-    /// How many answers over HTTP/2 wait for the client to open its window.
+    /// Number of answers over HTTP/2 that wait for the client to open its window.
     shut: usize,
-    /// When an answer over HTTP/2 was last taken further, or began to wait for the window.
+    /// Time at which an answer over HTTP/2 last made progress, or began to wait for the window.
     moved: Instant,
-    /// Its listener has stopped: `leaving` is to be set, once.
+    /// True once its listener has stopped: `leaving` is to be set, once.
     stopped: bool,
-    /// Its listener waits no longer.
+    /// True once its listener no longer waits.
     cut: bool,
-    /// Its part in the load of its thread: it counts until its first request is served, and during every other.
+    /// Its part in the load of its thread: it counts until its first request is served, and during
+    /// every later one.
     share: Share,
 }
 
-/// Why a connection is overdue: its time is over, or its listener's.
+/// Reason that a connection is overdue: its own time limit, or its listener's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
     /// No complete head within `timeouts.header`: it is cut.
@@ -71,7 +73,7 @@ pub enum Overdue {
     Blocked,
     /// Its listener has stopped: it is asked to end.
     Stopped,
-    /// Its listener waits no longer: it is cut.
+    /// Its listener no longer waits: it is cut.
     Cut,
 }
 
@@ -108,14 +110,15 @@ impl Activity {
         // Between requests, HTTP/2 sends frames that do not start a request.
         if state.requests == 0 && !state.reading && state.asked != Some(Version::HTTP_2) {
             state.reading = true;
-            // The time for the first head starts with the connection, not with the head's first byte.
+            // The time for the first head starts with the connection, not with the head's first
+            // byte.
             if state.asked.is_some() {
                 state.since = Instant::now();
             }
         }
     }
 
-    /// Bytes are to be sent, and the client takes none now.
+    /// Bytes are to be sent, but the client takes none now.
     pub fn blocked(&self) {
         self.state.lock().blocked.get_or_insert_with(Instant::now);
     }
@@ -130,7 +133,8 @@ impl Activity {
         }
     }
 
-    /// A request head has been received; the request counts as being served until the result is dropped.
+    /// A request head has been received; the request counts as being served until the result is
+    /// dropped.
     pub fn request(self: &Arc<Self>, version: Version) -> UnderWay {
         let mut state = self.state.lock();
         state.requests += 1;
@@ -151,13 +155,13 @@ impl Activity {
         state.leaving = Some(Instant::now() + if state.wanted { HURRY } else { LINGER });
     }
 
-    /// Whether it was asked to end.
+    /// True if it was asked to end.
     pub fn is_leaving(&self) -> bool {
         self.state.lock().leaving.is_some()
     }
 
-    /// Since when it has been idle and could be closed without losing an answer; `None` if it is busy or asked to end
-    /// already.
+    /// Time since which it has been idle and could be closed without losing an answer; `None` if it
+    /// is busy or was already asked to end.
     pub fn idle_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         let busy = state.requests > 0 || state.reading || state.switched;
@@ -166,24 +170,26 @@ impl Activity {
     }
 
     /// Asks an idle connection to give up its slot.
-    pub fn want_place(&self) {
+    pub fn want_slot(&self) {
         self.state.lock().wanted = true;
         self.changed.wake();
     }
 
-    /// Its listener has stopped. (A token that every connection polled would be one lock for all of them, at every poll.)
+    /// Records that its listener has stopped. (A token polled by every connection would be one lock
+    /// for all of them, at every poll.)
     pub fn stop(&self) {
         self.state.lock().stopped = true;
         self.changed.wake();
     }
 
-    /// Its listener waits no longer.
+    /// Records that its listener no longer waits.
     pub fn cut(&self) {
         self.state.lock().cut = true;
         self.changed.wake();
     }
 
-    /// When it becomes overdue, and why; `None` while a request is being served to a client that takes what is sent.
+    /// Time at which it becomes overdue, and the reason; `None` while a request is being served to
+    /// a client that takes the bytes.
     fn due(&self, bounds: &Bounds) -> Option<(Instant, Overdue)> {
         let state = self.state.lock();
         if state.cut {
@@ -193,13 +199,14 @@ impl Activity {
             return Some((state.since, Overdue::Stopped));
         }
         if state.requests > 0 || state.switched {
-            // One answer that moves is enough: the others share its connection.
+            // One answer with progress is enough: the others share its connection.
             let shut = (state.shut > 0 && state.shut == state.requests).then_some(state.moved);
             let since = state.blocked.into_iter().chain(shut).min();
             return since.map(|since| (since + bounds.keep_alive, Overdue::Blocked));
         }
         Some(match state.leaving {
-            // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last answer.
+            // Over HTTP/1.1 hyper closes it at once, unless the client is still receiving the last
+            // answer.
             Some(by) if state.asked != Some(Version::HTTP_2) => {
                 (by.max(state.since + bounds.keep_alive), Overdue::Left)
             }
@@ -225,7 +232,7 @@ impl Activity {
             if at <= Instant::now() {
                 return Poll::Ready(why);
             }
-            // A timer that fires too early is cheaper than resetting it for every request.
+            // A timer that fires too early is cheaper than one that is reset for every request.
             if sleep.is_elapsed() || at < sleep.deadline() {
                 sleep.as_mut().reset(at);
             }
@@ -242,8 +249,8 @@ pub struct UnderWay {
 }
 
 impl UnderWay {
-    /// Whether its answer has bytes that wait for the client's HTTP/2 window. hyper asks a body for more only while the
-    /// window is open.
+    /// Sets whether its answer has bytes that wait for the client's HTTP/2 window. hyper requests
+    /// more of a body only while the window is open.
     pub fn window_shut(&mut self, shut: bool) {
         let mut state = self.activity.state.lock();
         state.shut = state.shut - usize::from(self.shut) + usize::from(shut);
@@ -326,7 +333,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn frames_that_are_no_requests_do_not_keep_http2_open() {
+    async fn frames_other_than_requests_do_not_keep_http2_open() {
         let activity = Activity::begin();
         drop(activity.request(Version::HTTP_2));
         tokio::time::advance(70 * SECOND).await;
@@ -342,10 +349,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_is_wanted_is_left_at_once_but_not_in_the_middle_of_anything() {
+    async fn a_wanted_slot_is_freed_at_once_but_not_while_busy() {
         let activity = Activity::begin();
         let under_way = activity.request(Version::HTTP_2);
-        activity.want_place();
+        activity.want_slot();
         assert!(never(&activity));
         drop(under_way);
         assert_eq!(overdue(&activity).await, (0, Overdue::Idle));
@@ -354,7 +361,7 @@ mod tests {
 
         let activity = Activity::begin();
         activity.read();
-        activity.want_place();
+        activity.want_slot();
         assert_eq!(overdue(&activity).await, (10, Overdue::Head));
 
         let activity = Activity::begin();
@@ -363,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_listener_that_stops_asks_once_and_cuts_when_it_waits_no_longer() {
+    async fn a_stopped_listener_asks_once_and_cuts_after_its_wait() {
         for requests in [0, 1] {
             let activity = Activity::begin();
             let _under_way: Vec<_> = (0..requests).map(|_| activity.request(Version::HTTP_11)).collect();

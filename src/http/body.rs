@@ -13,16 +13,16 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The body type of every response that Foretell writes.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A body whose bytes are all known.
+/// A body that is completely in memory.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Most bytes handed to a connection at once.
+/// Maximum size of a slice handed to a connection, bytes.
 pub const SLICE: usize = 16 << 10;
 
-/// A body that is handed on in slices. hyper copies what it is handed as a whole, so a stalled connection holds at most
-/// one slice.
+/// A body that is passed on in slices. hyper copies each piece as a whole, so a stalled connection
+/// holds at most one slice.
 pub struct Sliced<B> {
     body: B,
     rest: Bytes,
@@ -80,7 +80,7 @@ mod tests {
     use http_body::Body as _;
 
     #[tokio::test]
-    async fn slices_are_the_body_and_its_length_is_told_all_along() {
+    async fn slices_are_the_body_and_its_remaining_length_is_known() {
         let all: Vec<u8> = (0..40_000_u32).map(|index| index as u8).collect();
         let mut body = Sliced::new(full(all.clone()));
         let mut read = Vec::new();

@@ -1,9 +1,9 @@
 //! Limits the number of client connections and evicts idle ones when more clients arrive.
 //!
-//! A connection takes one file descriptor, and its request another one towards a backend, so there are fewer connection
-//! slots than descriptors. Clients that arrive when every slot is taken wait in the system's accept queue until one is
-//! free, and the connection that has been idle longest is closed. So no accepted client goes unanswered for lack of
-//! descriptors.
+//! A connection takes one file descriptor, and its request another one towards a backend, so there
+//! are fewer connection slots than descriptors. Clients that arrive when every slot is taken wait
+//! in the system's accept queue until one is free, and the connection that has been idle longest is
+//! closed. So no accepted client goes unanswered for lack of descriptors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,27 +17,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::http::activity::Activity;
 use crate::http::head::Refusal;
 
-/// File descriptors reserved for other uses: listeners, event queues, logs, the admin listener, probes of backends.
+/// File descriptors reserved for other uses: listeners, event queues, logs, the admin listener,
+/// probes of backends.
 const KEPT: u64 = 64;
-/// Least number of slots, whatever the limits are.
+/// Minimum number of slots, regardless of limits.
 const FEWEST: usize = 8;
 /// A connection that has been idle this long may be evicted.
 const IDLE: Duration = Duration::from_millis(500);
 /// Interval between two attempts to evict while no slot is free.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Raises the process's soft limit of open files to the hard limit, and returns how many clients fit below it.
-pub fn most_clients() -> usize {
+/// Raises the process's soft limit of open files to the hard limit, and returns the number of
+/// clients that fit below it.
+pub fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
     // If it cannot be raised, the present limit applies.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, places)
+    getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, positions)
 }
 
 /// Client slots for this many descriptors: each client needs one for itself and one for a backend.
-fn places(descriptors: u64) -> usize {
-    let places = descriptors.saturating_sub(KEPT) / 2;
-    usize::try_from(places).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
+fn positions(descriptors: u64) -> usize {
+    let positions = descriptors.saturating_sub(KEPT) / 2;
+    usize::try_from(positions).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
 }
 
 /// The client connections of a set of listeners.
@@ -45,7 +47,8 @@ fn places(descriptors: u64) -> usize {
 pub struct Connections {
     limit: usize,
     free: Arc<Semaphore>,
-    /// As many requests at a time as there may be connections: each needs a descriptor for its backend.
+    /// Limits concurrent requests to the number of connections: each needs a descriptor for its
+    /// backend.
     requests: Arc<Semaphore>,
     open: Mutex<Open>,
     evicted: AtomicU64,
@@ -113,7 +116,7 @@ impl Connections {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells every connection, also those to come, that their listeners have stopped.
+    /// Stops every connection, also those to come: their listeners have stopped.
     pub fn stop(&self) {
         let mut open = self.open.lock();
         open.stopped = true;
@@ -132,7 +135,8 @@ impl Connections {
         }
     }
 
-    /// Waits until one more request may be served; `None` is never returned while the listeners live.
+    /// Waits until one more request may be served; `None` is never returned while the listeners
+    /// live.
     pub fn request(&self) -> impl Future<Output = Option<OwnedSemaphorePermit>> + Send + use<> {
         let requests = Arc::clone(&self.requests);
         async move { requests.acquire_owned().await.ok() }
@@ -152,7 +156,8 @@ impl Connections {
         }
     }
 
-    /// Asks the connection that has been idle longest to end, if that is at least `IDLE`.
+    /// Asks the connection that has been idle longest to end, if it has been idle for at least
+    /// `IDLE`.
     pub fn evict(&self) {
         let open = self.open.lock();
         let idle = open.connections.values().filter_map(|activity| Some((activity.idle_since()?, activity)));
@@ -160,12 +165,12 @@ impl Connections {
             idle.min_by_key(|(since, _)| *since).filter(|(since, _)| since.elapsed() >= IDLE)
         {
             self.evicted.fetch_add(1, Ordering::Relaxed);
-            activity.want_place();
+            activity.want_slot();
         }
     }
 
-    /// Registers a new connection in the slot that `permit` stands for.
-    pub fn seat(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Place {
+    /// Registers a new connection in the slot of `permit`.
+    pub fn slot(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> ConnectionSlot {
         let activity = Activity::begin();
         let mut open = self.open.lock();
         let number = open.next;
@@ -175,20 +180,20 @@ impl Connections {
         }
         open.connections.insert(number, Arc::clone(&activity));
         drop(open);
-        Place { connections: Arc::clone(self), number, activity, _permit: permit }
+        ConnectionSlot { connections: Arc::clone(self), number, activity, _permit: permit }
     }
 }
 
 /// The slot of one connection; freed when dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
     activity: Arc<Activity>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// State of the connection.
     pub fn activity(&self) -> &Arc<Activity> {
         &self.activity
@@ -200,7 +205,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.open.lock().connections.remove(&self.number);
     }
@@ -215,18 +220,18 @@ mod tests {
 
     #[test]
     fn each_client_has_two_descriptors_and_some_are_kept_back() {
-        assert_eq!([0, 64, 256, 1024].map(places), [FEWEST, FEWEST, 96, 480]);
+        assert_eq!([0, 64, 256, 1024].map(positions), [FEWEST, FEWEST, 96, 480]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_longest_idle_gives_up_its_place_and_the_busy_keep_theirs() {
+    async fn the_longest_idle_connection_is_evicted_and_busy_ones_stay() {
         let connections = Connections::new(3);
-        let mut places = Vec::new();
+        let mut positions = Vec::new();
         for _ in 0..3 {
-            places.push(connections.seat(connections.room().await));
+            positions.push(connections.slot(connections.room().await));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let busy = places[0].activity().request(Version::HTTP_11);
+        let busy = positions[0].activity().request(Version::HTTP_11);
         let waiting = tokio::spawn({
             let connections = Arc::clone(&connections);
             async move { connections.room().await }
@@ -238,24 +243,25 @@ mod tests {
         let sleep = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(sleep);
         let why =
-            std::future::poll_fn(|cx| places[1].activity().poll_overdue(cx, &bounds, sleep.as_mut())).await;
+            std::future::poll_fn(|cx| positions[1].activity().poll_overdue(cx, &bounds, sleep.as_mut()))
+                .await;
         assert_eq!(why, crate::http::activity::Overdue::Idle);
-        drop(places.remove(1));
+        drop(positions.remove(1));
         drop(waiting.await.unwrap());
         assert_eq!((connections.open(), connections.limit()), (2, 3));
-        drop((busy, places));
+        drop((busy, positions));
         assert!(connections.evicted() >= 1 && connections.open() == 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_told_when_nobody_is_connected() {
+    async fn waiting_ends_when_nobody_is_connected() {
         let connections = Connections::new(3);
         connections.none().await;
-        let place = connections.seat(connections.room().await);
+        let position = connections.slot(connections.room().await);
         let begun = Instant::now();
         let leaving = async {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            drop(place);
+            drop(position);
         };
         tokio::join!(connections.none(), leaving);
         assert!(begun.elapsed() >= Duration::from_secs(5));

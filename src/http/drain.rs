@@ -1,4 +1,5 @@
-//! Orderly shutdown: report "not ready", wait until load balancers notice, then finish the open requests.
+//! Orderly shutdown: report "not ready", wait until load balancers notice, then finish the open
+//! requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +14,8 @@ use crate::http::listen::Stop;
 pub struct DrainTimes {
     /// From reporting "not ready" to closing the listeners: time for load balancers to notice.
     pub delay: Duration,
-    /// End the delay as soon as no client is connected. Set where the operator has not chosen a delay.
+    /// True if the delay ends as soon as no client is connected. Set if the operator has not
+    /// configured a delay.
     pub early: bool,
     /// From closing the listeners to cutting the open connections.
     pub grace: Duration,
@@ -54,12 +56,12 @@ impl Lifecycle {
         self.listening.store(true, Ordering::Release);
     }
 
-    /// Whether the process accepts new requests: listening, and not draining.
+    /// True if the process accepts new requests: listening, and not draining.
     pub fn is_ready(&self) -> bool {
         self.listening.load(Ordering::Acquire) && !self.is_draining()
     }
 
-    /// Whether the shutdown has begun.
+    /// True if the shutdown has begun.
     pub fn is_draining(&self) -> bool {
         *self.draining.borrow()
     }
@@ -69,7 +71,7 @@ impl Lifecycle {
         self.draining.send_replace(true);
     }
 
-    /// Skips the delay of the shutdown: no further clients are waited for.
+    /// Skips the delay of the shutdown.
     pub fn hurry(&self) {
         self.hurried.cancel();
     }
@@ -89,8 +91,9 @@ impl Lifecycle {
         self.empty.send_replace(true);
     }
 
-    /// Runs the shutdown once it begins: keeps accepting for `delay` (less if hurried, or with `early` once `none`
-    /// completes), stops accepting, and cuts what is still open after `grace` unless `done` completes before.
+    /// Runs the shutdown once it begins: keeps accepting for `delay` (less if hurried, or with
+    /// `early` once `none` completes), stops accepting, and cuts the open connections after `grace`
+    /// unless `done` completes before.
     pub async fn steps(
         &self,
         times: DrainTimes,
@@ -138,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_delay_ends_early_where_nobody_is_connected_or_somebody_is_in_a_hurry() {
+    async fn the_delay_ends_early_without_clients_or_when_hurried() {
         let begun = tokio::time::Instant::now();
         let early = DrainTimes::default();
         let idle = Lifecycle::default();
@@ -162,7 +165,7 @@ mod tests {
         let set = Lifecycle::default();
         set.drain();
         set.steps(DrainTimes { early: false, ..early }, std::future::ready(()), std::future::ready(())).await;
-        assert_eq!(begun.elapsed().as_secs(), 7, "what the operator has set is waited for");
+        assert_eq!(begun.elapsed().as_secs(), 7, "a configured delay is not cut short");
     }
 
     #[tokio::test(start_paused = true)]

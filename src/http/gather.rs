@@ -1,8 +1,9 @@
 //! Reads whole bodies.
 //!
-//! A sender chooses the chunks of a body, and each arrives in a buffer of its own: keeping many tiny ones would take a
-//! hundred times their bytes. So every byte is copied into pieces of a fixed size, which are reserved in the memory
-//! account before they are filled. A body that does not fit is handed back as the part that was read and the rest.
+//! A sender chooses the chunks of a body, and each arrives in a buffer of its own: keeping many
+//! tiny ones would take a hundred times their bytes. So every byte is copied into pieces of a fixed
+//! size, which are reserved in the memory limit before they are filled. A body that does not fit is
+//! returned as the part that was read and the rest.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,8 +19,8 @@ use crate::http::memory::{Memory, Reservation};
 
 /// Size of a piece, bytes; the first one starts smaller and grows up to it.
 const PIECE: usize = 32 << 10;
-/// Least allocation for a body of unknown length, bytes.
-const LEAST: usize = 1 << 10;
+/// Minimum allocation for a body of unknown length, bytes.
+const MIN: usize = 1 << 10;
 
 /// Result of reading a body.
 pub enum Gathered<B> {
@@ -29,16 +30,16 @@ pub enum Gathered<B> {
     Part(Part<B>, Stopped),
 }
 
-/// Why a body was not read to its end.
+/// Reason that a body was not read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stopped {
     /// It is larger than the limit, or has trailers.
     Limit,
-    /// The memory account has no room for it.
+    /// The memory limit has no room for it.
     Memory,
 }
 
-/// Reads `body` up to `limit` bytes, as far as the memory account allows.
+/// Reads `body` up to `limit` bytes, if the memory limit allows it.
 ///
 /// # Errors
 /// The error of `body`.
@@ -72,7 +73,7 @@ where
 struct Pieces {
     full: Vec<Bytes>,
     open: Vec<u8>,
-    /// Reserved for the capacity of `open`.
+    /// Reservation for the capacity of `open`.
     taken: Reservation,
     expected: usize,
     size: usize,
@@ -93,7 +94,7 @@ impl Pieces {
         data
     }
 
-    /// Reserves room for some of `more` bytes; false if the account has none.
+    /// Reserves room for some of `more` bytes; false if there is none.
     fn grow(&mut self, more: usize) -> bool {
         if self.open.capacity() >= PIECE {
             let full = std::mem::take(&mut self.open);
@@ -101,7 +102,7 @@ impl Pieces {
         }
         let (old, first) = (self.open.capacity(), self.full.is_empty());
         let size = match self.expected {
-            0 if first => (2 * old).max(old + more).max(LEAST),
+            0 if first => (2 * old).max(old + more).max(MIN),
             0 => PIECE,
             expected => expected.saturating_sub(self.size - self.open.len()).max(more),
         };
@@ -181,7 +182,7 @@ where
     }
 }
 
-/// Why a body could not be read whole.
+/// Reason that a body could not be read completely.
 #[derive(Debug, thiserror::Error)]
 pub enum Unread {
     /// It has more bytes than this limit.
@@ -192,7 +193,8 @@ pub enum Unread {
     Broken(BoxError),
 }
 
-/// Reads `body` up to `limit` bytes without reserving memory: for small bodies and answers to Foretell's own calls.
+/// Reads `body` up to `limit` bytes without reserving memory: for small bodies and answers to
+/// Foretell's own calls.
 ///
 /// # Errors
 /// See [`Unread`].
@@ -257,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_costs_its_bytes_in_however_many_pieces_it_comes() {
+    async fn a_body_costs_its_bytes_for_any_number_of_pieces() {
         assert_eq!(is_whole(pieces(&[], false), 0).await, 0);
         assert_eq!(is_whole(Full::new(Bytes::from(wanted(300))), 300).await, 300);
         assert_eq!(is_whole(Full::new(Bytes::from(wanted(200_000))), 200_000).await, 200_000);
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_read_to_its_end_passes_unchanged() {
+    async fn a_partly_read_body_passes_unchanged() {
         for (sizes, trailers, memory, stopped) in [
             (vec![600, 600], false, 1 << 20, Stopped::Limit),
             (vec![700], true, 1 << 20, Stopped::Limit),
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_says_that_it_is_too_large_is_not_begun() {
+    async fn a_body_announced_as_too_large_is_not_read() {
         let memory = Memory::new(1 << 20);
         let gathered = gather(Full::new(Bytes::from(wanted(1001))), 1000, &memory).await.unwrap();
         let Gathered::Part(part, Stopped::Limit) = gathered else { panic!("read") };

@@ -1,7 +1,8 @@
 //! Refuses request heads that are malformed or exceed a limit, before the request is interpreted.
 //!
-//! hyper accepts more than RFC 9112 allows. Anything that two parsers could read differently (number of hosts, target,
-//! end of the body) is refused here, so that every server behind Foretell reads the request as Foretell does.
+//! hyper accepts more than RFC 9112 allows. Anything that two parsers could read differently
+//! (number of hosts, target, end of the body) is refused here, so that every server behind Foretell
+//! reads the request as Foretell does.
 
 use http::header::{AUTHORIZATION, HOST, TRANSFER_ENCODING};
 use http::uri::{Authority, Scheme};
@@ -11,15 +12,15 @@ use crate::http::answer::error_response;
 use crate::http::body::Body;
 use crate::http::listen::Bounds;
 
-/// Bytes of a field beside its name and value: a colon, a space and the line end.
+/// Bytes of a field besides its name and value: a colon, a space and the line end.
 const FIELD: usize = 4;
 
-/// Why a head is refused.
+/// Reason that a head is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Not exactly one valid `Host` (RFC 9112, 3.2).
     Host,
-    /// A target in a form that the method does not have (RFC 9112, 3.2).
+    /// A target in a form that the method does not allow (RFC 9112, 3.2).
     Target,
     /// The target exceeds `limits.uri`.
     TargetTooLong,
@@ -31,9 +32,9 @@ pub enum Refusal {
     Chunked,
     /// Another transfer coding than `chunked` (RFC 9112, 6.1).
     Coding,
-    /// More than one `Authorization`: whose request it is would depend on the reader.
+    /// More than one `Authorization`: the owner of the request would depend on the reader.
     Credentials,
-    /// Space around the value of a field (RFC 9113, 8.2.1); HTTP/1.1 takes it off.
+    /// Space around the value of a field (RFC 9113, 8.2.1); HTTP/1.1 removes it.
     Space,
 }
 
@@ -99,7 +100,7 @@ impl Refusal {
     }
 }
 
-/// Why `head` is refused; `None` if it is not.
+/// Reason that `head` is refused; `None` if it is accepted.
 pub fn refusal(head: &request::Parts, bounds: &Bounds) -> Option<Refusal> {
     let fields = &head.headers;
     if head.uri.path_and_query().is_some_and(|target| target.as_str().len() > bounds.uri) {
@@ -135,7 +136,8 @@ fn refusal_of_http2(head: &request::Parts) -> Option<Refusal> {
     (!has_an_authority(head)).then_some(Refusal::Host)
 }
 
-/// Whether an HTTP/2 request names one host, by `:authority`, by `Host`, or by both alike (RFC 9113, 8.3.1).
+/// True if an HTTP/2 request names one host, by `:authority`, by `Host`, or by both alike (RFC
+/// 9113, 8.3.1).
 fn has_an_authority(head: &request::Parts) -> bool {
     if !one_host_at_most(&head.headers) {
         return false;
@@ -148,7 +150,7 @@ fn has_an_authority(head: &request::Parts) -> bool {
     }
 }
 
-/// Whether both name the same host and port; the port of the scheme may be left out.
+/// True if both name the same host and port; the default port of the scheme may be omitted.
 fn is_same(authority: &Authority, host: &str, target: &Uri) -> bool {
     let Ok(host) = host.parse::<Authority>() else { return false };
     let usual = if target.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
@@ -156,7 +158,7 @@ fn is_same(authority: &Authority, host: &str, target: &Uri) -> bool {
     authority.host().eq_ignore_ascii_case(host.host()) && port(authority) == port(&host)
 }
 
-/// Whether there is a valid `Host`. HTTP/1.0 needs none.
+/// True if there is a valid `Host`. HTTP/1.0 needs none.
 fn is_hosted(head: &request::Parts) -> bool {
     let there = head.headers.contains_key(HOST);
     (there || head.version < Version::HTTP_11) && one_host_at_most(&head.headers)
@@ -184,7 +186,8 @@ fn is_host(text: &str) -> bool {
     })
 }
 
-/// Whether the target has origin or absolute form; `*` is allowed for `OPTIONS` and an authority for `CONNECT`.
+/// True if the target has origin or absolute form; `*` is allowed for `OPTIONS` and an authority
+/// for `CONNECT`.
 fn has_a_target(head: &request::Parts) -> bool {
     match head.uri.path_and_query().map(http::uri::PathAndQuery::as_str) {
         Some("*") => head.method == Method::OPTIONS,
@@ -204,7 +207,8 @@ fn coding(fields: &HeaderMap) -> Option<Refusal> {
     (codings.len() != 1).then_some(Refusal::Chunked)
 }
 
-/// The transfer codings of a message, in the order they were applied. A value that is not ASCII gives an unknown one.
+/// The transfer codings of a message, in the order they were applied. A value that is not ASCII
+/// gives an unknown one.
 pub fn codings(fields: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = fields.get_all(TRANSFER_ENCODING).iter().map(|value| value.to_str().unwrap_or("?"));
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|coding| !coding.is_empty())
@@ -248,7 +252,7 @@ mod tests {
     #[case(Version::HTTP_11, &["a", "a"], Some(Refusal::Host))]
     #[case(Version::HTTP_10, &["a", "b"], Some(Refusal::Host))]
     #[case(Version::HTTP_2, &["a", "b"], Some(Refusal::Host))]
-    fn one_host_and_only_old_clients_may_leave_it_out(
+    fn one_host_which_only_old_clients_may_omit(
         #[case] version: Version,
         #[case] hosts: &[&str],
         #[case] wanted: Option<Refusal>,

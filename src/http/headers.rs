@@ -9,17 +9,17 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
 use crate::http::listen::Peer;
 
-/// The client's control of speculation, such as `x-foretell: ride`.
+/// The client's control of speculation, such as `x-foretell: plain`.
 pub const CONTROL: HeaderName = HeaderName::from_static("x-foretell");
-/// `off`: nothing of the request is remembered, and nothing remembered is used for it.
-pub const MEMORY: HeaderName = HeaderName::from_static("x-foretell-memory");
-/// `on`: the output may be shown to the operator, who has to allow that (`observe.text`), too.
+/// `off`: nothing of the request is kept in the corpus, and the corpus is not used for it.
+pub const CORPUS: HeaderName = HeaderName::from_static("x-foretell-corpus");
+/// `on`: the output may be shown to the operator, who must allow that (`observe.text`), too.
 pub const TEXT: HeaderName = HeaderName::from_static("x-foretell-text");
 /// Id of a request in the log: the client's, or one made by Foretell.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// How the request was served: `speculated`, `ridden`, `bypassed` or `relayed`.
+/// The path of the request: `speculated`, `plain` or `relayed`.
 pub const PATH: HeaderName = HeaderName::from_static("x-foretell-path");
-/// Why it was served that way.
+/// The reason for that path.
 pub const REASON: HeaderName = HeaderName::from_static("x-foretell-reason");
 /// The parameter or header field that is the reason.
 pub const PARAMETER: HeaderName = HeaderName::from_static("x-foretell-parameter");
@@ -35,8 +35,8 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// Removes every hop-by-hop field, including those named by `Connection`. Returns the protocol in `Upgrade`, if
-/// `Connection` names that field.
+/// Removes every hop-by-hop field, including those named by `Connection`. Returns the protocol in
+/// `Upgrade`, if `Connection` names that field.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     let mut upgrade = None;
     if headers.contains_key(CONNECTION) {
@@ -55,7 +55,8 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) -> Option<HeaderValue> {
     upgrade
 }
 
-/// The name of a parameter as value of [`PARAMETER`]; `None` if it is too long or not printable ASCII.
+/// The name of a parameter as value of [`PARAMETER`]; `None` if it is too long or not printable
+/// ASCII.
 pub fn parameter(name: &str) -> Option<HeaderValue> {
     let plain = name.len() <= PARAMETER_MAX && name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     HeaderValue::from_str(name).ok().filter(|_| plain)
@@ -79,7 +80,8 @@ pub fn strip_own(headers: &mut HeaderMap) {
     }
 }
 
-/// Prepares the headers of a backend's answer for the client. Returns the protocol that it switches to, if any.
+/// Prepares the headers of a backend's answer for the client. Returns the protocol that it switches
+/// to, if any.
 pub fn from_backend(headers: &mut HeaderMap) -> Option<HeaderValue> {
     strip_own(headers);
     strip_hop_by_hop(headers)
@@ -94,14 +96,15 @@ pub fn frame(head: &mut request::Parts, body: &impl http_body::Body) {
     }
 }
 
-/// Whether the client accepts trailers (`TE: trailers`).
+/// True if the client accepts trailers (`TE: trailers`).
 pub fn takes_trailers(headers: &HeaderMap) -> bool {
     let values = headers.get_all(TE).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Prepares the headers of a client's request for a backend: removes hop-by-hop fields and Foretell's own, adds
-/// `x-forwarded-*`. Returns the protocol that the client asks to switch to, if that is allowed.
+/// Prepares the headers of a client's request for a backend: removes hop-by-hop fields and
+/// Foretell's own, adds `x-forwarded-*`. Returns the protocol that the client asks to switch to, if
+/// that is allowed.
 pub fn for_backend(
     headers: &mut HeaderMap,
     version: Version,
@@ -129,7 +132,7 @@ pub fn for_backend(
     upgrade
 }
 
-/// Only HTTP/1.1 may upgrade, and not to HTTP/2, which would bypass the proxy's rules.
+/// True for a switch from HTTP/1.1, but not to HTTP/2, which would circumvent the proxy's rules.
 fn may_switch(protocol: &HeaderValue, version: Version) -> bool {
     version == Version::HTTP_11 && !protocol.as_bytes().to_ascii_lowercase().starts_with(b"h2")
 }
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_connection_names_goes_with_it_from_every_line_of_it() {
+    fn fields_named_by_any_connection_line_are_removed() {
         let mut map =
             headers(&[("x-stays", "1"), ("x-foo", "1"), ("x-bar", "1"), ("keep-alive", "timeout=5")]);
         map.append(CONNECTION, "close, X-Foo".parse().unwrap());
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_appended_once_and_an_earlier_proxys_word_stands() {
+    fn the_client_is_appended_once_and_an_earlier_proxys_fields_stay() {
         let mut map =
             headers(&[("host", "api"), ("x-forwarded-for", "1.2.3.4"), ("x-forwarded-proto", "https")]);
         map.append("x-forwarded-for", "5.6.7.8".parse().unwrap());
@@ -219,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_proxy_says_how_the_client_came() {
+    fn the_first_proxy_sets_the_clients_protocol() {
         for (secure, protocol) in [(true, "https"), (false, "http")] {
             let mut map = HeaderMap::new();
             let peer = Peer { address: ([9, 9, 9, 9], 1234).into(), secure };
@@ -229,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn foretells_own_fields_end_here_and_trailers_are_asked_for_again() {
+    fn foretells_own_fields_are_removed_and_trailers_requested_again() {
         let mut map =
-            headers(&[("x-foretell", "ride"), ("te", "gzip, Trailers"), ("expect", "100-continue")]);
+            headers(&[("x-foretell", "plain"), ("te", "gzip, Trailers"), ("expect", "100-continue")]);
         map.extend(headers(&[("x-foretell-path", "x"), ("proxy-authorization", "Basic eDp5")]));
         map.insert("x-foretelling", "not ours".parse().unwrap());
         for_backend(&mut map, Version::HTTP_2, Some("h:1"), None);
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backend_says_in_foretells_name_ends_here() {
+    fn foretells_own_fields_from_a_backend_are_removed() {
         let mut map = headers(&[("x-foretell-policy", "p"), ("x-foretell", "off"), ("x-stays", "1")]);
         map.append("x-foretell-policy", "q".parse().unwrap());
         assert_eq!(from_backend(&mut map), None);
@@ -259,7 +262,7 @@ mod tests {
     #[case("HEAD", None, true)]
     #[case("POST", None, false)]
     #[case("GET", Some("3"), false)]
-    fn a_body_of_unknown_length_is_announced_where_hyper_would_leave_it_out(
+    fn a_body_of_unknown_length_is_announced_where_hyper_would_omit_it(
         #[case] method: &str,
         #[case] length: Option<&str>,
         #[case] announced: bool,

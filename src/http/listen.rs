@@ -1,7 +1,7 @@
-//! Accepts connections, HTTP/1.1 and h2c on one socket, until told to stop.
+//! Accepts connections, HTTP/1.1 and h2c on one socket, until stopped.
 //!
-//! Shared by the proxy, the admin listener and `foretell target`, so that limits, timeouts and shutdown are the same
-//! everywhere.
+//! Shared by the proxy, the admin listener and `foretell target`, so that limits, timeouts and
+//! shutdown are the same everywhere.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::http::body::Body;
-use crate::http::connections::{Connections, Place};
+use crate::http::connections::{ConnectionSlot, Connections};
 use crate::http::request::RequestBody;
 use crate::http::serve::{Serving, accepted};
 use crate::http::workers::Workers;
 
-/// Least time between two log lines about failed accepts.
+/// Minimum time between two log lines about failed accepts.
 const QUIET: Duration = Duration::from_mins(1);
 /// Pause of a listener after a failed accept.
 const BREATH: Duration = Duration::from_millis(20);
@@ -30,17 +30,17 @@ const BREATH: Duration = Duration::from_millis(20);
 /// Limits on what a client may send before its request is interpreted.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Most header fields.
+    /// Maximum number of header fields.
     pub headers: usize,
-    /// Most bytes of all header fields; above it the answer is 431.
+    /// Maximum size of all header fields, bytes; above it the answer is 431.
     pub header_bytes: usize,
-    /// Most bytes of the request target; above it the answer is 414.
+    /// Maximum size of the request target, bytes; above it the answer is 414.
     pub uri: usize,
     /// Time until a head is complete, from the connection's start or from the head's first byte.
     pub header_timeout: Duration,
-    /// Longest pause inside a request body.
+    /// Longest pause within a request body.
     pub body: Duration,
-    /// How long a connection may be idle between two requests.
+    /// Time that a connection may be idle between two requests.
     pub keep_alive: Duration,
 }
 
@@ -72,7 +72,7 @@ impl From<SocketAddr> for Endpoint {
     }
 }
 
-/// Tells a listener to stop.
+/// Stops a listener.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     /// When cancelled: accept no more connections, but finish open requests.
@@ -86,11 +86,11 @@ pub struct Stop {
 pub struct Peer {
     /// Address of the client.
     pub address: SocketAddr,
-    /// Whether the connection uses TLS.
+    /// True if the connection uses TLS.
     pub secure: bool,
 }
 
-/// Settings of a listener, beside its socket and its service.
+/// Settings of a listener, besides its socket and its service.
 #[derive(Clone, Debug)]
 pub struct Listening {
     /// Limits on what clients may send.
@@ -99,7 +99,7 @@ pub struct Listening {
     pub connections: Arc<Connections>,
     /// TLS settings; `None` serves plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Tells the listener to stop.
+    /// Stops the listener.
     pub stop: Stop,
 }
 
@@ -111,8 +111,8 @@ impl Listening {
     }
 }
 
-/// Serves `listener` with `app` until told to stop, then waits until the open connections have ended or are cut.
-/// Returns the number that were cut.
+/// Serves `listener` with `app` until stopped, then waits until the open connections have ended or
+/// are cut. Returns the number that were cut.
 pub async fn serve<A, F>(listener: TcpListener, app: A, listening: Listening) -> usize
 where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
@@ -137,14 +137,14 @@ where
             () = stop.accept.cancelled() => break,
             came = next(&listener, &connections) => came,
         };
-        let handed = came.and_then(|(stream, address, place)| {
+        let handed = came.and_then(|(stream, address, position)| {
             let serving = Arc::clone(&serving);
             workers.spawn(stream, &open, move |stream, share| {
-                place.activity().counts_in(share);
-                accepted(stream, address, place, serving)
+                position.activity().counts_in(share);
+                accepted(stream, address, position, serving)
             })
         });
-        // Out of descriptors, or the peer left while queued: pause, then go on accepting.
+        // Out of descriptors, or the peer left while queued: pause, then continue accepting.
         if let Err(error) = handed {
             connections.fail();
             connections.evict();
@@ -166,14 +166,14 @@ where
     }
 }
 
-/// Accepts the next client and waits for a slot for it. (A slot taken before a client arrives would be missing to the
-/// other listeners.)
+/// Accepts the next client and waits for a slot for it. (A slot taken before a client arrives would
+/// be missing to the other listeners.)
 async fn next(
     listener: &TcpListener,
     connections: &Arc<Connections>,
-) -> io::Result<(TcpStream, SocketAddr, Place)> {
+) -> io::Result<(TcpStream, SocketAddr, ConnectionSlot)> {
     let (stream, address) = listener.accept().await?;
-    Ok((stream, address, connections.seat(connections.room().await)))
+    Ok((stream, address, connections.slot(connections.room().await)))
 }
 
 /// Logs failed accepts: at most one line per [`QUIET`], with their number since the last line.
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn failures_are_told_once_a_minute_with_their_number() {
+    async fn failures_are_logged_once_a_minute_with_their_number() {
         let mut failures = Failures::default();
         let error = io::Error::from_raw_os_error(24);
         let mut told = Vec::new();

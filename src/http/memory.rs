@@ -1,7 +1,8 @@
-//! One account of the memory that clients can make the process hold.
+//! One limit on the memory that clients can make the process hold.
 //!
-//! Bodies being read, copies kept for a retry, sessions and their output: each reserves its bytes here before using
-//! them and returns them when dropped. The account only reports that memory is short; the caller decides what follows.
+//! Bodies being read, copies kept for a retry, sessions and their output: each reserves its bytes
+//! here before using them and returns them when dropped. This module only reports that memory is
+//! short; the caller decides the consequence.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,26 +12,26 @@ use bytes::Bytes;
 /// Granularity with which a reservation follows a changing size, bytes.
 const STEP: u64 = 16 << 10;
 
-/// The account: bytes in use, and the limit (`limits.memory`).
+/// Bytes in use, and the limit (`limits.memory`).
 #[derive(Debug)]
 pub struct Memory {
     limit: u64,
     used: AtomicU64,
 }
 
-/// How much of the limit is in use.
+/// Share of the limit in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Less than the limit.
     Enough,
-    /// At least the limit: whatever can be relayed without being read is.
+    /// At least the limit: every request that can be relayed without being read is.
     Short,
     /// At least twice the limit.
     Exhausted,
 }
 
 impl Memory {
-    /// An account of `limit` bytes with nothing in use.
+    /// A limit of `limit` bytes with nothing in use.
     #[must_use]
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicU64::new(0) })
@@ -46,7 +47,7 @@ impl Memory {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// How much of the limit is in use.
+    /// The share of the limit in use.
     pub fn level(&self) -> Level {
         match self.used() {
             used if used < self.limit => Level::Enough,
@@ -69,7 +70,7 @@ impl Memory {
     }
 }
 
-/// Reserved bytes; returned to the account when dropped.
+/// Reserved bytes; returned when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     memory: Arc<Memory>,
@@ -82,7 +83,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Reserves `bytes` more if they fit below the limit; whether it did.
+    /// Reserves `bytes` more if they fit below the limit; returns true if it did.
     #[must_use]
     pub fn try_grow(&mut self, bytes: u64) -> bool {
         let fits = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.memory.limit);
@@ -91,7 +92,8 @@ impl Reservation {
         grown
     }
 
-    /// Changes the reservation to `bytes`, even above the limit. A change of less than 16 KiB is ignored.
+    /// Changes the reservation to `bytes`, even above the limit. A change of less than 16 KiB is
+    /// ignored.
     pub fn follow(&mut self, bytes: u64) {
         if bytes.abs_diff(self.bytes) >= STEP {
             self.memory.used.fetch_add(bytes, Ordering::Relaxed);
@@ -136,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_is_given_back_when_the_last_copy_is_gone() {
+    fn reserved_bytes_are_returned_with_the_last_copy() {
         let memory = Memory::new(100);
         let mut reservation = memory.try_take(60).unwrap();
         assert!(memory.try_take(41).is_none() && !reservation.try_grow(41));
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_three_levels_and_what_must_be_kept_is_kept_at_each() {
+    fn there_are_three_levels_and_unavoidable_memory_is_reserved_at_each() {
         let memory = Memory::new(100 << 10);
         let mut held = memory.take(99 << 10);
         assert_eq!(memory.level(), Level::Enough);

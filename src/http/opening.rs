@@ -1,23 +1,24 @@
-//! The first bytes of a connection: which protocol it speaks, and when its first head is there.
+//! The first bytes of a connection: detects its protocol, and the end of its first head.
 //!
-//! hyper takes 16 KiB of buffers for a connection as soon as it has it. So it gets one when the
-//! first head is complete: clients that have sent nothing, or half a head, cost what they have sent.
-//! A head is not parsed here; whether it is right is for hyper to say.
+//! hyper takes 16 KiB of buffers for a connection as soon as it gets it. So it gets one only when
+//! the first head is complete: clients that have sent nothing, or half a head, cost only the bytes
+//! they have sent. A head is not parsed here; hyper validates it.
 
-/// What a connection speaks.
+/// Protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP/1.1 or 1.0, or what hyper refuses as such.
+    /// HTTP/1.1 or 1.0, or bytes that hyper refuses as such.
     Http1,
     /// HTTP/2 without negotiation, or as TLS has negotiated it.
     Http2,
 }
 
-/// How an HTTP/2 client begins (RFC 9113, 3.4).
+/// Start of an HTTP/2 connection (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The protocol of a connection that has begun with `bytes`, of which those after `known` are new.
-/// `None` while its first head is incomplete, shorter than `max_bytes`, and not wrong for sure.
+/// `None` while its first head is incomplete, shorter than `max_bytes`, and not certainly
+/// malformed.
 pub fn protocol(bytes: &[u8], known: usize, max_bytes: usize) -> Option<Protocol> {
     if PREFACE.starts_with(bytes) {
         return (bytes.len() == PREFACE.len()).then_some(Protocol::Http2);
@@ -33,12 +34,12 @@ pub fn protocol(bytes: &[u8], known: usize, max_bytes: usize) -> Option<Protocol
     (over || is_wrong(bytes)).then_some(Protocol::Http1)
 }
 
-/// No head has it; the first message of TLS begins with one.
+/// True for a byte that no head contains; the first message of TLS begins with one.
 fn is_control(byte: u8) -> bool {
     byte < b' ' && !matches!(byte, b'\r' | b'\n' | b'\t')
 }
 
-/// Whether the first line is complete and no request line.
+/// True if the first line is complete and not a request line.
 fn is_wrong(bytes: &[u8]) -> bool {
     let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let whole = line.len() < bytes.len();
@@ -49,7 +50,7 @@ fn is_wrong(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// How many bytes it takes until the protocol is known, if they come in pieces of this size.
+    /// Number of bytes until the protocol is known, if they arrive in pieces of this size.
     fn known_after(text: &[u8], piece: usize) -> Option<(usize, Protocol)> {
         let ends = (piece..text.len()).step_by(piece).chain([text.len()]);
         let mut known = 0;
@@ -72,7 +73,7 @@ mod tests {
     #[case("nonsense", None)]
     #[case("\x16\x03\x01", Some(1))]
     #[case("PRI * HTTP/2.0\r\n\r\nSM\r\n\r", None)]
-    fn the_protocol_is_known_when_the_head_is_there(#[case] text: &str, #[case] wanted: Option<usize>) {
+    fn the_protocol_is_known_when_the_head_is_complete(#[case] text: &str, #[case] wanted: Option<usize>) {
         assert_eq!(known_after(text.as_bytes(), 1), wanted.map(|end| (end, Protocol::Http1)));
         let whole = known_after(text.as_bytes(), 1000);
         assert_eq!(whole, wanted.map(|_| (text.len(), Protocol::Http1)));

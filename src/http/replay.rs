@@ -1,4 +1,4 @@
-//! A request body that can be sent a second time: what has passed is kept until an answer begins.
+//! A request body that can be sent a second time: sent bytes are kept until an answer begins.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::http::body::{Body, BoxError, full};
 use crate::http::memory::{Memory, Reservation};
 
-/// The means to send a body once more. Dropping it lets go of what was kept.
+/// Sends a body once more. Dropping it frees the kept bytes.
 pub struct Replay(Content);
 
 enum Content {
@@ -20,10 +20,10 @@ enum Content {
     Passing(Arc<Mutex<Passing>>),
 }
 
-/// A body on its way.
+/// A body being sent.
 struct Passing {
     source: Body,
-    /// What has passed; `None` once the body cannot be sent again.
+    /// The bytes sent so far; `None` once the body cannot be sent again.
     kept: Option<Kept>,
 }
 
@@ -42,8 +42,9 @@ impl Replay {
         Self(Content::Whole(bytes))
     }
 
-    /// For a body that passes as it comes: the body to send, and the means to send it again; `None` where its announced
-    /// length is above `max_bytes` or `memory` has no room for it. One of no announced length is kept as long as it fits.
+    /// For a body that is passed on as it arrives: the body to send, and the means to send it
+    /// again; `None` if its announced length is above `max_bytes` or `memory` has no room for it. A
+    /// body without announced length is kept as long as it fits.
     pub fn passing(body: Body, max_bytes: usize, memory: &Arc<Memory>) -> (Body, Option<Self>) {
         let announced = http_body::Body::size_hint(&body).upper();
         let mut memory = memory.take(0);
@@ -56,7 +57,8 @@ impl Replay {
         (first.boxed_unsync(), Some(Self(Content::Passing(passing))))
     }
 
-    /// The whole body once more: what has passed, then what still comes. `None` if it was not kept.
+    /// The whole body once more: the bytes sent before, then those still to come. `None` if it was
+    /// not kept.
     pub fn again(self) -> Option<Body> {
         match &self.0 {
             Content::Whole(bytes) => Some(full(bytes.clone())),
@@ -101,7 +103,7 @@ impl Passing {
     }
 }
 
-/// One way of a body to a backend.
+/// One transfer of a body to a backend.
 struct Sent {
     before: Bytes,
     passing: Arc<Mutex<Passing>>,
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_is_whole_a_second_time_however_much_of_it_has_passed() {
+    async fn a_body_is_complete_the_second_time_whatever_part_was_sent() {
         for (announced, passed) in [true, false].into_iter().flat_map(|way| (0..=3).map(move |n| (way, n))) {
             let memory = Memory::new(100);
             let (mut first, replay) = Replay::passing(pieces(announced), 6, &memory);
@@ -192,12 +194,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_no_room_is_passed_on_and_not_kept() {
+    async fn a_body_without_room_is_passed_on_and_not_kept() {
         for (announced, most, limit) in [(true, 5, 100), (true, 100, 5), (false, 5, 100), (false, 100, 5)] {
             let memory = Memory::new(limit);
             let (first, replay) = Replay::passing(pieces(announced), most, &memory);
             assert_eq!(text(first).await, "abcdef");
-            // What is announced is known not to fit before the first byte has left.
+            // Announced bytes that do not fit are known before the first byte is sent.
             assert_eq!((replay.is_none(), memory.used()), (announced, 0));
             assert!(replay.and_then(Replay::again).is_none());
         }

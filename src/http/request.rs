@@ -11,17 +11,17 @@ use tokio::time::{Instant, Sleep};
 
 use crate::http::body::BoxError;
 
-/// A body makes progress if it brings this many bytes, or its end, within the time limit: a slow trickle fails like a
-/// pause.
+/// A body makes progress if this many bytes of it, or its end, arrive within the time limit: a slow
+/// trickle fails like a pause.
 const GOES_ON: usize = 1 << 10;
 
 /// The request body made no progress within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the request body did not go on within {0:?}")]
+#[error("the request body made no progress within {0:?}")]
 pub struct Silent(pub Duration);
 
-/// The body of a client's request. Fails with [`Silent`] if it makes no progress; time in which it is not read does not
-/// count.
+/// The body of a client's request. Fails with [`Silent`] if it makes no progress; time during which
+/// it is not read does not count.
 pub struct RequestBody {
     inner: Incoming,
     patience: Patience,
@@ -61,7 +61,7 @@ impl Body for RequestBody {
     }
 }
 
-/// Measures how long the body has been waited for.
+/// Measures the time that the body has been waited for.
 struct Patience {
     most: Duration,
     left: Duration,
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_drips_is_given_up_like_one_that_is_silent() {
+    async fn a_trickling_body_fails_like_a_silent_one() {
         let mut patience = Patience::new(30 * SECOND);
         for n in 0..3 {
             assert!(!over(&mut patience), "drop {n}");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_goes_on_has_all_the_time_again() {
+    async fn a_body_that_makes_progress_gets_the_full_time_again() {
         let mut patience = Patience::new(30 * SECOND);
         for _ in 0..10 {
             assert!(!over(&mut patience));

@@ -1,4 +1,4 @@
-//! Serves one client connection, HTTP/1.1 or HTTP/2, until it ends, is overdue, or is told to stop.
+//! Serves one client connection, HTTP/1.1 or HTTP/2, until it ends, is overdue, or is stopped.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -24,21 +24,21 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::http::activity::{Activity, Overdue, UnderWay};
 use crate::http::body::{Body, BoxError};
-use crate::http::connections::{Connections, Place};
+use crate::http::connections::{ConnectionSlot, Connections};
 use crate::http::head;
 use crate::http::listen::{Bounds, Peer};
 use crate::http::opening::Protocol;
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
 
-/// Most bytes that hyper buffers for an HTTP/2 stream that is not read, in each direction.
+/// Maximum buffer of hyper for an HTTP/2 stream that is not read, in each direction, bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
 /// The same for all streams of a connection together.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Longest request target that hyper accepts, bytes.
 const TARGET: usize = 64 << 10;
 
-/// What all connections of a listener share.
+/// State shared by all connections of a listener.
 pub struct Serving<A> {
     /// Service that answers requests.
     pub app: A,
@@ -48,15 +48,15 @@ pub struct Serving<A> {
     pub tls: Option<TlsAcceptor>,
 }
 
-/// Most requests at a time on one HTTP/2 connection.
+/// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS: usize = 100;
-/// Interval of HTTP/2 pings, and of TCP keep-alives, on a connection that is silent; a client that has vanished is
-/// noticed by them.
+/// Interval of HTTP/2 pings, and of TCP keep-alives, on a silent connection; they detect a client
+/// that has vanished.
 const PING: Duration = Duration::from_mins(1);
-/// How long the answer to a ping may take.
+/// Time limit of the answer to a ping.
 const PONG: Duration = Duration::from_secs(20);
 
-/// Most bytes of a head that hyper is handed whole; it refuses longer ones itself.
+/// Maximum size of a head that hyper gets as a whole, bytes; it refuses longer ones itself.
 fn head_bytes(bounds: &Bounds) -> usize {
     bounds.header_bytes.saturating_add(bounds.uri.min(TARGET)).max(8 << 10)
 }
@@ -67,7 +67,8 @@ fn http1_builder(bounds: &Bounds) -> http1::Builder {
         .timer(TokioTimer::new())
         .header_read_timeout(None)
         .max_headers(bounds.headers)
-        // Answers are mostly small chunks: copying one into a single write is cheaper than gathering it.
+        // Answers are mostly small chunks: copying one into a single write is cheaper than
+        // gathering it.
         .writev(false)
         .max_buf_size(head_bytes(bounds));
     builder
@@ -91,7 +92,7 @@ fn http2_builder(bounds: &Bounds, streams: usize) -> http2::Builder<TokioExecuto
 pub async fn accepted<A, F>(
     stream: TcpStream,
     address: std::net::SocketAddr,
-    place: Place,
+    position: ConnectionSlot,
     serving: Arc<Serving<A>>,
 ) where
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
@@ -103,34 +104,34 @@ pub async fn accepted<A, F>(
     let _ = sockopt::set_tcp_keepidle(&stream, PING);
     let _ = sockopt::set_tcp_keepintvl(&stream, PONG);
     let peer = Peer { address, secure: serving.tls.is_some() };
-    let Some(tls) = &serving.tls else { return connection(stream, peer, place, serving).await };
+    let Some(tls) = &serving.tls else { return connection(stream, peer, position, serving).await };
     let sleep = tokio::time::sleep(serving.bounds.header_timeout);
     tokio::pin!(sleep);
     let shaken = tokio::select! {
         shaken = Box::pin(tls.accept(stream)) => shaken,
-        _ = poll_fn(|cx| place.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
+        _ = poll_fn(|cx| position.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
             return tracing::debug!("no TLS handshake in time, or it stops");
         }
     };
     match shaken {
-        // Boxed, so that a connection without TLS has no room for one with it.
-        Ok(stream) => Box::pin(connection(stream, peer, place, serving)).await,
+        // Boxed, so that a connection without TLS does not reserve room for one with it.
+        Ok(stream) => Box::pin(connection(stream, peer, position, serving)).await,
         Err(error) => tracing::debug!(%error, "no TLS handshake"),
     }
 }
 
-async fn connection<S, A, F>(stream: S, peer: Peer, place: Place, serving: Arc<Serving<A>>)
+async fn connection<S, A, F>(stream: S, peer: Peer, position: ConnectionSlot, serving: Arc<Serving<A>>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let bounds = serving.bounds;
-    let activity = Arc::clone(place.activity());
-    let connections = Arc::clone(place.connections());
+    let activity = Arc::clone(position.activity());
+    let connections = Arc::clone(position.connections());
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(sleep);
-    let mut socket = Socket::new(stream, place, bounds.uri);
+    let mut socket = Socket::new(stream, position, bounds.uri);
     let mut until = Until { activity: &activity, bounds: &bounds, sleep, peer };
     let Some(protocol) = until.open(&mut socket).await else { return };
     let streams = STREAMS.min(connections.limit().div_ceil(4));
@@ -152,7 +153,7 @@ where
     }
 }
 
-/// The time that a connection has.
+/// Time limits of a connection.
 struct Until<'a> {
     activity: &'a Activity,
     bounds: &'a Bounds,
@@ -219,8 +220,8 @@ impl Until<'_> {
 
 /// Answers one request, or refuses it because of its head.
 ///
-/// hyper moves what this returns and keeps room for it on every connection. So it holds the request, and the much larger
-/// future of its answer is made when it is due.
+/// hyper moves the returned future and keeps room for it on every connection. So it holds the
+/// request, and the much larger future of its answer is created when it is polled.
 fn answer<A, F>(
     serving: &Arc<Serving<A>>,
     activity: &Arc<Activity>,
@@ -247,14 +248,16 @@ where
     };
     let room = connections.request();
     async move {
-        // A request needs a descriptor for its backend, and HTTP/2 has many of them on one connection.
+        // A request needs a descriptor for its backend, and HTTP/2 has many requests on one
+        // connection.
         let room = room.await;
         let refused = request.is_err();
         let mut response = match request {
             Ok(request) => Box::pin((serving.app)(request)).await,
             Err(refusal) => refusal.response(),
         };
-        // The request was not read to its end, so the connection will close; the client is told so.
+        // The request was not read to its end, so the connection will close, which the header
+        // announces.
         let unread = refused || response.status() == StatusCode::REQUEST_TIMEOUT;
         if old && unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -278,10 +281,10 @@ fn name_host(head: &mut http::request::Parts, old: bool) {
 /// An answer body; its request counts as being served until the body is dropped.
 struct Answered {
     body: Body,
-    /// The body has failed, and this is to be returned next.
+    /// An error of the body, to be returned next.
     failed: Option<BoxError>,
     under_way: UnderWay,
-    /// HTTP/1.1, where the socket says whether the client reads.
+    /// True for HTTP/1.1, where the socket detects that the client does not read.
     old: bool,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -302,7 +305,8 @@ impl http_body::Body for Answered {
             self.under_way.window_shut(polled.is_ready());
         }
         match polled {
-            // hyper drops what it has not written yet, the head too, when a body fails. It writes when a body pauses.
+            // When a body fails, hyper drops the bytes not yet written, even the head. It writes
+            // when a body pauses.
             Poll::Ready(Some(Err(error))) => {
                 self.failed = Some(error);
                 cx.waker().wake_by_ref();
@@ -330,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_that_fails_pauses_before_so_that_what_it_has_brought_is_written() {
+    fn a_failing_body_pauses_first_so_that_its_bytes_are_written() {
         let frames: [Result<Frame<Bytes>, BoxError>; 2] =
             [Ok(Frame::data(Bytes::from_static(b"a"))), Err("it broke off".into())];
         let mut answered = Answered {

@@ -1,7 +1,8 @@
 //! The byte stream of a client connection, between the network and hyper.
 //!
-//! It reports when bytes are received and sent, holds the connection's slot, and truncates a request target that is far
-//! too long, so that the request is refused for its target rather than for a head that does not fit hyper's buffer.
+//! It reports when bytes are received and sent, holds the connection's slot, and truncates a
+//! request target that is far too long, so that the request is refused for its target rather than
+//! for a head that does not fit hyper's buffer.
 
 use std::io;
 use std::pin::Pin;
@@ -11,46 +12,47 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::http::activity::Activity;
-use crate::http::connections::Place;
+use crate::http::connections::ConnectionSlot;
 use crate::http::opening::{self, Protocol};
 
-/// Most bytes that are read at once of a connection's first head.
+/// Maximum number of bytes of a connection's first head that are read at once.
 const PIECE: usize = 2 << 10;
 
 /// A client connection.
 pub struct Socket<S> {
     stream: S,
-    place: Place,
+    position: ConnectionSlot,
     target: Target,
-    /// What came before the connection's protocol was known, and how much of it has been handed on.
+    /// Bytes received before the connection's protocol was known, and the number of them that were
+    /// handed on.
     opening: Vec<u8>,
     handed: usize,
 }
 
 impl<S> Socket<S> {
-    /// `uri`: most bytes of the first request's target that are not truncated.
-    pub fn new(stream: S, place: Place, uri: usize) -> Self {
-        Self { stream, place, target: Target::new(uri), opening: Vec::new(), handed: 0 }
+    /// `uri`: maximum length of the first request's target that is not truncated, bytes.
+    pub fn new(stream: S, position: ConnectionSlot, uri: usize) -> Self {
+        Self { stream, position, target: Target::new(uri), opening: Vec::new(), handed: 0 }
     }
 
-    /// Whether nothing has come yet.
+    /// True if nothing has been received yet.
     pub fn is_unused(&self) -> bool {
         self.opening.is_empty()
     }
 
     fn activity(&self) -> &Arc<Activity> {
-        self.place.activity()
+        self.position.activity()
     }
 
-    /// Reports a write: it has taken bytes, or it waits for the client.
+    /// Reports a write: bytes were taken, or the write waits for the client.
     fn sent(&self, taken: bool) {
         if taken { self.activity().written() } else { self.activity().blocked() }
     }
 }
 
 impl<S: AsyncRead + Unpin> Socket<S> {
-    /// Reads until the protocol is known, which is when the first head is complete; `None` if nothing
-    /// ever came. The bytes are read once more by who serves the connection.
+    /// Reads until the protocol is known, which is when the first head is complete; `None` if
+    /// nothing was ever received. The bytes are read again by the server of the connection.
     pub fn poll_open(
         &mut self,
         cx: &mut Context<'_>,
@@ -92,7 +94,7 @@ impl<S: AsyncRead + Unpin> Socket<S> {
         }
     }
 
-    /// Hands on what came before the protocol was known.
+    /// Hands on bytes received before the protocol was known.
     fn hand_on(&mut self, buf: &mut ReadBuf<'_>) {
         let rest = self.opening.get(self.handed..).unwrap_or_default();
         let piece = rest.get(..buf.remaining()).unwrap_or(rest);
@@ -148,8 +150,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     }
 }
 
-/// Truncates the target of a connection's first request to the length needed to refuse it. Only the first line of a
-/// connection is certain to be a request line without parsing as hyper does.
+/// Truncates the target of a connection's first request to the length needed to refuse it. Only the
+/// first line of a connection is certain to be a request line without parsing as hyper does.
 struct Target {
     at: At,
     /// Bytes of the target that may still pass.
@@ -172,7 +174,7 @@ impl Target {
         Self { at: At::Start, left: uri.saturating_add(1) }
     }
 
-    /// Truncates `bytes` in place and returns how many are left.
+    /// Truncates `bytes` in place and returns the number left.
     fn pass(&mut self, bytes: &mut [u8]) -> usize {
         if self.at == At::Beyond {
             return bytes.len();
@@ -180,8 +182,8 @@ impl Target {
         let (mut at, mut kept) = (0, 0);
         while let Some(&byte) = bytes.get(at).filter(|_| self.at != At::Beyond) {
             if self.passes(byte) {
-                if let Some(place) = bytes.get_mut(kept) {
-                    *place = byte;
+                if let Some(position) = bytes.get_mut(kept) {
+                    *position = byte;
                 }
                 kept += 1;
             }
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_passes_up_to_one_byte_too_many_and_all_else_passes() {
+    fn a_target_passes_up_to_one_byte_too_many_and_the_rest_passes() {
         let long = "u".repeat(50);
         for piece in [1, 7, 1000] {
             for (line, uri, wanted) in [

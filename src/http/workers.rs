@@ -1,7 +1,8 @@
 //! The network threads.
 //!
-//! Each runs an event loop of its own and keeps a client's connection and the backend connections that serve
-//! it together: a chunk passes through without waking a second thread, which is most of what a relay costs.
+//! Each runs an event loop of its own and keeps a client's connection and the backend connections
+//! that serve it together: a chunk passes through without waking a second thread, which would be
+//! the largest cost of a relay.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -18,13 +19,14 @@ thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Index of the network thread that calls this, from 0; `None` on any other thread. Connections to replicas are pooled
-/// per index.
+/// Index of the calling network thread, from 0; `None` on any other thread. Connections to replicas
+/// are pooled per index.
 pub fn lane() -> Option<usize> {
     LANE.get()
 }
 
-/// The threads that serve connections. Without any, connections are served on the runtime that accepts them.
+/// The threads that serve connections. Without any, connections are served on the runtime that
+/// accepts them.
 #[derive(Debug)]
 pub struct Workers {
     threads: Vec<Thread>,
@@ -35,11 +37,11 @@ pub struct Workers {
 #[derive(Debug)]
 struct Thread {
     runtime: Handle,
-    /// Number of its connections that have something to do.
+    /// Number of its connections with work to do.
     load: Arc<AtomicUsize>,
 }
 
-/// One connection's part in the load of its thread: it counts while the connection has something to do.
+/// One connection's part in the load of its thread: it counts while the connection has work to do.
 #[derive(Debug, Default)]
 pub struct Share {
     load: Arc<AtomicUsize>,
@@ -47,7 +49,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Sets whether the connection has something to do.
+    /// Sets whether the connection has work to do.
     pub fn set(&mut self, counts: bool) {
         match (self.counts, counts) {
             (false, true) => drop(self.load.fetch_add(1, Ordering::Relaxed)),
@@ -89,7 +91,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// What runs on them; what runs here if there are none.
+    /// The runtimes of the threads; the calling runtime if there are none.
     pub fn runtimes(&self) -> Vec<Handle> {
         let own = self.threads.iter().map(|thread| thread.runtime.clone());
         let here = self.threads.is_empty().then(Handle::try_current).into_iter().flatten();
@@ -103,8 +105,8 @@ impl Workers {
         after.iter().chain(before).min_by_key(|thread| thread.load.load(Ordering::Relaxed))
     }
 
-    /// Serves `stream` with `serve` on the thread with the least load; `tasks` counts it. The connection counts in that
-    /// load until its [`Share`] says otherwise.
+    /// Serves `stream` with `serve` on the thread with the least load; `tasks` counts it. The
+    /// connection counts in that load until its [`Share`] is changed.
     pub fn spawn<S, F>(&self, stream: TcpStream, tasks: &TaskTracker, serve: S) -> io::Result<()>
     where
         S: FnOnce(TcpStream, Share) -> F + Send + 'static,
@@ -139,9 +141,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_thread_with_the_least_to_do_gets_the_next_connection_else_they_take_turns() {
+    fn the_least_loaded_thread_gets_the_next_connection_else_they_take_turns() {
         let workers = Workers::start(3).unwrap();
-        let place = || {
+        let position = || {
             let thread = workers.least().unwrap();
             let mut share = Share { load: Arc::clone(&thread.load), counts: false };
             share.set(true);
@@ -150,16 +152,16 @@ mod tests {
         let loads = || -> Vec<usize> {
             workers.threads.iter().map(|thread| thread.load.load(Ordering::Relaxed)).collect()
         };
-        let mut shares: Vec<Share> = (0..6).map(|_| place()).collect();
+        let mut shares: Vec<Share> = (0..6).map(|_| position()).collect();
         assert_eq!(loads(), [2, 2, 2]);
-        // Those of one thread rest, and rest twice; one of them ends.
+        // The connections of one thread become idle, twice; one of them ends.
         for index in [1, 4] {
             shares[index].set(false);
             shares[index].set(false);
         }
         assert_eq!(loads(), [2, 0, 2]);
         drop(shares.remove(4));
-        shares.extend([place(), place()]);
+        shares.extend([position(), position()]);
         assert_eq!(loads(), [2, 2, 2]);
         drop(shares);
         assert_eq!(loads(), [0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Where, when and with what a benchmark was measured, as its report says.
+//! Date, machine, engine and command of a benchmark, as shown in its report.
 
 use std::path::Path;
 use std::thread::available_parallelism;
@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-/// What a reader needs in order to judge the figures, or to measure them again.
+/// Conditions of a benchmark: enough to judge its figures or to measure them again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// Day and time of the start, UTC.
@@ -15,9 +15,9 @@ pub struct About {
     pub machine: String,
     /// Version of this program.
     pub foretell: String,
-    /// Name and version of the engine, as far as it was recognised.
+    /// Name and version of the engine; empty if it was not recognised.
     pub engine: String,
-    /// The model that was asked for.
+    /// The requested model.
     pub model: String,
     /// Root URL of the server itself.
     pub direct: String,
@@ -28,7 +28,7 @@ pub struct About {
 }
 
 impl About {
-    /// When, which engine and which model, in a line.
+    /// Date, engine and model, in one line.
     pub fn summary(&self) -> String {
         let parts = [&self.date, &self.engine, &self.model];
         parts.into_iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" · ")
@@ -57,7 +57,7 @@ pub fn now() -> String {
     OffsetDateTime::now_utc().format(format).unwrap_or_default()
 }
 
-/// Processor, cores and memory of this machine, as far as the system tells.
+/// Processor, cores and memory of this machine, as reported by the system.
 pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     let cores = available_parallelism().map_or(0, std::num::NonZero::get);
@@ -78,7 +78,8 @@ fn described(cpuinfo: &str, cores: usize, meminfo: &str) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// A command line that can be shown: values of `--header` are masked, and what a shell would split is quoted.
+/// A command line that can be shown: values of `--header` are masked, and arguments that a shell
+/// would split are quoted.
 pub fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut header = false;
     let shown = arguments.map(|argument| {
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_is_described_by_what_the_system_tells() {
+    fn a_machine_is_described_from_system_files() {
         let cpuinfo = "processor\t: 0\nmodel name\t: Some  CPU @ 2.0GHz\nprocessor\t: 1\n";
         let told = described(cpuinfo, 2, "MemTotal:       25165824 kB\nMemFree: 1 kB\n");
         assert_eq!(told, "Some CPU @ 2.0GHz, 2 cores, 24 GiB of memory");
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_row() {
+    fn unknown_values_have_no_row() {
         let about = About { date: now(), ..About::default() };
         assert_eq!((about.rows().len(), about.summary().as_str()), (1, about.date.as_str()));
         assert!(

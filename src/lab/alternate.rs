@@ -1,9 +1,10 @@
 //! Order in which the direct server and Foretell are measured.
 //!
-//! The speed of a machine drifts: caches warm up, clocks throttle, other programs come and go. Two long runs one after
-//! the other would mostly measure that drift; short alternating blocks cancel it out. The side that goes first changes
-//! from one alternation to the next, and again from one pass over the workload to the next, so that no prompt always
-//! finds the server's prefix cache warmed by the same side.
+//! The speed of a machine drifts: caches warm up, clocks throttle, other programs come and go. Two
+//! long runs one after the other would mostly measure that drift; short alternating blocks cancel
+//! it out. The side that goes first changes from one alternation to the next, and again from one
+//! pass over the workload to the next, so that no prompt always finds the server's prefix cache
+//! warmed by the same side.
 
 /// One of the two ways to call the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +45,7 @@ pub struct Alternation {
 
 /// Numbers from which the alternations are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Schedule {
     /// Number of prompts in the workload.
     pub prompts: usize,
     /// Number of clients that send requests at the same time.
@@ -53,14 +54,14 @@ pub struct Plan {
     pub alternations: usize,
 }
 
-impl Plan {
-    /// Prompts of one block: 5 per client, so that every client has work for most of the block.
+impl Schedule {
+    /// Prompts of one block: 5 per client, so that every client is busy for most of the block.
     pub const fn block(&self) -> usize {
         5 * if self.concurrency == 0 { 1 } else { self.concurrency }
     }
 
-    /// Prompts sent to each side before the measurement: the last ones of the workload, so that the first blocks do not
-    /// find their prompts in a cache.
+    /// Prompts sent to each side before the measurement: the last ones of the workload, so that the
+    /// first blocks do not find their prompts in a cache.
     pub fn warm_up(&self) -> Vec<usize> {
         let wanted = self.concurrency.max(10);
         (0..wanted).filter_map(|back| self.prompts.checked_sub(1 + back % self.prompts.max(1))).collect()
@@ -72,7 +73,7 @@ impl Plan {
         (0..self.alternations).map(move |turn| {
             let flipped = (turn + turn / blocks_per_pass) % 2 == 1;
             let prompts = (turn * self.block()..(turn + 1) * self.block())
-                .filter_map(|place| place.checked_rem(self.prompts))
+                .filter_map(|position| position.checked_rem(self.prompts))
                 .collect();
             Alternation { first: if flipped { Side::Through } else { Side::Direct }, prompts }
         })
@@ -83,12 +84,12 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const PLAN: Plan = Plan { prompts: 50, concurrency: 1, alternations: 20 };
+    const SCHEDULE: Schedule = Schedule { prompts: 50, concurrency: 1, alternations: 20 };
 
     #[test]
-    fn every_prompt_is_asked_equally_often() {
+    fn every_prompt_is_sent_equally_often() {
         let mut asked = vec![0; 50];
-        for alternation in PLAN.alternations() {
+        for alternation in SCHEDULE.alternations() {
             assert_eq!(alternation.prompts.len(), 5);
             for prompt in alternation.prompts {
                 asked[prompt] += 1;
@@ -98,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_asked_first_by_each_side_in_turn() {
-        let turns: Vec<_> = PLAN.alternations().collect();
+    fn the_first_side_alternates_for_every_prompt() {
+        let turns: Vec<_> = SCHEDULE.alternations().collect();
         for (first_pass, second_pass) in turns[..10].iter().zip(&turns[10..]) {
             assert_eq!(first_pass.prompts, second_pass.prompts);
             assert_ne!(first_pass.first, second_pass.first);
@@ -109,16 +110,16 @@ mod tests {
 
     #[test]
     fn more_clients_make_larger_blocks_and_warm_ups() {
-        let plan = Plan { prompts: 7, concurrency: 32, alternations: 3 };
-        assert_eq!(plan.alternations().map(|turn| turn.prompts.len()).collect::<Vec<_>>(), [160; 3]);
-        assert_eq!(plan.warm_up().len(), 32);
-        assert_eq!(PLAN.warm_up(), [49, 48, 47, 46, 45, 44, 43, 42, 41, 40]);
+        let schedule = Schedule { prompts: 7, concurrency: 32, alternations: 3 };
+        assert_eq!(schedule.alternations().map(|turn| turn.prompts.len()).collect::<Vec<_>>(), [160; 3]);
+        assert_eq!(schedule.warm_up().len(), 32);
+        assert_eq!(SCHEDULE.warm_up(), [49, 48, 47, 46, 45, 44, 43, 42, 41, 40]);
     }
 
     #[test]
-    fn an_empty_workload_asks_nothing() {
-        let plan = Plan { prompts: 0, ..PLAN };
-        assert!(plan.warm_up().is_empty());
-        assert!(plan.alternations().all(|turn| turn.prompts.is_empty()));
+    fn an_empty_workload_sends_nothing() {
+        let schedule = Schedule { prompts: 0, ..SCHEDULE };
+        assert!(schedule.warm_up().is_empty());
+        assert!(schedule.alternations().all(|turn| turn.prompts.is_empty()));
     }
 }

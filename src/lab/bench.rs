@@ -1,4 +1,5 @@
-//! Runs a benchmark: network and clock around the pure plan (`alternate`) and evaluation (`tally`).
+//! Runs a benchmark: network and clock around the pure schedule (`alternate`) and evaluation
+//! (`tally`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use indicatif::ProgressBar;
 
-use super::alternate::{Plan, Side};
+use super::alternate::{Schedule, Side};
 use super::client::{Client, Entry, Url};
 use super::counters::Counters;
 use super::formula::{Costs, Unknown};
@@ -17,7 +18,7 @@ use super::tally::{Looping, Measured, Pair, Run, conclude};
 use super::workload::{Settings, Workload};
 use crate::openai::Route;
 
-/// Most outputs of one side and run that are checked for loops.
+/// Maximum number of outputs of one side and run that are checked for loops.
 const JUDGED: usize = 200;
 
 /// Settings of a benchmark.
@@ -77,8 +78,9 @@ pub struct Stopped {
     pub failure: Failure,
 }
 
-/// Measures every combination of workload, temperature and clients in turn. Single failures are counted; an error is
-/// returned only if a side answers no request of the warm-up, or cannot be reached for a whole block.
+/// Measures every combination of workload, temperature and clients in turn. Single failures are
+/// counted; an error is returned only if a side answers no request of the warm-up, or cannot be
+/// reached for a whole block.
 pub async fn run(bench: &Bench, progress: &ProgressBar) -> Result<Vec<Run>, Stopped> {
     let cases: Vec<_> = bench
         .workloads
@@ -103,7 +105,7 @@ struct Case<'a> {
     bench: &'a Bench,
     workload: &'a Workload,
     settings: Settings<'a>,
-    plan: Plan,
+    schedule: Schedule,
     direct: Vec<Client>,
     through: Vec<Client>,
     meter: Meter,
@@ -122,7 +124,7 @@ impl<'a> Case<'a> {
                 model: bench.model.as_deref(),
                 seeded: bench.seeded && temperature > 0.0,
             },
-            plan: Plan {
+            schedule: Schedule {
                 prompts: workload.prompts.len(),
                 concurrency: clients,
                 alternations: bench.alternations,
@@ -134,14 +136,14 @@ impl<'a> Case<'a> {
     }
 
     async fn measure(mut self, progress: &ProgressBar) -> Result<Measured, Stopped> {
-        let plan = self.plan;
+        let schedule = self.schedule;
         for side in [Side::Direct, Side::Through] {
-            let answers = self.block(side, &plan.warm_up()).await;
+            let answers = self.block(side, &schedule.warm_up()).await;
             self.answering(side, &answers, |_| true)?;
         }
         let probed = self.meter.probed();
         let (mut alternations, mut costs) = (Vec::new(), Ok(Costs { probed, ..Costs::default() }));
-        for alternation in plan.alternations() {
+        for alternation in schedule.alternations() {
             self.warm(&alternation.prompts).await;
             let first = self.metered(alternation.first, &alternation.prompts, &mut costs).await?;
             let second = self.metered(alternation.first.other(), &alternation.prompts, &mut costs).await?;
@@ -156,7 +158,7 @@ impl<'a> Case<'a> {
         }
         Ok(Measured {
             workload: self.workload.name.clone(),
-            concurrency: plan.concurrency,
+            concurrency: schedule.concurrency,
             temperature: self.settings.temperature,
             comparable: self.settings.temperature == 0.0 || self.settings.seeded,
             looping: looping(self.bench, self.workload, &alternations).await,
@@ -165,8 +167,8 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Sends the prompts to the server once, untimed. Otherwise the side that sends a prompt second would find it in
-    /// the server's prefix cache, and the first side would not.
+    /// Sends the prompts to the server once, untimed. Otherwise the side that sends a prompt second
+    /// would find it in the server's prefix cache, and the first side would not.
     async fn warm(&mut self, prompts: &[usize]) {
         let settings = Settings { max_tokens: Some(1), ..self.settings };
         for &index in prompts {
@@ -178,7 +180,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Runs one block and adds what the servers counted during it to `costs`.
+    /// Runs one block and adds the servers' counts during it to `costs`.
     async fn metered(
         &mut self,
         side: Side,
@@ -216,13 +218,13 @@ impl<'a> Case<'a> {
         let lanes = clients.iter_mut().map(|client| async move {
             let mut answers = Vec::new();
             loop {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                let Some((route, body)) = requests.get(place) else { return answers };
-                answers.push((place, client.ask(*route, body.clone()).await));
+                let position = next.fetch_add(1, Ordering::Relaxed);
+                let Some((route, body)) = requests.get(position) else { return answers };
+                answers.push((position, client.ask(*route, body.clone()).await));
             }
         });
         let mut answers: Vec<_> = join_all(lanes).await.into_iter().flatten().collect();
-        answers.sort_by_key(|(place, _)| *place);
+        answers.sort_by_key(|(position, _)| *position);
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 

@@ -1,10 +1,10 @@
-//! Text for a terminal: wrapped into columns, with text from leaps in colour.
+//! Text for a terminal: wrapped into columns, with speculated text in colour.
 //!
-//! Text is wrapped by characters before it is coloured, so colour codes do not count as width and a coloured run may
-//! continue on the next line.
+//! Text is wrapped by characters before it is coloured, so colour codes do not count as width and a
+//! coloured run may continue on the next line.
 
 /// Terminal escape: green text.
-const LEAPT: &str = "\x1b[32m";
+const SPECULATED: &str = "\x1b[32m";
 /// Terminal escape: faint text.
 const FAINT: &str = "\x1b[2m";
 /// Terminal escape: bold text.
@@ -12,7 +12,7 @@ const BOLD: &str = "\x1b[1m";
 /// Terminal escape: normal text.
 const PLAIN: &str = "\x1b[0m";
 
-/// A character, and whether a leap produced it.
+/// A character, and true if speculation produced it.
 type Inked = (char, bool);
 
 /// Capabilities of the output.
@@ -20,9 +20,9 @@ type Inked = (char, bool);
 pub struct Canvas {
     /// Width, in columns.
     pub width: usize,
-    /// Whether colours may be used.
+    /// True if colours may be used.
     pub colour: bool,
-    /// Most lines of one text; further lines are counted instead of shown.
+    /// Maximum number of lines of one text; further lines are counted instead of shown.
     pub lines: usize,
 }
 
@@ -37,7 +37,7 @@ impl Canvas {
         Self { width: 100, colour: false, lines: usize::MAX }
     }
 
-    /// Whether two texts fit side by side.
+    /// True if two texts fit side by side.
     pub const fn is_wide(&self) -> bool {
         self.width >= 96
     }
@@ -52,9 +52,9 @@ impl Canvas {
         self.wrapped(FAINT, text)
     }
 
-    /// The text in the colour of leaps, if colours may be used.
-    pub fn leapt(&self, text: &str) -> String {
-        self.wrapped(LEAPT, text)
+    /// The text in the colour of speculated text, if colours may be used.
+    pub fn speculated(&self, text: &str) -> String {
+        self.wrapped(SPECULATED, text)
     }
 
     fn wrapped(&self, code: &str, text: &str) -> String {
@@ -107,10 +107,10 @@ impl Canvas {
     fn ink(&self, line: &[Inked]) -> String {
         let mut text = String::new();
         let mut inside = false;
-        for &(char, leapt) in line {
-            if self.colour && leapt != inside {
-                text.push_str(if leapt { LEAPT } else { PLAIN });
-                inside = leapt;
+        for &(char, speculated) in line {
+            if self.colour && speculated != inside {
+                text.push_str(if speculated { SPECULATED } else { PLAIN });
+                inside = speculated;
             }
             text.push(char);
         }
@@ -121,7 +121,8 @@ impl Canvas {
     }
 }
 
-/// Wraps runs into lines of at most `width` characters. A run of more than one token came from a leap.
+/// Wraps runs into lines of at most `width` characters. A run of more than one token came from a
+/// round of speculation.
 fn wrap<'a>(runs: impl Iterator<Item = (&'a str, usize)>, width: usize) -> Vec<Vec<Inked>> {
     let mut lines = vec![Vec::new()];
     for (text, tokens) in runs {
@@ -176,8 +177,8 @@ mod tests {
         let left = [("one two three", 1)];
         let right = [("1\n2\n3\n4\n5", 2)];
         assert_eq!(
-            canvas.columns(["plain", "leapt"], left.into_iter(), right.into_iter()),
-            "  plain      │ leapt\n  one two th │ 1\n  ree        │ 2\n             │ … 3 more lines\n"
+            canvas.columns(["plain", "draft"], left.into_iter(), right.into_iter()),
+            "  plain      │ draft\n  one two th │ 1\n  ree        │ 2\n             │ … 3 more lines\n"
         );
     }
 

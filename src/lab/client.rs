@@ -1,7 +1,8 @@
-//! The measuring client: one kept-alive HTTP/1.1 connection, one request at a time, every event timed.
+//! The measuring client: one kept-alive HTTP/1.1 connection, one request at a time, every event
+//! timed.
 //!
-//! Every concurrent client of a side has its own connection, so that no pool influences the times. `TCP_NODELAY` is
-//! set. An event's time is the moment at which the socket delivered its last byte.
+//! Every concurrent client of a side has its own connection, so that no pool influences the times.
+//! `TCP_NODELAY` is set. An event's time is the moment at which the socket delivered its last byte.
 
 use std::fmt;
 use std::str::FromStr;
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_tells_the_server_s_words() {
+    fn a_refusal_carries_the_server_s_message() {
         let told = refused(StatusCode::NOT_FOUND, br#"{"error":{"message":"no such model"}}"#);
         assert_eq!(told.to_string(), "HTTP 404: no such model");
         assert_eq!(refused(StatusCode::BAD_GATEWAY, b"<html>").to_string(), "HTTP 502: <html>");

@@ -1,7 +1,8 @@
 //! Counters of the servers themselves, read from their Prometheus pages before and after a block.
 //!
-//! The costs in the formula must be those of the runtime alone; times taken at the client would include the overhead
-//! that is to be judged. Sums and counts are used, never quantiles, so that two readings can be subtracted.
+//! The costs in the formula must be those of the runtime alone; times taken at the client would
+//! include the overhead that the benchmark judges. Sums and counts are used, never quantiles, so
+//! that two readings can be subtracted.
 
 use std::ops::{AddAssign, Sub};
 
@@ -62,12 +63,12 @@ impl Counters {
         })
     }
 
-    /// Adds the drafting times of the proxy's metrics page, zero if it has not drafted yet; `None` if the page is not
-    /// Foretell's.
+    /// Adds the drafting times of the proxy's metrics page, zero if it has not drafted yet; `None`
+    /// if the page is not Foretell's.
     #[must_use]
     pub fn with_drafts(self, page: &str) -> Option<Self> {
         let ours = page.lines().any(|line| line.starts_with("foretell_"));
-        let draft = spent(page, "foretell_leap_draft_seconds", None).unwrap_or_default();
+        let draft = spent(page, "foretell_draft_seconds", None).unwrap_or_default();
         ours.then_some(Self { draft, ..self })
     }
 }
@@ -143,10 +144,10 @@ foretell_target_step_seconds_sum_of_something_else 7
 
     #[test]
     fn drafts_are_summed_over_all_drafters() {
-        let page = "foretell_leap_draft_seconds_sum{drafter=\"model\"} 0.02\n\
-                    foretell_leap_draft_seconds_count{drafter=\"model\"} 9\n\
-                    foretell_leap_draft_seconds_sum{drafter=\"prompt_lookup\"} 0.01 1700000000\n\
-                    foretell_leap_draft_seconds_count{drafter=\"prompt_lookup\"} 1\n";
+        let page = "foretell_draft_seconds_sum{drafter=\"model\"} 0.02\n\
+                    foretell_draft_seconds_count{drafter=\"model\"} 9\n\
+                    foretell_draft_seconds_sum{drafter=\"prompt_lookup\"} 0.01 1700000000\n\
+                    foretell_draft_seconds_count{drafter=\"prompt_lookup\"} 1\n";
         let draft = Counters::default().with_drafts(page).unwrap().draft;
         assert_eq!(draft.times, 10.0);
         assert!((draft.seconds - 0.03).abs() < 1e-12);
@@ -162,7 +163,7 @@ foretell_target_step_seconds_sum_of_something_else 7
     }
 
     #[test]
-    fn a_page_of_another_server_tells_nothing() {
+    fn a_page_of_another_server_has_no_counters() {
         assert_eq!(Counters::of_target("vllm:num_requests_running 3\n"), None);
         assert_eq!(Counters::default().with_drafts(""), None);
     }

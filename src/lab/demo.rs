@@ -1,7 +1,7 @@
 //! The demo: the same prompts plain and speculated, side by side.
 //!
-//! Both sides are ordinary HTTP clients of servers in this process. They are called one after the other, and the side
-//! that is called first changes with every prompt.
+//! Both sides are ordinary HTTP clients of servers in this process. They are called one after the
+//! other, and the side that is called first changes with every prompt.
 
 use std::fmt::{self, Write as _};
 use std::io::Write;
@@ -23,15 +23,16 @@ use super::workload::{self, Prompt, Settings, Workload};
 /// Prompts of each workload sent through Foretell as a warm-up.
 const WARM_UP: usize = 3;
 
-/// Prompts whose right answer a reader knows: a text, the beginning of its new version, and the model writes the rest. They
-/// are what the bundled target can do; most instructions are beyond a model of its size.
+/// Prompts whose right answer a reader can check: a text and the beginning of its new version,
+/// which the model completes. The bundled target is able to do these; most instructions are beyond
+/// a model of its size.
 const SHOWCASE: [(&str, &str); 2] =
     [("edit", include_str!("demo/edit.jsonl")), ("revise", include_str!("demo/revise.jsonl"))];
 
 /// The built-in workloads of the demo.
 ///
 /// # Errors
-/// Never: a test reads them.
+/// None in practice: a test reads them.
 pub fn showcase() -> Result<Vec<Workload>, workload::Error> {
     SHOWCASE.iter().map(|(name, text)| Workload::parse((*name).to_owned(), name, text)).collect()
 }
@@ -69,7 +70,7 @@ impl fmt::Display for About {
         let millions = self.parameters as f64 / 1e6;
         write!(f, "{}: {millions:.1} M parameters on {}", self.model, self.device)?;
         if self.inflate > 1 {
-            write!(f, ", inflated to {} times the depth (costs more, says the same)", self.inflate)?;
+            write!(f, ", inflated to {} times the depth (higher cost, same output)", self.inflate)?;
         }
         write!(f, "; drafters: {}", self.drafters.join(", "))
     }
@@ -90,9 +91,9 @@ impl Shown {
     }
 }
 
-/// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at 0.8; prompts whose plain
-/// answers loop are passed over, for a loop is easy to draft and says nothing. Returns
-/// `FellShort` if any text differs, `Unreachable` if a server does not answer.
+/// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at
+/// 0.8; prompts whose plain answers loop are skipped, because a loop is easy to draft and shows
+/// nothing. Returns `FellShort` if any text differs, `Unreachable` if a server does not answer.
 pub async fn show(
     stack: &Stack,
     workloads: &[Workload],
@@ -117,11 +118,11 @@ async fn compare(
     canvas: Canvas,
     out: &mut impl Write,
 ) -> Result<bool, Stopped> {
-    // A closed pipe is not an error: the exit code still tells the result.
+    // A closed pipe is not an error: the exit code still reports the result.
     let _ = writeln!(out, "{}", canvas.bold(&stack.about.to_string()));
     let _ = write!(out, "Each prompt is sent twice: to the target itself, and through Foretell.");
     if canvas.colour {
-        let _ = write!(out, " {}", canvas.leapt("Text in this colour came several tokens at a time."));
+        let _ = write!(out, " {}", canvas.speculated("Text in this colour came several tokens at a time."));
     }
     let _ = writeln!(out, "\n");
     let mut duo = Duo::new(stack);
@@ -145,7 +146,7 @@ async fn compare(
     }
     let _ = writeln!(out, "{}", summary(&shown, canvas));
     if looping > 0 {
-        let _ = writeln!(out, "{looping} more prompts were passed over: their plain answers loop.");
+        let _ = writeln!(out, "{looping} more prompts were skipped: their plain answers loop.");
     }
     Ok(shown.iter().all(Shown::identical))
 }
@@ -170,8 +171,9 @@ impl<'a> Duo<'a> {
         }
     }
 
-    /// Sends the last prompts of each workload through Foretell, so that it has learnt what calls cost and how long
-    /// drafts last. They are not those shown, so no shown prompt is in a cache. The target has nothing to learn.
+    /// Sends the last prompts of each workload through Foretell, so that the controller has learnt
+    /// the costs of its requests and the acceptance of its drafts. They are not the prompts shown,
+    /// so no shown prompt is in a cache. The target has nothing to learn.
     async fn warm_up(&mut self, workloads: &[Workload]) -> Result<(), Stopped> {
         let spinner = spinner("warming up".into());
         let last = workloads.iter().flat_map(|workload| workload.prompts.iter().rev().take(WARM_UP));
@@ -192,7 +194,8 @@ impl<'a> Duo<'a> {
     ) -> Result<Option<Shown>, Stopped> {
         let name = format!("{workload} {}", index + 1);
         let spinner = spinner(name.clone());
-        // Untimed: it reads the prompt into the server's cache, where otherwise only the second side would find it.
+        // Untimed: it puts the prompt into the server's cache; otherwise only the second side would
+        // find it there.
         let plain = self.one(Side::Direct, prompt, index, temperature).await?;
         let loops = self.judge.loops(&prompt.text(), &plain.text, prompt.model()).await;
         let answers = if loops { None } else { Some(self.both(prompt, index, temperature).await?) };
@@ -225,7 +228,7 @@ impl<'a> Duo<'a> {
     ) -> Result<Answer, Stopped> {
         let settings = Settings { temperature, max_tokens: None, model: None, seeded: temperature > 0.0 };
         let mut prompt = prompt.clone();
-        // With token ids the answer tells how many tokens each event brought.
+        // With token ids the answer shows the number of tokens in each event.
         prompt.body.insert("return_token_ids".into(), true.into());
         let body = prompt.request(&settings, index);
         let (client, url) = match side {
@@ -249,7 +252,7 @@ fn speed(answer: &Answer) -> Option<f64> {
     (seconds > 0.0).then(|| answer.completion_tokens as f64 / seconds)
 }
 
-fn expected_run(answer: &Answer) -> Option<f64> {
+fn mean_acceptance_length(answer: &Answer) -> Option<f64> {
     let told = answer.foretell.as_ref().filter(|told| told.rounds > 0)?;
     Some((told.accepted + told.rounds) as f64 / told.rounds as f64)
 }
@@ -270,9 +273,9 @@ fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
         Some(says) => format!("{} {says}\n{}", canvas.bold(&heading), given(prompt, canvas)),
     };
     let plain = format!("plain, {} tokens/s", number(speed(&shown.direct), 0));
-    let leapt = format!("foretell, {} tokens/s", number(speed(&shown.through), 0));
+    let speculated = format!("foretell, {} tokens/s", number(speed(&shown.through), 0));
     if canvas.is_wide() && canvas.colour {
-        text += &canvas.columns([&plain, &leapt], shown.direct.runs(), shown.through.runs());
+        text += &canvas.columns([&plain, &speculated], shown.direct.runs(), shown.through.runs());
     } else if shown.identical() {
         text += &canvas.column(shown.through.runs());
     } else {
@@ -285,10 +288,10 @@ fn side_by_side(shown: &Shown, prompt: &Prompt, canvas: Canvas) -> String {
             format!("{} rounds, {} of {} drafted tokens accepted", told.rounds, told.accepted, told.drafted)
         }
         Some(told) => format!("{} ({})", told.path, told.reason.as_deref().unwrap_or("no reason given")),
-        None => "the answer does not tell how it came about".into(),
+        None => "the answer has no usage.foretell".into(),
     };
     let same = if shown.identical() { "same text" } else { "THE TEXTS DIFFER" };
-    let line = format!("{plain}; {leapt}: {} times; {told}; {same}", number(ratio(shown), 2));
+    let line = format!("{plain}; {speculated}: {} times; {told}; {same}", number(ratio(shown), 2));
     text + &format!("  {}\n\n", canvas.faint(&line))
 }
 
@@ -304,7 +307,7 @@ fn given(prompt: &Prompt, canvas: Canvas) -> String {
 
 fn summary(shown: &[Shown], canvas: Canvas) -> String {
     let heading =
-        ["prompt", "T", "plain tok/s", "foretell tok/s", "ratio", "E[N]", "first token ms", "same text"];
+        ["prompt", "T", "plain tok/s", "foretell tok/s", "ratio", "length", "first token ms", "same text"];
     let mut rows = vec![heading.map(ToOwned::to_owned).to_vec()];
     let first = |answer: &Answer| answer.first().as_secs_f64() * 1e3;
     for one in shown {
@@ -314,7 +317,7 @@ fn summary(shown: &[Shown], canvas: Canvas) -> String {
             number(speed(&one.direct), 1),
             number(speed(&one.through), 1),
             number(ratio(one), 2),
-            number(expected_run(&one.through), 2),
+            number(mean_acceptance_length(&one.through), 2),
             format!("{:.1} → {:.1}", first(&one.direct), first(&one.through)),
             if one.identical() { "yes" } else { "NO" }.into(),
         ]);
@@ -323,7 +326,7 @@ fn summary(shown: &[Shown], canvas: Canvas) -> String {
     let (heading, rest) = table.split_once('\n').unwrap_or((&table, ""));
     let same = shown.iter().filter(|one| one.identical()).count();
     format!(
-        "{}\n{rest}\n{same} of {} texts are the same both ways; a single request is a coarse clock, \
+        "{}\n{rest}\n{same} of {} texts are the same both ways; a single request is a coarse measurement, \
          `foretell bench` takes medians.",
         canvas.bold(heading),
         shown.len()
@@ -364,17 +367,17 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_says_what_is_shown() {
+    fn the_first_line_describes_the_models() {
         assert_eq!(
             about().to_string(),
-            "foretell-target: 6.5 M parameters on cpu, inflated to 8 times the depth (costs more, says the same); \
+            "foretell-target: 6.5 M parameters on cpu, inflated to 8 times the depth (higher cost, same output); \
              drafters: prompt_lookup, draft-same"
         );
         assert!(!About { inflate: 1, ..about() }.to_string().contains("inflated"));
     }
 
     #[test]
-    fn the_showcase_says_what_to_look_for_and_leaves_enough_to_warm_up_with() {
+    fn the_showcase_has_descriptions_and_warm_up_prompts() {
         for workload in showcase().unwrap() {
             assert!(workload.prompts.len() >= 2 + WARM_UP, "{}", workload.name);
             assert!(workload.prompts.iter().all(|prompt| prompt.says.is_some()), "{}", workload.name);

@@ -1,14 +1,15 @@
-//! The gain that the measured acceptance would give if only the models took time.
+//! The gain that the measured acceptance would give if only model runs took time.
 //!
-//! Without leaps, N tokens take N target steps. With leaps, every round takes one verify run and one draft, and yields
-//! the accepted tokens and one more; the remaining tokens are plain steps. Measured gain ÷ this gain is the share that
-//! is left after the overhead of the proxy, the network and the server. Prefill is left out on both sides; it can only
-//! lower the measured gain, so it never makes the share look better.
+//! Without speculation, N tokens take N target steps. With speculation, every round takes one
+//! verify run and one draft, and yields the accepted tokens and one more; the remaining tokens are
+//! plain steps. Measured gain ÷ this gain is the share that is left after the overhead of the
+//! proxy, the network and the server. Prefill is left out on both sides; it can only lower the
+//! measured gain, so it never makes the share look better.
 
 use super::counters::{Counters, Spent};
 use super::probed::Probed;
 
-/// Sums of the `usage.foretell` objects of many answers.
+/// Sums over the `usage.foretell` objects of many answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounds {
     /// Number of rounds.
@@ -20,8 +21,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// E\[N\], the mean number of tokens that a round yields; `None` without rounds.
-    pub fn expected_run(&self) -> Option<f64> {
+    /// Mean acceptance length: accepted tokens per round, plus 1; `None` without rounds.
+    pub fn mean_acceptance_length(&self) -> Option<f64> {
         (self.rounds > 0).then(|| (self.accepted + self.rounds) as f64 / self.rounds as f64)
     }
 }
@@ -56,7 +57,7 @@ impl Costs {
     }
 }
 
-/// Why the formula's gain is not known.
+/// Reason for which the formula's gain is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
     /// No metrics pages were given.
@@ -67,12 +68,12 @@ pub enum Unknown {
     NoCounters,
     /// The answers have no `usage.foretell`.
     #[error("the answers carry no usage.foretell")]
-    NotTold,
+    NoUsage,
     /// The target counted no plain step.
     #[error("the target counted no plain steps")]
     NoSteps,
     /// There were rounds, but the target counted no verify run.
-    #[error("the target counted no verify runs although rounds were leapt")]
+    #[error("the target counted no verify runs although there were rounds")]
     NoVerify,
 }
 
@@ -104,13 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn the_gain_is_plain_time_over_leaping_time() {
-        // 100 tokens: 20 rounds yield 80, 20 are plain steps. 1000 ms against 200 + 20 · 15 + 20 · 1 ms.
+    fn the_gain_is_plain_time_over_speculated_time() {
+        // 100 tokens: 20 rounds yield 80, 20 are plain steps. 1000 ms against 200 + 20 · 15 + 20 ·
+        // 1 ms.
         let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
         let costs =
             costs(0.010, Spent { seconds: 0.300, times: 20.0 }, Spent { seconds: 0.020, times: 20.0 });
         assert!((gain(100, told, &costs).unwrap() - 1000.0 / 520.0).abs() < 1e-9);
-        assert_eq!(told.expected_run(), Some(4.0));
+        assert_eq!(told.mean_acceptance_length(), Some(4.0));
     }
 
     #[test]
@@ -128,16 +130,15 @@ mod tests {
     }
 
     #[test]
-    fn riding_all_the_way_gains_nothing() {
+    fn plain_decoding_has_a_gain_of_one() {
         let costs = costs(0.010, Spent::default(), Spent::default());
         assert_eq!(gain(100, Rounds::default(), &costs), Ok(1.0));
-        assert_eq!(Rounds::default().expected_run(), None);
+        assert_eq!(Rounds::default().mean_acceptance_length(), None);
     }
 
     #[test]
-    fn what_a_probe_has_measured_stands_for_what_the_server_does_not_time() {
-        let report =
-            r#"{"verify": [{"plan": "score", "gamma": 5, "ms": 15.0}], "times": {"token": [{"ms": 10.0}]}}"#;
+    fn probed_times_replace_missing_step_times() {
+        let report = r#"{"verify": [{"method": "score", "gamma": 5, "ms": 15.0}], "times": {"token": [{"ms": 10.0}]}}"#;
         let told = Rounds { rounds: 20, drafted: 100, accepted: 60 };
         let draft = Spent { seconds: 0.020, times: 20.0 };
         let through = Counters { draft, ..Counters::default() };
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_is_not_guessed() {
+    fn missing_counts_are_an_error() {
         let told = Rounds { rounds: 1, drafted: 1, accepted: 1 };
         assert_eq!(gain(9, told, &costs(0.01, Spent::default(), Spent::default())), Err(Unknown::NoVerify));
         assert_eq!(gain(9, told, &Costs::default()), Err(Unknown::NoSteps));

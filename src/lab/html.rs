@@ -59,7 +59,7 @@ pub fn page(runs: &[Run], about: &About) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><title>Foretell benchmark</title>\
          <style>{STYLE}{OWN_STYLE}</style></head><body>\n<h1>Speculation by Foretell, measured</h1>\
-         <p>The same server asked directly and through Foretell, in alternating blocks. {}</p>\n",
+         <p>The same server called directly and through Foretell, in alternating blocks. {}</p>\n",
         escape(&about.summary())
     );
     headlines(&mut page, runs);
@@ -87,7 +87,7 @@ pub fn page(runs: &[Run], about: &About) -> String {
     section(
         &mut page,
         "Time between output events",
-        "Line from the median to the 99th percentile, dot at the 95th. A leap brings several tokens in one event.",
+        "Line from the median to the 99th percentile, dot at the 95th. A round brings several tokens in one event.",
         &plot(&both(runs, |side| [side.gap_ms.p50, side.gap_ms.p95, side.gap_ms.p99]), None, "ms"),
     );
     section(&mut page, "Speed", "Tokens/s of one client.", &table(&speed(runs)));
@@ -102,7 +102,7 @@ pub fn page(runs: &[Run], about: &About) -> String {
     page
 }
 
-/// A line for each run: what it comes to.
+/// A line with the main figures of each run.
 fn headlines(page: &mut String, runs: &[Run]) {
     page.push_str("<ul class=\"runs\">");
     for run in runs {
@@ -123,7 +123,7 @@ fn headlines(page: &mut String, runs: &[Run]) {
     page.push_str("</ul>");
 }
 
-/// Where, when and with what.
+/// Conditions of the measurement.
 fn described(about: &About) -> String {
     let mut rows = String::from("<dl>");
     for (name, value) in about.rows() {
@@ -282,9 +282,12 @@ mod tests {
     #[test]
     fn a_plot_keeps_its_ranges_inside() {
         let svg = plot(&[ratio(&run())], Some(1.0), "×");
-        let places =
+        let positions =
             svg.split("x1=\"").skip(1).filter_map(|rest| rest.split('"').next()?.parse::<f64>().ok());
-        assert!(places.clone().count() > 3 && places.clone().all(|x| (LEFT..=RIGHT).contains(&x)), "{svg}");
+        assert!(
+            positions.clone().count() > 3 && positions.clone().all(|x| (LEFT..=RIGHT).contains(&x)),
+            "{svg}"
+        );
     }
 
     #[test]

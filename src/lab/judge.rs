@@ -1,6 +1,7 @@
-//! Tells outputs that loop from those that do not.
+//! Finds outputs that loop.
 //!
-//! By token ids if the server can tokenize, else by words. It asks between measurements and does not change what is measured.
+//! By token ids if the server can tokenize, else by words. Its requests run between measurements
+//! and do not change the measured times.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use super::client::{Client, Entry, Url};
 use crate::units::TokenId;
 use crate::words::looping;
 
-/// Judges outputs of one server.
+/// Checks the outputs of one server for loops.
 pub struct Judge {
     server: Option<Client>,
     known: HashMap<String, Vec<TokenId>>,
@@ -28,12 +29,12 @@ impl Judge {
         Self { server: Some(Client::entering(url, entry)), known: HashMap::new() }
     }
 
-    /// Whether it judges by words, because the server gives no token ids.
+    /// True if it compares words, because the server gives no token ids.
     pub const fn by_words(&self) -> bool {
         self.server.is_none()
     }
 
-    /// Whether the output of a prompt loops.
+    /// True if the output of a prompt loops.
     pub async fn loops(&mut self, prompt: &str, output: &str, model: &str) -> bool {
         match (self.tokens(prompt, model).await, self.tokens(output, model).await) {
             (Some(prompt), Some(output)) => looping::loops(&prompt, &output),

@@ -1,4 +1,5 @@
-//! A complete Foretell in this process: a target and the proxy before it, over loopback HTTP as in production.
+//! A complete Foretell in this process: a target and the proxy in front of it, over loopback HTTP
+//! as in production.
 //!
 //! Used by the demo and the end-to-end tests.
 
@@ -11,12 +12,12 @@ use crate::app::{self, AssembleError, Running};
 use crate::config::load::parse_policies;
 use crate::config::problem::Problem;
 use crate::config::process::{self, Process};
-use crate::drive::drafters::Drafters;
 use crate::http::listen::Stop;
 use crate::onnx_server::server::App;
 use crate::policy::PolicySet;
+use crate::serving::drafters::Drafters;
 
-/// Why it could not start.
+/// Reason for which it could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The address is not free.
@@ -83,11 +84,11 @@ impl Drop for LocalTarget {
     }
 }
 
-/// Starts a proxy on free loopback ports. `process` and each of `policies` are the texts of files; without policies the
-/// built-in one is used.
+/// Starts a proxy on free loopback ports. `process` and each of `policies` are the texts of files;
+/// without policies the built-in one is used.
 ///
 /// # Errors
-/// The problems of the configuration, or why the proxy could not start.
+/// The problems of the configuration, or the reason for which the proxy could not start.
 pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalError> {
     proxy_with(process, policies, Drafters::default()).await
 }
@@ -95,7 +96,7 @@ pub async fn proxy(process: &str, policies: &[&str]) -> Result<Running, LocalErr
 /// As [`proxy`], with drafters that are already loaded.
 ///
 /// # Errors
-/// The problems of the configuration, or why the proxy could not start.
+/// The problems of the configuration, or the reason for which the proxy could not start.
 pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) -> Result<Running, LocalError> {
     proxy_at(process, policies, drafters, [FREE; 2]).await
 }
@@ -103,7 +104,7 @@ pub async fn proxy_with(process: &str, policies: &[&str], drafters: Drafters) ->
 /// As [`proxy_with`], for clients and operators at these two addresses.
 ///
 /// # Errors
-/// The problems of the configuration, or why the proxy could not start.
+/// The problems of the configuration, or the reason for which the proxy could not start.
 pub async fn proxy_at(
     process: &str,
     policies: &[&str],

@@ -1,11 +1,11 @@
 //! Times measured by a probe, for engines that do not report step times.
 //!
-//! Read from the output of `foretell probe URL --json`: seconds of a plain step, and of a round by its number of
-//! drafted tokens, for the plan that the report lists first.
+//! Read from the output of `foretell probe URL --json`: seconds of a plain step, and of a round by
+//! its number of drafted tokens, for the verification method that the report lists first.
 
 use serde::Deserialize;
 
-/// Call times measured by a probe, seconds.
+/// Request times measured by a probe, seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
     /// Seconds of a plain step.
@@ -14,14 +14,14 @@ pub struct Probed {
     rounds: Vec<(usize, f64)>,
 }
 
-/// Why a file cannot be used.
+/// Reason for which a file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Useless {
     /// It is not the output of `foretell probe --json`.
-    #[error("not what `foretell probe --json` writes: {0}")]
+    #[error("not the output of `foretell probe --json`: {0}")]
     Foreign(String),
     /// The probe could not measure the times named here.
-    #[error("the probe has timed no {0}")]
+    #[error("the probe measured no {0}")]
     Untimed(&'static str),
 }
 
@@ -33,7 +33,7 @@ struct Report {
 
 #[derive(Deserialize)]
 struct Timed {
-    plan: String,
+    method: String,
     gamma: usize,
     ms: f64,
 }
@@ -58,7 +58,8 @@ impl Probed {
             serde_json::from_str(json).map_err(|error| Useless::Foreign(error.to_string()))?;
         let first = report.verify.first().ok_or(Useless::Untimed("round"))?;
         let step = mean(report.times.token.iter().map(|token| token.ms)).ok_or(Useless::Untimed("step"))?;
-        let of_first: Vec<&Timed> = report.verify.iter().filter(|timed| timed.plan == first.plan).collect();
+        let of_first: Vec<&Timed> =
+            report.verify.iter().filter(|timed| timed.method == first.method).collect();
         let mut gammas: Vec<usize> = of_first.iter().map(|timed| timed.gamma).collect();
         gammas.sort_unstable();
         gammas.dedup();
@@ -69,8 +70,8 @@ impl Probed {
         Ok(Self { step: step / 1e3, rounds: gammas.into_iter().filter_map(at).collect() })
     }
 
-    /// Seconds of a round with `drafted` tokens, interpolated linearly between the measured numbers; outside of them,
-    /// the time of the nearest one.
+    /// Seconds of a round with `drafted` tokens, interpolated linearly between the measured
+    /// numbers; outside of them, the time of the nearest one.
     pub fn round(&self, drafted: f64) -> Option<f64> {
         let below = self.rounds.iter().rev().find(|point| point.0 as f64 <= drafted);
         let above = self.rounds.iter().find(|point| point.0 as f64 >= drafted);
@@ -94,14 +95,14 @@ mod tests {
     use super::*;
 
     const REPORT: &str = r#"{"verify": [
-        {"plan": "score", "context": 1026, "gamma": 0, "ms": 110.0, "computed": 2},
-        {"plan": "score", "context": 65, "gamma": 0, "ms": 90.0, "computed": 1},
-        {"plan": "score", "context": 66, "gamma": 4, "ms": 140.0, "computed": 5},
-        {"plan": "fan_out", "context": 66, "gamma": 4, "ms": 900.0, "computed": null}],
+        {"method": "score", "context": 1026, "gamma": 0, "ms": 110.0, "computed": 2},
+        {"method": "score", "context": 65, "gamma": 0, "ms": 90.0, "computed": 1},
+        {"method": "score", "context": 66, "gamma": 4, "ms": 140.0, "computed": 5},
+        {"method": "fan_out", "context": 66, "gamma": 4, "ms": 900.0, "computed": null}],
         "times": {"token": [{"context": 9, "ms": 80.0}, {"context": 99, "ms": 100.0}], "t_in_ms": null}}"#;
 
     #[test]
-    fn the_step_is_the_mean_and_a_round_lies_on_the_line_of_the_first_plan() {
+    fn step_is_the_mean_and_rounds_are_interpolated() {
         let probed = Probed::parse(REPORT).unwrap();
         assert!((probed.step - 0.09).abs() < 1e-12);
         let round = |drafted| probed.round(drafted).unwrap();
@@ -110,11 +111,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_or_has_timed_nothing_is_said_to_be_useless() {
+    fn foreign_and_empty_reports_are_refused() {
         assert!(matches!(Probed::parse("{}"), Err(Useless::Foreign(_))));
         let without = |json: &str| Probed::parse(json).unwrap_err();
         assert_eq!(without(r#"{"verify": [], "times": {"token": []}}"#), Useless::Untimed("round"));
-        let silent = r#"{"verify": [{"plan": "score", "gamma": 0, "ms": 1.0}], "times": {"token": []}}"#;
+        let silent = r#"{"verify": [{"method": "score", "gamma": 0, "ms": 1.0}], "times": {"token": []}}"#;
         assert_eq!(without(silent), Useless::Untimed("step"));
     }
 }

@@ -1,10 +1,12 @@
-//! Compares Foretell, nginx and a bare hyper proxy before the same backend, in alternating turns.
+//! Compares Foretell, nginx and a bare hyper proxy in front of the same backend, in alternating
+//! turns.
 //!
-//! The load is open loop: requests are sent at fixed times whether or not earlier ones were answered, so a stalled
-//! proxy shows in the latencies. The latency of a request runs from writing its first byte to reading the answer's last
-//! byte; that of an event from the backend writing it to the client receiving it. Every turn carries both loads at
-//! once. Ratios are computed per pair of turns and judged by their median, so slow changes of the machine cancel out.
-//! The bare proxy is not judged; it shows the cost of hyper itself.
+//! The load is open loop: requests are sent at fixed times, even if earlier ones are not answered
+//! yet, so a stalled proxy shows in the latencies. The latency of a request runs from writing its
+//! first byte to reading the answer's last byte; that of an event from the backend writing it to
+//! the client receiving it. Every turn carries both loads at once. Ratios are computed per pair of
+//! turns and judged by their median, so slow changes of the machine cancel out. The bare proxy is
+//! not judged; it shows the cost of hyper itself.
 
 pub mod backend;
 pub mod bare;
@@ -21,17 +23,18 @@ use serde_json::{Value, json};
 use load::{Busy, Load, Measured};
 use proxies::{Bare, Child, Foretell, Nginx};
 
-/// Greatest allowed ratio of the median latencies, Foretell ÷ nginx.
+/// Maximum allowed ratio of the median latencies, Foretell ÷ nginx.
 pub const P50_MAX: f64 = 1.05;
-/// Greatest allowed ratio of the 99th percentiles, Foretell ÷ nginx.
+/// Maximum allowed ratio of the 99th percentiles, Foretell ÷ nginx.
 pub const P99_MAX: f64 = 1.25;
-/// Most resident memory allowed for Foretell without models, bytes.
+/// Maximum resident memory allowed for Foretell without models, bytes.
 pub const RSS_MAX: u64 = 40 << 20;
 
 /// Programs and load of a comparison.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Path of the `foretell` program; it is run as `serve --backend URL --listen ADDR --admin ADDR`.
+    /// Path of the `foretell` program; it is run as
+    /// `serve --backend URL --listen ADDR --admin ADDR`.
     pub foretell: PathBuf,
     /// Path of the `nginx` program.
     pub nginx: PathBuf,
@@ -61,13 +64,13 @@ impl Default for Options {
     }
 }
 
-/// Why a comparison cannot be made.
+/// Reason for which a comparison cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// A program or file is missing, or a connection failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was being done or opened.
+        /// The step or file that failed.
         what: String,
         /// The system's error.
         error: std::io::Error,
@@ -123,12 +126,12 @@ pub struct Ratio {
     pub ratio: f64,
     /// Median over the pairs of bare hyper ÷ nginx.
     pub bare_ratio: f64,
-    /// Greatest allowed `ratio`.
+    /// Maximum allowed `ratio`.
     pub most: f64,
 }
 
 impl Report {
-    /// The figures that are judged: four, or two where the load had no requests or no streams.
+    /// The judged figures: four, or two if the load had no requests or no streams.
     pub fn ratios(&self) -> Vec<Ratio> {
         let requests = |measured: &Measured, q: f64| micros(&measured.requests, q);
         let events = |measured: &Measured, q: f64| micros(&measured.events, q);
@@ -154,7 +157,7 @@ impl Report {
         }
     }
 
-    /// Median processor time per turn, as text: in own code, in the kernel.
+    /// Median processor time per turn, as text: user time, kernel time.
     fn busy(&self, of: fn(&Pair) -> &Measured) -> String {
         let of = |part: fn(&Busy) -> Duration| {
             median(self.pairs.iter().map(|pair| part(&of(pair).busy).as_secs_f64()).collect())
@@ -167,7 +170,7 @@ impl Report {
         self.pairs.iter().map(|pair| pair.nginx.failures + pair.foretell.failures).sum()
     }
 
-    /// Whether every requirement is met: latencies, memory, and no failures.
+    /// True if every requirement is met: latencies, memory, and no failures.
     pub fn holds(&self) -> bool {
         !self.pairs.is_empty()
             && self.failures() == 0
@@ -184,10 +187,10 @@ impl Report {
             "", "nginx", "foretell", "ratio", "most", "bare hyper", "ratio"
         );
         for Ratio { name, nginx, foretell, bare, ratio, bare_ratio, most } in self.ratios() {
-            let verdict = if ratio <= most { "" } else { "  too much" };
+            let result = if ratio <= most { "" } else { "  too much" };
             let _ = writeln!(
                 text,
-                "{name:<12} {nginx:>9.0} {foretell:>9.0} {ratio:>7.3} {most:>7.2}   {bare:>10.0} {bare_ratio:>7.3}{verdict}"
+                "{name:<12} {nginx:>9.0} {foretell:>9.0} {ratio:>7.3} {most:>7.2}   {bare:>10.0} {bare_ratio:>7.3}{result}"
             );
         }
         let direct = |histogram, q| micros(histogram, q);
@@ -201,8 +204,8 @@ impl Report {
         );
         let mib = self.rss as f64 / f64::from(1 << 20);
         let most = RSS_MAX >> 20;
-        let verdict = if self.rss <= RSS_MAX { "" } else { "  too much" };
-        let _ = writeln!(text, "resident memory of foretell {mib:.1} MiB, most {most} MiB{verdict}");
+        let result = if self.rss <= RSS_MAX { "" } else { "  too much" };
+        let _ = writeln!(text, "resident memory of foretell {mib:.1} MiB, most {most} MiB{result}");
         let _ = writeln!(
             text,
             "processor time per turn, own code + kernel, seconds: nginx {}, foretell {}, bare hyper {}",
@@ -225,7 +228,7 @@ impl Report {
     }
 }
 
-/// Runs a comparison; `tell` gets one line per turn.
+/// Runs a comparison; `tell` receives one line per turn.
 ///
 /// # Errors
 /// See [`RelayError`].

@@ -1,10 +1,13 @@
-//! What drafters would have brought: recorded texts are played again, and every drafter drafts for them as in a session.
+//! Replays recorded texts: every drafter drafts for them as in a session, and its mean acceptance
+//! length is measured.
 //!
-//! No server is asked, so it takes seconds, and everything but the times is the same in every run. A round is a draft, its
-//! accepted run along the recorded text, and one token more; the next round begins behind that.
+//! No server is called, so it takes seconds, and everything but the times is the same in every run.
+//! A round is a draft, its accepted prefix (the drafted tokens that match the recorded text), and
+//! one more token; the next round begins after that.
 //!
-//! A stream is a line `{"prompt": [ids], "output": [ids], "choices": [ids]}`; `choices[i]` is what a model drafter would have
-//! chosen in the place of `output[i]` (tests/control/record.py records them), and may be left out.
+//! A stream is a line `{"prompt": [ids], "output": [ids], "choices": [ids]}`; `choices[i]` is the
+//! token that a model drafter would have chosen at the position of `output[i]` (recorded by
+//! tests/control/record.py), and may be left out.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::Heat;
+use crate::control::TemperatureBucket;
 use crate::control::survival::Survival;
-use crate::draft::memory::{Key, Limits, Memory};
+use crate::draft::corpus::{Corpus, Key, Limits};
 use crate::draft::{
     Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Recycling, Scope, Shared,
     Source, Spelling, Successors, Tree, View, merge,
@@ -29,25 +32,27 @@ pub struct Stream {
     pub prompt: Vec<TokenId>,
     /// Ids of the output.
     pub output: Vec<TokenId>,
-    /// A model drafter's own choice in the place of each of them; empty if there was none.
+    /// A model drafter's own choice at the position of each of them; empty if there was none.
     #[serde(default)]
     pub choices: Vec<TokenId>,
 }
 
-/// A drafter that takes part.
+/// A drafter of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contestant {
     /// `prompt_lookup` with the default lengths.
     PromptLookup,
     /// `suffix` over the request alone.
     Suffix,
-    /// `suffix` over the streams before as well.
+    /// `suffix` over the request and the earlier streams.
     Memory,
-    /// `recycling` over the request alone. No verdict is recorded, so it knows only what followed what.
+    /// `recycling` over the request alone. No verification result is recorded, so it knows only the
+    /// observed successors of each token.
     Recycling,
-    /// `recycling` over the streams before as well.
+    /// `recycling` over the request and the earlier streams.
     Recycled,
-    /// `phrasebook` without phrases: by the schemas in the prompt alone. It needs the tokenizer of the texts.
+    /// `phrasebook` without phrases: only the schemas in the prompt. It needs the tokenizer of the
+    /// texts.
     Phrasebook,
     /// The recorded choices of a model drafter.
     Model,
@@ -56,7 +61,7 @@ pub enum Contestant {
 }
 
 impl Contestant {
-    /// Every one.
+    /// All of them.
     pub const ALL: [Self; 8] = [
         Self::PromptLookup,
         Self::Suffix,
@@ -82,7 +87,7 @@ impl Contestant {
         }
     }
 
-    /// The one of that name.
+    /// The one with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|contestant| contestant.name() == name)
     }
@@ -99,31 +104,31 @@ impl Contestant {
     }
 }
 
-/// How streams are played.
+/// Settings of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Game<'a> {
-    /// Most nodes of a draft.
+    /// Maximum number of nodes of a draft.
     pub gamma: usize,
-    /// Whether drafts may branch.
+    /// Chains only, or trees.
     pub shape: Shape,
-    /// Texts that are remembered before the first stream.
+    /// Texts that are put into the corpus before the first stream.
     pub earlier: &'a [Stream],
-    /// Prompts are put behind earlier streams until they have so many tokens.
+    /// Prompts are preceded by tokens of earlier streams until they have this number of tokens.
     pub context: usize,
-    /// What a round is taken to last besides drafting: nothing is verified here.
+    /// Assumed time of a round without drafting; nothing is verified here.
     pub verify: Duration,
-    /// The tokens of the texts as bytes, for drafters that look at those.
+    /// The tokens of the texts as bytes, for drafters that read bytes.
     pub spelling: Option<&'a Arc<dyn Spelling>>,
 }
 
-/// What a drafter brought over some streams.
+/// Figures of a drafter over some streams.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Its name.
     pub drafter: &'static str,
     /// Name of the workload.
     pub workload: String,
-    /// Streams played.
+    /// Streams replayed.
     pub streams: usize,
     /// Rounds of all streams.
     pub rounds: u64,
@@ -133,15 +138,15 @@ pub struct Row {
     pub accepted: u64,
     /// Output tokens.
     pub tokens: u64,
-    /// Tokens per round.
-    pub e_n: f64,
+    /// Mean acceptance length: output tokens per round.
+    pub mean_acceptance_length: f64,
     /// Drafting and learning, microseconds per output token: mean, median and 99th percentile.
     pub micros: [f64; 3],
-    /// Drafting and learning ÷ all time, 0 to 1, had every round taken [`Game::verify`] besides.
+    /// Drafting and learning ÷ all time, 0 to 1, if every round took [`Game::verify`] in addition.
     pub share: f64,
-    /// Reading the prompts, microseconds per prompt token.
+    /// Time to read the prompts, microseconds per prompt token.
     pub reading: f64,
-    /// Bytes of memory per token that is remembered; `None` without a memory.
+    /// Bytes of the corpus per stored token; `None` without a corpus.
     pub bytes_per_token: Option<f64>,
 }
 
@@ -156,7 +161,7 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A line is no stream.
+    /// A line is not a stream.
     #[error("{path}:{line}: {source}")]
     Line {
         /// Path of the file.
@@ -186,7 +191,7 @@ pub fn read(path: &Path) -> Result<Vec<Stream>, Error> {
     if streams.is_empty() { Err(Error::Empty(shown)) } else { Ok(streams) }
 }
 
-/// Plays all streams with a drafter; with [`Contestant::Merged`], with `all` others merged.
+/// Replays all streams with a drafter; with [`Contestant::Merged`], with `all` others merged.
 pub fn play(
     contestant: Contestant,
     all: &[Contestant],
@@ -232,9 +237,9 @@ fn longer(streams: &[Stream], at: usize, wanted: usize) -> Vec<TokenId> {
     context
 }
 
-/// The memory that streams are learnt by.
+/// State that outlives a stream: the corpus and the successor table.
 struct Library {
-    memory: Option<Memory>,
+    memory: Option<Corpus>,
     view: View,
     successors: Arc<Successors>,
     spelling: Option<Arc<dyn Spelling>>,
@@ -243,7 +248,7 @@ struct Library {
 impl Library {
     fn new(wanted: bool, game: Game<'_>) -> Self {
         let limits = Limits { bytes: usize::MAX, ttl: Duration::from_hours(1) };
-        let memory = wanted.then(|| Memory::new(limits, 1));
+        let memory = wanted.then(|| Corpus::new(limits, 1));
         let spelling = game.spelling.map(Arc::clone);
         let mut this = Self { memory, view: View::default(), successors: Arc::default(), spelling };
         for stream in game.earlier {
@@ -257,7 +262,7 @@ impl Library {
         this
     }
 
-    /// What a drafter may see of the streams before.
+    /// The part of the earlier streams that a drafter may read.
     fn shared(&self, contestant: Contestant) -> Shared {
         if contestant == Contestant::Recycling {
             return Shared::default();
@@ -266,7 +271,7 @@ impl Library {
         Shared { of_tenant, successors, spelling: self.spelling.clone(), ..Shared::default() }
     }
 
-    /// Learns the successors that a drafter has seen, if it looks for them.
+    /// Takes over the successors that a drafter has observed, if it records them.
     fn adopt(&mut self, drafter: &dyn Lookup) {
         if let Some(seen) = drafter.successors() {
             Arc::make_mut(&mut self.successors).adopt(seen);
@@ -335,7 +340,8 @@ impl<'a> Table<'a> {
             let begun = Instant::now();
             let mut drafts: Vec<Tree> = self.lookups.iter().map(|lookup| lookup.draft(budget)).collect();
             drafts.extend(self.models.then(|| self.chosen(done, game.gamma)));
-            let accept = |vote, company, depth| survival.conditional(Heat::Greedy, vote, company, depth);
+            let accept =
+                |vote, company, depth| survival.conditional(TemperatureBucket::Greedy, vote, company, depth);
             let draft = merge::merge(&drafts, budget, game.shape, accept).tree;
             let drafting = begun.elapsed();
             let run = followed(survival, &draft, output.get(done..).unwrap_or_default());
@@ -350,25 +356,25 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The model's chain, as far as it was recorded.
+    /// The model's recorded chain; empty where nothing was recorded.
     fn chosen(&self, done: usize, gamma: usize) -> Tree {
         let rest = self.stream.choices.get(done..).unwrap_or_default();
         Tree::chain(rest.get(..gamma).unwrap_or(rest), Source::Model, Features::default())
     }
 }
 
-/// How many of the draft's tokens are accepted; what is seen on the way is learnt.
+/// Number of accepted tokens of the draft; every compared token updates the survival estimates.
 fn followed(survival: &mut Survival, draft: &Tree, text: &[TokenId]) -> usize {
-    let (mut place, mut run) = (None, 0);
+    let (mut position, mut run) = (None, 0);
     for (depth, &token) in text.iter().enumerate() {
-        for at in draft.children(place) {
+        for at in draft.children(position) {
             let Some(node) = draft.nodes().get(at) else { continue };
             for vote in node.votes.by_source() {
-                survival.observe(Heat::Greedy, vote, node.company, depth, node.token == token);
+                survival.observe(TemperatureBucket::Greedy, vote, node.company, depth, node.token == token);
             }
         }
-        match draft.child(place, token) {
-            Some(node) => (place, run) = (Some(node), run + 1),
+        match draft.child(position, token) {
+            Some(node) => (position, run) = (Some(node), run + 1),
             None => break,
         }
     }
@@ -382,7 +388,7 @@ struct Score {
     drafted: u64,
     accepted: u64,
     tokens: u64,
-    /// Nanoseconds per output token, and of how many tokens.
+    /// Nanoseconds per output token, and the number of tokens of the round.
     spent: Vec<(u64, u64)>,
     reading: Duration,
     read: usize,
@@ -408,14 +414,14 @@ impl Score {
         sum as f64 / self.tokens.max(1) as f64
     }
 
-    /// Drafting and learning ÷ all time, where a round takes `verify` besides.
+    /// Drafting and learning ÷ all time, if a round takes `verify` in addition.
     fn share(&self, verify: Duration) -> f64 {
         let drafting = self.mean() * self.tokens as f64;
         let all = drafting + verify.as_nanos() as f64 * self.rounds as f64;
         if all > 0.0 { drafting / all } else { 0.0 }
     }
 
-    /// The time that so many of the tokens did not take longer than, nanoseconds.
+    /// Quantile of the time per output token, nanoseconds, weighted by tokens.
     fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.spent.clone();
         sorted.sort_unstable();
@@ -443,7 +449,7 @@ impl Score {
             drafted: self.drafted,
             accepted: self.accepted,
             tokens: self.tokens,
-            e_n: self.tokens as f64 / self.rounds.max(1) as f64,
+            mean_acceptance_length: self.tokens as f64 / self.rounds.max(1) as f64,
             micros: [self.mean(), self.quantile(0.5), self.quantile(0.99)].map(|nanos| nanos / 1e3),
             share: self.share(verify),
             reading: self.reading.as_secs_f64() * 1e6 / self.read.max(1) as f64,
@@ -472,7 +478,7 @@ mod tests {
     };
 
     #[test]
-    fn the_share_of_time_is_that_of_drafting_in_rounds_of_a_known_length() {
+    fn share_is_drafting_time_over_all_time() {
         let mut score = Score::default();
         let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
         // Two rounds: 3 tokens in 3 ms and 1 in 2 ms.
@@ -484,14 +490,15 @@ mod tests {
     }
 
     #[test]
-    fn a_drafter_that_knows_brings_gamma_and_one_and_one_that_does_not_brings_one() {
+    fn a_perfect_drafter_yields_gamma_plus_one_and_a_useless_one_yields_one() {
         let of = |contestant| play(contestant, &Contestant::ALL, "w", &streams(), GAME);
         let lookup = of(Contestant::PromptLookup);
         assert_eq!((lookup.rounds, lookup.tokens, lookup.accepted), (80, 80, 0), "nothing repeats");
         let model = of(Contestant::Model);
         assert_eq!((model.rounds, model.tokens), (8 + 40, 80), "the second stream has no choices");
         let memory = of(Contestant::Memory);
-        // The first stream is learnt for the second: its first round has one matching token and is too short to draft.
+        // The first stream is learnt for the second: its first round has one matching token and is
+        // too short to draft.
         assert!(
             memory.rounds < 40 + 14 && memory.bytes_per_token.is_some_and(|bytes| bytes > 8.0),
             "{memory:?}"
@@ -500,7 +507,10 @@ mod tests {
         assert_eq!((alone.rounds, alone.accepted), (80, 0), "nothing repeats");
         assert!(recycled.rounds <= 40 + 9, "the first stream is learnt for the second: {recycled:?}");
         let merged = of(Contestant::Merged);
-        assert!(merged.rounds <= 8 + 14 && merged.e_n > model.e_n, "{merged:?}");
+        assert!(
+            merged.rounds <= 8 + 14 && merged.mean_acceptance_length > model.mean_acceptance_length,
+            "{merged:?}"
+        );
     }
 
     /// Every token is a byte.
@@ -518,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phrasebook_drafts_by_the_schemas_of_the_prompt_where_the_tokenizer_is_known() {
+    fn a_phrasebook_drafts_from_prompt_schemas_if_it_has_the_tokenizer() {
         let tokens = |text: &str| Bytes.tokens(text).into_iter().map(|(token, _)| token).collect();
         let prompt = tokens("{\"properties\": {\"unit\": {\"const\": \"kelvin\"}}}");
         let stream = Stream { prompt, output: tokens("{\"unit\": \"kelvin\"}"), choices: Vec::new() };
@@ -531,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_and_memories_are_as_long_as_asked_for() {
+    fn contexts_and_corpora_have_the_requested_length() {
         let all = streams();
         assert_eq!(longer(&all, 0, 500).len(), 498);
         assert_eq!(longer(&all, 0, 2).len(), 0);

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::stats::{Interval, LEAST};
+use super::stats::{Interval, MIN};
 use super::tally::Run;
 
 /// The report as JSON, `{"runs": [...]}` and a newline.
@@ -51,7 +51,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
         "ratio",
         "interval",
         "n",
-        "E[N]",
+        "length",
         "formula",
         "of formula",
         "identical",
@@ -67,7 +67,7 @@ pub fn speed(runs: &[Run]) -> Vec<Vec<String>> {
             number(ratio.median, 2),
             ends(ratio),
             ratio.n.to_string(),
-            number(run.e_n, 2),
+            number(run.mean_acceptance_length, 2),
             number(run.formula, 2),
             percent(run.gain_over_formula),
             percent(run.identical),
@@ -99,7 +99,7 @@ pub fn latency(runs: &[Run]) -> Vec<Vec<String>> {
     rows
 }
 
-/// The ends of an interval, or of the range of few measurements.
+/// The ends of an interval, or of the range if there are few measurements.
 pub fn ends(ratio: &Interval) -> String {
     match (ratio.low, ratio.high) {
         (Some(low), Some(high)) if ratio.is_confident() => format!("{low:.2} – {high:.2} (95 %)"),
@@ -108,12 +108,12 @@ pub fn ends(ratio: &Interval) -> String {
     }
 }
 
-/// Why some runs have no interval; `None` if all have one.
+/// Reason for which some runs have no interval; `None` if all have one.
 pub fn no_interval(runs: &[Run]) -> Option<String> {
     let few = runs.iter().any(|run| !run.ratio.is_confident());
     few.then(|| {
         format!(
-            "Fewer than {LEAST} alternations allow no interval: their range is shown, and even that of five misses the true \
+            "Fewer than {MIN} alternations allow no interval: their range is shown, and even that of five misses the true \
              median once in sixteen times. Ask for more with --alternations."
         )
     })
@@ -123,7 +123,7 @@ fn both(one: &str, other: &str) -> String {
     format!("{one} → {other}")
 }
 
-/// A number with this many decimals; a dash if it was not measured.
+/// A number with `decimals` decimal places; a dash if it was not measured.
 pub fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "–".into(), |value| format!("{value:.decimals$}"))
 }
@@ -187,7 +187,7 @@ pub(super) mod tests {
             direct: figures(60.0, 20.0),
             through: figures(144.0, 20.5),
             ratio: Interval { median: Some(2.4), low: Some(2.25), high: Some(2.5), n: 20 },
-            e_n: Some(4.9),
+            mean_acceptance_length: Some(4.9),
             formula: Some(2.7),
             gain_over_formula: Some(0.8889),
             identical: Some(0.9995),
@@ -209,7 +209,7 @@ pub(super) mod tests {
                     "gap_ms": {"p50": 10.25, "p95": 20.5, "p99": 30.75},
                     "requests": 100, "failures": 0, "looping_share": 0.05},
                 "ratio": {"median": 2.4, "low": 2.25, "high": 2.5, "n": 20},
-                "e_n": 4.9, "formula": 2.7, "gain_over_formula": 0.8889}]})
+                "mean_acceptance_length": 4.9, "formula": 2.7, "gain_over_formula": 0.8889}]})
         );
     }
 
@@ -226,7 +226,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn where_there_is_no_interval_the_table_shows_the_range_and_says_why() {
+    fn without_an_interval_the_table_shows_the_range_and_the_reason() {
         let few = Interval { median: Some(2.0), low: Some(1.5), high: Some(2.5), n: 5 };
         let text = table(&[Run { ratio: few, ..run() }]);
         assert!(text.contains("1.50 – 2.50 (range)") && text.contains("Fewer than 6 alternations"), "{text}");

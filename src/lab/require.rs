@@ -23,7 +23,7 @@ enum Figure {
     Low,
     High,
     Gain,
-    ExpectedRun,
+    MeanAcceptanceLength,
     Identical,
     Looping,
     Failures,
@@ -35,7 +35,7 @@ const FIGURES: &[(&str, Figure)] = &[
     ("low", Figure::Low),
     ("high", Figure::High),
     ("gain", Figure::Gain),
-    ("e_n", Figure::ExpectedRun),
+    ("mean_acceptance_length", Figure::MeanAcceptanceLength),
     ("identical", Figure::Identical),
     ("looping", Figure::Looping),
     ("failures", Figure::Failures),
@@ -51,7 +51,7 @@ enum Bound {
 /// The text is not a valid [`Requirement`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "allowed WORKLOAD[.FIGURE]>=N or <=N with FIGURE ratio|low|high|gain|e_n|identical|looping|failures|\
+    "allowed WORKLOAD[.FIGURE]>=N or <=N with FIGURE ratio|low|high|gain|mean_acceptance_length|identical|looping|failures|\
      first_token, got {0:?}"
 )]
 pub struct NoRequirement(String);
@@ -91,7 +91,7 @@ impl Figure {
             Self::Low => run.ratio.low,
             Self::High => run.ratio.high,
             Self::Gain => run.gain_over_formula,
-            Self::ExpectedRun => run.e_n,
+            Self::MeanAcceptanceLength => run.mean_acceptance_length,
             Self::Identical => run.identical,
             Self::Looping => run.direct.looping_share,
             Self::Failures => Some((run.through.failures + run.direct.failures) as f64),
@@ -148,7 +148,7 @@ mod tests {
             direct: figures(20.0),
             through: figures(21.5),
             ratio: Interval { median: Some(median), low: Some(low), high: Some(median), n: 20 },
-            e_n: None,
+            mean_acceptance_length: None,
             formula: None,
             gain_over_formula: None,
             identical: Some(1.0),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_met_or_told() {
+    fn missed_thresholds_are_listed() {
         let runs = [run("rewrite", 2.3, 2.1), run("hostile", 0.99, 0.94)];
         for met in [
             "rewrite>=2.2",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_falls_short() {
+    fn unmeasured_figures_fall_short() {
         let runs = [run("rewrite", 2.3, 2.1)];
         assert!(shortfalls("rewrite.gain>=0.8", &runs)[0].contains("gain not measured"));
         assert_eq!(shortfalls("prose>=1", &runs), ["prose: no such workload was measured"]);

@@ -1,9 +1,10 @@
-//! A fleet in virtual time: real sessions and the real controller before a simulated engine.
+//! A fleet in virtual time: real sessions and the real controller in front of a simulated engine.
 //!
-//! The engine is a discrete-event model of continuous batching. It shares nothing with what the controller believes of
-//! costs: steps take what a roofline, a table of measurements or a paced server says, with jumps and heavy tails, and a
-//! call waits for the step that is running. Texts are recorded traces or made from a seed. Everything is a function of
-//! the settings and the seed, and every emitted token is compared with the true text.
+//! The engine is a discrete-event model of continuous batching. It shares nothing with the
+//! controller's cost estimates: step times come from a roofline, a table of measurements or a paced
+//! server, with jumps and heavy tails, and a request waits for the running step to end. Texts are
+//! recorded traces or made from a seed. Everything is a function of the settings and the seed, and
+//! every emitted token is compared with the true text.
 
 pub mod agenda;
 pub mod drafter;
@@ -34,7 +35,7 @@ pub(crate) fn later(now: Tick, seconds: f64) -> Tick {
     Tick(now.0.saturating_add((seconds.max(0.0) * 1e6).round() as u64))
 }
 
-/// The moment so many seconds after the origin.
+/// The moment `seconds` after the origin.
 pub(crate) fn at(seconds: f64) -> Tick {
     later(Tick(0), seconds)
 }

@@ -1,17 +1,18 @@
 //! Quantiles and intervals.
 //!
-//! Latencies go into HDR histograms (constant memory, 0.1 % resolution, any length of run). A ratio is reported by its
-//! median over alternations with a bootstrap interval, which assumes nothing about the distribution of the noise; a
-//! fixed seed makes equal measurements give equal intervals. Fewer than six alternations allow no 95 % interval: even
-//! the range of five misses the true median in one case of sixteen. For those the range is reported and labelled as
-//! that.
+//! Latencies go into HDR histograms (constant memory, 0.1 % resolution, any length of run). A ratio
+//! is reported by its median over alternations with a bootstrap interval, which assumes nothing
+//! about the distribution of the noise; a fixed seed makes equal measurements give equal intervals.
+//! Fewer than six alternations allow no 95 % interval: even the range of five misses the true
+//! median in one case of sixteen. For fewer than six, the range is reported and labelled as a
+//! range.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::units::Dice;
+use crate::units::SplitMix64;
 
 /// Number of resamples of the bootstrap.
 const RESAMPLES: usize = 4_000;
@@ -45,8 +46,9 @@ impl Durations {
     }
 }
 
-/// Least number of measurements that allow a 95 % interval for their median, whatever their distribution.
-pub const LEAST: usize = 6;
+/// Minimum number of measurements that allow a 95 % interval for their median, for any
+/// distribution.
+pub const MIN: usize = 6;
 
 /// A median with its 95 % interval, or with the range if there are few measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -62,24 +64,26 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Whether the ends are those of a 95 % interval; otherwise they are the least and the greatest measurement.
+    /// True if the ends are those of a 95 % interval; otherwise they are the minimum and maximum
+    /// measurement.
     pub const fn is_confident(&self) -> bool {
-        self.n >= LEAST
+        self.n >= MIN
     }
 }
 
-/// The median of `values` with its bootstrap 95 % interval; with fewer than [`LEAST`] values, with their range.
+/// The median of `values` with its bootstrap 95 % interval; with fewer than [`MIN`] values, with
+/// their range.
 pub fn interval(values: &[f64]) -> Interval {
     let median = quantile(values.to_vec(), 0.5);
-    if values.len() < LEAST {
+    if values.len() < MIN {
         let end = |q: f64| quantile(values.to_vec(), q);
         return Interval { median, low: end(0.0), high: end(1.0), n: values.len() };
     }
-    let mut dice = Dice::new(SEED);
+    let mut rng = SplitMix64::new(SEED);
     let mut medians: Vec<f64> = (0..RESAMPLES)
         .filter_map(|_| {
             let resample: Vec<f64> = (0..values.len())
-                .filter_map(|_| values.get(dice.below(values.len() as u64) as usize).copied())
+                .filter_map(|_| values.get(rng.below(values.len() as u64) as usize).copied())
                 .collect();
             quantile(resample, 0.5)
         })
@@ -96,10 +100,10 @@ pub fn interval(values: &[f64]) -> Interval {
 /// The quantile `q` (0 to 1), interpolated between neighbours; `None` for an empty list.
 pub fn quantile(mut values: Vec<f64>, q: f64) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    let place = q.clamp(0.0, 1.0) * values.len().checked_sub(1)? as f64;
-    let below = *values.get(place.floor() as usize)?;
-    let above = *values.get(place.ceil() as usize)?;
-    Some(below + (above - below) * place.fract())
+    let position = q.clamp(0.0, 1.0) * values.len().checked_sub(1)? as f64;
+    let below = *values.get(position.floor() as usize)?;
+    let above = *values.get(position.ceil() as usize)?;
+    Some(below + (above - below) * position.fract())
 }
 
 #[cfg(test)]
@@ -107,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_interpolate_and_do_not_care_for_order() {
+    fn quantiles_interpolate_in_any_order() {
         assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 0.5), Some(2.5));
         assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 0.0), Some(1.0));
         assert_eq!(quantile(vec![4.0, 1.0, 3.0, 2.0], 1.0), Some(4.0));
@@ -121,7 +125,8 @@ mod tests {
         assert_eq!(found, interval(&values));
         assert_eq!(found.median, Some(1.12));
         assert_eq!(found.n, 25);
-        // The median of 25 equally spaced values: the binomial 95 % interval is the 8th to the 18th of them.
+        // The median of 25 equally spaced values: the binomial 95 % interval is the 8th to the 18th
+        // of them.
         let (low, high) = (found.low.unwrap(), found.high.unwrap());
         assert!((1.06..1.09).contains(&low), "{low}");
         assert!((1.15..1.18).contains(&high), "{high}");
@@ -129,11 +134,11 @@ mod tests {
 
     #[test]
     fn the_interval_covers_the_truth_about_nineteen_times_in_twenty() {
-        let mut dice = Dice::new(7);
+        let mut rng = SplitMix64::new(7);
         let covered = (0..200)
             .filter(|_| {
                 // Uniform on 0..1, so the true median is 0.5.
-                let values: Vec<f64> = (0..21).map(|_| dice.unit()).collect();
+                let values: Vec<f64> = (0..21).map(|_| rng.unit()).collect();
                 let found = interval(&values);
                 found.low.unwrap() <= 0.5 && 0.5 <= found.high.unwrap()
             })
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_few_values_the_range_is_reported_and_not_called_an_interval() {
+    fn few_values_have_a_range_and_no_interval() {
         for n in 1..=5 {
             let values: Vec<f64> = (1..=n).map(f64::from).collect();
             let found = interval(&values);
@@ -153,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_there_is_no_interval() {
+    fn no_values_have_no_interval() {
         assert_eq!(interval(&[]), Interval::default());
         assert_eq!(interval(&[2.0]), Interval { median: Some(2.0), low: Some(2.0), high: Some(2.0), n: 1 });
     }

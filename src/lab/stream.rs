@@ -1,7 +1,7 @@
 //! Reads a streamed answer: bytes to events while they arrive, events to an answer afterwards.
 //!
-//! While the stream runs, only the time of each event is recorded; JSON is parsed afterwards, so that the client takes
-//! as little processor time as possible from the servers it measures.
+//! While the stream runs, only the time of each event is recorded; JSON is parsed afterwards, so
+//! that the client takes as little processor time as possible from the servers it measures.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::units::TokenId;
 
-/// Splits a stream into the payloads of its `data:` fields, wherever the chunks of bytes begin and end.
+/// Splits a stream into the payloads of its `data:` fields, independent of chunk boundaries.
 #[derive(Debug, Default)]
 pub struct Events {
     line: Vec<u8>,
@@ -72,15 +72,15 @@ pub struct Answer {
     /// Number of output tokens as counted by the server.
     pub completion_tokens: u64,
     /// The `usage.foretell` object; `None` if the server sent none.
-    pub foretell: Option<Told>,
+    pub foretell: Option<ForetellUsage>,
 }
 
 /// The `usage.foretell` object of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Told {
-    /// How the request was served: `speculated`, `ridden` or `bypassed`.
+pub struct ForetellUsage {
+    /// Path of the request: `speculated`, `plain` or `relayed`.
     pub path: String,
-    /// Why it did not leap, or stopped leaping.
+    /// Reason for which it was not speculated on, or no longer.
     #[serde(default)]
     pub reason: Option<String>,
     /// Number of rounds.
@@ -94,7 +94,7 @@ pub struct Told {
     pub accepted: u64,
 }
 
-/// Why a request got no complete answer.
+/// Reason for which a request got no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// No connection could be made, or it broke before the answer began.
@@ -169,11 +169,11 @@ struct Delta {
 #[derive(Deserialize)]
 struct Usage {
     completion_tokens: u64,
-    foretell: Option<Told>,
+    foretell: Option<ForetellUsage>,
 }
 
-/// Combines the events of one stream. A complete answer ends with `[DONE]`, has a finish reason and counts its tokens;
-/// anything else is a failure rather than a fast answer.
+/// Combines the events of one stream. A complete answer ends with `[DONE]`, has a finish reason and
+/// counts its tokens; anything else is a failure rather than a fast answer.
 pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
     let mut answer = Answer::default();
     let (mut finish, mut usage, mut done) = (None, None, false);
@@ -192,7 +192,8 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
             finish = choice.finish_reason.or(finish);
             let text = choice.text.or(choice.delta.unwrap_or_default().content).unwrap_or_default();
             let tokens = choice.token_ids.map_or(0, |ids| ids.len());
-            // Events without text (a role, an incomplete character, the end) are not visible to a reader.
+            // Events without text (a role, an incomplete character, the end) are not visible to a
+            // reader.
             if !text.is_empty() {
                 answer.text.push_str(&text);
                 answer.pieces.push(Piece { at: arrival.at, end: answer.text.len(), tokens });
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_the_stream_is_told() {
+    fn an_error_in_the_stream_is_reported() {
         let told = understand(&arrivals(&[(1, r#"{"error":{"message":"out of slots","code":500}}"#)]));
         assert_eq!(told, Err(Failure::Reported("out of slots".into())));
     }

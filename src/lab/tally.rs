@@ -43,7 +43,7 @@ pub struct Measured {
     pub concurrency: usize,
     /// Sampling temperature of every request.
     pub temperature: f64,
-    /// Whether both sides must give the same text: at temperature 0, or with seeds.
+    /// True if both sides must give the same text: at temperature 0, or with seeds.
     pub comparable: bool,
     /// The pairs of each alternation.
     pub alternations: Vec<Vec<Pair>>,
@@ -119,13 +119,14 @@ pub struct Run {
     pub through: Figures,
     /// Ratio of the speeds, through ÷ direct, over alternations.
     pub ratio: Interval,
-    /// E\[N\], the mean number of tokens that a round yields.
-    pub e_n: Option<f64>,
+    /// Mean acceptance length: accepted tokens per round, plus 1.
+    pub mean_acceptance_length: Option<f64>,
     /// The gain that the formula gives for the measured acceptance and costs.
     pub formula: Option<f64>,
     /// Measured ratio ÷ the formula's gain.
     pub gain_over_formula: Option<f64>,
-    /// Share of prompts with the same text from both sides, 0 to 1; `None` if the texts need not be the same.
+    /// Share of prompts with the same text from both sides, 0 to 1; `None` if the texts need not be
+    /// the same.
     #[serde(skip)]
     pub identical: Option<f64>,
     /// Remarks that a reader of the figures needs, one sentence each.
@@ -134,7 +135,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Time added to the first token (medians) ÷ the time allowed: 5 % of the direct time, at least 2 ms.
+    /// Time added to the first token (medians) ÷ the time allowed: 5 % of the direct time, at least
+    /// 2 ms.
     pub fn first_token(&self) -> Option<f64> {
         let (direct, through) = (self.direct.ttft_ms.p50?, self.through.ttft_ms.p50?);
         Some((through - direct) / (direct * 0.05).max(2.0))
@@ -150,7 +152,7 @@ pub fn conclude(measured: Measured) -> Run {
     let rounds = rounds(&through);
     let tokens = through.iter().map(|answer| answer.completion_tokens).sum();
     let formula = measured.costs.and_then(|costs| {
-        let rounds = rounds.ok_or(Unknown::NotTold)?;
+        let rounds = rounds.ok_or(Unknown::NoUsage)?;
         formula::gain(tokens, rounds, &costs)
     });
     let compared: Vec<bool> =
@@ -161,7 +163,7 @@ pub fn conclude(measured: Measured) -> Run {
         direct: Figures { looping_share: measured.looping.direct, ..figures(&pairs(), Side::Direct) },
         through: Figures { looping_share: measured.looping.through, ..figures(&pairs(), Side::Through) },
         ratio,
-        e_n: rounds.and_then(|rounds| rounds.expected_run()),
+        mean_acceptance_length: rounds.and_then(|rounds| rounds.mean_acceptance_length()),
         formula: formula.ok(),
         gain_over_formula: ratio.median.zip(formula.ok()).map(|(gain, formula)| gain / formula),
         identical,
@@ -253,7 +255,7 @@ fn notes<'a>(
     notes
 }
 
-/// How the requests were served, with counts: `speculated 90, ridden (no_gain) 10`.
+/// Paths of the requests, with counts: `speculated 90, plain (no_gain) 10`.
 fn paths(answers: &[&Answer]) -> Option<String> {
     let mut counts = BTreeMap::new();
     for told in answers.iter().filter_map(|answer| answer.foretell.as_ref()) {
@@ -269,7 +271,7 @@ mod tests {
     use std::time::Duration;
 
     use super::super::counters::{Counters, Spent};
-    use super::super::stream::{Piece, Told};
+    use super::super::stream::{ForetellUsage, Piece};
     use super::*;
 
     fn answer(text: &str, tokens: u64, ms: u64) -> Answer {
@@ -292,7 +294,7 @@ mod tests {
 
     fn told(answer: Answer, rounds: u64, accepted: u64) -> Answer {
         let foretell =
-            Told { path: "speculated".into(), rounds, drafted: 4 * rounds, accepted, reason: None };
+            ForetellUsage { path: "speculated".into(), rounds, drafted: 4 * rounds, accepted, reason: None };
         Answer { foretell: Some(foretell), ..answer }
     }
 
@@ -328,7 +330,7 @@ mod tests {
         assert_eq!(run.ratio.n, 3);
         assert!((run.through.tokens_per_second.unwrap() - 100.0).abs() < 1e-9);
         assert_eq!(run.identical, Some(1.0));
-        assert_eq!((run.e_n, run.formula, run.gain_over_formula), (None, None, None));
+        assert_eq!((run.mean_acceptance_length, run.formula, run.gain_over_formula), (None, None, None));
         assert!(run.notes[0].starts_with("no formula gain: no costs were given"), "{:?}", run.notes);
     }
 
@@ -344,7 +346,7 @@ mod tests {
         let run = conclude(Measured { costs: Ok(costs), ..measured(vec![alternation]) });
         // 10 · 10 ms ÷ (2 · 10 + 2 · 20 + 4) ms
         let formula = 100.0 / 64.0;
-        assert_eq!(run.e_n, Some(4.0));
+        assert_eq!(run.mean_acceptance_length, Some(4.0));
         assert!((run.formula.unwrap() - formula).abs() < 1e-9);
         assert!((run.gain_over_formula.unwrap() - 110.0 / 80.0 / formula).abs() < 1e-9);
         assert_eq!(run.notes, ["paths: speculated 1"]);
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_outputs_are_told_where_they_must_agree() {
+    fn differing_outputs_are_noted_where_they_must_agree() {
         let pairs = vec![vec![pair(answer("a", 1, 10), answer("b", 1, 10))]];
         let run = conclude(measured(pairs.clone()));
         assert_eq!(run.identical, Some(0.0));

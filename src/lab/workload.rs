@@ -11,8 +11,9 @@ use crate::openai::Route;
 
 /// Name of the built-in workload.
 pub const BUILTIN: &str = "builtin";
-/// Tasks in plain English that any instruct model can do: rewriting, editing and extracting, whose answers repeat much of the
-/// question, as speculation likes it. It says how that kind of work gets faster, not all kinds.
+/// Tasks in plain English that any instruct model can do: rewriting, editing and extracting. Their
+/// answers repeat much of the prompt, which favours speculation, so the figures stand for this kind
+/// of work and not for others.
 const BUILTIN_LINES: &str = include_str!("workload/builtin.jsonl");
 
 /// The prompts of a workload file.
@@ -29,13 +30,13 @@ pub struct Workload {
 pub struct Prompt {
     /// API route to send it to.
     pub route: Route,
-    /// What a reader is told of it; `None` if the line says nothing.
+    /// Description for a reader; `None` if the line has none.
     pub says: Option<String>,
     /// Request body as in the file.
     pub body: Map<String, Value>,
 }
 
-/// Changes that a run makes to every body.
+/// Changes made to every request body of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings<'a> {
     /// Replaces the temperature.
@@ -48,7 +49,7 @@ pub struct Settings<'a> {
     pub seeded: bool,
 }
 
-/// What is wrong with a workload file.
+/// Error in a workload file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -68,7 +69,7 @@ pub enum Error {
         file: String,
         /// Line number, counted from 1.
         line: usize,
-        /// What is wrong with the line.
+        /// The error in the line.
         reason: String,
     },
     /// There is no prompt.
@@ -136,7 +137,7 @@ impl Workload {
 
 fn parse_line(line: &str) -> Result<Prompt, String> {
     let line: Line = serde_json::from_str(line).map_err(|error| {
-        // The place in the line, without the parser's own number of the line.
+        // The column in the line, without the parser's own line number.
         let text = error.to_string();
         let what = text.split(" at line ").next().unwrap_or(&text);
         format!("column {}: {what}", error.column())
@@ -149,7 +150,8 @@ fn parse_line(line: &str) -> Result<Prompt, String> {
 }
 
 impl Prompt {
-    /// The body to send: streamed, with usage, changed as `settings` say. `index` selects the prompt's seed.
+    /// The body to send: streamed, with usage, changed as `settings` say. `index` selects the
+    /// prompt's seed.
     pub fn request(&self, settings: &Settings<'_>, index: usize) -> Bytes {
         let mut body = self.body.clone();
         body.insert("stream".into(), true.into());
@@ -186,7 +188,8 @@ impl Prompt {
     }
 }
 
-/// Appends every string of a prompt: the text itself, its parts, or the `content` and `text` of its messages.
+/// Appends every string of a prompt: the text itself, its parts, or the `content` and `text` of its
+/// messages.
 fn gather(value: Option<&Value>, text: &mut String) {
     match value {
         Some(Value::String(found)) => {

@@ -10,11 +10,12 @@ use super::Record;
 use crate::fleet::BrokenOff;
 use crate::http::headers;
 
-/// Passes a body on unchanged and ends the record with it. If the client leaves early, both are dropped.
+/// Passes a body on unchanged and ends the record with it. If the client leaves early, both are
+/// dropped.
 pub struct Recorded<B> {
     body: B,
     record: Record,
-    /// A part was passed on. The record, which is not at hand, has to know of the first one only.
+    /// A part was passed on. Only the first one is noted in the record.
     begun: bool,
 }
 

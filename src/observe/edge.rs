@@ -1,5 +1,5 @@
-//! Metrics of the client side, read from its counters on every scrape: connections, requests refused because of their
-//! head, and memory used on behalf of clients.
+//! Metrics of the client side, read from its counters on every scrape: connections, requests
+//! refused because of their head, and memory used on behalf of clients.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ struct Families {
 }
 
 impl EdgeMetrics {
-    /// Of this memory account and these connections.
+    /// A collector for this memory budget and these connections.
     ///
     /// # Errors
     /// A metric has an invalid description, which is a bug.

@@ -1,6 +1,6 @@
 //! The last quarter of an hour, in samples of a few seconds: for the plots of the status page.
 //!
-//! A sample is the difference of two states of the [`Sums`], so that it costs a request nothing.
+//! A sample is the difference of two states of the [`Sums`], so that it adds no cost to a request.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::totals::Sums;
 
-/// How often a sample is taken.
+/// Interval between samples.
 pub const EVERY: Duration = Duration::from_secs(5);
 /// Samples that are kept: a quarter of an hour.
 const KEPT: usize = 180;
@@ -19,12 +19,12 @@ const STEP: u64 = 12;
 /// States of the sums that are kept: a quarter of an hour.
 const STATES: usize = 15;
 
-/// What is read at the moment of a sample.
+/// Values read at the moment of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
-    /// How busy the busiest engine is, 0 to 1; `None` where none is known.
+    /// Load of the busiest engine, 0 to 1; `None` if none is known.
     pub load: Option<f64>,
-    /// How far the most tolerant policy relaxes its rule at temperature 1 and that load; `None` where all are exact.
+    /// Highest tolerance of all policies at temperature 1 and that load; `None` if all are exact.
     pub tolerance: Option<f64>,
 }
 
@@ -110,7 +110,8 @@ impl History {
         self.kept.lock().samples.iter().filter(|sample| sample.number > number).copied().collect()
     }
 
-    /// What the requests of the last quarter of an hour add up to, and how long that is: at the start since the start.
+    /// Sums over the requests of the last quarter of an hour, and the length of that time, which is
+    /// shorter after a start.
     pub fn lately(&self, now: &Sums, ran: Duration) -> (Sums, Duration) {
         let kept = self.kept.lock();
         match kept.states.front().filter(|_| kept.states.len() >= STATES) {
@@ -127,19 +128,19 @@ mod tests {
     use crate::observe::totals::Totals;
     use crate::openai::{Path, Route};
 
-    fn ridden(tokens: u32) -> Finished {
+    fn plain(tokens: u32) -> Finished {
         let route = Some(Route::Chat.into());
-        Finished { route, output_tokens: tokens, status: 200, ..Finished::new(Path::Ridden, "b") }
+        Finished { route, output_tokens: tokens, status: 200, ..Finished::new(Path::Plain, "b") }
     }
 
     #[test]
     fn a_sample_holds_what_finished_during_it() {
         let (history, totals) = (History::default(), Totals::default());
         let reading = Reading { load: Some(0.5), tolerance: None };
-        totals.finish(&ridden(7));
+        totals.finish(&plain(7));
         history.take(totals.now(), reading, UNIX_EPOCH + Duration::from_secs(100), EVERY);
-        totals.finish(&ridden(4));
-        totals.finish(&ridden(1));
+        totals.finish(&plain(4));
+        totals.finish(&plain(1));
         history.take(totals.now(), reading, UNIX_EPOCH + Duration::from_secs(107), EVERY * 2);
         let samples = history.after(0);
         let told = |sample: &Sample| (sample.number, sample.completions, sample.tokens);
@@ -152,7 +153,7 @@ mod tests {
     fn a_quarter_of_an_hour_is_kept_and_no_more() {
         let (history, totals) = (History::default(), Totals::default());
         for number in 1..=400_u32 {
-            totals.finish(&ridden(1));
+            totals.finish(&plain(1));
             history.take(totals.now(), Reading::default(), UNIX_EPOCH, EVERY * number);
             let (lately, long) = history.lately(&totals.now(), EVERY * number);
             assert!(long <= EVERY * 191 && (number < 180 || long >= Duration::from_mins(14)), "{long:?}");

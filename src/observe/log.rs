@@ -1,8 +1,8 @@
 //! The log: one stream of lines to standard error, never text of a prompt or an answer.
 //!
-//! No request ever waits for the log or fails because of it: lines are handed to a thread of their own (`writer`), and
-//! lines that it cannot write are counted. A request's span carries its id, so every line written while it is served
-//! has it.
+//! No request ever waits for the log or fails because of it: lines are handed to a thread of their
+//! own (`writer`), and lines that it cannot write are counted. A request's span carries its id, so
+//! every line written while it is served has it.
 
 mod json;
 mod writer;
@@ -44,8 +44,8 @@ impl Format {
     }
 }
 
-/// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`; any other text means
-/// `info`). Panics are logged too. A second call changes nothing.
+/// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`;
+/// any other text means `info`). Panics are logged too. A second call changes nothing.
 pub fn init(format: Format, level: &str) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level.parse().unwrap_or(LevelFilter::INFO))
@@ -64,12 +64,13 @@ pub fn init(format: Format, level: &str) {
     }
 }
 
-/// Whether lines are coloured: on a terminal, unless `NO_COLOR` is set (no-color.org).
+/// True if lines are coloured: on a terminal, unless `NO_COLOR` is set (no-color.org).
 fn colours() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote what a client has sent.
+/// Logs a panic. Its message is shown only if it is a constant: a formatted one may quote what a
+/// client has sent.
 fn panicked(payload: &dyn Any, at: Option<&std::panic::Location<'_>>) {
     let message = payload.downcast_ref::<&'static str>().copied();
     let at = at.map(ToString::to_string);
@@ -96,10 +97,10 @@ fn spent(finished: &Finished, of: impl Fn(&Round) -> Duration) -> Option<f64> {
     (!finished.rounds.is_empty()).then(|| millis(finished.rounds.iter().map(of).sum()))
 }
 
-/// Logs a finished request: those that ask for text at `info`, others at `debug`. To be called in the request's span, which has its
-/// id.
+/// Logs a finished request: those that ask for text at `info`, others at `debug`. To be called in
+/// the request's span, which has its id.
 pub(super) fn finished(finished: &Finished) {
-    // Only a lossy rule has something to tell.
+    // Only a lossy rule causes drift.
     let drifted = Some(finished.drift).filter(|drift| *drift != Ledger::default());
     macro_rules! line {
         ($level:ident) => {
@@ -116,7 +117,7 @@ pub(super) fn finished(finished: &Finished) {
                 rounds = finished.rounds.len(),
                 drafted = finished.drafted(),
                 accepted = finished.accepted(),
-                tokens_per_round = finished.tokens_per_round(),
+                mean_acceptance_length = finished.mean_acceptance_length(),
                 drift = drifted.map(|drift| drift.charged),
                 substitutions = drifted.map(|drift| drift.substitutions),
                 prompt_tokens = Some(finished.prompt_tokens).filter(|tokens| *tokens > 0),

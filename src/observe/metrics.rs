@@ -1,14 +1,15 @@
-//! The metrics registry. What there is stands in [`crate::words::metric`]; here it is counted. Label values come from fixed
-//! lists or from the operator's own names; the number of model labels is limited.
+//! The metrics registry. [`crate::words::metric`] lists the metrics; here they are counted. Label
+//! values come from fixed lists or from the operator's own names; the number of model labels is
+//! limited.
 
 mod config;
+mod corpus;
 mod drafts;
 mod drift;
 mod dropped;
-mod leaps;
-mod memory;
 mod models;
 mod requests;
+mod rounds;
 mod runtime;
 
 use std::time::Duration;
@@ -20,13 +21,13 @@ use prometheus::{Encoder, HistogramVec, IntCounterVec, IntGauge, Registry, TextE
 use tokio::runtime::Handle;
 
 use self::config::ConfigMetrics;
+pub use self::corpus::CorpusMetrics;
 use self::drafts::DraftCounts;
-pub use self::drafts::{DraftKind, DraftLoss, HearingEnd};
+pub use self::drafts::{DraftKind, DraftLoss, EvaluationEnd};
 use self::drift::DriftMetrics;
 use self::dropped::Dropped;
-use self::leaps::LeapMetrics;
-pub use self::memory::MemoryMetrics;
 use self::requests::RequestMetrics;
+use self::rounds::RoundMetrics;
 use self::runtime::RuntimeMetrics;
 use super::{Finished, make, trace};
 use crate::control::Alarm;
@@ -74,7 +75,7 @@ impl Drop for Held {
 pub struct Metrics {
     registry: Registry,
     requests: RequestMetrics,
-    leaps: LeapMetrics,
+    rounds: RoundMetrics,
     drift: DriftMetrics,
     drafts: DraftCounts,
     overhead: HistogramVec,
@@ -82,8 +83,8 @@ pub struct Metrics {
     alarms: IntCounterVec,
     mismatches: IntCounterVec,
     config: ConfigMetrics,
-    /// The drafters' memory over requests.
-    pub memory: MemoryMetrics,
+    /// The corpus over requests.
+    pub corpus: CorpusMetrics,
 }
 
 impl Metrics {
@@ -95,7 +96,7 @@ impl Metrics {
         let new = Maker { registry: Registry::new() };
         let metrics = Self {
             requests: RequestMetrics::new(&new)?,
-            leaps: LeapMetrics::new(&new)?,
+            rounds: RoundMetrics::new(&new)?,
             drift: DriftMetrics::new(&new)?,
             drafts: DraftCounts::new(&new)?,
             overhead: new.kept(make::histograms(metric::OVERHEAD))?,
@@ -103,7 +104,7 @@ impl Metrics {
             alarms: new.kept(make::counters(metric::ANOMALIES))?,
             mismatches: new.kept(make::counters(metric::MISMATCHES))?,
             config: ConfigMetrics::new(&new)?,
-            memory: MemoryMetrics::new(&new)?,
+            corpus: CorpusMetrics::new(&new)?,
             registry: new.registry,
         };
         metrics.begin();
@@ -112,7 +113,8 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// Gives every series of a closed set of labels its zero, so that a rule that watches its rise has one to begin with.
+    /// Starts every series of a closed set of labels at zero, so that `increase()` sees its first
+    /// rise.
     fn begin(&self) {
         for alarm in Alarm::ALL {
             self.alarms.with_label_values(&[alarm.name()]);
@@ -128,18 +130,18 @@ impl Metrics {
         }
     }
 
-    /// Shows how busy these network threads are.
+    /// Adds the busy time of these network threads.
     ///
     /// # Errors
-    /// Some are shown already.
+    /// Some have been added already.
     pub fn runtimes(&self, runtimes: Vec<Handle>) -> Result<(), prometheus::Error> {
         self.register(RuntimeMetrics::new(runtimes)?)
     }
 
-    /// Shows the spans that this collector has dropped.
+    /// Adds the number of spans that this collector has dropped.
     ///
     /// # Errors
-    /// They are shown already.
+    /// It has been added already.
     pub fn spans(&self, collector: trace::Collector) -> Result<(), prometheus::Error> {
         self.register(Dropped::new(metric::SPANS_DROPPED, move || collector.dropped())?)
     }
@@ -201,9 +203,9 @@ impl Metrics {
         self.drafts.lost(kind, cause);
     }
 
-    /// Counts a hearing of all models of a policy.
-    pub fn heard(&self, end: HearingEnd) {
-        self.drafts.heard(end);
+    /// Counts an evaluation of all model drafters of a policy.
+    pub fn evaluated(&self, end: EvaluationEnd) {
+        self.drafts.evaluated(end);
     }
 
     /// Counts a request for which this model drafter of its policy drafts.
@@ -216,8 +218,8 @@ impl Metrics {
         self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
     }
 
-    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the files say is in force;
-    /// `version` is the configuration now in force.
+    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the
+    /// files say is in force; `version` is the configuration now in force.
     pub fn configured(&self, version: &str, taken: bool, synchronized: bool) {
         self.config.loaded(version, taken, synchronized);
     }
@@ -226,7 +228,7 @@ impl Metrics {
         let policy = finished.policy.as_deref().unwrap_or("");
         let policy = policy.split('@').next().unwrap_or_default();
         self.requests.finish(finished, policy);
-        self.leaps.finish(finished, policy);
+        self.rounds.finish(finished, policy);
         self.drift.finish(finished, policy);
     }
 }
@@ -255,7 +257,7 @@ mod tests {
     use crate::observe::{Calls, Round};
     use crate::openai::Path;
     use crate::session::{Balance, SentAhead};
-    use crate::words::Plan;
+    use crate::words::VerifyMethod;
 
     fn value(text: &str, line: &str) -> Option<f64> {
         text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
@@ -283,7 +285,7 @@ mod tests {
             ahead: SentAhead { sent: 3, used: 2 },
             calls: {
                 let mut calls = Calls { told: 9, ..Calls::default() };
-                (0..2).for_each(|_| calls.sent(Plan::Score));
+                (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
                 calls
             },
             balance: Balance { saved: 1.5, wasted: 0.0 },
@@ -294,25 +296,25 @@ mod tests {
             ..Finished::new(Path::Speculated, "b")
         });
         let text = metrics.text();
-        let line = "foretell_requests_total{code_class=\"2xx\",model=\"m\",path=\"speculated\",policy=\"ide\",route=\"chat\"}";
+        let line = "foretell_requests_total{code_class=\"2xx\",model=\"m\",path=\"speculated\",policy=\"ide\",reason=\"\",route=\"chat\"}";
         assert_eq!(value(&text, line), Some(1.0));
         let of = r#"{drafter="prompt_lookup",policy="ide",prompt_bucket="<2k"}"#;
-        let leapt = |name: &str| value(&text, &format!("{name}{of}"));
-        assert_eq!(leapt("foretell_leaps_total"), Some(2.0));
-        assert_eq!(leapt("foretell_leap_draft_tokens_total"), Some(7.0));
-        assert_eq!(leapt("foretell_leap_accepted_tokens_total"), Some(2.0));
-        let ahead = |result| value(&text, &format!("foretell_leap_ahead_total{{result=\"{result}\"}}"));
+        let speculated = |name: &str| value(&text, &format!("{name}{of}"));
+        assert_eq!(speculated("foretell_spec_decode_num_drafts_total"), Some(2.0));
+        assert_eq!(speculated("foretell_spec_decode_num_draft_tokens_total"), Some(7.0));
+        assert_eq!(speculated("foretell_spec_decode_num_accepted_tokens_total"), Some(2.0));
+        let ahead = |result| value(&text, &format!("foretell_verify_ahead_total{{result=\"{result}\"}}"));
         assert_eq!((ahead("used"), ahead("dropped")), (Some(2.0), Some(1.0)));
-        let places = |name: &str, place: u32| {
-            let labels = format!("{{drafter=\"prompt_lookup\",position=\"{place}\"}}");
-            value(&text, &format!("foretell_leap_{name}_tokens_per_pos_total{labels}"))
+        let positions = |name: &str, position: u32| {
+            let labels = format!("{{drafter=\"prompt_lookup\",position=\"{position}\"}}");
+            value(&text, &format!("foretell_spec_decode_num_{name}_tokens_per_pos_total{labels}"))
         };
-        assert_eq!([0, 1, 2].map(|place| places("accepted", place)), [Some(1.0), Some(1.0), None]);
-        assert_eq!([0, 2, 3].map(|place| places("draft", place)), [Some(2.0), Some(2.0), Some(1.0)]);
+        assert_eq!([0, 1, 2].map(|position| positions("accepted", position)), [Some(1.0), Some(1.0), None]);
+        assert_eq!([0, 2, 3].map(|position| positions("draft", position)), [Some(2.0), Some(2.0), Some(1.0)]);
         assert_eq!(value(&text, "foretell_saved_seconds_total{policy=\"ide\"}"), Some(1.5));
-        assert_eq!(value(&text, "foretell_verify_calls_total{backend=\"b\",plan=\"score\"}"), Some(2.0));
+        assert_eq!(value(&text, "foretell_verify_requests_total{backend=\"b\",method=\"score\"}"), Some(2.0));
         assert_eq!(
-            value(&text, "foretell_extra_prefill_tokens_total{backend=\"b\",source=\"told\"}"),
+            value(&text, "foretell_extra_prefill_tokens_total{backend=\"b\",source=\"reported\"}"),
             Some(9.0)
         );
         assert_eq!(
@@ -357,21 +359,22 @@ mod tests {
         }
     }
 
-    /// What fails in an outage was at zero before: at the start for every model of the configuration, and for any other
-    /// since it was answered for.
+    /// Series of failures in an outage exist at zero before: from the start for every model of the
+    /// configuration, and for any other from its first successful answer.
     #[test]
     fn server_errors_begin_at_zero_before_the_first_comes() {
         let metrics = Metrics::new().unwrap();
         metrics.configured_models(["named"]);
         let failed = |model: &str, route: &str, path: &str, policy: &str| {
+            let reason = if path == "relayed" { "unreachable" } else { "" };
             let labels = format!(
-                "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",route=\"{route}\"}}"
+                "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",reason=\"{reason}\",route=\"{route}\"}}"
             );
             value(&metrics.text(), &format!("foretell_requests_total{labels}"))
         };
         for model in ["", "other", "named"] {
             for route in ["completions", "chat"] {
-                assert_eq!(failed(model, route, "bypassed", ""), Some(0.0), "{model} {route}");
+                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
             }
             for route in ["responses", "messages"] {
                 assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
@@ -388,9 +391,9 @@ mod tests {
         });
         assert_eq!(failed("listed", "chat", "speculated", "p"), Some(0.0));
         assert_eq!(
-            failed("listed", "chat", "bypassed", ""),
+            failed("listed", "chat", "relayed", ""),
             Some(0.0),
-            "as which it fails while nobody answers"
+            "the series of its failures while no replica answers"
         );
         for result in ["sent", "refused"] {
             assert_eq!(
@@ -406,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_is_counted_until_it_is_dropped() {
+    fn a_held_gauge_falls_on_drop() {
         let metrics = Metrics::new().unwrap();
         let held = metrics.hold_request();
         assert_eq!(value(&metrics.text(), "foretell_requests_in_flight"), Some(1.0));

@@ -13,7 +13,7 @@ use super::log::millis;
 use super::text::Text;
 
 const KEPT: usize = 50;
-/// Most rounds kept of one completion: its last ones.
+/// Maximum number of rounds kept of one completion: its last ones.
 const ROUNDS: usize = 256;
 /// Time format with microseconds, as in log lines.
 const TIME: EncodedConfig = Config::DEFAULT
@@ -26,7 +26,7 @@ pub struct Recent {
     ring: Mutex<Ring>,
 }
 
-/// The completions, and how many there were.
+/// The completions, and their number so far.
 #[derive(Debug, Default)]
 struct Ring {
     kept: VecDeque<Kept>,
@@ -55,7 +55,7 @@ impl Recent {
         ring.kept.push_front(Kept { number, all, finished });
     }
 
-    /// How many completions there were; the number of the newest one.
+    /// Number of completions so far, which is the number of the newest one.
     pub fn count(&self) -> u64 {
         self.ring.lock().count
     }
@@ -136,7 +136,7 @@ mod tests {
     fn only_the_last_fifty_are_kept_newest_first() {
         let recent = Recent::default();
         for n in 0..60 {
-            recent.push(Finished { id: n.to_string(), ..Finished::new(Path::Ridden, "b") });
+            recent.push(Finished { id: n.to_string(), ..Finished::new(Path::Plain, "b") });
         }
         let all = recent.to_json();
         let ids: Vec<&str> = all.as_array().unwrap().iter().filter_map(|s| s["id"].as_str()).collect();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_are_told_of_one_completion_and_left_out_of_the_brief_list() {
+    fn the_brief_list_leaves_out_the_rounds() {
         let recent = Recent::default();
         let (draft, verify) = (std::time::Duration::from_micros(1_500), std::time::Duration::from_millis(20));
         let round = super::super::Round {

@@ -1,7 +1,8 @@
 //! The record of a request, from accepting it to the last byte of its answer.
 //!
-//! It is owned by whatever answers the request: the relay, a tunnel or the driver of a session. When a client leaves,
-//! futures and bodies are dropped, so the record is written by its `Drop` at the latest.
+//! It is owned by the part that answers the request: the relay, a tunnel or a session loop. When a
+//! client leaves, futures and bodies are dropped, so the record is written by its `Drop` at the
+//! latest.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,12 +18,13 @@ use crate::http::headers::REQUEST_ID;
 use crate::http::memory::Reservation;
 use crate::openai::{Api, Path, Route};
 use crate::session::{ActionId, Judging, Summary};
-use crate::words::{BypassReason, Plan, RideReason};
+use crate::words::{PlainReason, RelayReason, VerifyMethod};
 
-/// Longest text from a client that is kept, bytes; names of models and parameters have no limit of their own.
+/// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
+/// limit of their own.
 const KEPT: usize = 200;
 
-/// A verify call that has not returned.
+/// A verify request that has not returned.
 #[derive(Debug)]
 struct Open {
     call: ActionId,
@@ -32,23 +34,24 @@ struct Open {
     nodes: u32,
     since: Instant,
     draft: Duration,
-    /// Tokens that its engine computed for it; `None` if it does not tell, or has not answered.
+    /// Tokens that its engine computed for it; `None` if it does not report them, or has not
+    /// answered.
     computed: Option<u32>,
 }
 
-/// Moments that what Foretell adds to the time to the first token is made of.
+/// Moments from which the time that Foretell adds to the first token is computed.
 #[derive(Debug, Default)]
 struct Moments {
-    /// The whole request was there.
+    /// The whole request had been received.
     whole: Option<Instant>,
     /// The first call was sent.
     called: Option<Instant>,
     /// The first part of its answer was read.
-    heard: Option<Instant>,
+    received: Option<Instant>,
 }
 
-/// Collects a [`Finished`] record and passes it to the observer when the request ends or is dropped. Until then the
-/// request counts as in flight.
+/// Collects a [`Finished`] record and passes it to the observer when the request ends or is
+/// dropped. Until then the request counts as in flight.
 #[derive(Debug)]
 pub struct Record {
     observer: Arc<Observer>,
@@ -59,7 +62,8 @@ pub struct Record {
     written: bool,
     held: Option<Held>,
     stream: Option<Held>,
-    /// The verify calls that have not been used yet, in the order in which they were sent.
+    /// The verify requests whose results have not been used yet, in the order in which they were
+    /// sent.
     open: Vec<Open>,
     /// Time spent drafting so far for the next round.
     drafting: Duration,
@@ -69,14 +73,14 @@ pub struct Record {
 }
 
 impl Record {
-    /// A request that has just been accepted; it counts as relayed until it turns out to be a completion.
-    /// `headers` are the client's: they may continue a trace.
+    /// A request that has just been accepted; it counts as relayed until it turns out to be a
+    /// completion. `headers` are the client's: they may continue a trace.
     pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
         let held = Some(observer.metrics().hold_request());
         let span = request_span(&id);
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
-        finished.reason = Some(BypassReason::Route.name());
+        finished.reason = Some(RelayReason::Route.name());
         let (line, trace) = observer.begin(headers);
         (finished.unsampled, finished.trace) = (!line, trace);
         Self {
@@ -114,14 +118,15 @@ impl Record {
         &self.observer
     }
 
-    /// Records that it asks for text by this API. It is relayed, for that is not one that is speculated.
+    /// Records that it asks for text by this API. It is relayed, since that API is not speculated
+    /// on.
     pub fn asks_by(&mut self, api: Api) {
         self.finished.route = Some(api);
     }
 
-    /// Records that it is a completion that is not speculated.
-    pub fn bypassed(&mut self, route: impl Into<Api>, reason: BypassReason, parameter: Option<String>) {
-        self.finished.path = Path::Bypassed;
+    /// Records that it is a completion that is relayed.
+    pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
+        self.finished.path = Path::Relayed;
         self.finished.route = Some(route.into());
         self.finished.reason = Some(reason.name());
         self.finished.parameter = parameter.map(kept);
@@ -129,24 +134,26 @@ impl Record {
         self.finished.held_back = false;
     }
 
-    /// Records that its session was given up before anything was sent to the client; it is a bypass instead.
-    pub fn declined(&mut self, reason: BypassReason, parameter: Option<String>) {
+    /// Records that its session was abandoned before anything was sent to the client; the request
+    /// is relayed instead.
+    pub fn declined(&mut self, reason: RelayReason, parameter: Option<String>) {
         if let Some(route) = self.finished.route {
-            self.bypassed(route, reason, parameter);
+            self.relayed(route, reason, parameter);
         }
-        let fresh = Finished::new(Path::Bypassed, "");
+        let fresh = Finished::new(Path::Relayed, "");
         let gone = &mut self.finished;
         gone.rounds.clear();
         (gone.output_tokens, gone.first_byte, gone.added) = (0, None, None);
         (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
         gone.text = gone.text.take().map(|_| Text::default());
-        self.moments.heard = None;
+        self.moments.received = None;
         self.session_holds(0);
     }
 
-    /// Records that it is a completion that may be speculated, under this policy (`name@revision`).
+    /// Records that it is a completion that may be speculated on, under this policy
+    /// (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
-        self.finished.path = Path::Ridden;
+        self.finished.path = Path::Plain;
         self.finished.route = Some(route.into());
         self.finished.reason = None;
         self.finished.policy = Some(policy.to_owned());
@@ -157,24 +164,22 @@ impl Record {
         self.finished.model = Some(kept(model));
     }
 
-    /// Records that no replica could be reached; a completion counts as bypassed then.
+    /// Records that no replica could be reached; a completion counts as relayed then.
     pub fn unreachable(&mut self, cause: String) {
-        if self.finished.path != Path::Relayed {
-            self.finished.path = Path::Bypassed;
-            self.finished.reason = Some(BypassReason::Unreachable.name());
-            self.finished.parameter = None;
-            // What never reached an engine was decided about by no policy; its series has begun with its model.
-            self.finished.policy = None;
-        }
+        self.finished.path = Path::Relayed;
+        self.finished.reason = Some(RelayReason::Unreachable.name());
+        self.finished.parameter = None;
+        // No policy decided about a request that never reached an engine.
+        self.finished.policy = None;
         self.finished.error = Some(cause);
     }
 
-    /// Records why it rides, where no session reports that.
-    pub fn rides(&mut self, reason: RideReason) {
+    /// Records the plain reason, where no session reports it.
+    pub fn is_plain(&mut self, reason: PlainReason) {
         self.finished.reason = Some(reason.name());
     }
 
-    /// Records why the answer ended early or is an error of Foretell's own.
+    /// Records the cause of an incomplete answer or of an error of Foretell's own.
     pub fn failed(&mut self, cause: String) {
         self.finished.error = Some(cause);
     }
@@ -202,7 +207,8 @@ impl Record {
         self.finished.status = status.as_u16();
     }
 
-    /// Records the head of the answer sent to the client; an event stream counts as in flight until the end.
+    /// Records the head of the answer sent to the client; an event stream counts as in flight until
+    /// the end.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.status(status);
         let kind = headers.get(CONTENT_TYPE).map_or(&[][..], |kind| kind.as_bytes());
@@ -213,7 +219,7 @@ impl Record {
         self.finished.backend_id = theirs.filter(|id| *id != self.finished.id).map(|id| kept(id.to_owned()));
     }
 
-    /// Records when the whole request was there.
+    /// Records when the whole request had been received.
     pub fn whole(&mut self, at: Instant) {
         self.moments.whole = Some(at);
     }
@@ -224,8 +230,8 @@ impl Record {
     }
 
     /// Records that a part of the answer was read; the first one counts.
-    pub fn heard(&mut self) {
-        self.moments.heard.get_or_insert_with(Instant::now);
+    pub fn received(&mut self) {
+        self.moments.received.get_or_insert_with(Instant::now);
     }
 
     /// Records that a part of the answer's body is sent; the first one sets `first_byte`.
@@ -235,18 +241,18 @@ impl Record {
         }
         let now = Instant::now();
         self.finished.first_byte = Some(now.saturating_duration_since(self.started));
-        if let Moments { whole: Some(whole), called: Some(called), heard: Some(heard) } = self.moments {
+        if let Moments { whole: Some(whole), called: Some(called), received: Some(received) } = self.moments {
             self.finished.added =
-                Some(called.saturating_duration_since(whole) + now.saturating_duration_since(heard));
+                Some(called.saturating_duration_since(whole) + now.saturating_duration_since(received));
         }
     }
 
-    /// Keeps the output of the request in words, where the operator has allowed that: the client asks for it.
+    /// Keeps the output of the request, as its client asks, if the operator has allowed that.
     pub fn keep_text(&mut self) {
         self.finished.text = self.observer.keeps_texts().then(Text::default);
     }
 
-    /// Notes what goes out to the client.
+    /// Notes text that is sent to the client.
     pub fn wrote(&mut self, text: &str) {
         if let Some(kept) = &mut self.finished.text {
             kept.write(text);
@@ -273,30 +279,31 @@ impl Record {
         self.drafting += took;
     }
 
-    /// Records that a verify call is sent with a draft of `drafter`, which has so many nodes.
-    /// `number`: of the call among those after the first.
+    /// Records that a verify request is sent with a draft of `drafter`, which has `nodes` nodes.
+    /// `number`: that of the call among those after the first.
     pub fn verifying(
         &mut self,
         call: ActionId,
         number: u32,
         drafter: &'static str,
         nodes: usize,
-        plan: Plan,
+        method: VerifyMethod,
     ) {
         let draft = std::mem::take(&mut self.drafting);
         let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
         self.open.push(Open { call, number, drafter, nodes, since: Instant::now(), draft, computed: None });
-        self.finished.calls.sent(plan);
+        self.finished.calls.sent(method);
     }
 
-    /// Records what the engine says that it computed for a verify call, tokens.
+    /// Records the number of tokens that the engine reports to have computed for a verify request.
     pub fn computed(&mut self, call: ActionId, tokens: Option<u32>) {
         if let Some(open) = self.open.iter_mut().find(|open| open.call == call) {
             open.computed = tokens;
         }
     }
 
-    /// Forgets a verify call that was cancelled; what it made its engine compute is estimated.
+    /// Removes a verify request that was cancelled; the tokens that its engine computed for it are
+    /// estimated.
     pub fn dropped(&mut self, call: ActionId) {
         let calls = &mut self.finished.calls;
         self.open.retain(|open| {
@@ -308,17 +315,17 @@ impl Record {
         });
     }
 
-    /// Takes over the session's summary, and records the rounds that the session has counted more.
-    pub fn account(&mut self, summary: &Summary) {
+    /// Takes over the session's summary, and records the rounds that are new in it.
+    pub fn summarise(&mut self, summary: &Summary) {
         let finished = &mut self.finished;
-        finished.path = if summary.speculated { Path::Speculated } else { Path::Ridden };
-        finished.reason = summary.reason.map(RideReason::name);
+        finished.path = if summary.speculated { Path::Speculated } else { Path::Plain };
+        finished.reason = summary.reason.map(PlainReason::name);
         finished.output_tokens = summary.output_tokens;
         finished.drift = summary.drift;
         finished.ahead = summary.ahead;
         finished.balance = summary.balance;
         for round in summary.each.iter().skip(finished.rounds.len()) {
-            // Those before it decided nothing: they are a part of its round.
+            // Earlier requests decided nothing: they are a part of this round.
             let until = self.open.partition_point(|open| open.call <= round.call);
             let calls: Vec<Open> = self.open.drain(..until).collect();
             let Some(&Open { number, drafter, since, computed, .. }) = calls.last() else { return };
@@ -337,7 +344,8 @@ impl Record {
         }
     }
 
-    /// Ends the request and passes on the record, once. `client_gone`: the client left before the end.
+    /// Ends the request and passes on the record, once. `client_gone`: the client left before the
+    /// end.
     pub fn end(&mut self, client_gone: bool) {
         if !std::mem::replace(&mut self.written, true) {
             let nothing = Finished::new(self.finished.path, "");
@@ -384,12 +392,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_is_dropped_says_that_the_client_has_left() {
+    fn a_dropped_record_says_that_the_client_has_left() {
         let observer = observer();
         let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
         record.held_back();
-        record.bypassed(Route::Chat, BypassReason::Tools, None);
-        assert!(!record.so_far().held_back, "what is not driven is in no group");
+        record.relayed(Route::Chat, RelayReason::Tools, None);
+        assert!(!record.so_far().held_back, "a relayed request is in no group");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));
@@ -403,21 +411,23 @@ mod tests {
         record.eligible(Route::Chat, "p@12345678");
         let mut summary = Summary { output_tokens: 5, ..Summary::default() };
         record.drafted(Duration::from_millis(2));
-        record.verifying(ActionId(1), 1, "prompt_lookup", 4, Plan::Tree);
+        record.verifying(ActionId(1), 1, "prompt_lookup", 4, VerifyMethod::Tree);
         record.computed(ActionId(1), Some(7));
         summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
-        record.account(&summary);
-        // A verify call without a verdict is not a round, and one that was sent ahead and dropped is none either.
-        record.verifying(ActionId(2), 2, "prompt_lookup", 4, Plan::Tree);
-        record.account(&summary);
-        record.verifying(ActionId(3), 3, "model", 2, Plan::FanOut);
-        record.verifying(ActionId(4), 4, "model", 5, Plan::FanOut);
+        record.summarise(&summary);
+        // A verify request without a result is not a round, nor is one that was sent ahead and
+        // dropped.
+        record.verifying(ActionId(2), 2, "prompt_lookup", 4, VerifyMethod::Tree);
+        record.summarise(&summary);
+        record.verifying(ActionId(3), 3, "model", 2, VerifyMethod::FanOut);
+        record.verifying(ActionId(4), 4, "model", 5, VerifyMethod::FanOut);
         record.dropped(ActionId(4));
         summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
-        record.account(&summary);
+        record.summarise(&summary);
         record.status(StatusCode::OK);
         let calls = record.so_far().calls;
-        // Told: 7 computed for 4 tokens of output. Estimated: 6 of the call that was dropped, and the 2 that were refused.
+        // Reported: 7 computed for 4 tokens of output. Estimated: 6 of the request that was
+        // dropped, and the 2 rejected tokens.
         assert_eq!((calls.told, calls.estimated), (3, 8));
         record.end(false);
         record.end(true);

@@ -1,7 +1,7 @@
 //! Metrics of the replicas, read from the fleet on every scrape.
 //!
-//! Requests are counted in the replica itself, which costs almost nothing, and the series of a removed replica
-//! disappear.
+//! Requests are counted in the replica itself, which costs almost nothing, and the series of a
+//! removed replica disappear.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ struct Families {
 }
 
 impl ReplicaMetrics {
-    /// Of this fleet.
+    /// A collector for this fleet.
     ///
     /// # Errors
     /// A metric has an invalid description, which is a bug.

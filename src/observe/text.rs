@@ -1,14 +1,15 @@
-//! The output of a request in words, for `/api/sessions` and the status page: kept only where the operator has allowed it
-//! (`observe.text`) and the client has asked for it (`x-foretell-text: on`). It is in no log line, span or metric.
+//! The output of a request as text, for `/api/sessions` and the status page: kept only if the
+//! operator has allowed it (`observe.text`) and the client has asked for it
+//! (`x-foretell-text: on`). It is in no log line, span or metric.
 
 use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
-/// Most bytes of one output that are kept: its first ones.
-const MOST: usize = 16 << 10;
+/// Maximum bytes kept from the beginning of an output.
+const MAX: usize = 16 << 10;
 
-/// An output, by who brought which part of it.
+/// An output, in parts by the round that brought them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Text {
     pieces: Vec<Piece>,
@@ -22,7 +23,7 @@ pub struct Text {
 /// A part of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
-    /// The round that brought it, from 0; `None`: a ride.
+    /// The round that brought it, from 0; `None`: plain decoding.
     round: Option<usize>,
     text: String,
 }
@@ -33,10 +34,10 @@ impl Text {
         self.rounds.push_back(number);
     }
 
-    /// Notes what goes out to the client.
+    /// Notes text that is sent to the client.
     pub fn write(&mut self, text: &str) {
         let round = self.rounds.pop_front();
-        let left = MOST - self.bytes;
+        let left = MAX - self.bytes;
         let kept = text.get(..text.floor_char_boundary(left)).unwrap_or_default();
         self.cut |= kept.len() < text.len();
         self.bytes += kept.len();
@@ -47,7 +48,8 @@ impl Text {
         }
     }
 
-    /// The parts in order with the number of their round, from 1, or `null`; and whether the rest of the output is left out.
+    /// The parts in order with the number of their round, from 1, or `null`; and whether the rest
+    /// of the output is left out.
     pub(super) fn to_json(&self) -> Value {
         let piece = |Piece { round, text }: &Piece| json!({ "round": round.map(|at| at + 1), "text": text });
         json!({ "pieces": self.pieces.iter().map(piece).collect::<Vec<_>>(), "cut": self.cut })
@@ -76,9 +78,9 @@ mod tests {
     #[test]
     fn a_long_output_is_cut_between_two_characters() {
         let mut text = Text::default();
-        text.write(&"x".repeat(MOST - 1));
+        text.write(&"x".repeat(MAX - 1));
         text.write("ü!");
         let told = text.to_json();
-        assert_eq!((told["cut"].as_bool(), text.bytes), (Some(true), MOST - 1));
+        assert_eq!((told["cut"].as_bool(), text.bytes), (Some(true), MAX - 1));
     }
 }

@@ -1,4 +1,5 @@
-//! What all finished requests add up to, for the status page: plain sums, so that any two moments can be compared.
+//! Sums over all finished requests, for the status page: two states subtract to the requests
+//! between them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::{Finished, Round};
 use crate::openai::Path;
-use crate::words::{BypassReason, RideReason};
+use crate::words::{PlainReason, RelayReason};
 
-/// Places in a draft that are told apart; deeper ones are not counted.
-pub const PLACES: usize = 32;
+/// Positions in a draft that are counted separately; deeper ones are not counted.
+pub const POSITIONS: usize = 32;
 
 /// Sums over finished requests, since the start of the process.
 #[derive(Debug, Default)]
@@ -34,61 +35,61 @@ impl Totals {
 /// Sums over some requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// Requests that ask for text, by any API; every other one is in [`Self::relayed`].
+    /// Requests that ask for text, by any API; every other one is in [`Self::others`].
     pub completions: u64,
     /// Requests that do not ask for text.
-    pub relayed: u64,
-    /// Completions that leapt at least once, that rode, and that were bypassed, other APIs among them.
+    pub others: u64,
+    /// Completions by path: speculated on at least once, plain, and relayed (other APIs included).
     paths: [u64; 3],
-    /// Output tokens of completions, as far as they are known.
+    /// Output tokens of completions, where known.
     pub tokens: u64,
-    /// Completions that leapt at least once.
-    pub leapt: Pace,
+    /// Completions that were speculated on at least once.
+    pub speculated: Pace,
     /// Completions that were held back as control group.
     pub held_back: Pace,
     /// Completions with an error of the server's or of Foretell's own.
     pub failed: u64,
     /// Completions whose client left.
     pub left: u64,
-    /// Completions by why they did not leap, or not to the end.
+    /// Completions by the reason for which they were not speculated on, or not to the end.
     reasons: BTreeMap<Why, u64>,
     /// Rounds by name of the drafter.
     drafters: BTreeMap<&'static str, Rounds>,
-    /// Places that a relaxed rule decided.
+    /// Positions that a relaxed rule decided.
     pub relaxed: u64,
     /// Tokens emitted that the target had not chosen.
     pub substitutions: u64,
 }
 
-/// Why a completion did not leap.
+/// Reason for which a completion was not speculated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
-    Rode(RideReason),
-    Bypassed(BypassReason),
+    Plain(PlainReason),
+    Relayed(RelayReason),
 }
 
 impl Why {
     fn of(finished: &Finished) -> Option<Self> {
         let name = finished.reason?;
         match finished.path {
-            Path::Ridden | Path::Speculated => {
-                RideReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Rode)
+            Path::Plain | Path::Speculated => {
+                PlainReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Plain)
             }
-            Path::Bypassed | Path::Relayed => {
-                BypassReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Bypassed)
+            Path::Relayed => {
+                RelayReason::ALL.into_iter().find(|reason| reason.name() == name).map(Self::Relayed)
             }
         }
     }
 
     const fn told(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Rode(reason) => ("ride", reason.name(), reason.words()),
-            Self::Bypassed(reason) => ("bypass", reason.name(), reason.words()),
+            Self::Plain(reason) => ("plain", reason.name(), reason.words()),
+            Self::Relayed(reason) => ("relayed", reason.name(), reason.words()),
         }
     }
 }
 
-/// How fast a group of requests was answered. Only those count whose pace is known.
+/// The pace of a group of requests. Only requests with a known pace count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
     /// Requests.
@@ -130,7 +131,7 @@ impl Pace {
 /// Rounds of one drafter.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rounds {
-    /// How many.
+    /// Number of rounds.
     pub rounds: u64,
     /// Tokens drafted.
     pub drafted: u64,
@@ -138,8 +139,9 @@ pub struct Rounds {
     pub accepted: u64,
     draft: Duration,
     verify: Duration,
-    /// Rounds that drafted a token at each place (of a tree: of its longest branch), and those that accepted one.
-    places: [[u64; 2]; PLACES],
+    /// Rounds that drafted a token at each position (of a tree: of its longest branch), and those
+    /// that accepted one.
+    positions: [[u64; 2]; POSITIONS],
 }
 
 impl Rounds {
@@ -149,15 +151,15 @@ impl Rounds {
         self.accepted += u64::from(round.accepted);
         self.draft += round.draft;
         self.verify += round.verify;
-        for (place, [drafted, accepted]) in (1..).zip(&mut self.places) {
-            *drafted += u64::from(round.depth >= place);
-            *accepted += u64::from(round.accepted >= place);
+        for (position, [drafted, accepted]) in (1..).zip(&mut self.positions) {
+            *drafted += u64::from(round.depth >= position);
+            *accepted += u64::from(round.accepted >= position);
         }
     }
 
     fn since(&self, before: &Self) -> Self {
-        let mut places = self.places;
-        for (now, before) in places.iter_mut().flatten().zip(before.places.iter().flatten()) {
+        let mut positions = self.positions;
+        for (now, before) in positions.iter_mut().flatten().zip(before.positions.iter().flatten()) {
             *now -= before;
         }
         Self {
@@ -166,12 +168,13 @@ impl Rounds {
             accepted: self.accepted - before.accepted,
             draft: self.draft.saturating_sub(before.draft),
             verify: self.verify.saturating_sub(before.verify),
-            places,
+            positions,
         }
     }
 
     fn told(&self, name: &str) -> Value {
-        let deepest = self.places.iter().rposition(|[drafted, _]| *drafted > 0).map_or(0, |place| place + 1);
+        let deepest =
+            self.positions.iter().rposition(|[drafted, _]| *drafted > 0).map_or(0, |position| position + 1);
         json!({
             "drafter": name,
             "rounds": self.rounds,
@@ -179,7 +182,7 @@ impl Rounds {
             "accepted": self.accepted,
             "draft_seconds": self.draft.as_secs_f64(),
             "verify_seconds": self.verify.as_secs_f64(),
-            "places": self.places.get(..deepest),
+            "positions": self.positions.get(..deepest),
         })
     }
 }
@@ -187,15 +190,15 @@ impl Rounds {
 impl Sums {
     fn add(&mut self, finished: &Finished) {
         if finished.route.is_none() {
-            self.relayed += 1;
+            self.others += 1;
             return;
         }
         self.completions += 1;
-        let [speculated, ridden, bypassed] = &mut self.paths;
+        let [speculated, plain, relayed] = &mut self.paths;
         *match finished.path {
             Path::Speculated => speculated,
-            Path::Ridden => ridden,
-            Path::Bypassed | Path::Relayed => bypassed,
+            Path::Plain => plain,
+            Path::Relayed => relayed,
         } += 1;
         self.tokens += u64::from(finished.output_tokens);
         self.failed += u64::from(finished.status >= 500 || finished.error.is_some());
@@ -207,16 +210,16 @@ impl Sums {
             *self.reasons.entry(why).or_default() += 1;
         }
         match (finished.path, why) {
-            (Path::Speculated, _) => self.leapt.add(finished),
-            (Path::Ridden, Some(Why::Rode(RideReason::Holdback))) => self.held_back.add(finished),
-            (Path::Ridden | Path::Bypassed | Path::Relayed, _) => {}
+            (Path::Speculated, _) => self.speculated.add(finished),
+            (Path::Plain, Some(Why::Plain(PlainReason::Holdback))) => self.held_back.add(finished),
+            (Path::Plain | Path::Relayed, _) => {}
         }
         for round in &finished.rounds {
             self.drafters.entry(round.drafter).or_default().add(round);
         }
     }
 
-    /// What came after `before`, an earlier state of the same sums.
+    /// The difference to `before`, an earlier state of the same sums.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let reason = |(why, count): (&Why, &u64)| {
@@ -233,10 +236,10 @@ impl Sums {
         }
         Self {
             completions: self.completions - before.completions,
-            relayed: self.relayed - before.relayed,
+            others: self.others - before.others,
             paths,
             tokens: self.tokens - before.tokens,
-            leapt: self.leapt.since(before.leapt),
+            speculated: self.speculated.since(before.speculated),
             held_back: self.held_back.since(before.held_back),
             failed: self.failed - before.failed,
             left: self.left - before.left,
@@ -247,7 +250,7 @@ impl Sums {
         }
     }
 
-    /// The rounds of all drafters together, without their places.
+    /// Rounds, drafted tokens and accepted tokens of all drafters together.
     pub fn rounds(&self) -> (u64, u64, u64) {
         let all = self.drafters.values();
         all.fold((0, 0, 0), |sum, one| (sum.0 + one.rounds, sum.1 + one.drafted, sum.2 + one.accepted))
@@ -255,17 +258,17 @@ impl Sums {
 
     /// As `/api/status` shows them.
     pub fn to_json(&self) -> Value {
-        let [speculated, ridden, bypassed] = self.paths;
+        let [speculated, plain, relayed] = self.paths;
         let reasons = self.reasons.iter().map(|(why, requests)| {
             let (kind, reason, words) = why.told();
             json!({ "kind": kind, "reason": reason, "words": words, "requests": requests })
         });
         json!({
             "completions": self.completions,
-            "relayed": self.relayed,
-            "paths": { "speculated": speculated, "ridden": ridden, "bypassed": bypassed },
+            "other_requests": self.others,
+            "paths": { "speculated": speculated, "plain": plain, "relayed": relayed },
             "tokens": self.tokens,
-            "leapt": self.leapt.to_json(),
+            "speculated": self.speculated.to_json(),
             "held_back": self.held_back.to_json(),
             "failed": self.failed,
             "left": self.left,
@@ -300,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn acceptance_is_counted_by_drafter_and_by_place() {
+    fn acceptance_is_counted_by_drafter_and_position() {
         let totals = Totals::default();
         let tree = Round { drafted: 6, depth: 3, ..round("model", 0, 1) };
         let rounds = vec![round("prompt_lookup", 4, 2), round("prompt_lookup", 2, 2), tree];
@@ -310,32 +313,32 @@ mod tests {
         let told = now.to_json();
         let lookup = &told["drafters"][1];
         assert_eq!(lookup["drafter"], "prompt_lookup");
-        assert_eq!(lookup["places"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
-        assert_eq!(told["drafters"][0]["places"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of three places");
+        assert_eq!(lookup["positions"], json!([[2, 2], [2, 2], [1, 0], [1, 0]]));
+        assert_eq!(told["drafters"][0]["positions"], json!([[1, 1], [1, 0], [1, 0]]), "a tree of depth 3");
         assert!((lookup["verify_seconds"].as_f64().unwrap() - 0.04).abs() < 1e-9);
     }
 
     #[test]
-    fn the_groups_are_those_that_leapt_and_those_that_were_held_back() {
+    fn the_groups_are_speculated_and_held_back_requests() {
         let totals = Totals::default();
         totals.finish(&completion(Path::Speculated, Some("no_gain")));
-        totals.finish(&completion(Path::Ridden, Some("holdback")));
+        totals.finish(&completion(Path::Plain, Some("holdback")));
         totals.finish(&Finished {
             duration: Duration::from_millis(500),
-            ..completion(Path::Ridden, Some("holdback"))
+            ..completion(Path::Plain, Some("holdback"))
         });
-        totals.finish(&completion(Path::Ridden, Some("no_gain")));
+        totals.finish(&completion(Path::Plain, Some("no_gain")));
         totals.finish(&Finished::new(Path::Relayed, "b"));
         for api in Api::RELAYED {
-            let reason = Some(BypassReason::Route.name());
+            let reason = Some(RelayReason::Route.name());
             totals.finish(&Finished { route: Some(api), reason, ..Finished::new(Path::Relayed, "b") });
         }
         let told = totals.now().to_json();
-        assert_eq!(told["leapt"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
+        assert_eq!(told["speculated"], json!({ "requests": 1, "tokens": 10, "seconds_per_token": 0.02 }));
         assert_eq!(told["held_back"]["requests"], 2);
         assert!((told["held_back"]["seconds_per_token"].as_f64().unwrap() - 0.03).abs() < 1e-9);
-        assert_eq!((&told["completions"], &told["relayed"]), (&json!(6), &json!(1)));
-        assert_eq!(told["paths"], json!({ "speculated": 1, "ridden": 3, "bypassed": 2 }));
+        assert_eq!((&told["completions"], &told["other_requests"]), (&json!(6), &json!(1)));
+        assert_eq!(told["paths"], json!({ "speculated": 1, "plain": 3, "relayed": 2 }));
         let route = &told["reasons"][2];
         assert_eq!(
             (&route["reason"], &route["requests"]),
@@ -347,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference_and_holds_nothing_that_did_not_move() {
+    fn since_is_the_difference_without_unchanged_entries() {
         let totals = Totals::default();
         let first =
             Finished { rounds: vec![round("model", 2, 1)], ..completion(Path::Speculated, Some("no_gain")) };
         totals.finish(&first);
         let before = totals.now();
         let second =
-            Finished { rounds: vec![round("suffix", 3, 3)], ..completion(Path::Bypassed, Some("tools")) };
+            Finished { rounds: vec![round("suffix", 3, 3)], ..completion(Path::Relayed, Some("tools")) };
         totals.finish(&second);
         let since = totals.now().since(&before);
         let mut alone = Sums::default();
@@ -365,12 +368,12 @@ mod tests {
 
     #[test]
     fn every_reason_keeps_its_words() {
-        for reason in BypassReason::ALL {
-            let finished = completion(Path::Bypassed, Some(reason.name()));
+        for reason in RelayReason::ALL {
+            let finished = completion(Path::Relayed, Some(reason.name()));
             assert_eq!(Why::of(&finished).map(|why| why.told().2), Some(reason.words()));
         }
-        for reason in RideReason::ALL {
-            let finished = completion(Path::Ridden, Some(reason.name()));
+        for reason in PlainReason::ALL {
+            let finished = completion(Path::Plain, Some(reason.name()));
             assert_eq!(Why::of(&finished).map(|why| why.told().2), Some(reason.words()));
         }
     }

@@ -1,8 +1,10 @@
-//! Traces: a span for each request and each of its rounds, in the trace of the client that has sent it.
+//! Traces: a span for each request and each of its rounds, in the trace of the client that has sent
+//! it.
 //!
-//! Spans are made from the record of a finished request, like every other view. Only their ids exist before: backends get
-//! them in `traceparent`, so that an engine's own spans hang below the call that caused them. Without a collector, and for
-//! requests that are not sampled, the client's trace context is passed on as it is.
+//! Spans are made from the record of a finished request, like every other view. Only their ids
+//! exist before: backends get them in `traceparent`, so that an engine's own spans are children of
+//! the call that caused them. Without a collector, and for requests that are not sampled, the
+//! client's trace context is passed on as it is.
 
 mod export;
 mod spans;
@@ -50,14 +52,16 @@ impl Trace {
         self.whole.to_string()
     }
 
-    /// The span of a call after the first, by its number: the same from every part of the program that asks.
+    /// The span id of a call after the first, by its number: deterministic, so that every part of
+    /// the program gets the same.
     fn of_round(&self, round: u32) -> SpanId {
         let own = u64::from_be_bytes(self.span.to_bytes());
         let mixed = own ^ u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         SpanId::from(mixed.max(1))
     }
 
-    /// Names a span as the parent of what the backend does; `round`: the number of the call, `None` for the first.
+    /// Sets a span as the parent of the backend's spans; `round`: the number of the call, `None`
+    /// for the first.
     pub fn inject(&self, round: Option<u32>, headers: &mut HeaderMap) {
         let span = round.map_or(self.span, |round| self.of_round(round));
         if let Ok(field) = HeaderValue::try_from(format!("00-{}-{span}-01", self.whole)) {
@@ -66,22 +70,23 @@ impl Trace {
     }
 }
 
-/// Which requests are told of.
+/// Sampling of log lines and spans.
 #[derive(Debug)]
 pub struct Sampling {
-    /// Share of the requests that have a line in the log, and spans if the client has not decided that; 0 to 1.
+    /// Share of the requests that have a line in the log, and spans if the client has not decided
+    /// that; 0 to 1.
     share: f64,
     random: RandomState,
     requests: AtomicU64,
 }
 
 impl Sampling {
-    /// That share.
+    /// Samples this share of the requests.
     pub fn new(share: f64) -> Self {
         Self { share, random: RandomState::new(), requests: AtomicU64::new(0) }
     }
 
-    /// Whether the next request is one of them.
+    /// True if the next request is sampled.
     fn draw(&self) -> bool {
         if self.share >= 1.0 {
             return true;
@@ -90,21 +95,22 @@ impl Sampling {
         (drawn as f64) < self.share * u64::MAX as f64
     }
 
-    /// What is told of a request with these fields. A client that does not sample its trace wants no spans; its request has
-    /// a line all the same. One that does has both.
-    pub(super) fn of(&self, headers: &HeaderMap) -> Telling {
+    /// The sampling decision for a request with these header fields. If the client does not sample
+    /// its trace, the request has no spans, and a line by the share; if it does, the request has
+    /// both.
+    pub(super) fn of(&self, headers: &HeaderMap) -> TraceSettings {
         let context = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
         let parent = context.span().span_context().clone();
         let line = self.draw() || parent.is_sampled();
         let spans = if parent.is_valid() { parent.is_sampled() } else { line };
-        Telling { line, spans, parent }
+        TraceSettings { line, spans, parent }
     }
 }
 
-/// What is told of a request.
+/// The sampling decision for a request.
 #[derive(Debug)]
-pub(super) struct Telling {
-    /// It has a line in the log, even if it goes well.
+pub(super) struct TraceSettings {
+    /// It has a line in the log, even if it succeeds.
     pub line: bool,
     /// It has spans, if there is a collector.
     pub spans: bool,

@@ -1,4 +1,4 @@
-//! A job that has a lane: what it needs computed next, and how it uses the logits.
+//! A job that has a lane: the tokens to compute next, and the use of the logits.
 
 use crate::onnx_server::job::{
     Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
@@ -18,7 +18,7 @@ pub(super) struct Active {
     /// Number of `tokens` that are in the lane.
     pub(super) fed: usize,
     cached: usize,
-    past: History,
+    token_context: History,
     produced: usize,
     scored: Vec<PromptRow>,
     verified: Option<Verified>,
@@ -32,14 +32,14 @@ pub(super) struct Piece {
     pub(super) rows: Rows,
     /// Number of `tokens` that belong to the sequence; the rest is a draft.
     sequence: usize,
-    /// Its rows judge what follows the sequence, be it nothing.
+    /// True if its rows verify the tokens after the sequence, even if there are none.
     judged: bool,
-    /// The sequence is complete with this piece.
+    /// True if the sequence is complete with this piece.
     whole: bool,
 }
 
 impl Piece {
-    /// Whether a draft follows the sequence.
+    /// True if a draft follows the sequence.
     pub(super) fn has_draft(&self) -> bool {
         self.tokens.len() > self.sequence
     }
@@ -50,7 +50,7 @@ impl Piece {
     }
 }
 
-/// What happens to a job after a run.
+/// Outcome of a run for a job.
 pub(super) enum Next {
     /// It needs another run.
     Continue,
@@ -67,12 +67,22 @@ impl Active {
             Job::Verify(job) => (&job.sampler, &job.context, job.generated),
         };
         let (prompt, output) = sequence.split_at(sequence.len().saturating_sub(generated));
-        let past = sampler.history(prompt, output);
+        let token_context = sampler.history(prompt, output);
         let tokens = sequence.clone();
-        Self { slot, tokens, fed: cached, cached, past, produced: 0, scored: Vec::new(), verified: None, job }
+        Self {
+            slot,
+            tokens,
+            fed: cached,
+            cached,
+            token_context,
+            produced: 0,
+            scored: Vec::new(),
+            verified: None,
+            job,
+        }
     }
 
-    /// Number of tokens to compute before the next sample or verdict.
+    /// Number of tokens to compute before the next sample or verification result.
     pub(super) fn pending(&self) -> usize {
         let draft = match &self.job {
             Job::Generate(_) => 0,
@@ -130,7 +140,7 @@ impl Active {
         let Some(PromptLogprobs { top, .. }) = job.prompt_logprobs else { return Ok(()) };
         for index in 0..count {
             let (Some(&id), Some(row)) = (self.tokens.get(at + index + 1), logits.row(feed, index)) else {
-                return Err("the model gave fewer rows than asked for".to_owned());
+                return Err("the model gave fewer rows than requested".to_owned());
             };
             self.scored.push(prompt_row(row, id, top));
         }
@@ -148,30 +158,30 @@ impl Active {
         if job.limits.max_tokens == 0 {
             return Ok(Next::Done);
         }
-        let processed = job.sampler.process(row, &self.past);
+        let processed = job.sampler.process(row, &self.token_context);
         let id = processed.draw();
         let scores =
             job.logprobs.map(|top| Scores { logprob: processed.logprob(id), top: processed.top(top) });
         self.produced += 1;
         let ending = ending(job, id, self.produced);
-        self.past.push(id);
+        self.token_context.push(id);
         self.tokens.push(id);
         // If the receiver is gone, the scheduler drops this job at its next turn.
         let _ = job.events.send(Event::Token(Token { id, scores, ending }));
         Ok(if ending.is_none() { Next::Continue } else { Next::Done })
     }
 
-    /// Samples every place of a draft; the answer is sent once the job is finished.
+    /// Samples at every position of a draft; the answer is sent once the job is finished.
     fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
-        let row = |place| logits.row(feed, place);
+        let row = |position| logits.row(feed, position);
         let judged = if let Some(drawn) = &job.sampled {
-            judge_drawn(&job.sampler, &self.past, drawn, row)
+            judge_drawn(&job.sampler, &self.token_context, drawn, row)
         } else {
             let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-            judge(&job.sampler, &self.past, &draft, job.top, row)
+            judge(&job.sampler, &self.token_context, &draft, job.top, row)
         };
-        let (rows, accepted) = judged.ok_or("the model gave fewer rows than asked for")?;
+        let (rows, accepted) = judged.ok_or("the model gave fewer rows than requested")?;
         self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })
     }
@@ -188,7 +198,8 @@ impl Active {
 }
 
 impl Verify {
-    /// Parents as the model expects them, with `sequence` tokens before the draft; `None` if everything is a chain.
+    /// Parents as the model expects them, with `sequence` tokens before the draft; `None` if the
+    /// draft is a chain.
     fn parents_after(&self, sequence: usize) -> Option<Vec<Option<usize>>> {
         let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
         if chain {

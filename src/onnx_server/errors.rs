@@ -3,7 +3,7 @@
 use http::StatusCode;
 use serde_json::json;
 
-/// A request that is refused or failed, as the client is told.
+/// Error of a refused or failed request, as sent to the client.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// The body is not a JSON object.
@@ -37,7 +37,7 @@ pub enum Refusal {
          ({prompt} in the prompt, {output} for the output). Please reduce the length of the prompt or of the output."
     )]
     TooLong {
-        /// Most tokens of prompt and output together.
+        /// Maximum number of tokens of prompt and output together.
         context: usize,
         /// Tokens requested in total.
         requested: usize,

@@ -1,5 +1,5 @@
-//! Reads a request body field by field. Each known field is taken by name and type; any field that is left over is
-//! refused by name, so a misspelt or unsupported parameter is always reported.
+//! Reads a request body field by field. Each known field is taken by name and type; any field that
+//! is left over is refused by name, so a misspelt or unsupported parameter is always reported.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 
 use crate::onnx_server::errors::Refusal;
 
-/// The fields that have not been taken yet. Values stay raw until their type is known, so that thousands of token ids
-/// are parsed directly into numbers.
+/// The fields that have not been taken yet. Values stay raw until their type is known, so that
+/// thousands of token ids are parsed directly into numbers.
 pub(super) struct Fields<'a> {
     rest: BTreeMap<String, &'a RawValue>,
 }
@@ -85,7 +85,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a field that may only be missing, `null`, or one of these JSON texts (compared without spaces).
+    /// Takes a field that may only be missing, `null`, or one of these JSON texts (compared without
+    /// spaces).
     pub(super) fn only(
         &mut self,
         name: &str,
@@ -111,7 +112,8 @@ pub(super) fn invalid(param: &str, message: impl Into<String>) -> Refusal {
     Refusal::Invalid { param: param.to_owned(), message: message.into() }
 }
 
-/// The parser's message without its position, which counts from the start of the value and would mislead.
+/// The parser's message without its position, which counts from the start of the value and would
+/// mislead.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map_or(text.clone(), |(reason, _)| reason.to_owned())

@@ -1,5 +1,5 @@
-//! Messages between the HTTP side and the model's thread. They carry tokens only: text, stop strings and JSON stay on
-//! the HTTP side.
+//! Messages between the HTTP side and the model's thread. They carry tokens only: text, stop
+//! strings and JSON stay on the HTTP side.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::units::TokenId;
 pub enum Job {
     /// Continue a sequence.
     Generate(Box<Generate>),
-    /// Sample at every place of a draft.
+    /// Sample at every position of a draft.
     Verify(Box<Verify>),
 }
 
@@ -40,7 +40,7 @@ pub struct Generate {
 /// Conditions that end an output.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// Most output tokens.
+    /// Maximum number of output tokens.
     pub max_tokens: usize,
     /// End-of-text tokens of the model; empty if they are ignored.
     pub eos: Vec<TokenId>,
@@ -57,8 +57,8 @@ pub struct PromptLogprobs {
     pub start: usize,
 }
 
-/// Events of a [`Generate`] job: `Prompt` once, then tokens, the last of which has an `ending`. `Failed` may come at
-/// any time and is the last event.
+/// Events of a [`Generate`] job: `Prompt` once, then tokens, the last of which has an `ending`.
+/// `Failed` may come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The prompt has been computed.
@@ -70,7 +70,7 @@ pub enum Event {
     },
     /// A new token.
     Token(Token),
-    /// A run of the model failed; the reason in words.
+    /// A run of the model failed, with the reason.
     Failed(String),
 }
 
@@ -81,11 +81,11 @@ pub struct Token {
     pub id: TokenId,
     /// Log-probabilities, if asked for.
     pub scores: Option<Scores>,
-    /// Why the output ends with this token; `None` if it continues.
+    /// Reason that the output ends with this token; `None` if it continues.
     pub ending: Option<Ending>,
 }
 
-/// Log-probabilities at one place, after temperature and other processing.
+/// Log-probabilities at one position, after temperature and other processing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
     /// Log-probability of the sampled token.
@@ -107,7 +107,7 @@ pub struct PromptRow {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Why an output ended.
+/// Reason that an output ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The model's end-of-text token was sampled.
@@ -118,7 +118,7 @@ pub enum Ending {
     Length,
 }
 
-/// Sample at every place of a draft.
+/// Sample at every position of a draft.
 #[derive(Debug)]
 pub struct Verify {
     /// The sequence before the draft; at least one token.
@@ -133,25 +133,25 @@ pub struct Verify {
     pub sampler: Sampler,
     /// Number of best tokens to report per row.
     pub top: usize,
-    /// The draft is a chain that was drawn from known laws, and is verified by those.
+    /// The draft is a chain that was drawn from known distributions, and is verified by them.
     pub sampled: Option<Drawn>,
-    /// Receives the answer, or the reason why the run failed.
+    /// Receives the answer, or the reason that the run failed.
     pub reply: oneshot::Sender<Result<Verified, String>>,
 }
 
 /// A sampled draft.
 #[derive(Debug)]
 pub struct Drawn {
-    /// The chain with its laws.
+    /// The chain with its distributions.
     pub draft: Arc<Sampled>,
-    /// Seed of the draws that verify it, which no other job has.
+    /// Seed of the draws that verify it, unique to this job.
     pub seed: u64,
 }
 
 /// Result of verifying a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verified {
-    /// One row per place: row 0 follows the context, row `i + 1` follows node `i`.
+    /// One row per position: row 0 follows the context, row `i + 1` follows node `i`.
     pub rows: Vec<VerifiedRow>,
     /// Accepted nodes, from the context on.
     pub accepted: Vec<usize>,
@@ -159,12 +159,12 @@ pub struct Verified {
     pub cached: usize,
 }
 
-/// The target's result at one place of a draft.
+/// The target's result at one position of a draft.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VerifiedRow {
-    /// Entropy of the processed distribution, nats; `None` unless likely tokens were asked for.
+    /// Entropy of the processed distribution, nats; `None` unless likely tokens were requested.
     pub entropy: Option<f64>,
-    /// The token decided there; `None` behind the end of the run that a sampled draft brought.
+    /// The decided token; `None` after the tokens that a sampled draft yielded.
     pub sample: Option<TokenId>,
     /// Log-probability of that token, after temperature and other processing.
     pub logprob: Option<f32>,
@@ -183,7 +183,8 @@ impl Job {
         }
     }
 
-    /// Most tokens of it that may come from the cache; at least one must be computed to get a row of logits.
+    /// Maximum number of its tokens that may come from the cache; at least one must be computed to
+    /// get a row of logits.
     pub(super) fn reusable(&self) -> usize {
         let most = self.wanted().len().saturating_sub(1);
         match self {
@@ -192,7 +193,7 @@ impl Job {
         }
     }
 
-    /// Whether the receiver was dropped, so that the result is not needed.
+    /// True if the receiver was dropped, so that the result is not needed.
     pub(super) fn is_gone(&self) -> bool {
         match self {
             Self::Generate(job) => job.events.is_closed(),

@@ -1,15 +1,16 @@
 //! Evaluates rows of logits: samples for a draft, scores for a prompt. Pure.
 //!
-//! A sampled draft is verified here, next to the sampler, where the target's laws are at hand as a whole: a row of thousands
-//! of probabilities as JSON would cost more than block verification brings. What goes back is the run as the samples of its
-//! rows, so that whoever walks by samples finds it.
+//! A sampled draft is verified here, next to the sampler, where the target's whole distributions
+//! are available: a row of thousands of probabilities as JSON would cost more than block
+//! verification gains. The accepted tokens are returned as the samples of their rows, so that a
+//! client that walks the rows by samples finds them.
 
 use crate::onnx_server::job::{Drawn, PromptRow, VerifiedRow};
 use crate::openai::Sampling;
 use crate::runtime::sampler::{History, NEVER, Sampler};
 use crate::session::accept::sampled::{Test, verify};
-use crate::units::{Dice, TokenId};
-use crate::words::Law;
+use crate::units::{SplitMix64, TokenId};
+use crate::words::Distribution;
 
 /// A draft to verify; parents come before their children.
 pub(super) struct Draft<'a> {
@@ -25,31 +26,31 @@ impl Draft<'_> {
     }
 }
 
-/// Samples after the context and after every node, each with the noise of its position. Returns the rows and the
-/// accepted nodes; `None` if a row or a parent is missing.
+/// Samples after the context and after every node, each with the noise of its position. Returns the
+/// rows and the accepted nodes; `None` if a row or a parent is missing.
 pub(super) fn judge<'a>(
     sampler: &Sampler,
-    past: &History,
+    context: &History,
     draft: &Draft<'_>,
     top: usize,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Option<(Vec<VerifiedRow>, Vec<usize>)> {
-    let places = draft.tokens.len() + 1;
-    let mut rows: Vec<VerifiedRow> = Vec::with_capacity(places);
-    let mut pasts: Vec<History> = Vec::with_capacity(places);
+    let positions = draft.tokens.len() + 1;
+    let mut rows: Vec<VerifiedRow> = Vec::with_capacity(positions);
+    let mut pasts: Vec<History> = Vec::with_capacity(positions);
     let mut draft_logprobs = vec![None; draft.tokens.len()];
-    for place in 0..places {
-        let node = place.checked_sub(1);
-        let past = match node {
-            None => past.clone(),
+    for position in 0..positions {
+        let node = position.checked_sub(1);
+        let context = match node {
+            None => context.clone(),
             Some(node) => {
                 let parent = draft.parents.get(node).copied()?;
-                let mut past = pasts.get(parent.map_or(0, |parent| parent + 1))?.clone();
-                past.push(*draft.tokens.get(node)?);
-                past
+                let mut context = pasts.get(parent.map_or(0, |parent| parent + 1))?.clone();
+                context.push(*draft.tokens.get(node)?);
+                context
             }
         };
-        let processed = sampler.process(row(place)?, &past);
+        let processed = sampler.process(row(position)?, &context);
         let sample = processed.draw();
         let mut asked = vec![sample];
         asked.extend(draft.children(node).map(|(_, token)| token));
@@ -62,42 +63,43 @@ pub(super) fn judge<'a>(
         let entropy = (top > 0).then(|| processed.entropy());
         let (sample, logprob) = (Some(sample), Some(logprob));
         rows.push(VerifiedRow { entropy, sample, logprob, top: processed.top(top), draft_logprob });
-        pasts.push(past);
+        pasts.push(context);
     }
     let accepted = walk(draft, &rows);
     Some((rows, accepted))
 }
 
-/// Verifies a sampled chain as a block. Returns one row per place, and the accepted nodes; `None` if a row is missing.
-/// `past` is the past before the chain.
+/// Verifies a sampled chain as a block. Returns one row per position, and the accepted nodes;
+/// `None` if a row is missing. `context` is the history before the chain.
 pub(super) fn judge_drawn<'a>(
     sampler: &Sampler,
-    past: &History,
+    context: &History,
     drawn: &Drawn,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Option<(Vec<VerifiedRow>, Vec<usize>)> {
     let chain = drawn.draft.chain();
-    let (mut past, mut laws) = (past.clone(), Vec::with_capacity(chain.len() + 1));
-    for place in 0..=chain.len() {
-        laws.push(sampler.process(row(place)?, &past).law()?);
-        if let Some(&token) = chain.get(place) {
-            past.push(token);
+    let (mut context, mut distributions) = (context.clone(), Vec::with_capacity(chain.len() + 1));
+    for position in 0..=chain.len() {
+        distributions.push(sampler.process(row(position)?, &context).distribution()?);
+        if let Some(&token) = chain.get(position) {
+            context.push(token);
         }
     }
-    let mut dice = Dice::new(drawn.seed);
-    let kept = verify(Test::Block, &drawn.draft, &laws, |_, chance| dice.unit() < chance);
-    let next = kept.next.map(|law| law.draw(dice.unit()));
+    let mut rng = SplitMix64::new(drawn.seed);
+    let kept = verify(Test::Block, &drawn.draft, &distributions, |_, chance| rng.unit() < chance);
+    let next = kept.next.map(|distribution| distribution.draw(rng.unit()));
     let run = chain.iter().copied().take(kept.run).chain(next).map(Some).chain(std::iter::repeat(None));
-    let logprob = |law: &Law, token| (law.of(token).ln() as f32).max(NEVER);
-    let rows = laws.iter().zip(run).enumerate().map(|(place, (law, sample))| VerifiedRow {
-        entropy: None,
-        sample,
-        logprob: sample.map(|token| logprob(law, token)),
-        top: Vec::new(),
-        draft_logprob: place
-            .checked_sub(1)
-            .and_then(|node| Some(logprob(laws.get(node)?, *chain.get(node)?))),
-    });
+    let logprob = |distribution: &Distribution, token| (distribution.of(token).ln() as f32).max(NEVER);
+    let rows =
+        distributions.iter().zip(run).enumerate().map(|(position, (distribution, sample))| VerifiedRow {
+            entropy: None,
+            sample,
+            logprob: sample.map(|token| logprob(distribution, token)),
+            top: Vec::new(),
+            draft_logprob: position
+                .checked_sub(1)
+                .and_then(|node| Some(logprob(distributions.get(node)?, *chain.get(node)?))),
+        });
     Some((rows.collect(), (0..kept.run).collect()))
 }
 
@@ -113,7 +115,8 @@ fn walk(draft: &Draft<'_>, rows: &[VerifiedRow]) -> Vec<usize> {
     accepted
 }
 
-/// Scores a prompt token by the row before it, without temperature or other processing, as vLLM does.
+/// Scores a prompt token by the row before it, without temperature or other processing, as vLLM
+/// does.
 pub(super) fn prompt_row(row: &[f32], id: TokenId, top: usize) -> PromptRow {
     let plain = Sampler::new(Sampling { temperature: 0.0, ..Sampling::default() }, 0, 0);
     let processed = plain.process(row, &History::default());
@@ -136,27 +139,28 @@ mod tests {
         Sampler::new(Sampling { temperature: 0.7, top_k: Some(3), ..Sampling::default() }, 5, 0)
     }
 
-    fn law(logits: &[f32]) -> Law {
+    fn distribution(logits: &[f32]) -> Distribution {
         let sampler = sampler();
-        sampler.process(logits, &sampler.history(&[1], &[])).law().expect("a law")
+        sampler.process(logits, &sampler.history(&[1], &[])).distribution().expect("a distribution")
     }
 
     fn drawn(seed: u64) -> Drawn {
         let mut draft = Sampled::default();
         for (at, q) in Q.iter().enumerate() {
-            draft.push(law(q), Dice::at(Dice::mix(!seed), at));
+            draft.push(distribution(q), SplitMix64::at(SplitMix64::mix(!seed), at));
         }
-        Drawn { draft: Arc::new(draft), seed: Dice::mix(seed) }
+        Drawn { draft: Arc::new(draft), seed: SplitMix64::mix(seed) }
     }
 
     fn judged(drawn: &Drawn) -> (Vec<VerifiedRow>, Vec<usize>) {
         let sampler = sampler();
-        let past = sampler.history(&[1], &[]);
-        judge_drawn(&sampler, &past, drawn, |place| P.get(place).map(<[f32; 4]>::as_slice)).expect("all rows")
+        let context = sampler.history(&[1], &[]);
+        judge_drawn(&sampler, &context, drawn, |position| P.get(position).map(<[f32; 4]>::as_slice))
+            .expect("all rows")
     }
 
     #[test]
-    fn a_sampled_draft_brings_a_run_and_one_token_more() {
+    fn a_sampled_draft_yields_accepted_tokens_and_one_more() {
         for seed in 0..200 {
             let drawn = drawn(seed);
             let (rows, accepted) = judged(&drawn);
@@ -169,9 +173,9 @@ mod tests {
         }
     }
 
-    /// The tokens at the first place, over many draws.
+    /// The tokens at the first position, over many draws.
     #[test]
-    fn what_it_brings_has_the_law_of_the_target() {
+    fn sampled_verification_keeps_the_targets_distribution() {
         let (mut first, mut longer) = ([0_u32; 4], 0);
         let rounds = 60_000;
         for seed in 0..rounds {
@@ -179,7 +183,7 @@ mod tests {
             first[rows[0].sample.expect("decided") as usize] += 1;
             longer += u64::from(rows[1].sample.is_some());
         }
-        let p = law(&P[0]);
+        let p = distribution(&P[0]);
         assert!(longer > rounds / 3 && longer < rounds, "{longer} with a token of the draft");
         for token in 0..4 {
             let (share, wanted) = (f64::from(first[token as usize]) / rounds as f64, p.of(token));

@@ -10,7 +10,7 @@ use prometheus::{
 
 use crate::words::metric::{self, Counter, Metric};
 
-/// Kind of a model run, after its costliest part.
+/// Kind of a model run, by its costliest part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One token per sequence.
@@ -39,7 +39,7 @@ pub struct Metrics {
     pub(super) running: IntGauge,
     /// Number of jobs that wait for a lane.
     pub(super) waiting: IntGauge,
-    /// Most jobs that can have a lane at once.
+    /// Maximum number of jobs that can have a lane at once.
     pub(super) limit: IntGauge,
     /// Share of the cache that running jobs use, 0 to 1.
     pub(super) kv_usage: Gauge,

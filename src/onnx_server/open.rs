@@ -13,7 +13,7 @@ use crate::runtime::model::{Model, OpenError, Options};
 use crate::runtime::pace::{Pace, Paced};
 use crate::text::TextError;
 
-/// Why a model folder cannot be served.
+/// Reason that a model folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The model cannot be opened.
@@ -39,11 +39,12 @@ pub struct Opened {
     pub app: App,
     /// The model id.
     pub name: String,
-    /// The device that it runs on, and why.
+    /// The device that it runs on and the reason.
     pub device: String,
 }
 
-/// Opens a model as a backend of the process file describes it, at the costs of another machine if there is a pace.
+/// Opens a model as a backend of the process file describes it, with emulated run times if a pace
+/// is given.
 ///
 /// # Errors
 /// See [`open`].
@@ -58,8 +59,8 @@ pub fn open_as(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartE
     open_at(&model.path, model.name.clone(), &options, pace)
 }
 
-/// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template. Without `name` the model
-/// id is the folder's name.
+/// Opens a model folder: `model.onnx`, `config.json`, `tokenizer.json` and the chat template.
+/// Without `name` the model id is the folder's name.
 ///
 /// # Errors
 /// The model or its tokenizer cannot be used.

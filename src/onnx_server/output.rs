@@ -5,7 +5,7 @@ use crate::onnx_server::stops::{Seen, Stops};
 use crate::session::Decode;
 use crate::units::TokenId;
 
-/// What one token adds to a choice.
+/// The text and state that one token adds to a choice.
 #[derive(Debug, PartialEq)]
 pub(super) struct Step {
     pub(super) id: TokenId,
@@ -14,7 +14,7 @@ pub(super) struct Step {
     pub(super) finish: Option<Finish>,
 }
 
-/// Why a choice is finished.
+/// Reason that a choice is finished.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Finish {
     /// The model's end-of-text token was sampled.
@@ -58,7 +58,8 @@ impl Output {
         self.tokens += 1;
         let early = self.tokens <= self.spared;
         let Token { id, scores, ending } = token;
-        // An end token is not part of the text, unless the client asked for stop texts to be included.
+        // An end token is not part of the text, unless the client asked for stop texts to be
+        // included.
         let shown = match ending {
             Some(Ending::Eos) => false,
             Some(Ending::StopToken(_)) => self.include_stop,

@@ -1,7 +1,8 @@
 //! Chooses the lane for a sequence: the one whose tokens share the longest prefix with it.
 //!
-//! A freed lane keeps its tokens, so the next request of the same conversation needs only its last tokens computed. If
-//! another sequence needs only a part of a lane, that part is copied and the lane is kept.
+//! A freed lane keeps its tokens, so the next request of the same conversation needs only its last
+//! tokens computed. If another sequence needs only a part of a lane, that part is copied and the
+//! lane is kept.
 
 use crate::runtime::forward::{Forward, Lane, ModelError};
 use crate::units::TokenId;
@@ -30,8 +31,8 @@ pub(super) struct Lanes {
 type Match = (SlotId, usize);
 
 impl Lanes {
-    /// Takes a free lane for `wanted` and puts as much of the sequence into it as any lane holds, at most `most`
-    /// tokens. Returns the lane and that number; `None` if every lane is busy.
+    /// Takes a free lane for `wanted` and puts as much of the sequence into it as any lane holds,
+    /// at most `most` tokens. Returns the lane and that number; `None` if every lane is busy.
     pub(super) fn acquire(
         &mut self,
         model: &mut dyn Forward,
@@ -137,7 +138,8 @@ impl Lanes {
         self.slots.get(slot).map_or(0, |slot| common(&slot.tokens, wanted).min(most))
     }
 
-    /// The slot with the longest match; of equal ones the one with the fewest tokens, then the least recently used.
+    /// The slot with the longest match; of equal ones the one with the fewest tokens, then the
+    /// least recently used.
     fn best(&self, wanted: &[TokenId], most: usize, of: impl Fn(&Slot) -> bool) -> Option<Match> {
         self.slots
             .iter()

@@ -134,7 +134,8 @@ impl Speller<'_> {
         if self.as_ids { format!("token_id:{id}") } else { self.words.decode(&[id], true) }
     }
 
-    /// `logprobs` of a completion: parallel lists, as in OpenAI's API. `offset`: number of characters before them.
+    /// `logprobs` of a completion: parallel lists, as in OpenAI's API. `offset`: number of
+    /// characters before them.
     pub(super) fn completion(&self, scored: &[Scored], top: usize, mut offset: usize) -> Value {
         let (mut offsets, mut tops) = (Vec::new(), Vec::new());
         for token in scored {
@@ -227,7 +228,8 @@ struct VerifyRow<'a> {
 }
 
 impl<'a> VerifyReply<'a> {
-    /// `context` is the number of context tokens. The accepted nodes and the token after them count as output.
+    /// `context` is the number of context tokens. The accepted nodes and the token after them count
+    /// as output.
     pub(super) fn new(
         (model, system_fingerprint): (&'a str, &'a str),
         seed: u64,

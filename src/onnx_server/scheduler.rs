@@ -1,8 +1,9 @@
 //! The model's thread: continuous batching over lanes.
 //!
-//! One thread owns the model, so it needs no locks. In each turn it drops jobs whose receivers are gone, gives lanes to
-//! waiting jobs, runs all short pieces in one batch (decode steps, drafts, ends of prompts), and then a limited piece
-//! of the long prompts. So a long prompt delays the other jobs by one piece at a time.
+//! One thread owns the model, so it needs no locks. In each turn it drops jobs whose receivers are
+//! gone, gives lanes to waiting jobs, runs all short pieces in one batch (decode steps, drafts,
+//! ends of prompts), and then a limited piece of the long prompts. So a long prompt delays the
+//! other jobs by one piece at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,13 +17,15 @@ use crate::onnx_server::metrics::{Kind, Metrics};
 use crate::onnx_server::prefix::{Lanes, common};
 use crate::runtime::forward::{Feed, Forward, Lane, ModelConfig};
 
-/// Longest piece that shares a run with decode steps, tokens; a run pads every lane to its longest piece.
+/// Longest piece that shares a run with decode steps, tokens; a run pads every lane to its longest
+/// piece.
 const SHORT: usize = 32;
 /// Prompt tokens per turn while other jobs wait for their next token.
 const CHUNK_SHARED: usize = 128;
 /// Prompt tokens per turn while no other job does.
 const CHUNK_ALONE: usize = 512;
-/// A job waits if a running one will compute at least this many more of its tokens than the lanes hold.
+/// A job waits if a running one will compute at least this many more of its tokens than the lanes
+/// hold.
 const WORTH_WAITING: usize = 32;
 
 /// Handle of the model's thread. Dropping the last one ends the thread.
@@ -57,8 +60,8 @@ impl Engine {
         &self.config
     }
 
-    /// Sends jobs to the thread; jobs sent together are taken up together. Returns `false` if the thread has ended; the
-    /// receivers of the jobs then see their channels closed.
+    /// Sends jobs to the thread; jobs sent together are taken up together. Returns `false` if the
+    /// thread has ended; the receivers of the jobs then see their channels closed.
     pub fn submit(&self, jobs: Vec<Job>) -> bool {
         self.jobs.send(jobs).is_ok()
     }
@@ -123,8 +126,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives lanes to waiting jobs in order of arrival. A job lets others go first while a running job computes a long
-    /// common prefix.
+    /// Gives lanes to waiting jobs in order of arrival. A job lets others go first while a running
+    /// job computes a long common prefix.
     fn admit(&mut self) {
         let mut later = VecDeque::new();
         while let Some(job) = self.waiting.pop_front() {
@@ -156,8 +159,8 @@ impl Scheduler {
         promised.is_some_and(|promised| promised > held + WORTH_WAITING)
     }
 
-    /// Runs one batch of these jobs, with at most `budget` tokens of their sequences. Returns the finished jobs with
-    /// their results.
+    /// Runs one batch of these jobs, with at most `budget` tokens of their sequences. Returns the
+    /// finished jobs with their results.
     fn step(&mut self, jobs: &[usize], mut budget: usize) -> Vec<(usize, Result<Next, String>)> {
         let mut batch: Vec<(usize, Lane, Piece)> = Vec::with_capacity(jobs.len());
         for &at in jobs {

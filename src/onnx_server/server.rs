@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::draft::Sampled;
 use crate::http::body::{Body, BoxError};
-use crate::http::connections::{Connections, most_clients};
+use crate::http::connections::{Connections, max_clients};
 use crate::http::gather::{self, Unread};
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::request::RequestBody;
@@ -50,9 +50,9 @@ pub struct App {
     metrics: Arc<Metrics>,
     name: String,
     created: u64,
-    /// When it began, in microseconds of Unix time.
+    /// Start time, microseconds of Unix time.
     started: u64,
-    /// Names this process in every answer, so that a client notices when another one answers.
+    /// Identifies this process in every answer, so that a client notices when another one answers.
     mark: Arc<str>,
     random: RandomState,
     count: AtomicU64,
@@ -68,12 +68,12 @@ impl App {
         Self { engine, words, metrics, name, created, started, mark: mark.into(), random, count }
     }
 
-    /// Answers requests until told to stop; returns the number of connections that were cut.
+    /// Serves requests until stopped; returns the number of connections that were cut.
     pub async fn serve(self, listener: TcpListener, stop: Stop) -> usize {
         let app = Arc::new(self);
         let answer =
             move |request: Request<RequestBody>| Arc::clone(&app).answer(request.map(BodyExt::boxed_unsync));
-        let connections = Connections::new(most_clients());
+        let connections = Connections::new(max_clients());
         listen::serve(listener, answer, Listening::new(Bounds::default(), connections, stop)).await
     }
 
@@ -129,7 +129,8 @@ impl App {
         }
     }
 
-    /// Serves `/tokenizer.json` and `/tokenizer_info`, which a proxy needs in order to draft in this vocabulary.
+    /// Serves `/tokenizer.json` and `/tokenizer_info`, which a proxy needs in order to draft in
+    /// this vocabulary.
     fn vocabulary(&self, path: &str) -> Result<Response<Body>, Refusal> {
         if path == "/tokenizer_info" {
             return Ok(ok_json(&json!({ "eos_token_ids": self.engine.config().eos })));
@@ -146,7 +147,8 @@ impl App {
         })
     }
 
-    /// `enclosed`: the draft of a verify call, where it was drawn. Only a call within the process can have it.
+    /// `enclosed`: the draft of a verify request, if it was drawn. Only calls within the process
+    /// can have it.
     async fn post(
         self: &Arc<Self>,
         path: &str,
@@ -155,16 +157,17 @@ impl App {
     ) -> Result<Response<Body>, Refusal> {
         match path {
             "/v1/completions" => {
-                let begun = self.beside(body, |app, body| app.begin(wire::completions(body, app.served())?));
+                let begun =
+                    self.off_thread(body, |app, body| app.begin(wire::completions(body, app.served())?));
                 answered(begun.await?).await
             }
             "/v1/chat/completions" => {
-                let begun = self.beside(body, |app, body| app.begin(wire::chat(body, app.served())?));
+                let begun = self.off_thread(body, |app, body| app.begin(wire::chat(body, app.served())?));
                 answered(begun.await?).await
             }
             "/v1/verify" => self.verify(wire::verify(&body, self.served())?, enclosed).await,
             "/tokenize" => {
-                self.beside(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
+                self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
             }
             _ => {
                 let tokens = wire::detokenize(&body, self.served())?;
@@ -174,7 +177,7 @@ impl App {
     }
 
     /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long.
-    async fn beside<T: Send + 'static>(
+    async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
         read: fn(&Self, &[u8]) -> Result<T, Refusal>,
@@ -215,7 +218,8 @@ impl App {
                 })));
                 let stops = Stops::new(&ask.stop, ask.include_stop);
                 let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
-                // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the output.
+                // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
+                // output.
                 let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
                 let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop, spared);
                 choices.push(Running::new(receiver, output, seed));
@@ -254,8 +258,8 @@ impl App {
         Ok(tokens)
     }
 
-    /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is refused, not
-    /// reduced.
+    /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is
+    /// refused, not reduced.
     fn max_tokens(&self, ask: &Ask, prompt: usize, param: &'static str) -> Result<usize, Refusal> {
         let left = self.engine.config().context.saturating_sub(prompt);
         let output = match (ask.max_tokens, ask.route) {
@@ -283,10 +287,10 @@ impl App {
         let (context, nodes) = (ask.context.len(), ask.tokens.len());
         self.fits(context, nodes, "context")?;
         if enclosed.as_ref().is_some_and(|drawn| !ask.is_chain_of(drawn.chain())) {
-            return Err(invalid("tokens", "the enclosed draft is another one"));
+            return Err(invalid("tokens", "does not match the enclosed draft"));
         }
         let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
-        let (reply, verdict) = oneshot::channel();
+        let (reply, result) = oneshot::channel();
         let job = Verify {
             sampler: self.sampler(&ask.sampling, seed, 0, &ask.stop_token_ids),
             context: ask.context,
@@ -301,8 +305,7 @@ impl App {
             reply,
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);
-        let verified =
-            verdict.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
+        let verified = result.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
         let verified = verified.map_err(Refusal::Fault)?;
         let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
         let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
@@ -350,8 +353,8 @@ async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
     }
 }
 
-/// The answer to a HEAD request: the same headers without a body. hyper drops the body itself, calls within the process
-/// do not.
+/// The answer to a HEAD request: the same headers without a body. hyper drops the body itself,
+/// calls within the process do not.
 fn bodiless(mut response: Response<Body>) -> Response<Body> {
     if let Some(length) = response.body().size_hint().exact() {
         response.headers_mut().insert(CONTENT_LENGTH, length.into());
@@ -367,7 +370,8 @@ async fn read(body: Body) -> Result<Bytes, Refusal> {
     }
 }
 
-/// The answer as server-sent events, one per token. Dropping the body drops the answer and cancels its jobs.
+/// The answer as server-sent events, one per token. Dropping the body drops the answer and cancels
+/// its jobs.
 fn stream_of(answer: Answer) -> Response<Body> {
     let frames = stream::unfold(Some(answer), |answer| async move {
         let mut answer = answer?;

@@ -1,9 +1,10 @@
-//! Finds stop strings across token boundaries, and holds back text that may be the beginning of one.
+//! Finds stop strings across token boundaries, and holds back text that may be the beginning of
+//! one.
 
 use aho_corasick::{AhoCorasick, MatchKind};
 
-/// Looks for stop strings in a growing text. The first one that is complete ends the output; of several that end at the
-/// same character, the longest counts.
+/// Looks for stop strings in a growing text. The first one that is complete ends the output; of
+/// several that end at the same character, the longest counts.
 #[derive(Debug)]
 pub(super) struct Stops {
     texts: Vec<String>,
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_become_a_stop_is_held_back() {
+    fn only_a_possible_stop_is_held_back() {
         let mut watch = Stops::new(&["\n\n".to_owned(), "stop".to_owned()], false).unwrap();
         assert_eq!(watch.push("a\n", false).text, "a");
         assert_eq!(watch.push("b st", false).text, "\nb ");
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_before_its_time_never_counts_but_one_that_ends_after_it_does() {
+    fn a_stop_within_min_tokens_is_ignored_but_one_that_ends_after_it_counts() {
         let mut watch = Stops::new(&["ab".to_owned(), "b".to_owned(), "bcd".to_owned()], false).unwrap();
         assert_eq!(watch.push("xab", true), Seen { text: "xa".into(), stop: None });
         assert_eq!(watch.push("c", false), Seen { text: String::new(), stop: None });

@@ -49,7 +49,7 @@ pub(super) struct Answer {
     id: String,
     created: u64,
     model: String,
-    /// Names the process, see [`Engine::mark`](crate::dialect::Engine::mark).
+    /// Identifies the process, see [`Engine::mark`](crate::dialect::Engine::mark).
     mark: Arc<str>,
     pub(super) ask: Ask,
     /// Token ids of each prompt.

@@ -1,4 +1,5 @@
-//! Parses requests strictly: every field is either used, refused as unsupported, or refused as unknown, always by name.
+//! Parses requests strictly: every field is either used, refused as unsupported, or refused as
+//! unknown, always by name.
 
 use serde_json::{Map, Value};
 
@@ -15,9 +16,9 @@ pub(super) use crate::onnx_server::wire::tokens::{TokenizeAsk, VerifyAsk, detoke
 use crate::openai::{Route, Sampling};
 use crate::units::TokenId;
 
-/// Most choices per prompt (`n`).
+/// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
-/// Most log-probabilities per place, as in vLLM.
+/// Maximum number of log-probabilities per position, as in vLLM.
 const LOGPROBS_MAX: usize = 20;
 
 /// A prompt to be continued.
@@ -47,13 +48,13 @@ pub(super) struct Ask {
     pub(super) stream: bool,
     pub(super) usage: StreamUsage,
     pub(super) show: Show,
-    /// Whether tokens that the model expects at the beginning are added to a text prompt.
+    /// True if the tokens that the model expects at the beginning are added to a text prompt.
     pub(super) add_special_tokens: bool,
-    /// Whether the chat template ends with the start of the assistant's message.
+    /// True if the chat template ends with the start of the assistant's message.
     pub(super) opening: bool,
 }
 
-/// Which events of a stream have usage.
+/// Events of a stream that have usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamUsage {
     /// No usage in the stream.
@@ -65,14 +66,14 @@ pub(super) enum StreamUsage {
     Every,
 }
 
-/// What the answer contains besides the text.
+/// Content of the answer besides the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Show {
     pub(super) echo: bool,
     pub(super) logprobs: Option<usize>,
     /// Prompt tokens to score, for `prompt_logprobs` or for `echo` with `logprobs`.
     pub(super) prompt_logprobs: Option<PromptLogprobs>,
-    /// Whether the scores are sent as `prompt_logprobs`.
+    /// True if the scores are sent as `prompt_logprobs`.
     pub(super) prompt_shown: bool,
     pub(super) token_ids: bool,
     pub(super) tokens_as_ids: bool,
@@ -267,7 +268,7 @@ fn stream_usage(fields: &mut Fields<'_>) -> Result<StreamUsage, Refusal> {
         match name.as_str() {
             "include_usage" => last = flag,
             "continuous_usage_stats" => every = flag,
-            // Obfuscation pads events against side channels; this server never does.
+            // Obfuscation pads events against side channels; this server never sends it.
             "include_obfuscation" => {}
             _ => return Err(Refusal::Unknown(format!("stream_options.{name}"))),
         }

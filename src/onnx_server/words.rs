@@ -1,4 +1,5 @@
-//! The tokenizer interface of the ONNX server. It is a trait so that tests can serve a model of bytes.
+//! The tokenizer interface of the ONNX server. It is a trait so that tests can serve a model of
+//! bytes.
 
 use serde_json::Value;
 
@@ -16,7 +17,8 @@ pub trait Words: Send + Sync {
     fn decode(&self, tokens: &[TokenId], special: bool) -> String;
     /// A decoder for output that follows `prompt`; special tokens give no text.
     fn decoder(&self, prompt: &[TokenId]) -> Box<dyn Decode>;
-    /// The prompt text that the chat template makes of messages; `opening` ends it with the start of the answer.
+    /// The prompt text that the chat template makes of messages; `opening` ends it with the start
+    /// of the answer.
     ///
     /// # Errors
     /// There is no template, or it rejects the messages.

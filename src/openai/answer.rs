@@ -1,8 +1,8 @@
-//! Writing the client's answer in the backend's own words.
+//! Writes the client's answer in the backend's own format.
 //!
-//! The first chunk of the first ride is the template: `id`, `created`, `model`, and whatever else the
-//! backend puts into its chunks, stay its own; only text, token ids, `finish_reason` and `usage` are set.
-//! Fields that are there only because Foretell asked for them are taken out again.
+//! The first chunk of the first call is the template: `id`, `created`, `model`, and all other
+//! members of the backend's chunks are kept; only text, token ids, `finish_reason` and `usage` are
+//! set. Fields that are there only because Foretell asked for them are removed.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use super::request::{Request, Route};
 use crate::session::Finish;
 use crate::units::TokenId;
 
-/// What Foretell asked for and the client did not, so that it must not reach the client.
+/// Fields that Foretell asked for and the client did not, so that they must not reach the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Additive {
     /// `stream_options.include_usage` was added.
@@ -28,7 +28,7 @@ pub struct Additive {
 }
 
 impl Additive {
-    /// What a first ride of `request` adds, if it asks for everything that Foretell needs.
+    /// The additions of a first call of `request` that asks for everything that Foretell needs.
     pub fn of(request: &Request) -> Self {
         Self { usage: !request.include_usage, token_ids: !request.return_token_ids, ..Self::default() }
     }
@@ -37,7 +37,7 @@ impl Additive {
 /// The names of token ids in a choice.
 pub(super) const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Takes the additive fields out of a chunk or an answer of the backend.
+/// Removes the additive fields from a chunk or an answer of the backend.
 pub fn strip(answer: &mut Value, additive: Additive) {
     let Some(members) = answer.as_object_mut() else { return };
     match members.get_mut("usage") {
@@ -66,7 +66,7 @@ pub fn strip(answer: &mut Value, additive: Additive) {
     }
 }
 
-/// Takes a member out as it is where it was not asked for.
+/// Removes a member, or sets it to null, as in an answer for which it was not requested.
 fn absent(members: &mut Map<String, Value>, name: &str, additive: Additive) {
     if !additive.nulls {
         members.shift_remove(name);
@@ -75,8 +75,8 @@ fn absent(members: &mut Map<String, Value>, name: &str, additive: Additive) {
     }
 }
 
-/// Puts members that `answer` lacks where `missing` has them; what is there stays. Lists are gone through side
-/// by side.
+/// Adds the members of `missing` that `answer` lacks; existing ones stay. Lists are walked in
+/// parallel.
 pub fn fill(answer: &mut Value, missing: &Value) {
     match (answer, missing) {
         (Value::Object(members), Value::Object(missing)) => {
@@ -96,7 +96,7 @@ pub fn fill(answer: &mut Value, missing: &Value) {
     }
 }
 
-/// Puts the members of an object into the order of these names; others follow as they stood.
+/// Sorts the members of an object into the order of these names; others follow in their old order.
 pub fn order(object: Option<&mut Value>, names: &[&str]) {
     let Some(members) = object.and_then(Value::as_object_mut) else { return };
     let mut ordered = Map::with_capacity(members.len());
@@ -120,8 +120,8 @@ pub struct Template {
 }
 
 impl Template {
-    /// From the first chunk of the backend, with what was added. `None` if it is not a chunk with exactly
-    /// one choice.
+    /// From the first chunk of the backend, with the additive fields. `None` if it is not a chunk
+    /// with exactly one choice.
     pub fn from_first_chunk(chunk: &Value, route: Route, additive: Additive) -> Option<Self> {
         let keep_token_ids = !additive.token_ids;
         let prompt_token_ids = prompt_token_ids(chunk).cloned().filter(|_| keep_token_ids);
@@ -158,7 +158,7 @@ impl Template {
         self.around(vec![Value::Object(choice)])
     }
 
-    /// A chunk of a chat's stream that brings something else than text.
+    /// A chunk of a chat's stream with something other than text.
     pub fn other(&self, delta: &Map<String, Value>) -> Value {
         let mut choice = self.choice(&[], None);
         choice.insert("delta".to_owned(), Value::Object(delta.clone()));
@@ -216,7 +216,7 @@ impl Template {
     }
 }
 
-/// The prompt's ids, where the first chunk of either route puts them.
+/// The prompt's ids, from the member in which the first chunk of either route has them.
 pub fn prompt_token_ids(chunk: &Value) -> Option<&Value> {
     let of_choice = || chunk.pointer("/choices/0/prompt_token_ids");
     chunk.get("prompt_token_ids").filter(|ids| ids.is_array()).or_else(of_choice).filter(|ids| ids.is_array())
@@ -242,7 +242,7 @@ mod tests {
         Additive { usage: true, token_ids: true, members: &[], choice: &[], nulls: false, null_usage: false };
 
     #[test]
-    fn a_chunk_differs_from_the_first_only_where_it_must() {
+    fn a_chunk_differs_from_the_first_only_where_necessary() {
         let template = Template::from_first_chunk(&completion_chunk(), Route::Completions, ALL).unwrap();
         assert_eq!(
             template.chunk("x", &[9], Some(Finish::Stop)).to_string(),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn stripping_leaves_what_the_client_asked_for() {
+    fn stripping_leaves_the_members_that_the_client_asked_for() {
         let mut chunk = completion_chunk();
         strip(&mut chunk, Additive::default());
         assert_eq!(chunk, completion_chunk());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_other_answers_of_the_backend_have_is_filled_in() {
+    fn missing_members_are_filled_in() {
         let mut answer = json!({"choices": [{"message": {"content": "x"}, "stop_reason": "a"}]});
         fill(
             &mut answer,

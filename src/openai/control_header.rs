@@ -1,6 +1,7 @@
-//! The request header `x-foretell: off | ride | gamma=N`.
+//! The request header `x-foretell: off | plain | gamma=N`.
 //!
-//! It may only lower what policy and gates allow; it is stripped before the backend sees the request.
+//! It can only restrict what policy and gates allow; it is removed before the request is sent to
+//! the backend.
 
 /// The name of the header.
 pub const NAME: &str = "x-foretell";
@@ -8,20 +9,20 @@ pub const NAME: &str = "x-foretell";
 /// The largest number of draft tokens in one round that any setting allows.
 pub const GAMMA_MAX: u8 = 32;
 
-/// What the client asks of Foretell.
+/// The client's instruction to Foretell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Relay this request unchanged.
     Off,
-    /// Serve it by a session that never leaps.
-    Ride,
-    /// At most this many draft tokens in one round, 1..=32.
+    /// Serve it by a session that never speculates.
+    Plain,
+    /// Maximum draft tokens of one round (`num_speculative_tokens`), 1..=32.
     Gamma(u8),
 }
 
 /// The header has none of the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("x-foretell must be off, ride or gamma=N with N from 1 to {GAMMA_MAX}, got {0:?}")]
+#[error("x-foretell must be off, plain or gamma=N with N from 1 to {GAMMA_MAX}, got {0:?}")]
 pub struct ControlError(pub String);
 
 impl Control {
@@ -29,7 +30,7 @@ impl Control {
     pub fn parse(value: &str) -> Result<Self, ControlError> {
         match value.trim() {
             "off" => Ok(Self::Off),
-            "ride" => Ok(Self::Ride),
+            "plain" => Ok(Self::Plain),
             other => other
                 .strip_prefix("gamma=")
                 .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
@@ -48,20 +49,21 @@ mod tests {
     #[test]
     fn the_three_forms_are_read() {
         assert_eq!(Control::parse("off"), Ok(Control::Off));
-        assert_eq!(Control::parse(" ride "), Ok(Control::Ride));
+        assert_eq!(Control::parse(" plain "), Ok(Control::Plain));
         assert_eq!(Control::parse("gamma=1"), Ok(Control::Gamma(1)));
         assert_eq!(Control::parse("gamma=32"), Ok(Control::Gamma(32)));
     }
 
     #[test]
-    fn anything_else_is_an_error_that_names_what_is_allowed() {
-        for wrong in ["", "on", "OFF", "gamma", "gamma=", "gamma=0", "gamma=33", "gamma=+4", "gamma=4,ride"] {
+    fn any_other_value_is_an_error_that_names_the_allowed_ones() {
+        for wrong in ["", "on", "OFF", "gamma", "gamma=", "gamma=0", "gamma=33", "gamma=+4", "gamma=4,plain"]
+        {
             assert!(Control::parse(wrong).is_err(), "{wrong}");
         }
         let error = Control::parse("faster").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "x-foretell must be off, ride or gamma=N with N from 1 to 32, got \"faster\""
+            "x-foretell must be off, plain or gamma=N with N from 1 to 32, got \"faster\""
         );
     }
 }

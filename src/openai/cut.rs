@@ -1,31 +1,31 @@
-//! Taking members out of the bytes of an event, so that everything else stays as the server wrote it: order, spacing,
-//! nulls, and members that nobody here knows.
+//! Removes members from the bytes of an event, so that everything else stays as the server wrote
+//! it: order, spacing, nulls, and unknown members.
 
 use std::ops::Range;
 
-/// A member of a JSON object: where it stands, and its value.
+/// A member of a JSON object: the byte ranges of its key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Member {
     key: Range<usize>,
     value: Range<usize>,
 }
 
-/// What is done to the members of an object.
+/// The change to a member of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edit {
     /// It stays.
     Keep,
-    /// It goes, with its comma.
+    /// It is removed, with its comma.
     Drop,
     /// Its value becomes null.
     Null,
 }
 
-/// A list of places and what stands there instead, in rising order of their beginnings.
+/// Byte ranges and their replacements, in ascending order of their starts.
 type Edits = Vec<(Range<usize>, &'static str)>;
 
-/// `json` with the members of the whole and of each of its choices treated as `whole` and `choice` say of their names.
-/// `None` if it is no object.
+/// `json` with `whole` applied to the names of its members and `choice` to those of each of its
+/// choices. `None` if it is not an object.
 pub fn edited(json: &str, whole: impl Fn(&str) -> Edit, choice: impl Fn(&str) -> Edit) -> Option<String> {
     let bytes = json.as_bytes();
     let members = members(bytes, skip_space(bytes, 0))?;
@@ -38,12 +38,12 @@ pub fn edited(json: &str, whole: impl Fn(&str) -> Edit, choice: impl Fn(&str) ->
             }
         }
     }
-    edits.sort_by_key(|(place, _)| place.start);
+    edits.sort_by_key(|(position, _)| position.start);
     let (mut out, mut at) = (String::with_capacity(json.len()), 0);
-    for (place, instead) in edits {
-        out.push_str(json.get(at..place.start.max(at)).unwrap_or_default());
+    for (position, instead) in edits {
+        out.push_str(json.get(at..position.start.max(at)).unwrap_or_default());
         out.push_str(instead);
-        at = at.max(place.end);
+        at = at.max(position.end);
     }
     out.push_str(json.get(at..).unwrap_or_default());
     Some(out)
@@ -65,10 +65,10 @@ fn name<'a>(json: &'a str, member: &Member) -> &'a str {
 
 fn edit(json: &str, members: &[Member], treat: impl Fn(&str) -> Edit, edits: &mut Edits) {
     let treated: Vec<Edit> = members.iter().map(|member| treat(name(json, member))).collect();
-    // Behind the last member that stays there is no comma.
+    // There is no comma after the last member that stays.
     let mut kept: Option<usize> = None;
-    for (place, (member, edit)) in members.iter().zip(&treated).enumerate() {
-        match (edit, members.get(place + 1)) {
+    for (position, (member, edit)) in members.iter().zip(&treated).enumerate() {
+        match (edit, members.get(position + 1)) {
             (Edit::Keep, _) => {}
             (Edit::Null, _) => edits.push((member.value.clone(), "null")),
             (Edit::Drop, Some(next)) => edits.push((member.key.start..next.key.start, "")),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_left_to_others() {
+    fn text_that_is_not_an_object_is_refused() {
         for text in ["", "[1]", "{", "{\"a\"", "{\"a\":", "{\"a\":1", "{\"a\":1,", "\"\\"] {
             assert_eq!(edited(text, |_| Edit::Drop, |_| Edit::Drop), None, "{text}");
         }
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_if_it_had_been_read_and_written(value in values(), pretty: bool) {
+        fn editing_equals_parsing_removing_and_writing(value in values(), pretty: bool) {
             prop_assume!(value.is_object());
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
             let cut: Value = serde_json::from_str(&without(&text, &["a"])).unwrap();

@@ -1,5 +1,6 @@
-//! May this request be speculated? Every parameter is looked up in the table; one that is not carried
-//! exactly makes the whole request a bypass, with a reason and the parameter that is to blame.
+//! Decides whether a request may be speculated on. Every parameter is looked up in the table; if
+//! one is not carried exactly, the whole request is relayed, with a reason and the parameter that
+//! caused it.
 
 use serde_json::{Map, Value};
 
@@ -8,51 +9,52 @@ use super::json;
 use super::parameters::{self, Parameter, Treatment};
 use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
-use crate::words::BypassReason;
+use crate::words::RelayReason;
 
-/// What is to be done with a request, by its body alone.
+/// The decision about a request, by its body alone.
 #[derive(Clone, Debug)]
 pub enum Judgement {
-    /// It may be speculated.
+    /// It may be speculated on.
     Eligible(Box<Request>),
-    /// The request never leaps.
-    Bypass {
+    /// The request is relayed.
+    Relay {
         /// The first reason found.
-        reason: BypassReason,
-        /// The parameter that is to blame, where one is.
+        reason: RelayReason,
+        /// The parameter that caused it; `None` if it is another reason.
         parameter: Option<String>,
     },
 }
 
-/// What was found out about one parameter of a body.
+/// The judgement of one parameter of a body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The parameter's name; members of an object are written `object.member`.
     pub parameter: String,
     /// Its row in the table, if it is known.
     pub row: Option<&'static Parameter>,
-    /// Why the request may not leap because of it; `None` if it may.
-    pub refused: Option<BypassReason>,
+    /// Reason why it prevents speculation; `None` if it does not.
+    pub refused: Option<RelayReason>,
 }
 
 /// Judges the body of a request.
 pub fn judge(route: Route, body: &[u8]) -> Judgement {
     let Some((request, findings)) = understand(route, body) else {
-        return Judgement::Bypass { reason: BypassReason::Body, parameter: None };
+        return Judgement::Relay { reason: RelayReason::Body, parameter: None };
     };
     match refusal(&findings) {
-        Some((reason, parameter)) => Judgement::Bypass { reason, parameter: Some(parameter.to_owned()) },
+        Some((reason, parameter)) => Judgement::Relay { reason, parameter: Some(parameter.to_owned()) },
         None => Judgement::Eligible(Box::new(request)),
     }
 }
 
-/// Why a request with these parameters may not be speculated, and the parameter that is to blame.
-pub fn refusal(findings: &[Finding]) -> Option<(BypassReason, &str)> {
+/// Reason why a request with these parameters may not be speculated on, and the parameter that
+/// caused it.
+pub fn refusal(findings: &[Finding]) -> Option<(RelayReason, &str)> {
     findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }
 
-/// Judges every parameter by itself, and reads what can be read; `None` if the body is no JSON object. The
-/// request may be speculated only if no finding refuses it.
+/// Judges every parameter by itself, and reads all that can be read; `None` if the body is not a
+/// JSON object. The request may be speculated on only if no finding refuses it.
 pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> {
     let Some(Value::Object(members)) = json::parse(body) else { return None };
     let mut request = blank(route);
@@ -66,9 +68,10 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
         }
     }
     require(route, &members, &mut findings);
-    // Backends refuse `stream_options` without `stream`; the first ride always streams, and would hide that error.
+    // Backends refuse `stream_options` without `stream`; the first call always streams, and would
+    // hide that error.
     if !request.stream {
-        refuse(&mut findings, "stream_options", BypassReason::Parameter);
+        refuse(&mut findings, "stream_options", RelayReason::Parameter);
     }
     request.body = members;
     Some((request, findings))
@@ -77,7 +80,7 @@ pub fn understand(route: Route, body: &[u8]) -> Option<(Request, Vec<Finding>)> 
 fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Finding {
     let row = parameters::find(route, name);
     let refused = match row.map(|row| row.treatment) {
-        None => Some(BypassReason::UnknownParameter),
+        None => Some(RelayReason::UnknownParameter),
         Some(Treatment::Carried(field) | Treatment::Emulated(field)) => {
             fields::read(field, value, request).err()
         }
@@ -85,12 +88,13 @@ fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Fi
         Some(Treatment::Neutral(plain, reason)) => {
             (!plain.iter().any(|plain| plain.is(value))).then_some(reason)
         }
-        Some(Treatment::Bypass(reason)) => Some(reason),
+        Some(Treatment::Relay(reason)) => Some(reason),
     };
     Finding { parameter: name.to_owned(), row, refused }
 }
 
-/// Without these the backend has an error, or a default of its own, that is not ours to guess.
+/// Adds findings for required parameters: without these the backend returns an error, or applies a
+/// default that is not known here.
 fn require(route: Route, members: &Map<String, Value>, findings: &mut Vec<Finding>) {
     let subject = match route {
         Route::Completions => "prompt",
@@ -99,12 +103,12 @@ fn require(route: Route, members: &Map<String, Value>, findings: &mut Vec<Findin
     for name in ["model", subject] {
         if members.get(name).is_none_or(Value::is_null) {
             let row = parameters::find(route, name);
-            findings.push(Finding { parameter: name.to_owned(), row, refused: Some(BypassReason::Body) });
+            findings.push(Finding { parameter: name.to_owned(), row, refused: Some(RelayReason::Body) });
         }
     }
 }
 
-fn refuse(findings: &mut [Finding], name: &str, reason: BypassReason) {
+fn refuse(findings: &mut [Finding], name: &str, reason: RelayReason) {
     if let Some(finding) = findings.iter_mut().find(|finding| finding.parameter == name) {
         finding.refused.get_or_insert(reason);
     }

@@ -1,6 +1,7 @@
-//! Reading the carried parameters, each with the range in which every backend means the same by it.
+//! Reads the carried parameters, each within the range in which all backends interpret it alike.
 //!
-//! Out of range is not an error here: the request goes to the backend unchanged, whose own error it is.
+//! A value out of range is not an error here: the request is relayed unchanged, and the backend
+//! returns its own error.
 
 use serde_json::Value;
 
@@ -9,12 +10,12 @@ use super::parameters::Field;
 use super::request::{Prompt, Request};
 use super::sampling::SamplingField;
 use crate::units::TokenId;
-use crate::words::BypassReason as R;
+use crate::words::RelayReason as R;
 
-/// Puts the value of one carried parameter into the request.
+/// Reads the value of one carried parameter into the request.
 ///
 /// # Errors
-/// The reason why this value may not leap.
+/// Reason why a request with this value may not be speculated on.
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
     if let Some(said) = sampling_field(field) {
@@ -26,7 +27,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         }
         Field::Prompt => request.prompt = prompt(value)?,
         Field::Messages => request.prompt = messages::read(value)?,
-        // `max_completion_tokens` wins, wherever it stands in the body.
+        // `max_completion_tokens` wins, in any order of the members.
         Field::MaxTokens => {
             let limit = positive(value)?;
             request.max_tokens.get_or_insert(limit);
@@ -111,7 +112,7 @@ fn logit_bias(value: &Value) -> Result<Vec<(TokenId, f32)>, R> {
     let mut biases = members
         .iter()
         .map(|(id, bias)| {
-            // Only the plain spelling: `"+1"` and `"01"` are read differently by different servers.
+            // Only the canonical spelling: servers differ in how they read `"+1"` and `"01"`.
             let token = id.parse::<TokenId>().ok().filter(|token| token.to_string() == *id);
             Ok((token.ok_or(R::Parameter)?, number(bias, -100.0, 100.0)? as f32))
         })

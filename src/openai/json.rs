@@ -1,13 +1,13 @@
-//! JSON as it was meant: an object that names a key twice is refused.
+//! Strict JSON: an object that names a key twice is refused.
 //!
-//! Parsers disagree which of two equal keys wins. If Foretell read one and the backend the other, the two
-//! would be answering different requests; so such a body is left to the backend alone.
+//! Parsers differ in which of two equal keys wins. If Foretell read one and the backend the other,
+//! the two would answer different requests; so a request with such a body is relayed.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// What [`parse`] takes for `body` at the most, bytes: its texts, and a place for every value, twice because lists
-/// grow by doubling. Every value but the first stands after one of four characters.
+/// Maximum bytes that [`parse`] allocates for `body`: its texts, and a slot for every value, twice
+/// because lists grow by doubling. Every value but the first comes after one of four characters.
 pub fn parsed_bytes(body: &[u8]) -> usize {
     const VALUE: usize = 2 * size_of::<Value>();
     let values = body.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() + 1;
@@ -16,7 +16,8 @@ pub fn parsed_bytes(body: &[u8]) -> usize {
 
 struct Strict(Value);
 
-/// Parses one JSON value; `None` if it is malformed, too deep, followed by more, or names a key twice.
+/// Parses one JSON value; `None` if it is malformed, too deep, followed by more, or names a key
+/// twice.
 pub fn parse(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice::<Strict>(bytes).ok().map(|strict| strict.0)
 }
@@ -88,7 +89,7 @@ impl<'de> Visitor<'de> for StrictVisitor {
 mod tests {
     use super::*;
 
-    /// What a value takes on the heap, as lists and maps have room for it.
+    /// Bytes of a value on the heap, by the capacity of lists and maps.
     fn held(value: &Value) -> usize {
         const ENTRY: usize = size_of::<usize>() + size_of::<String>() + size_of::<Value>();
         match value {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn no_body_takes_more_than_is_said() {
+    fn no_body_takes_more_than_parsed_bytes() {
         let bodies = [
             "1".to_owned(),
             format!("[{}]", vec!["1"; 5000].join(",")),

@@ -1,17 +1,18 @@
-//! The messages of a chat: text may leap, everything that a backend parses or renders specially may not.
+//! The messages of a chat: plain text may be speculated on; anything that a backend parses or
+//! renders specially is relayed.
 //!
-//! The messages themselves are never rewritten, and the backend's own template makes the prompt of them; so
-//! what matters here is only whether they announce output that is more than text.
+//! The messages themselves are never rewritten, and the backend's own template makes the prompt of
+//! them; so the only question here is whether they lead to output that is more than text.
 
 use serde_json::Value;
 
 use super::request::Prompt;
-use crate::words::BypassReason as R;
+use crate::words::RelayReason as R;
 
-/// The messages as a prompt, if they are nothing but text.
+/// The messages as a prompt, if they are only text.
 ///
 /// # Errors
-/// The reason why they may not leap.
+/// Reason why they may not be speculated on.
 pub fn read(value: &Value) -> Result<Prompt, R> {
     let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
     for message in messages {

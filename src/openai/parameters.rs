@@ -1,22 +1,24 @@
-//! The table of every parameter: OpenAI's two schemas, and the extras of vLLM, SGLang and llama.cpp.
+//! The table of every parameter: OpenAI's two schemas, and the extras of vLLM, SGLang and
+//! llama.cpp.
 //!
-//! One row per name (and per route, where the meaning differs). What is not in the table is unknown and
-//! never leaps; what is in it but undecided is a bypass until a test shows that it is carried exactly.
-//! Reasons for single rows are in the comments beside them. A `null` is an absent parameter everywhere.
+//! One row per name (and per route, where the meaning differs). A request with a parameter that is
+//! not in the table is relayed; so is one with a parameter that no test has shown to be carried
+//! exactly. Reasons for single rows are in the comments above them. A `null` is an absent parameter
+//! everywhere.
 
 use serde_json::Value;
 
 use super::request::Route;
-use crate::words::BypassReason;
+use crate::words::RelayReason;
 
-/// On which routes a parameter exists.
+/// The routes on which a parameter exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routes {
     /// Completions and chat.
     Both,
     /// Completions only.
     Completions,
-    /// Only on chat completions.
+    /// Chat completions only.
     Chat,
 }
 
@@ -30,7 +32,7 @@ impl Routes {
         }
     }
 
-    /// Whether `route` is among them.
+    /// True if `route` is among them.
     pub const fn has(self, route: Route) -> bool {
         match self {
             Self::Both => true,
@@ -54,7 +56,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// The name in tables for people.
+    /// The name in the output of `explain`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OpenAi => "openai",
@@ -65,7 +67,7 @@ impl Owner {
     }
 }
 
-/// A field of a request that is understood, one per carried row.
+/// A field that is read from a request, one per carried row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // each is the parameter of its name
 pub enum Field {
@@ -99,7 +101,7 @@ pub enum Field {
     Choices,
 }
 
-/// A value that is the default everywhere, so that sending it does nothing.
+/// A value that is the default of every server, so that sending it has no effect.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Plain {
     /// This boolean.
@@ -119,7 +121,7 @@ pub enum Plain {
 }
 
 impl Plain {
-    /// As JSON writes it.
+    /// As JSON text.
     pub fn told(self) -> String {
         match self {
             Self::Bool(plain) => plain.to_string(),
@@ -132,7 +134,7 @@ impl Plain {
         }
     }
 
-    /// Whether `value` is this value.
+    /// True if `value` is this value.
     pub fn is(self, value: &Value) -> bool {
         match (self, value) {
             (Self::Bool(plain), Value::Bool(value)) => plain == *value,
@@ -153,30 +155,30 @@ impl Plain {
     }
 }
 
-/// What is done with a parameter.
+/// The treatment of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Treatment {
     /// Every call sends it, or Foretell applies it itself with the same result.
     Carried(Field),
     /// Foretell applies it where the backend does not.
     Emulated(Field),
-    /// Goes out with the first ride and has no bearing on the output.
+    /// Sent with the first call; it does not change the output.
     Inert,
-    /// Harmless at these values, a bypass at any other.
-    Neutral(&'static [Plain], BypassReason),
-    /// A bypass at every value.
-    Bypass(BypassReason),
+    /// No effect at these values; at any other the request is relayed.
+    Neutral(&'static [Plain], RelayReason),
+    /// Relayed at every value.
+    Relay(RelayReason),
 }
 
 impl Treatment {
-    /// The name in tables for people.
+    /// The name in the output of `explain`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Carried(_) => "carried",
             Self::Emulated(_) => "emulated",
             Self::Inert => "inert",
             Self::Neutral(..) => "neutral",
-            Self::Bypass(_) => "bypass",
+            Self::Relay(_) => "relayed",
         }
     }
 }
@@ -190,7 +192,7 @@ pub struct Parameter {
     pub routes: Routes,
     /// The API that defines it.
     pub owner: Owner,
-    /// What is done with it.
+    /// Its treatment.
     pub treatment: Treatment,
 }
 
@@ -203,10 +205,10 @@ const fn row(name: &'static str, routes: Routes, owner: Owner, treatment: Treatm
     Parameter { name, routes, owner, treatment }
 }
 
-use BypassReason as R;
 use Owner::{LlamaCpp, OpenAi, Sglang, Vllm};
+use RelayReason as R;
 use Routes::{Both, Chat, Completions};
-use Treatment::{Bypass, Carried, Emulated, Inert, Neutral};
+use Treatment::{Carried, Emulated, Inert, Neutral, Relay};
 
 const FALSE: &[Plain] = &[Plain::Bool(false)];
 const TRUE: &[Plain] = &[Plain::Bool(true)];
@@ -220,7 +222,7 @@ const PLAIN_TEXT: &[Plain] = &[Plain::TypeText];
 const TEXT_ONLY: &[Plain] = &[Plain::ListOfText];
 const USUAL_TIER: &[Plain] = &[Plain::Text("auto"), Plain::Text("default")];
 
-/// Every known parameter and what becomes of it.
+/// Every known parameter and its treatment.
 #[rustfmt::skip]
 pub static TABLE: &[Parameter] = &[
     // OpenAI: completions and chat.
@@ -234,7 +236,8 @@ pub static TABLE: &[Parameter] = &[
     row("presence_penalty", Both, OpenAi, Carried(Field::PresencePenalty)),
     row("frequency_penalty", Both, OpenAi, Carried(Field::FrequencyPenalty)),
     row("logit_bias", Both, OpenAi, Carried(Field::LogitBias)),
-    // Whether the engine's seeded noise can be continued is the dialect's answer (bypass `seed`).
+    // The dialect decides whether the engine's seeded noise can be continued (otherwise relayed,
+    // `seed`).
     row("seed", Both, OpenAi, Carried(Field::Seed)),
     row("stop", Both, OpenAi, Carried(Field::Stop)),
     row("stream", Both, OpenAi, Carried(Field::Stream)),
@@ -247,26 +250,26 @@ pub static TABLE: &[Parameter] = &[
     row("user", Both, OpenAi, Inert),
     row("metadata", Chat, OpenAi, Inert),
     row("safety_identifier", Chat, OpenAi, Inert),
-    row("prompt_cache_key", Chat, OpenAi, Bypass(R::Parameter)),
-    row("prompt_cache_retention", Chat, OpenAi, Bypass(R::Parameter)),
+    row("prompt_cache_key", Chat, OpenAi, Relay(R::Parameter)),
+    row("prompt_cache_retention", Chat, OpenAi, Relay(R::Parameter)),
     row("store", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
     row("service_tier", Chat, OpenAi, Neutral(USUAL_TIER, R::Parameter)),
     row("echo", Completions, OpenAi, Neutral(FALSE, R::Parameter)),
     // Zero still asks for the log-probability of the chosen token.
-    row("logprobs", Completions, OpenAi, Bypass(R::Parameter)),
+    row("logprobs", Completions, OpenAi, Relay(R::Parameter)),
     row("logprobs", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
     row("top_logprobs", Chat, OpenAi, Neutral(ZERO, R::Parameter)),
-    row("suffix", Completions, OpenAi, Bypass(R::Parameter)),
-    row("verbosity", Chat, OpenAi, Bypass(R::Parameter)),
-    row("reasoning_effort", Chat, OpenAi, Bypass(R::Reasoning)),
+    row("suffix", Completions, OpenAi, Relay(R::Parameter)),
+    row("verbosity", Chat, OpenAi, Relay(R::Parameter)),
+    row("reasoning_effort", Chat, OpenAi, Relay(R::Reasoning)),
     row("response_format", Chat, OpenAi, Neutral(PLAIN_TEXT, R::Structured)),
-    row("tools", Chat, OpenAi, Bypass(R::Tools)),
+    row("tools", Chat, OpenAi, Relay(R::Tools)),
     row("tool_choice", Chat, OpenAi, Neutral(NONE, R::Tools)),
     row("parallel_tool_calls", Chat, OpenAi, Neutral(TRUE, R::Tools)),
-    row("functions", Chat, OpenAi, Bypass(R::Tools)),
+    row("functions", Chat, OpenAi, Relay(R::Tools)),
     row("function_call", Chat, OpenAi, Neutral(NONE, R::Tools)),
-    row("web_search_options", Chat, OpenAi, Bypass(R::Tools)),
-    row("audio", Chat, OpenAi, Bypass(R::Multimodal)),
+    row("web_search_options", Chat, OpenAi, Relay(R::Tools)),
+    row("audio", Chat, OpenAi, Relay(R::Multimodal)),
     row("modalities", Chat, OpenAi, Neutral(TEXT_ONLY, R::Multimodal)),
 
     // vLLM (and, where the names agree, SGLang and others).
@@ -285,55 +288,55 @@ pub static TABLE: &[Parameter] = &[
     row("watermarking", Both, Vllm, Neutral(FALSE, R::Parameter)),
     row("skip_special_tokens", Both, Vllm, Neutral(TRUE, R::Parameter)),
     row("spaces_between_special_tokens", Both, Vllm, Neutral(TRUE, R::Parameter)),
-    row("truncate_prompt_tokens", Both, Vllm, Bypass(R::Parameter)),
-    row("truncation_side", Both, Vllm, Bypass(R::Parameter)),
-    row("allowed_token_ids", Both, Vllm, Bypass(R::Parameter)),
+    row("truncate_prompt_tokens", Both, Vllm, Relay(R::Parameter)),
+    row("truncation_side", Both, Vllm, Relay(R::Parameter)),
+    row("allowed_token_ids", Both, Vllm, Relay(R::Parameter)),
     row("bad_words", Both, Vllm, Neutral(NO_LIST, R::Parameter)),
-    row("prompt_logprobs", Both, Vllm, Bypass(R::Parameter)),
-    row("logprob_token_ids", Both, Vllm, Bypass(R::Parameter)),
+    row("prompt_logprobs", Both, Vllm, Relay(R::Parameter)),
+    row("logprob_token_ids", Both, Vllm, Relay(R::Parameter)),
     row("return_tokens_as_token_ids", Both, Vllm, Neutral(FALSE, R::Parameter)),
-    row("prompt_embeds", Completions, Vllm, Bypass(R::Multimodal)),
+    row("prompt_embeds", Completions, Vllm, Relay(R::Multimodal)),
     row("add_special_tokens", Completions, Vllm, Neutral(TRUE, R::Parameter)),
     row("add_special_tokens", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("response_format", Completions, Vllm, Neutral(PLAIN_TEXT, R::Structured)),
-    row("structured_outputs", Both, Vllm, Bypass(R::Structured)),
-    row("guided_json", Both, Vllm, Bypass(R::Structured)),
-    row("guided_regex", Both, Vllm, Bypass(R::Structured)),
-    row("guided_choice", Both, Vllm, Bypass(R::Structured)),
-    row("guided_grammar", Both, Vllm, Bypass(R::Structured)),
-    row("guided_decoding_backend", Both, Vllm, Bypass(R::Structured)),
-    row("guided_whitespace_pattern", Both, Vllm, Bypass(R::Structured)),
-    row("structural_tag", Both, Vllm, Bypass(R::Structured)),
+    row("structured_outputs", Both, Vllm, Relay(R::Structured)),
+    row("guided_json", Both, Vllm, Relay(R::Structured)),
+    row("guided_regex", Both, Vllm, Relay(R::Structured)),
+    row("guided_choice", Both, Vllm, Relay(R::Structured)),
+    row("guided_grammar", Both, Vllm, Relay(R::Structured)),
+    row("guided_decoding_backend", Both, Vllm, Relay(R::Structured)),
+    row("guided_whitespace_pattern", Both, Vllm, Relay(R::Structured)),
+    row("structural_tag", Both, Vllm, Relay(R::Structured)),
     row("priority", Both, Vllm, Neutral(ZERO, R::Parameter)),
-    row("request_id", Both, Vllm, Bypass(R::Parameter)),
-    row("session_id", Both, Vllm, Bypass(R::Parameter)),
+    row("request_id", Both, Vllm, Relay(R::Parameter)),
+    row("session_id", Both, Vllm, Relay(R::Parameter)),
     row("routed_experts_prompt_start", Both, Vllm, Neutral(ZERO, R::Parameter)),
     row("return_token_offsets", Both, Vllm, Neutral(FALSE, R::Parameter)),
     row("return_mm_kwargs", Both, Vllm, Neutral(TRUE, R::Parameter)),
     row("return_prompt_text", Chat, Vllm, Neutral(FALSE, R::Parameter)),
-    row("cache_salt", Both, Vllm, Bypass(R::Parameter)),
-    row("kv_transfer_params", Both, Vllm, Bypass(R::Parameter)),
-    row("ec_transfer_params", Both, Vllm, Bypass(R::Parameter)),
+    row("cache_salt", Both, Vllm, Relay(R::Parameter)),
+    row("kv_transfer_params", Both, Vllm, Relay(R::Parameter)),
+    row("ec_transfer_params", Both, Vllm, Relay(R::Parameter)),
     row("vllm_xargs", Both, Vllm, Neutral(NO_OBJECT, R::Parameter)),
-    row("repetition_detection", Both, Vllm, Bypass(R::Parameter)),
+    row("repetition_detection", Both, Vllm, Relay(R::Parameter)),
     row("thinking_token_budget", Both, Vllm, Neutral(MINUS_ONE, R::Reasoning)),
     row("include_reasoning", Chat, Vllm, Neutral(TRUE, R::Reasoning)),
     row("stream_interval", Both, Vllm, Neutral(ONE, R::Parameter)),
-    row("logits_processors", Both, Vllm, Bypass(R::Parameter)),
+    row("logits_processors", Both, Vllm, Relay(R::Parameter)),
     row("echo", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("add_generation_prompt", Chat, Vllm, Neutral(TRUE, R::Parameter)),
     row("continue_final_message", Chat, Vllm, Neutral(FALSE, R::Parameter)),
-    row("documents", Chat, Vllm, Bypass(R::Parameter)),
-    row("chat_template", Chat, Vllm, Bypass(R::Parameter)),
+    row("documents", Chat, Vllm, Relay(R::Parameter)),
+    row("chat_template", Chat, Vllm, Relay(R::Parameter)),
     row("chat_template_kwargs", Chat, Vllm, Neutral(NO_OBJECT, R::Parameter)),
-    row("media_io_kwargs", Chat, Vllm, Bypass(R::Multimodal)),
-    row("mm_processor_kwargs", Chat, Vllm, Bypass(R::Multimodal)),
+    row("media_io_kwargs", Chat, Vllm, Relay(R::Multimodal)),
+    row("mm_processor_kwargs", Chat, Vllm, Relay(R::Multimodal)),
 
     // SGLang.
-    row("regex", Both, Sglang, Bypass(R::Structured)),
-    row("ebnf", Both, Sglang, Bypass(R::Structured)),
-    row("json_schema", Both, Sglang, Bypass(R::Structured)),
-    row("stop_regex", Both, Sglang, Bypass(R::Parameter)),
+    row("regex", Both, Sglang, Relay(R::Structured)),
+    row("ebnf", Both, Sglang, Relay(R::Structured)),
+    row("json_schema", Both, Sglang, Relay(R::Structured)),
+    row("stop_regex", Both, Sglang, Relay(R::Parameter)),
     // Keeps stop tokens as well as stop strings, which `include_stop_str_in_output` does not.
     row("no_stop_trim", Both, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_hidden_states", Both, Sglang, Neutral(FALSE, R::Parameter)),
@@ -342,90 +345,91 @@ pub static TABLE: &[Parameter] = &[
     row("return_cached_tokens_details", Both, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_prompt_token_ids", Chat, Sglang, Neutral(FALSE, R::Parameter)),
     row("return_meta_info", Chat, Sglang, Neutral(FALSE, R::Parameter)),
-    row("lora_path", Both, Sglang, Bypass(R::Parameter)),
-    row("session_params", Both, Sglang, Bypass(R::Parameter)),
-    row("custom_params", Both, Sglang, Bypass(R::Parameter)),
-    row("custom_logit_processor", Both, Sglang, Bypass(R::Parameter)),
-    row("custom_labels", Completions, Sglang, Bypass(R::Parameter)),
-    row("images_config", Both, Sglang, Bypass(R::Multimodal)),
-    row("max_dynamic_patch", Chat, Sglang, Bypass(R::Multimodal)),
-    row("min_dynamic_patch", Chat, Sglang, Bypass(R::Multimodal)),
+    row("lora_path", Both, Sglang, Relay(R::Parameter)),
+    row("session_params", Both, Sglang, Relay(R::Parameter)),
+    row("custom_params", Both, Sglang, Relay(R::Parameter)),
+    row("custom_logit_processor", Both, Sglang, Relay(R::Parameter)),
+    row("custom_labels", Completions, Sglang, Relay(R::Parameter)),
+    row("images_config", Both, Sglang, Relay(R::Multimodal)),
+    row("max_dynamic_patch", Chat, Sglang, Relay(R::Multimodal)),
+    row("min_dynamic_patch", Chat, Sglang, Relay(R::Multimodal)),
     row("use_audio_in_video", Chat, Sglang, Neutral(FALSE, R::Multimodal)),
-    row("bootstrap_host", Both, Sglang, Bypass(R::Parameter)),
-    row("bootstrap_port", Both, Sglang, Bypass(R::Parameter)),
-    row("bootstrap_room", Both, Sglang, Bypass(R::Parameter)),
-    row("routed_dp_rank", Both, Sglang, Bypass(R::Parameter)),
-    row("disagg_prefill_dp_rank", Both, Sglang, Bypass(R::Parameter)),
-    row("data_parallel_rank", Both, Sglang, Bypass(R::Parameter)),
-    row("rid", Both, Sglang, Bypass(R::Parameter)),
-    row("extra_key", Both, Sglang, Bypass(R::Parameter)),
-    row("ngram_corpus_id", Both, Sglang, Bypass(R::Parameter)),
-    row("sampling_seed", Both, Sglang, Bypass(R::Seed)),
-    row("input_ids", Chat, Sglang, Bypass(R::Parameter)),
-    row("task", Chat, Sglang, Bypass(R::Parameter)),
-    row("reasoning", Chat, Sglang, Bypass(R::Reasoning)),
+    row("bootstrap_host", Both, Sglang, Relay(R::Parameter)),
+    row("bootstrap_port", Both, Sglang, Relay(R::Parameter)),
+    row("bootstrap_room", Both, Sglang, Relay(R::Parameter)),
+    row("routed_dp_rank", Both, Sglang, Relay(R::Parameter)),
+    row("disagg_prefill_dp_rank", Both, Sglang, Relay(R::Parameter)),
+    row("data_parallel_rank", Both, Sglang, Relay(R::Parameter)),
+    row("rid", Both, Sglang, Relay(R::Parameter)),
+    row("extra_key", Both, Sglang, Relay(R::Parameter)),
+    row("ngram_corpus_id", Both, Sglang, Relay(R::Parameter)),
+    row("sampling_seed", Both, Sglang, Relay(R::Seed)),
+    row("input_ids", Chat, Sglang, Relay(R::Parameter)),
+    row("task", Chat, Sglang, Relay(R::Parameter)),
+    row("reasoning", Chat, Sglang, Relay(R::Reasoning)),
     row("separate_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
     row("stream_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
 
-    // llama.cpp. Its sampling chain has its own defaults, so only values that switch a sampler off count.
-    row("n_predict", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("max_completion_tokens", Completions, LlamaCpp, Bypass(R::Parameter)),
+    // llama.cpp. Its sampling chain has its own defaults, so only values that switch a sampler off
+    // are neutral.
+    row("n_predict", Both, LlamaCpp, Relay(R::Parameter)),
+    row("max_completion_tokens", Completions, LlamaCpp, Relay(R::Parameter)),
     row("n_cmpl", Both, LlamaCpp, Neutral(ONE, R::Choices)),
     row("n_indent", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("n_keep", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("n_discard", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("n_keep", Both, LlamaCpp, Relay(R::Parameter)),
+    row("n_discard", Both, LlamaCpp, Relay(R::Parameter)),
     row("n_probs", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
     row("post_sampling_probs", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("min_keep", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("n_cache_reuse", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("n_cache_reuse", Both, LlamaCpp, Relay(R::Parameter)),
     row("cache_prompt", Both, LlamaCpp, Neutral(TRUE, R::Parameter)),
     row("id_slot", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("return_tokens", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("return_progress", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("response_fields", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("response_fields", Both, LlamaCpp, Relay(R::Parameter)),
     row("verbose", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
     row("timings_per_token", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("sse_ping_interval", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("sse_ping_interval", Both, LlamaCpp, Relay(R::Parameter)),
     row("t_max_predict_ms", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("backend_sampling", Both, LlamaCpp, Neutral(FALSE, R::Parameter)),
-    row("samplers", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("samplers", Both, LlamaCpp, Relay(R::Parameter)),
     row("top_n_sigma", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
     row("xtc_probability", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("xtc_threshold", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("xtc_threshold", Both, LlamaCpp, Relay(R::Parameter)),
     row("typical_p", Both, LlamaCpp, Neutral(ONE, R::Parameter)),
     row("dynatemp_range", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("dynatemp_exponent", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("dynatemp_exponent", Both, LlamaCpp, Relay(R::Parameter)),
     row("repeat_penalty", Both, LlamaCpp, Neutral(ONE, R::Parameter)),
-    row("repeat_last_n", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("repeat_last_n", Both, LlamaCpp, Relay(R::Parameter)),
     row("dry_multiplier", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("dry_base", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("dry_allowed_length", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("dry_penalty_last_n", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("dry_sequence_breakers", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("dry_base", Both, LlamaCpp, Relay(R::Parameter)),
+    row("dry_allowed_length", Both, LlamaCpp, Relay(R::Parameter)),
+    row("dry_penalty_last_n", Both, LlamaCpp, Relay(R::Parameter)),
+    row("dry_sequence_breakers", Both, LlamaCpp, Relay(R::Parameter)),
     row("mirostat", Both, LlamaCpp, Neutral(ZERO, R::Parameter)),
-    row("mirostat_tau", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("mirostat_eta", Both, LlamaCpp, Bypass(R::Parameter)),
+    row("mirostat_tau", Both, LlamaCpp, Relay(R::Parameter)),
+    row("mirostat_eta", Both, LlamaCpp, Relay(R::Parameter)),
     row("adaptive_target", Both, LlamaCpp, Neutral(MINUS_ONE, R::Parameter)),
-    row("adaptive_decay", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("lora", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("image_data", Both, LlamaCpp, Bypass(R::Multimodal)),
-    row("grammar", Both, LlamaCpp, Bypass(R::Structured)),
-    row("grammar_type", Both, LlamaCpp, Bypass(R::Structured)),
+    row("adaptive_decay", Both, LlamaCpp, Relay(R::Parameter)),
+    row("lora", Both, LlamaCpp, Relay(R::Parameter)),
+    row("image_data", Both, LlamaCpp, Relay(R::Multimodal)),
+    row("grammar", Both, LlamaCpp, Relay(R::Structured)),
+    row("grammar_type", Both, LlamaCpp, Relay(R::Structured)),
     row("grammar_lazy", Both, LlamaCpp, Neutral(FALSE, R::Structured)),
     row("grammar_triggers", Both, LlamaCpp, Neutral(NO_LIST, R::Structured)),
     row("preserved_tokens", Both, LlamaCpp, Neutral(NO_LIST, R::Structured)),
-    row("chat_format", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("chat_parser", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("generation_prompt", Both, LlamaCpp, Bypass(R::Parameter)),
-    row("parse_tool_calls", Both, LlamaCpp, Bypass(R::Tools)),
-    row("reasoning_format", Both, LlamaCpp, Bypass(R::Reasoning)),
-    row("enable_thinking", Both, LlamaCpp, Bypass(R::Reasoning)),
+    row("chat_format", Both, LlamaCpp, Relay(R::Parameter)),
+    row("chat_parser", Both, LlamaCpp, Relay(R::Parameter)),
+    row("generation_prompt", Both, LlamaCpp, Relay(R::Parameter)),
+    row("parse_tool_calls", Both, LlamaCpp, Relay(R::Tools)),
+    row("reasoning_format", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("enable_thinking", Both, LlamaCpp, Relay(R::Reasoning)),
     row("reasoning_control", Both, LlamaCpp, Neutral(FALSE, R::Reasoning)),
     row("reasoning_budget_tokens", Both, LlamaCpp, Neutral(MINUS_ONE, R::Reasoning)),
-    row("reasoning_budget_start_tag", Both, LlamaCpp, Bypass(R::Reasoning)),
-    row("reasoning_budget_end_tag", Both, LlamaCpp, Bypass(R::Reasoning)),
-    row("reasoning_budget_end_tags", Both, LlamaCpp, Bypass(R::Reasoning)),
-    row("reasoning_budget_message", Both, LlamaCpp, Bypass(R::Reasoning)),
+    row("reasoning_budget_start_tag", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("reasoning_budget_end_tag", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("reasoning_budget_end_tags", Both, LlamaCpp, Relay(R::Reasoning)),
+    row("reasoning_budget_message", Both, LlamaCpp, Relay(R::Reasoning)),
 ];
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Taking the client's own `prediction` out of a body, for a server that would refuse the whole request for it.
+//! Removes the client's own `prediction` from a body, for a server that would refuse the whole
+//! request for it.
 
 use std::fmt;
 
@@ -6,7 +7,8 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// `body` without its `prediction`, every other member as it was written; `None` if it has none, or is no object.
+/// `body` without its `prediction`, every other member as it was written; `None` if it has none, or
+/// is not an object.
 pub fn without_prediction(body: &[u8]) -> Option<Vec<u8>> {
     let Members(mut members) = serde_json::from_slice(body).ok()?;
     let all = members.len();
@@ -64,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_goes_whatever_it_is_and_however_often_it_is_there() {
+    fn a_prediction_of_any_type_is_removed_even_if_repeated() {
         assert_eq!(without(r#"{"prediction":null}"#).as_deref(), Some("{}"));
         assert_eq!(without(r#"{"prediction":1,"a":1,"pre\u0064iction":[]}"#).as_deref(), Some(r#"{"a":1}"#));
     }
 
     #[test]
-    fn where_there_is_nothing_to_take_out_nothing_changes() {
+    fn a_body_without_a_prediction_is_not_changed() {
         for body in [r#"{"a":{"prediction":1}}"#, r#"["prediction"]"#, r#"{"prediction":"#, "", "{} {}"] {
             assert_eq!(without(body), None, "{body}");
         }

@@ -1,17 +1,17 @@
-//! What an answer, or one event of a stream, says: its text and its counts, for a reader that changes nothing.
+//! Text and token counts of an answer, or of one event of a stream, read without changing it.
 
 use serde_json::Value;
 
-/// What was read of an answer or an event.
+/// The content of an answer or an event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading<'a> {
     /// Text of its choice: the content, or the text of a completion.
     pub text: &'a str,
-    /// Reasoning that a parser of the server's has taken out of the text.
+    /// Reasoning that the server's parser has taken out of the text.
     pub reasoning: &'a str,
-    /// The choice holds something else than text, such as tool calls or log-probabilities.
+    /// The choice holds something other than text, such as tool calls or log-probabilities.
     pub other: bool,
-    /// Why the output ended; `None` while it goes on.
+    /// Finish reason; `None` while the output continues.
     pub finish: Option<&'a str>,
     /// Tokens of prompt and output, as the server counts them.
     pub usage: Option<(u64, u64)>,
@@ -42,7 +42,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Whether a member says nothing: null, or an empty list or text.
+/// True if a member is empty: null, or an empty list or text.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_told_apart() {
+    fn content_other_than_text_is_recognised() {
         let thinks = json!({"choices": [{"delta": {"reasoning": "hm", "content": null}}]});
         assert_eq!(Reading::of(&thinks), Reading { reasoning: "hm", other: true, ..Reading::default() });
         let last = json!({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}});

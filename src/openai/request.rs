@@ -1,4 +1,4 @@
-//! A request that may be speculated, understood.
+//! A parsed request that may be speculated on.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use super::messages;
 use super::sampling::Sampling;
 use crate::units::TokenId;
 
-/// The two routes that are speculated.
+/// The two routes whose requests are speculated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
     /// `POST /v1/completions`
@@ -38,10 +38,11 @@ impl Route {
     }
 }
 
-/// The APIs whose requests ask for generated text: the two that are speculated, and two that are only relayed.
+/// The APIs whose requests ask for generated text: two that are speculated on, and two that are
+/// only relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
-    /// A completion, which may be speculated.
+    /// A completion, which may be speculated on.
     Completion(Route),
     /// `POST /v1/responses`, of OpenAI
     Responses,
@@ -50,7 +51,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// Those that are only relayed.
+    /// The APIs that are only relayed.
     pub const RELAYED: [Self; 2] = [Self::Responses, Self::Messages];
 
     /// The name in metrics and logs.
@@ -78,7 +79,7 @@ impl From<Route> for Api {
     }
 }
 
-/// What is to be continued.
+/// The prompt that is continued.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// A text prompt.
@@ -89,18 +90,19 @@ pub enum Prompt {
     Messages(Value),
 }
 
-/// A completion request that may be speculated.
+/// A completion request that may be speculated on.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The route it came in on.
     pub route: Route,
     /// The model id as sent.
     pub model: String,
-    /// What is to be continued.
+    /// The prompt that is continued.
     pub prompt: Prompt,
     /// The client's explicit sampling fields over OpenAI's defaults.
     pub sampling: Sampling,
-    /// Most output tokens (`max_completion_tokens` wins over `max_tokens`); `None` if the client sent no limit.
+    /// Maximum output tokens (`max_completion_tokens` wins over `max_tokens`); `None` if the client
+    /// sent no limit.
     pub max_tokens: Option<u32>,
     /// Texts that end the output and are not part of it.
     pub stop: Vec<String>,
@@ -108,13 +110,14 @@ pub struct Request {
     pub stop_token_ids: Vec<TokenId>,
     /// A matched stop text stays in the output.
     pub include_stop: bool,
-    /// Whether the client wants a stream.
+    /// True if the client asked for a stream.
     pub stream: bool,
-    /// Whether the client's stream ends with a usage chunk (`stream_options.include_usage`).
+    /// True if the client's stream ends with a usage chunk (`stream_options.include_usage`).
     pub include_usage: bool,
-    /// Usage is wanted on every event of the stream, too (`stream_options.continuous_usage_stats`).
+    /// The client asked for usage on every event of the stream, too
+    /// (`stream_options.continuous_usage_stats`).
     pub continuous_usage: bool,
-    /// The client asked for `return_token_ids`, so they are not stripped from its answer.
+    /// The client asked for `return_token_ids`, so they are not removed from its answer.
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.
     pub prediction: Option<String>,
@@ -127,7 +130,7 @@ pub struct Request {
 pub struct PromptSize {
     /// Length, tokens: exact for ids, else an estimate.
     pub tokens: usize,
-    /// Whether they were counted; otherwise they are a quarter of the bytes, rounded up.
+    /// True if they were counted; otherwise they are a quarter of the bytes, rounded up.
     pub exact: bool,
 }
 

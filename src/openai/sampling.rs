@@ -30,7 +30,7 @@ impl SamplingField {
 
 /// The sampling fields that the client has set, one bit each; the others are left to the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said(u8);
+pub struct SetFields(u8);
 
 impl SamplingField {
     /// The parameter's name in a request.
@@ -47,14 +47,14 @@ impl SamplingField {
     }
 }
 
-impl Said {
+impl SetFields {
     /// The set with one more field.
     #[must_use]
     pub const fn with(self, field: SamplingField) -> Self {
         Self(self.0 | 1 << field as u8)
     }
 
-    /// Whether the field was set.
+    /// True if the field was set.
     pub const fn has(self, field: SamplingField) -> bool {
         self.0 & (1 << field as u8) != 0
     }
@@ -99,13 +99,13 @@ pub struct Sampling {
     pub temperature: f64,
     /// Smallest set of tokens whose probability reaches this; 1 keeps all.
     pub top_p: f64,
-    /// Most tokens kept; `None` keeps all.
+    /// Maximum tokens kept; `None` keeps all.
     pub top_k: Option<u32>,
-    /// Least probability relative to the most probable token; 0 keeps all.
+    /// Minimum probability relative to the most probable token; 0 keeps all.
     pub min_p: f64,
-    /// Taken once from the logit of every token of the output so far.
+    /// Subtracted once from the logit of every token of the output so far.
     pub presence_penalty: f64,
-    /// Taken per occurrence from the logit of every token of the output so far.
+    /// Subtracted per occurrence from the logit of every token of the output so far.
     pub frequency_penalty: f64,
     /// Divides positive and multiplies negative logits of tokens of prompt and output; 1 is none.
     pub repetition_penalty: f64,
@@ -117,9 +117,9 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// The end-of-text token does not end the output.
     pub ignore_eos: bool,
-    /// Which of the fields the client has set; what it has not is the server's, or OpenAI's where the
+    /// The fields that the client has set; the others have the server's default, or OpenAI's if the
     /// server's is not known.
-    pub said: Said,
+    pub said: SetFields,
 }
 
 impl Default for Sampling {
@@ -145,14 +145,14 @@ impl Default for Sampling {
             seed: None,
             min_tokens: 0,
             ignore_eos: false,
-            said: Said::default(),
+            said: SetFields::default(),
         }
     }
 }
 
 impl Sampling {
-    /// The parameters by which a logit depends on the output so far, so that output must not be passed off as
-    /// prompt; each with whether it does here.
+    /// The parameters by which a logit depends on the output so far, so that output must not be
+    /// sent as prompt; each is true if it does here.
     pub fn counting(&self) -> [(bool, &'static str); 3] {
         [
             (self.presence_penalty != 0.0, "presence_penalty"),
@@ -161,12 +161,12 @@ impl Sampling {
         ]
     }
 
-    /// Whether one of [`Sampling::counting`] does.
+    /// True if one of [`Sampling::counting`] is.
     pub fn counts_output(&self) -> bool {
         self.counting().iter().any(|(counts, _)| *counts)
     }
 
-    /// Whether tokens of prompt and output are penalized.
+    /// True if tokens of prompt and output are penalized.
     #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
     pub fn penalizes_repetition(&self) -> bool {
         self.repetition_penalty != 1.0
@@ -176,7 +176,7 @@ impl Sampling {
     #[must_use]
     pub fn with_defaults(&self, defaults: &Defaults) -> Self {
         use SamplingField as F;
-        fn pick<T>(said: Said, field: SamplingField, own: T, default: T) -> T {
+        fn pick<T>(said: SetFields, field: SamplingField, own: T, default: T) -> T {
             if said.has(field) { own } else { default }
         }
         let said = self.said;
@@ -207,8 +207,8 @@ impl Sampling {
         }
     }
 
-    /// Whether the client has set every field, and leaves nothing to the server.
-    pub fn says_all(&self) -> bool {
+    /// True if the client has set every field, and leaves none to the server.
+    pub fn sets_all(&self) -> bool {
         self.left_open().is_none()
     }
 
@@ -217,7 +217,7 @@ impl Sampling {
         SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
     }
 
-    /// Whether the most probable token is always taken, and the logits alone decide which that is.
+    /// True if the most probable token by the logits alone is always taken.
     pub fn plainly_greedy(&self) -> bool {
         self.temperature == 0.0
             && !self.counts_output()
@@ -232,12 +232,12 @@ mod tests {
 
     #[test]
     fn the_server_fills_in_only_what_the_client_left_open() {
-        let said = Said::default().with(SamplingField::Temperature);
+        let said = SetFields::default().with(SamplingField::Temperature);
         let own = Sampling { temperature: 0.0, said, ..Sampling::default() };
         let server = Defaults { temperature: 0.6, repetition_penalty: 1.05, ..Defaults::OPENAI };
         let effective = own.with_defaults(&server);
         assert_eq!((effective.temperature, effective.repetition_penalty), (0.0, 1.05));
         assert!(own.plainly_greedy() && !effective.plainly_greedy());
-        assert!(!own.says_all());
+        assert!(!own.sets_all());
     }
 }

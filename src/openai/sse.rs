@@ -1,9 +1,9 @@
-//! Server-sent events: reading them from any partition of bytes, and writing them.
+//! Server-sent events: reads them from any partition of bytes, and writes them.
 //!
-//! Reading follows the WHATWG rules (CRLF, LF or CR ends a line, a blank line ends an event, `:` begins a
-//! comment, several `data` lines are one text), with a bound on what one event may hold.
+//! Reading follows the WHATWG rules (CRLF, LF or CR ends a line, a blank line ends an event, `:`
+//! begins a comment, several `data` lines are one text), with a limit on the size of one event.
 
-/// The most bytes that one event may hold before its blank line, by default.
+/// Default of the maximum bytes of one event before its blank line.
 pub const EVENT_BYTES: usize = 2 << 20;
 
 /// The data of the event that ends a stream.
@@ -16,24 +16,25 @@ pub struct Message {
     pub event: Option<String>,
     /// Its `data` lines, joined by line feeds.
     pub data: String,
-    /// All its bytes as they came, comments and blank line included; empty unless the reader keeps them.
+    /// All its bytes as they came, comments and blank line included; empty unless the reader keeps
+    /// them.
     pub raw: Vec<u8>,
-    /// It holds comments only. Told by readers that keep bytes.
+    /// It has comments only. Set by decoders that keep bytes.
     pub is_comment: bool,
 }
 
 impl Message {
-    /// Whether this is the event that ends a stream.
+    /// True if this is the event that ends a stream.
     pub fn is_done(&self) -> bool {
         self.data == DONE
     }
 }
 
-/// An event grew beyond the bound.
+/// An event is longer than the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a server-sent event is longer than {limit} bytes")]
 pub struct TooLong {
-    /// The bound, in bytes.
+    /// The limit, in bytes.
     pub limit: usize,
 }
 
@@ -73,7 +74,7 @@ impl Decoder {
         }
     }
 
-    /// As [`Self::new`]; it keeps the bytes of the events, and tells of comments.
+    /// As [`Self::new`], but it keeps the bytes of the events, and reports comments.
     pub fn keeping(limit: usize) -> Self {
         Self { raw: Some(Vec::new()), ..Self::new(limit) }
     }
@@ -81,7 +82,7 @@ impl Decoder {
     /// Takes the next bytes and returns the events that they complete.
     ///
     /// # Errors
-    /// [`TooLong`]; the reader is of no use after that.
+    /// [`TooLong`]; the decoder cannot be used after that.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
         let mut messages = Vec::new();
         if self.after_cr && !bytes.is_empty() {
@@ -108,7 +109,7 @@ impl Decoder {
         Ok(messages)
     }
 
-    /// Keeps bytes as they came. Comments are bounded here, lines of data in [`Self::hold`].
+    /// Keeps bytes as received. Comments are limited here, lines of data in [`Self::hold`].
     fn keep(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
         let limit = self.limit;
         let Some(raw) = &mut self.raw else { return Ok(()) };
@@ -119,7 +120,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Whether nothing is held: a stream that ends elsewhere was cut short.
+    /// True if no part of an event is held: a stream that ends in another state was cut short.
     pub fn is_between_events(&self) -> bool {
         self.line.is_empty() && !self.has_data
     }
@@ -152,7 +153,7 @@ impl Decoder {
                 self.data.extend_from_slice(value);
             }
             b"event" => self.event = Some(String::from_utf8_lossy(value).into_owned()),
-            // Comments, `id`, `retry` and unknown fields carry nothing that is needed.
+            // Comments, `id`, `retry` and unknown fields are not needed.
             _ => {}
         }
         None

@@ -1,4 +1,5 @@
-//! Events of an answer that stays plain: their bytes, less what is there only because Foretell asked for it.
+//! Events of an answer that is decoded plainly: their bytes, without the members that are there
+//! only because Foretell asked for them.
 
 use serde_json::Value;
 
@@ -6,23 +7,25 @@ use super::answer::{Additive, TOKEN_IDS, strip};
 use super::cut::{self, Edit};
 use super::sse;
 
-/// What is taken out of the events of one request.
+/// The members and events that are removed from the stream of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Trim {
-    /// What was asked for beyond the client's request.
+    /// Fields that were requested in addition to the client's.
     pub additive: Additive,
     /// The client asked for the usage of its stream.
     pub include_usage: bool,
-    /// Where the client asked for no usage, the event with the finish reason brings it all the same.
+    /// The event with the finish reason has usage even if the client did not ask for it.
     pub usage_at_end: bool,
-    /// A member that the last event of every stream has; events before it have it only because it was asked for.
+    /// A member that the last event of every stream has; earlier events have it only because it was
+    /// requested.
     pub at_end: Option<&'static str>,
-    /// Ids that are asked for bring events whose delta is empty.
+    /// Asking for token ids adds events with an empty delta.
     pub hollow: bool,
 }
 
 impl Trim {
-    /// The bytes `raw` of an event with this data, for the client; `None` if the client would not get the event.
+    /// The bytes `raw` of an event with this data, for the client; `None` if the client would not
+    /// get the event.
     pub fn event(&self, raw: &[u8], event: &Value) -> Option<Vec<u8>> {
         if self.is_ours(event) {
             return None;
@@ -48,7 +51,7 @@ impl Trim {
         }))
     }
 
-    /// Whether an event exists only because of what was asked for.
+    /// True if an event exists only because of the additional fields.
     pub fn is_ours(&self, event: &Value) -> bool {
         let choices = choices(event);
         let Some(choice) = choices.first() else {
@@ -136,7 +139,7 @@ mod tests {
     };
 
     #[test]
-    fn what_vllm_writes_only_when_asked_goes_and_the_rest_stays_to_the_byte() {
+    fn members_that_vllm_adds_on_request_go_and_the_rest_stays_to_the_byte() {
         let asked = r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning":"x"},"logprobs":null,"finish_reason":null,"token_ids":[9]}],"usage":{"prompt_tokens":1}}"#;
         let plain = r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning":"x"},"logprobs":null,"finish_reason":null,"token_ids":null}]}"#;
         assert_eq!(trimmed(VLLM, asked).unwrap(), plain);
@@ -152,7 +155,7 @@ mod tests {
         assert_eq!(trimmed(VLLM, usage), None);
         assert_eq!(trimmed(Trim { include_usage: true, ..VLLM }, usage).unwrap(), usage);
         let own = Trim { additive: Additive { usage: false, ..VLLM.additive }, ..VLLM };
-        assert_eq!(trimmed(own, usage).unwrap(), usage, "nobody asked: it is the server's own");
+        assert_eq!(trimmed(own, usage).unwrap(), usage, "it was not requested: it is the server's own");
     }
 
     #[test]

@@ -7,13 +7,11 @@ use crate::words::Ledger;
 /// How a request was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Path {
-    /// It leapt at least once.
+    /// It was speculated on at least once.
     Speculated,
-    /// It was eligible and might have leapt, but rode to the end.
-    Ridden,
-    /// It was a completion that may not leap, and was relayed.
-    Bypassed,
-    /// It was no completion, and was relayed.
+    /// It was eligible, but decoded plainly to the end.
+    Plain,
+    /// Passed on unchanged; completions and other requests.
     Relayed,
 }
 
@@ -22,42 +20,42 @@ impl Path {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Speculated => "speculated",
-            Self::Ridden => "ridden",
-            Self::Bypassed => "bypassed",
+            Self::Plain => "plain",
             Self::Relayed => "relayed",
         }
     }
 }
 
-/// `usage.foretell`: how the request went.
+/// `usage.foretell`: how the request was served.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leapt<'a> {
-    /// How it was served.
+pub struct SpeculatedUsage<'a> {
+    /// Path by which it was served.
     pub path: Path,
-    /// Why it did not leap, or not to the end; `None` if it did.
+    /// Reason why it was not speculated on, or not to the end; `None` if it was.
     pub reason: Option<&'a str>,
     /// `name@revision` of its policy.
     pub policy: Option<&'a str>,
-    /// What its rounds came to; `None` where that depends on texts of other clients, which it would tell of.
+    /// Counts of its rounds; `None` where they depend on texts of other clients and would reveal
+    /// them.
     pub counts: Option<Counts>,
 }
 
 /// The rounds of one request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counts {
-    /// Rounds whose verdict decided at least one token.
+    /// Rounds whose verification result decided at least one token.
     pub rounds: u32,
     /// Draft tokens sent in them.
     pub drafted: u32,
     /// Draft tokens accepted in them.
     pub accepted: u32,
-    /// Drift from the target's distribution that judging them has cost.
+    /// Drift from the target's distribution charged for them.
     pub drift: Ledger,
     /// All output tokens.
     pub output_tokens: u32,
 }
 
-impl Leapt<'_> {
+impl SpeculatedUsage<'_> {
     /// The JSON object.
     pub fn to_value(&self) -> Value {
         let mut told = json!({ "path": self.path.name(), "reason": self.reason, "policy": self.policy });
@@ -92,13 +90,14 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// From the number of prompt tokens alone, where the backend was cut off before it reported.
+    /// From the number of prompt tokens only, where the backend's stream was left before it
+    /// reported usage.
     pub fn new(prompt_tokens: u64) -> Self {
         Self { base: Map::new(), prompt_tokens, prediction: None }
     }
 
-    /// From a `usage` object of the backend; keeps all that it reports about the prompt. `None` if it does not
-    /// report how many tokens the prompt had.
+    /// From a `usage` object of the backend; keeps all that it reports about the prompt. `None` if
+    /// it does not report the number of prompt tokens.
     pub fn from_backend(usage: &Value) -> Option<Self> {
         let base = usage.as_object()?.clone();
         let prompt_tokens = base.get("prompt_tokens")?.as_u64()?;
@@ -115,22 +114,23 @@ impl Usage {
         self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
     }
 
-    /// With what the backend said of the prompt (`prompt_tokens_details`).
+    /// With the backend's details of the prompt (`prompt_tokens_details`).
     #[must_use]
     pub fn with_prompt_details(mut self, details: Value) -> Self {
         self.base.insert("prompt_tokens_details".to_owned(), details);
         self
     }
 
-    /// Adds how many tokens of the client's own `prediction` were accepted and rejected.
+    /// Adds the numbers of accepted and rejected tokens of the client's own `prediction`.
     #[must_use]
     pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {
         self.prediction = Some((accepted, rejected));
         self
     }
 
-    /// The object for the client: prompt as the backend reported it, output as the client received it.
-    pub fn to_value(&self, completion_tokens: u64, foretell: Option<&Leapt<'_>>) -> Value {
+    /// The object for the client: prompt as the backend reported it, output as the client received
+    /// it.
+    pub fn to_value(&self, completion_tokens: u64, foretell: Option<&SpeculatedUsage<'_>>) -> Value {
         let mut usage = self.base.clone();
         usage.insert("prompt_tokens".to_owned(), self.prompt_tokens.into());
         usage.insert("completion_tokens".to_owned(), completion_tokens.into());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn prediction_tokens_are_there_only_when_said() {
+    fn prediction_tokens_are_there_only_when_set() {
         let usage = Usage::new(5);
         assert!(usage.to_value(1, None).get("completion_tokens_details").is_none());
         let value = usage.with_prediction(7, 2).to_value(1, None);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn how_it_went_is_told_in_one_object() {
+    fn the_rounds_are_reported_in_one_object() {
         let counts = Counts {
             rounds: 3,
             drafted: 12,
@@ -189,18 +189,18 @@ mod tests {
             drift: Ledger { charged: 0.5, substitutions: 2, ..Ledger::default() },
             output_tokens: 10,
         };
-        let leapt = Leapt {
+        let speculated_usage = SpeculatedUsage {
             path: Path::Speculated,
             reason: None,
             policy: Some("default@0123abcd"),
             counts: Some(counts),
         };
         assert_eq!(
-            Usage::new(5).to_value(1, Some(&leapt))["foretell"],
+            Usage::new(5).to_value(1, Some(&speculated_usage))["foretell"],
             json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
                 "drafted": 12, "accepted": 9, "drift": {"charged": 0.5, "rate": 0.05, "substitutions": 2}})
         );
-        let discreet = Leapt { counts: None, ..leapt };
+        let discreet = SpeculatedUsage { counts: None, ..speculated_usage };
         assert_eq!(
             discreet.to_value(),
             json!({"path": "speculated", "reason": null, "policy": "default@0123abcd"})

@@ -1,42 +1,43 @@
-//! The decision: what may be done with a request, step by step in the order of a request's way.
+//! The decision: what may be done with a request, step by step in the order of the request's path.
 //!
-//! Each step is one function of the facts. One function, `walk`, goes through them: up to the first that ends the
-//! decision while a request is being served, or through all of them for an explanation.
+//! Each step is one function of the facts. One function, `walk`, goes through them: up to the first
+//! that ends the decision while a request is being served, or through all of them for an
+//! explanation.
 
 use super::facts::{Fact, Facts};
 use super::part::{Part, parts};
 use super::ruling::{Allowed, Ruling};
 use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
-use crate::words::{BypassReason, RideReason};
+use crate::words::{PlainReason, RelayReason};
 
 /// The steps of a decision, in the order in which they are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// What the client asks for with `x-foretell`.
+    /// The client's request in `x-foretell`.
     Client,
     /// The mode of the process.
     Mode,
-    /// Whether any replica can do more than relay.
+    /// Can any replica do more than relay?
     Fleet,
-    /// Whether the body is uncompressed.
+    /// Is the body uncompressed?
     Encoding,
-    /// Whether every parameter of the body can be carried exactly.
+    /// Can every parameter of the body be carried exactly?
     Body,
-    /// Which backend the request goes to, and its mode.
+    /// The backend that the request goes to, and its mode.
     Backend,
-    /// Whether a session slot is free.
+    /// Is a session slot free?
     Session,
-    /// Which engine answers at the replica's address.
+    /// The engine that answers at the replica's address.
     Server,
-    /// Whether this engine can serve the request exactly.
+    /// Can this engine serve the request exactly?
     Dialect,
-    /// Which policy applies.
+    /// The policy that applies.
     Policy,
-    /// Whether policy, process, client and probe permit leaping.
+    /// Do policy, process, client and probe permit speculation?
     Permission,
-    /// Which plans may verify drafts.
-    Plans,
-    /// Which drafters can draft.
+    /// The methods that may verify drafts.
+    VerifyLimits,
+    /// The drafters that can draft.
     Drafters,
 }
 
@@ -55,7 +56,7 @@ impl Step {
             Self::Dialect => "dialect",
             Self::Policy => "policy",
             Self::Permission => "permission",
-            Self::Plans => "plans",
+            Self::VerifyLimits => "verify",
             Self::Drafters => "drafters",
         }
     }
@@ -63,17 +64,17 @@ impl Step {
 
 /// The decision to relay a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bypass {
-    /// Reason of the bypass.
-    pub reason: BypassReason,
+pub struct Relay {
+    /// The reason.
+    pub reason: RelayReason,
     /// Name of the parameter or header that causes it, if a single one does.
     pub parameter: Option<String>,
     /// A likely answer may be sent along as OpenAI's `prediction`.
     pub predict: bool,
 }
 
-impl From<BypassReason> for Bypass {
-    fn from(reason: BypassReason) -> Self {
+impl From<RelayReason> for Relay {
+    fn from(reason: RelayReason) -> Self {
         Self { reason, parameter: None, predict: false }
     }
 }
@@ -82,12 +83,12 @@ impl From<BypassReason> for Bypass {
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// A session serves the request, as this ruling says.
-    Drive(Box<Ruling>),
+    Serve(Box<Ruling>),
     /// The request is relayed.
-    Bypass(Bypass),
+    Relay(Relay),
     /// There is no backend for it, or no server answers.
     Nobody,
-    /// The step needs a fact that is not known; the text says why it is not.
+    /// The step needs an unknown fact; the text says why it is unknown.
     Undecided(Step, &'static str),
 }
 
@@ -97,20 +98,20 @@ pub struct Finding {
     /// The step.
     pub step: Step,
     /// Its result.
-    pub verdict: Verdict,
+    pub result: StepResult,
     /// Its result in words.
     pub words: String,
 }
 
 /// Result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The step does not prevent leaping.
+pub enum StepResult {
+    /// The step does not prevent speculation.
     Passed,
-    /// The session only rides, for this reason.
-    Rides(RideReason),
+    /// The session only decodes plainly, for this reason.
+    Plain(PlainReason),
     /// The request is relayed, for this reason.
-    Bypass(BypassReason),
+    Relay(RelayReason),
     /// There is no backend to send it to.
     NoBackend,
     /// No server answers at the replica's address.
@@ -130,8 +131,8 @@ pub struct Decision {
     pub temperature: Fact<f64>,
 }
 
-/// Decides up to the first step that ends the decision or needs an unknown fact. Once that fact is known, call it
-/// again.
+/// Decides up to the first step that ends the decision or needs an unknown fact. Once that fact is
+/// known, call it again.
 pub fn decide(facts: &Facts<'_>) -> Outcome {
     walk(facts, Walk::default()).outcome
 }
@@ -154,18 +155,18 @@ impl Walk {
         &mut self,
         step: Step,
         take: impl FnOnce() -> Result<T, Halt>,
-        say: impl FnOnce(&T) -> (Verdict, String),
+        say: impl FnOnce(&T) -> (StepResult, String),
     ) -> Option<T> {
         if self.halt.is_some() && !self.whole {
             return None;
         }
         let taken = take();
         if self.whole {
-            let (verdict, words) = match &taken {
+            let (result, words) = match &taken {
                 Ok(value) => say(value),
                 Err(halt) => halt.say(),
             };
-            self.findings.push(Finding { step, verdict, words });
+            self.findings.push(Finding { step, result, words });
         }
         taken.map_err(|halt| self.halt.get_or_insert((step, halt))).ok()
     }
@@ -177,14 +178,18 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
         .step(Step::Client, || steps::client(facts.wish), |control| steps::say_client(*control))
         .flatten();
     walk.step(Step::Mode, || steps::mode(facts.mode), |()| passed(facts.mode.name()));
-    walk.step(Step::Fleet, || steps::fleet(facts.leaps), |()| passed("some server may be able to verify"));
+    walk.step(
+        Step::Fleet,
+        || steps::fleet(facts.speculates_anywhere),
+        |()| passed("some server may be able to verify"),
+    );
     walk.step(Step::Encoding, || steps::encoding(facts.encoded), |()| passed("the body is not compressed"));
     let request =
         walk.step(Step::Body, || steps::body(facts.body), |_| passed("its parameters do not prevent it"));
     let request = request.or_else(|| facts.body.known().filter(|_| whole)?.request());
     let backend = walk.step(Step::Backend, || steps::backend(facts.backend, control), |to| passed(to.name));
     let backend = backend.or_else(|| facts.backend.known().filter(|_| whole)?);
-    walk.step(Step::Session, || steps::session(facts.session), |()| passed("there is a place for one more"));
+    walk.step(Step::Session, || steps::session(facts.session), |()| passed("a session slot is free"));
     let server = walk.step(Step::Server, || steps::server(facts.server), steps::say_server);
     let server = server.or_else(|| facts.server.known().filter(|_| whole)?.server());
     let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
@@ -197,7 +202,7 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
                 sampling.as_ref().ok_or(NO_SERVER)?,
             )
         },
-        |plans| passed(format!("exact by {}", steps::names(plans))),
+        |methods| passed(format!("exact by {}", steps::names(methods))),
     );
     let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
     let policy = walk.step(
@@ -210,10 +215,10 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
         || steps::permission(backend.ok_or(NO_BACKEND)?.mode, policy.ok_or(NO_POLICY)?, control, server),
         |permission| steps::say_permission(*permission),
     );
-    let plans = walk.step(
-        Step::Plans,
+    let methods = walk.step(
+        Step::VerifyLimits,
         || Ok(steps::allowed(&exact.ok_or(NO_SERVER)?, server.ok_or(NO_SERVER)?)),
-        |plans| steps::say_plans(plans),
+        |methods| steps::say_methods(methods),
     );
     let parts = walk.step(
         Step::Drafters,
@@ -222,14 +227,14 @@ fn walk(facts: &Facts<'_>, mut walk: Walk) -> Decision {
     );
     let settled = || {
         let route = facts.route;
-        let allowed = Allowed { permission: permission?, plans: plans?, parts: parts?, control, route };
+        let allowed = Allowed { permission: permission?, methods: methods?, parts: parts?, control, route };
         Some(Ruling::new(policy?, sampling?.0, &server?, allowed))
     };
     let outcome = match walk.halt {
         Some((step, halt)) => halt.ends(step),
-        // Without a halt every step has brought its value.
+        // Without a halt every step has returned its value.
         None => settled()
-            .map_or(Outcome::Bypass(BypassReason::Fault.into()), |ruling| Outcome::Drive(Box::new(ruling))),
+            .map_or(Outcome::Relay(RelayReason::Fault.into()), |ruling| Outcome::Serve(Box::new(ruling))),
     };
     Decision { outcome, findings: walk.findings, temperature }
 }

@@ -1,23 +1,23 @@
 //! A decision in words: what would happen to a request, and why, step by step.
 //!
-//! This file decides nothing. The steps and their results come from [`decide_and_say_why`], which walks the same
-//! functions as the proxy does.
+//! This file decides nothing. The steps and their results come from [`decide_and_say_why`], which
+//! calls the same functions as the proxy does.
 
 use serde::{Deserialize, Serialize};
 
-use super::decide::{Bypass, Decision, Finding, Outcome, Step, Verdict, decide_and_say_why};
+use super::decide::{Decision, Finding, Outcome, Relay, Step, StepResult, decide_and_say_why};
 use super::facts::{Body, Facts};
 use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
-use crate::words::{BypassReason, Plan, RideReason};
+use crate::words::{PlainReason, RelayReason, VerifyMethod};
 
-/// What would happen to a request, and why, as `foretell explain` and the admin API show it.
+/// Predicted treatment of a request, with reasons, as `foretell explain` and the admin API show it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// `eligible`, `bypassed`, `failed` (no backend or no server) or `undecided`.
+    /// `eligible`, `relayed`, `failed` (no backend) or `undecided`.
     pub path: String,
-    /// Name of the reason why it is bypassed or would only ride.
+    /// Name of the reason why it is relayed or would only be decoded plainly.
     pub reason: Option<String>,
     /// The result in one sentence.
     pub words: String,
@@ -39,7 +39,7 @@ pub struct Explanation {
     pub temperature: Option<f64>,
     /// Length of the prompt, tokens.
     pub prompt_tokens: Option<usize>,
-    /// Whether that length was counted; otherwise it is estimated as a quarter of the bytes.
+    /// True if that length was counted; otherwise it is estimated as a quarter of the bytes.
     pub prompt_tokens_exact: bool,
     /// Every step, in order.
     pub steps: Vec<StepLine>,
@@ -49,15 +49,16 @@ pub struct Explanation {
     pub policy: Option<String>,
     /// Every policy, in match order.
     pub policies: Vec<PolicyLine>,
-    /// Names of the plans that would verify drafts, preferred first.
-    pub plans: Vec<String>,
-    /// Most draft tokens of a round.
+    /// Names of the methods that would verify drafts, preferred first.
+    pub verify: Vec<String>,
+    /// Maximum draft tokens of a round.
     pub gamma_max: Option<usize>,
     /// The drafters of the policy that applies.
     pub drafters: Vec<DrafterLine>,
-    /// How drafts would be judged; `null` where the request would not be driven.
+    /// How drafts would be judged; `null` where no session would serve the request.
     pub accept: Option<AcceptLine>,
-    /// What the running proxy knows at this moment; `null` without one, or where the request would not be driven.
+    /// The running proxy's present measurements; `null` without one, or where no session would
+    /// serve the request.
     pub now: Option<Now>,
 }
 
@@ -68,32 +69,33 @@ pub struct AcceptLine {
     pub rule: String,
     /// Its tolerance at this temperature and the present load.
     pub tolerance: Option<f64>,
-    /// The least and the most that its tolerance is at this temperature, whatever the load.
+    /// Minimum and maximum of its tolerance at this temperature over all loads.
     pub between: (f64, f64),
-    /// Why nothing is relaxed; `null` if the rule is.
+    /// Reason why nothing is relaxed; `null` if the rule is relaxed.
     pub exact: Option<String>,
 }
 
-/// What a running proxy knows at the moment of the question.
+/// A running proxy's measurements at the moment of the request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Now {
-    /// How busy the engine is, 0 to 1, as curves over load take it.
+    /// Load of the engine, 0 to 1, as curves over load take it.
     pub load: f64,
-    /// Ridden tokens that leaping may still lose on the replica.
-    pub credit: f64,
-    /// Seconds of a ridden token.
+    /// Regret budget: plain tokens that speculation may still lose on the replica.
+    pub regret_budget: f64,
+    /// Seconds per plain token.
     pub token_seconds: Option<f64>,
-    /// How many times as fast as riding leaping is expected to be.
+    /// Projected speedup: plain time divided by expected time with speculation.
     pub gain: Option<GainLine>,
-    /// The gates by the engine's load report, with what they read.
+    /// The gates by the engine's load report, with their readings.
     pub gates: Vec<GateLine>,
-    /// Every reason not to leap from the first token on.
-    pub not_leaping: Vec<WhyLine>,
-    /// Where the policy has several models that can draft, how likely each is drawn for this request.
+    /// Every reason not to speculate from the first token on.
+    pub not_speculating: Vec<WhyLine>,
+    /// Where the policy has several models that can draft, the probability of each to be drawn for
+    /// this request.
     pub models: Vec<ModelLine>,
 }
 
-/// How likely a model is drawn to draft for a request.
+/// The probability of a model to be drawn for a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelLine {
     /// Its name in the process file.
@@ -102,7 +104,7 @@ pub struct ModelLine {
     pub chance: f64,
 }
 
-/// An expected gain and its spread of 95 %.
+/// A projected speedup and its 95 % interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GainLine {
     /// Lower bound.
@@ -111,26 +113,26 @@ pub struct GainLine {
     pub middle: f64,
     /// Upper bound.
     pub high: f64,
-    /// Rounds of this kind of request that it rests on, real and virtual, decayed.
+    /// Rounds of this kind of request that it is based on, real and virtual, decayed.
     pub rounds: f64,
-    /// What the costs rest on: `guess`, `probe` or `measured`.
+    /// Basis of the costs: `guess`, `probe` or `measured`.
     pub costs: String,
 }
 
-/// A gate, what it reads, and from where on it is closed.
+/// A gate, its reading, and the limit above which it is closed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateLine {
     /// Its name under `gates` of the policy.
     pub gate: String,
-    /// What it reads; `null` if the engine does not report that.
+    /// The reading; `null` if the engine does not report it.
     pub reads: Option<f64>,
     /// Above this it is closed.
     pub limit: f64,
-    /// Whether it is closed.
+    /// True if it is closed.
     pub closed: bool,
 }
 
-/// A reason not to leap.
+/// A reason not to speculate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhyLine {
     /// Its name.
@@ -144,9 +146,9 @@ pub struct WhyLine {
 pub struct StepLine {
     /// Name of the step.
     pub step: String,
-    /// `passed`, `rides`, `bypass`, `failed` or `unknown`.
-    pub verdict: String,
-    /// Name of the reason, for a ride, a bypass or a failure.
+    /// `passed`, `plain`, `relayed`, `failed` or `unknown`.
+    pub result: String,
+    /// Name of the reason, for a plain, relayed or failed request.
     pub reason: Option<String>,
     /// The result in words.
     pub words: String,
@@ -159,33 +161,34 @@ pub struct ParameterLine {
     pub name: String,
     /// API or engine that defines it; `null` if it is unknown.
     pub owner: Option<String>,
-    /// Its treatment: carried, emulated, inert, neutral, bypass, unknown, or omitted (not in the body).
+    /// Its treatment: carried, emulated, inert, neutral, relayed, unknown, or omitted (not
+    /// in the body).
     pub treatment: String,
-    /// Name of the reason why it prevents leaping; `null` if it does not.
+    /// Name of the reason why it prevents speculation; `null` if it does not.
     pub refused: Option<String>,
 }
 
-/// Whether one policy applies.
+/// Result of matching one policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyLine {
     /// `name@revision`.
     pub policy: String,
     /// Mode of the policy.
     pub mode: String,
-    /// Whether it applies; `null` if that is not known.
+    /// True if it applies; `null` if that is not known.
     pub matches: Option<bool>,
     /// Every condition that does not hold or is not known to hold, in words.
     pub mismatches: Vec<String>,
 }
 
-/// Whether one drafter takes part.
+/// How one drafter takes part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrafterLine {
     /// Kind of the drafter, with the name of its model.
     pub drafter: String,
-    /// Whether it drafts; `null` if that is not known.
+    /// True if it drafts; `null` if that is not known.
     pub drafts: Option<bool>,
-    /// How a model with another vocabulary drafts; why it does not draft, or why that is not known.
+    /// How a model with another vocabulary drafts, why it does not draft, or why that is not known.
     pub why: Option<String>,
 }
 
@@ -200,24 +203,25 @@ pub struct Besides {
     pub notes: Vec<String>,
 }
 
-/// What is asked about a session with this ruling, at this effective temperature, with a prompt of so many tokens.
+/// Looks up the present measurements for a session with this ruling, at this effective temperature,
+/// with a prompt of this many tokens.
 pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64, usize) -> Option<Now>;
 
-/// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate that is closed now
-/// for a session with this ruling. `now`: what a running proxy knows of it.
+/// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate
+/// that is closed now for a session with this ruling. `now`: a running proxy's measurements for it.
 pub fn explain(
     facts: &Facts<'_>,
     parameters: &[openai::Finding],
     besides: Besides,
-    closed: impl Fn(&Ruling) -> Option<RideReason>,
+    closed: impl Fn(&Ruling) -> Option<PlainReason>,
     now: AskNow<'_>,
 ) -> Explanation {
     let decision = decide_and_say_why(facts);
     let request = facts.body.known().and_then(Body::request);
     let backend = facts.backend.known().flatten().map(|backend| backend.name);
     let ruling = match &decision.outcome {
-        Outcome::Drive(ruling) => Some(&**ruling),
-        Outcome::Bypass(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
+        Outcome::Serve(ruling) => Some(&**ruling),
+        Outcome::Relay(_) | Outcome::Nobody | Outcome::Undecided(..) => None,
     };
     let gate = ruling.and_then(closed);
     let temperature = decision.temperature.known();
@@ -232,7 +236,7 @@ pub fn explain(
     let matching =
         || subject.as_ref().and_then(|subject| facts.policies.known()?.first_match(subject).known()?);
     let policy = ruling.map(|ruling| &ruling.policy).or_else(matching);
-    let (path, reason, words) = verdict(&decision, ruling, gate);
+    let (path, reason, words) = conclusion(&decision, ruling, gate);
     Explanation {
         path: path.to_owned(),
         reason: reason.map(ToOwned::to_owned),
@@ -251,7 +255,7 @@ pub fn explain(
         parameters: parameter_lines(parameters, &decision.outcome, facts.route),
         policy: policy.map(|policy| policy.label()),
         policies: lines,
-        plans: ruling.map_or_else(Vec::new, plans),
+        verify: ruling.map_or_else(Vec::new, methods),
         gamma_max: ruling.map(|ruling| ruling.rules.gamma_fixed.unwrap_or(ruling.rules.gamma_max)),
         drafters: policy.map_or_else(Vec::new, |policy| drafters(policy, facts)),
         accept,
@@ -265,17 +269,17 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     let loads = tolerance.load.iter().map(|point| point.0).chain([0.0, 1.0]);
     let all: Vec<f64> = loads.map(|load| tolerance.at(temperature, load)).collect();
     let between = (all.iter().copied().fold(1.0, f64::min), all.iter().copied().fold(0.0, f64::max));
-    let told = [Plan::Tree, Plan::Score];
+    let told = [VerifyMethod::Tree, VerifyMethod::Score];
     let exact = match rule {
         Rule::Exact => Some("it is the exact rule"),
         _ if ruling.sampling.seed.is_some() => Some("the request has a seed: it asks for its own text again"),
         _ if temperature <= 0.0 => Some("at temperature 0 there is nothing to relax"),
         _ if between.1 <= 0.0 => Some("its tolerance is 0 at this temperature"),
-        Rule::Fly if !ruling.rules.plans.contains(&Plan::Tree) => {
-            Some("no plan of this server tells probabilities beside samples")
+        Rule::Fly if !ruling.rules.methods.contains(&VerifyMethod::Tree) => {
+            Some("no verification method of this server reports probabilities along with samples")
         }
-        _ if !ruling.rules.plans.iter().any(|plan| told.contains(plan)) => {
-            Some("no plan of this server tells probabilities")
+        _ if !ruling.rules.methods.iter().any(|method| told.contains(method)) => {
+            Some("no verification method of this server reports probabilities")
         }
         _ => None,
     };
@@ -287,40 +291,40 @@ fn accept(ruling: &Ruling, temperature: f64, now: Option<&Now>) -> AcceptLine {
     }
 }
 
-fn verdict(
+fn conclusion(
     decision: &Decision,
     ruling: Option<&Ruling>,
-    gate: Option<RideReason>,
+    gate: Option<PlainReason>,
 ) -> (&'static str, Option<&'static str>, String) {
     let findings = &decision.findings;
     if let Some(failed) = nobody(findings) {
         return failed;
     }
-    let bypassed = match &decision.outcome {
-        Outcome::Bypass(bypass) => Some(bypass.reason),
-        _ => findings.iter().find_map(|finding| match finding.verdict {
-            Verdict::Bypass(reason) => Some(reason),
+    let why_relayed = match &decision.outcome {
+        Outcome::Relay(relay) => Some(relay.reason),
+        _ => findings.iter().find_map(|finding| match finding.result {
+            StepResult::Relay(reason) => Some(reason),
             _ => None,
         }),
     };
-    if let Some(reason) = bypassed {
-        return ("bypassed", Some(reason.name()), relayed(reason, findings));
+    if let Some(reason) = why_relayed {
+        return ("relayed", Some(reason.name()), relayed(reason, findings));
     }
-    let rides = rides(findings);
+    let plain_reason = plain_reason(findings);
     match (&decision.outcome, ruling) {
-        (Outcome::Undecided(step, why), _) => undecided(*step, why, rides),
-        (_, Some(ruling)) => eligible(ruling, rides, gate),
-        // Every other outcome has been answered above.
-        (_, None) => ("undecided", None, "it cannot be told".to_owned()),
+        (Outcome::Undecided(step, why), _) => undecided(*step, why, plain_reason),
+        (_, Some(ruling)) => eligible(ruling, plain_reason, gate),
+        // All other outcomes have returned above.
+        (_, None) => ("undecided", None, "it cannot be determined".to_owned()),
     }
 }
 
 /// Without a backend or a server the request fails, whatever the steps decided.
 fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, String)> {
     findings.iter().find_map(|finding| {
-        let (path, reason) = match finding.verdict {
-            Verdict::NoBackend => ("failed", "no_backend"),
-            Verdict::Down => ("bypassed", "unreachable"),
+        let (path, reason) = match finding.result {
+            StepResult::NoBackend => ("failed", "no_backend"),
+            StepResult::Down => ("relayed", "unreachable"),
             _ => return None,
         };
         let words = format!("the client would get an error of Foretell's own: {}", finding.words);
@@ -328,9 +332,10 @@ fn nobody(findings: &[Finding]) -> Option<(&'static str, Option<&'static str>, S
     })
 }
 
-/// The bypass in words: those of the last step that reports this reason, else the reason's own.
-fn relayed(reason: BypassReason, findings: &[Finding]) -> String {
-    let told = findings.iter().rev().find(|finding| finding.verdict == Verdict::Bypass(reason));
+/// The relay reason in words: those of the last step that reports this reason, else the reason's
+/// own.
+fn relayed(reason: RelayReason, findings: &[Finding]) -> String {
+    let told = findings.iter().rev().find(|finding| finding.result == StepResult::Relay(reason));
     let words = told.map_or(reason.words(), |finding| finding.words.as_str());
     if words.starts_with("because") {
         format!("it is relayed {words}")
@@ -339,10 +344,11 @@ fn relayed(reason: BypassReason, findings: &[Finding]) -> String {
     }
 }
 
-/// Why the session would never leap. The client's step is skipped: the permission step includes it.
-fn rides(findings: &[Finding]) -> Option<(RideReason, &str)> {
-    findings.iter().filter(|finding| finding.step != Step::Client).find_map(|finding| match finding.verdict {
-        Verdict::Rides(reason) => Some((reason, finding.words.as_str())),
+/// Reason why the session would never speculate. The client's step is skipped: the permission step
+/// includes it.
+fn plain_reason(findings: &[Finding]) -> Option<(PlainReason, &str)> {
+    findings.iter().filter(|finding| finding.step != Step::Client).find_map(|finding| match finding.result {
+        StepResult::Plain(reason) => Some((reason, finding.words.as_str())),
         _ => None,
     })
 }
@@ -350,48 +356,53 @@ fn rides(findings: &[Finding]) -> Option<(RideReason, &str)> {
 fn undecided(
     step: Step,
     why: &str,
-    rides: Option<(RideReason, &str)>,
+    plain_reason: Option<(PlainReason, &str)>,
 ) -> (&'static str, Option<&'static str>, String) {
     let open = format!("not decided at step {}: {why}", step.name());
-    match rides {
+    match plain_reason {
         Some((reason, words)) => {
-            let words = format!("it would not leap ({words}); whether it is ridden or relayed is {open}");
+            let words = format!(
+                "it would not be speculated on ({words}); whether it is decoded plainly or relayed is {open}"
+            );
             ("undecided", Some(reason.name()), words)
         }
-        None => ("undecided", None, format!("whether it may leap is {open}")),
+        None => ("undecided", None, format!("whether it may be speculated on is {open}")),
     }
 }
 
 fn eligible(
     ruling: &Ruling,
-    rides: Option<(RideReason, &str)>,
-    gate: Option<RideReason>,
+    plain_reason: Option<(PlainReason, &str)>,
+    gate: Option<PlainReason>,
 ) -> (&'static str, Option<&'static str>, String) {
-    match (rides, gate) {
+    match (plain_reason, gate) {
         (Some((reason, words)), _) => ("eligible", Some(reason.name()), words.to_owned()),
         (None, Some(gate)) => {
-            let words = format!("it rides first, and would not leap now: {}", gate.words());
+            let words = format!(
+                "it starts with plain decoding, and would not be speculated on now: {}",
+                gate.words()
+            );
             ("eligible", Some(gate.name()), words)
         }
         (None, None) => {
-            let leaps = match ruling.rules.gamma_fixed {
-                Some(_) => "leaps at every token, whatever it costs (gamma.fixed)",
-                None => "leaps when that is expected to pay",
+            let speculates = match ruling.rules.gamma_fixed {
+                Some(_) => "is speculated on at every token, whatever it costs (gamma.fixed)",
+                None => "is speculated on when that is expected to pay",
             };
-            ("eligible", None, format!("it rides first, and {leaps}"))
+            ("eligible", None, format!("it starts with plain decoding, and {speculates}"))
         }
     }
 }
 
-/// How each parameter of the body is treated. The one that the server cannot carry is refused too, also if it is not in
-/// the body and its default is at fault.
+/// How each parameter of the body is treated. The one that the server cannot carry is refused too,
+/// also if it is not in the body and its default causes that.
 fn parameter_lines(
     parameters: &[openai::Finding],
     outcome: &Outcome,
     route: openai::Route,
 ) -> Vec<ParameterLine> {
     let mut lines: Vec<ParameterLine> = parameters.iter().map(ParameterLine::from).collect();
-    let Outcome::Bypass(Bypass { reason, parameter: Some(name), .. }) = outcome else { return lines };
+    let Outcome::Relay(Relay { reason, parameter: Some(name), .. }) = outcome else { return lines };
     if let Some(line) = lines.iter_mut().find(|line| line.name == *name) {
         line.refused.get_or_insert(reason.name().to_owned());
     } else if let Some(row) = openai::parameters::find(route, name) {
@@ -405,8 +416,8 @@ fn parameter_lines(
     lines
 }
 
-fn plans(ruling: &Ruling) -> Vec<String> {
-    ruling.rules.plans.iter().map(|plan| plan.name().to_owned()).collect()
+fn methods(ruling: &Ruling) -> Vec<String> {
+    ruling.rules.methods.iter().map(|method| method.name().to_owned()).collect()
 }
 
 fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyLine {
@@ -419,18 +430,17 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
     }
 }
 
-/// What is said of each of several models.
-const SEVERAL: &str =
-    "one of the models drafts for a request, drawn by what each would have saved on earlier texts";
+/// The remark on each of several models.
+const SEVERAL: &str = "one of the models drafts for a request, drawn at random by the time that each would have saved on earlier texts";
 
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
     let parts = parts(&policy.drafters, facts.models);
-    let several = parts.iter().filter(|part| matches!(part, Part::Asked(..))).count() > 1;
+    let several = parts.iter().filter(|part| matches!(part, Part::ModelDrafter(..))).count() > 1;
     let line = |(drafter, part): (&Drafter, Part<'_>)| {
         let (drafts, why) = match part {
             Part::Inline(_) => (Some(true), None),
-            Part::Asked(_, speech) => {
-                let words = speech.words().into_iter().chain(several.then_some(SEVERAL));
+            Part::ModelDrafter(_, translation_mode) => {
+                let words = translation_mode.words().into_iter().chain(several.then_some(SEVERAL));
                 let words = words.collect::<Vec<_>>().join("; ");
                 (Some(true), Some(words).filter(|words| !words.is_empty()))
             }
@@ -448,17 +458,17 @@ fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
 
 impl From<&Finding> for StepLine {
     fn from(finding: &Finding) -> Self {
-        let (verdict, reason) = match finding.verdict {
-            Verdict::Passed => ("passed", None),
-            Verdict::Rides(reason) => ("rides", Some(reason.name())),
-            Verdict::Bypass(reason) => ("bypass", Some(reason.name())),
-            Verdict::NoBackend => ("failed", Some("no_backend")),
-            Verdict::Down => ("failed", Some("unreachable")),
-            Verdict::Unknown => ("unknown", None),
+        let (result, reason) = match finding.result {
+            StepResult::Passed => ("passed", None),
+            StepResult::Plain(reason) => ("plain", Some(reason.name())),
+            StepResult::Relay(reason) => ("relayed", Some(reason.name())),
+            StepResult::NoBackend => ("failed", Some("no_backend")),
+            StepResult::Down => ("failed", Some("unreachable")),
+            StepResult::Unknown => ("unknown", None),
         };
         Self {
             step: finding.step.name().to_owned(),
-            verdict: verdict.to_owned(),
+            result: result.to_owned(),
             reason: reason.map(ToOwned::to_owned),
             words: finding.words.clone(),
         }

@@ -1,4 +1,5 @@
-//! The facts that a decision is made from. The caller fills in what is known and gives a reason for what is not.
+//! The facts that a decision is made from. The caller fills in the known ones and gives a reason
+//! for each unknown one.
 
 use http::{HeaderMap, HeaderValue};
 
@@ -6,7 +7,7 @@ use super::part::ModelState;
 use super::{PolicySet, Subject};
 use crate::dialect::Engine;
 use crate::openai::{Control, Judgement, Request, Route};
-use crate::words::{BypassReason, Mode, Plan};
+use crate::words::{Mode, RelayReason, VerifyMethod};
 
 /// A fact that a decision needs and that may be unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl<T> Fact<T> {
     }
 }
 
-/// Everything that a decision is made from, in the order in which it becomes known.
+/// All inputs of a decision, in the order in which they become known.
 #[derive(Clone)]
 pub struct Facts<'a> {
     /// API route of the request.
@@ -36,21 +37,22 @@ pub struct Facts<'a> {
     pub headers: &'a HeaderMap,
     /// Tenant of the request; `None` if it has none.
     pub tenant: Option<&'a str>,
-    /// What the client asks for with `x-foretell`.
+    /// The client's request in `x-foretell`.
     pub wish: Wish,
     /// Least strict mode of all backends. If it is `off`, the body need not be read.
     pub mode: Mode,
-    /// Whether any replica may verify drafts or take predictions. If not, the body need not be read.
-    pub leaps: bool,
-    /// Whether the body is compressed.
+    /// True if any replica may verify drafts or take predictions. If not, the body need not be
+    /// read.
+    pub speculates_anywhere: bool,
+    /// True if the body is compressed.
     pub encoded: bool,
     /// The body, once it has been read.
     pub body: Fact<Body<'a>>,
     /// The backend that the request goes to; `None` if there is none.
     pub backend: Fact<Option<Backend<'a>>>,
-    /// Whether a session slot is free.
+    /// True if a session slot is free.
     pub session: Fact<bool>,
-    /// What answers at the replica's address.
+    /// The server at the replica's address.
     pub server: Fact<ServerState<'a>>,
     /// The policies in force.
     pub policies: Fact<&'a PolicySet>,
@@ -78,10 +80,10 @@ impl Facts<'_> {
     }
 }
 
-/// What the client asks for with `x-foretell`.
+/// The client's request in `x-foretell`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// This, or nothing.
+    /// The header's value; `None` without a header.
     Said(Option<Control>),
     /// The header's value is malformed: treated as `off`, the strictest value.
     Unreadable,
@@ -109,15 +111,15 @@ impl Wish {
 pub enum Body<'a> {
     /// It is larger than the limit for bodies that are read.
     TooLarge,
-    /// It may be speculated, as far as the body decides that.
+    /// It may be speculated on, by its body.
     Eligible(&'a Request),
     /// It must be relayed.
     Refused {
-        /// Reason of the bypass.
-        reason: BypassReason,
+        /// The reason.
+        reason: RelayReason,
         /// The parameter that causes it, if a single one does.
         parameter: Option<&'a str>,
-        /// The request as far as it can be parsed, for explanations.
+        /// The request in the parts that could be parsed, for explanations.
         request: Option<&'a Request>,
     },
 }
@@ -126,7 +128,7 @@ impl<'a> From<&'a Judgement> for Body<'a> {
     fn from(judgement: &'a Judgement) -> Self {
         match judgement {
             Judgement::Eligible(request) => Self::Eligible(request),
-            Judgement::Bypass { reason, parameter } => {
+            Judgement::Relay { reason, parameter } => {
                 Self::Refused { reason: *reason, parameter: parameter.as_deref(), request: None }
             }
         }
@@ -155,17 +157,18 @@ pub struct Backend<'a> {
     pub predicts: bool,
     /// The operator pays per token.
     pub billed: bool,
-    /// The replica's server may be able to verify drafts, or the driver knows why it cannot.
+    /// The replica's server may be able to verify drafts, or the session runner knows why it
+    /// cannot.
     pub speculates: bool,
 }
 
-/// What answers at a replica's address.
+/// The server at a replica's address.
 #[derive(Clone, Copy)]
 pub enum ServerState<'a> {
     /// A server to which everything is relayed; reason and explanation.
-    Relayed(BypassReason, &'a str),
-    /// No server answers now; the text says why. The proxy itself never sets this: it tries to connect, since the
-    /// server may be back at any time. Only explanations do.
+    Relayed(RelayReason, &'a str),
+    /// No server answers now; the text says why. Only explanations set this. The proxy tries to
+    /// connect, since the server may be back at any time.
     Down(&'a str),
     /// A server that can verify drafts.
     Known(Server<'a>),
@@ -186,21 +189,21 @@ impl<'a> ServerState<'a> {
 pub struct Server<'a> {
     /// The engine as identified.
     pub engine: &'a Engine,
-    /// Whether all requests to the address reach a single engine.
+    /// True if all requests to the address reach a single engine.
     pub single: Fact<bool>,
-    /// Whether the probe found that leaping gains nothing there; `None` if there was no probe.
+    /// True if the probe found that speculation gains nothing there; `None` without a probe.
     pub nothing_pays: Option<bool>,
     /// The operator's limits.
     pub terms: &'a Terms,
 }
 
-/// The operator's limits for verify calls of a backend.
+/// The operator's limits for verify requests of a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Allowed plans.
-    pub allow: Vec<Plan>,
-    /// Most context tokens of a verify call.
+    /// Allowed verification methods.
+    pub allow: Vec<VerifyMethod>,
+    /// Maximum context tokens of a verify request.
     pub context_max: usize,
-    /// Most bytes of a round's request, and most bytes of its answer.
+    /// Maximum bytes of a round's request, and maximum bytes of its answer.
     pub bytes_max: usize,
 }

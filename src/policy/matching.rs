@@ -1,4 +1,4 @@
-//! Whether a policy applies to a request.
+//! Decides if a policy applies to a request.
 
 use std::fmt;
 
@@ -7,7 +7,8 @@ use http::HeaderMap;
 use super::{Fact, Glob};
 use crate::openai::Route;
 
-/// Conditions for a policy to apply: every field must hold, and of a list one entry must. `None` always holds.
+/// Conditions for a policy to apply: every field must hold; a list holds if one of its entries
+/// does. `None` always holds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Match {
     /// Patterns of model ids.
@@ -29,14 +30,14 @@ pub struct Match {
 /// A closed interval; `None` leaves a side unbounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bounds {
-    /// Least value.
+    /// Minimum.
     pub min: Option<f64>,
-    /// Greatest value.
+    /// Maximum.
     pub max: Option<f64>,
 }
 
 impl Bounds {
-    /// Whether `value` lies in the interval.
+    /// True if `value` lies in the interval.
     pub fn contains(&self, value: f64) -> bool {
         self.min.is_none_or(|min| value >= min) && self.max.is_none_or(|max| value <= max)
     }
@@ -76,9 +77,9 @@ pub struct Subject<'a> {
 pub struct Mismatch {
     /// Name of the field under `match`.
     pub field: &'static str,
-    /// What the policy requires.
+    /// The policy's requirement.
     pub wanted: String,
-    /// What the request has; the error says why that is not known.
+    /// The request's value; the error says why it is not known.
     pub got: Result<String, &'static str>,
 }
 
@@ -93,12 +94,12 @@ impl fmt::Display for Mismatch {
 }
 
 impl Match {
-    /// Whether requests to this backend can match.
+    /// True if requests to this backend can match.
     pub fn has_backend(&self, name: &str) -> bool {
         glob_holds(self.backends.as_deref(), name)
     }
 
-    /// Whether every condition holds for this request.
+    /// True if every condition holds for this request.
     pub fn holds(&self, subject: &Subject<'_>) -> Fact<bool> {
         let known = glob_holds(self.models.as_deref(), subject.model)
             && glob_holds(self.backends.as_deref(), subject.backend)

@@ -1,4 +1,4 @@
-//! How a policy's drafter takes part in a session: inline, as a model that is asked, or not at all.
+//! How a policy's drafter takes part in a session: inline, as a drafter model, or not at all.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ pub enum ModelState {
 
 /// How the drafts of a model become drafts in the target's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speech {
-    /// They are: both have one vocabulary.
+pub enum TranslationMode {
+    /// No translation: both have one vocabulary.
     Same,
     /// As text, which is encoded in the target's tokens.
     Slem,
     /// The model chooses among the common tokens only.
     Tli,
-    /// By one of both, as measured for each request.
+    /// By one of the two, as measured for each request.
     Measured,
 }
 
-impl Speech {
-    /// How it is done, in words for the operator; `None` where nothing is to be done.
+impl TranslationMode {
+    /// The mode in words for the operator; `None` where nothing is translated.
     pub const fn words(self) -> Option<&'static str> {
         match self {
             Self::Same => None,
@@ -53,11 +53,12 @@ impl Speech {
 pub enum Part<'a> {
     /// It drafts inside the session, from the tokens seen so far.
     Inline(LookupSpec),
-    /// The drafter model of this name is asked for drafts.
-    Asked(&'a str, Speech),
+    /// The drafter model of this name is queried for drafts.
+    ModelDrafter(&'a str, TranslationMode),
     /// Not known; the text says why.
     Unknown(&'static str),
-    /// It does not draft; the text says why. The output stays exact, only speed may be lost.
+    /// It does not draft; the text says why. The output stays exact, only the speedup may be
+    /// smaller.
     Absent(Cow<'static, str>),
 }
 
@@ -75,9 +76,11 @@ impl Drafter {
             }
             Self::Recycling => Part::Inline(LookupSpec::Recycling),
             Self::Model { model: name, vocabulary } => match model(name) {
-                ModelState::Ready => Part::Asked(name, Speech::Same),
-                ModelState::OtherVocabulary(both) => speech(*vocabulary, &both)
-                    .map_or_else(|why| Part::Absent(Cow::Owned(why)), |speech| Part::Asked(name, speech)),
+                ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
+                ModelState::OtherVocabulary(both) => translation_mode(*vocabulary, &both).map_or_else(
+                    |why| Part::Absent(Cow::Owned(why)),
+                    |translation_mode| Part::ModelDrafter(name, translation_mode),
+                ),
                 ModelState::NotLoaded => Part::Absent(Cow::Borrowed("it is not loaded")),
                 ModelState::Unknown(why) => Part::Unknown(why),
             },
@@ -85,18 +88,19 @@ impl Drafter {
     }
 }
 
-/// How the drafters of a policy take part, in its order; `model` gives the state of each by name. Of several models that
-/// can draft, one is drawn for each request.
+/// How the drafters of a policy take part, in its order; `model` gives the state of each by name.
+/// If several models can draft, one is drawn for each request.
 pub fn parts(drafters: &[Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'_>> {
     drafters.iter().map(|drafter| drafter.part(&model)).collect()
 }
 
-/// How a model with another vocabulary speaks; an error, in words, where the policy says that it has the same.
-fn speech(vocabulary: Vocabulary, both: &str) -> Result<Speech, String> {
+/// Translation mode of a model with another vocabulary; an error, in words, where the policy
+/// declares the same vocabulary.
+fn translation_mode(vocabulary: Vocabulary, both: &str) -> Result<TranslationMode, String> {
     match vocabulary {
-        Vocabulary::Auto => Ok(Speech::Measured),
-        Vocabulary::Slem => Ok(Speech::Slem),
-        Vocabulary::Tli => Ok(Speech::Tli),
+        Vocabulary::Auto => Ok(TranslationMode::Measured),
+        Vocabulary::Slem => Ok(TranslationMode::Slem),
+        Vocabulary::Tli => Ok(TranslationMode::Tli),
         Vocabulary::Same => Err(format!("it is declared `vocabulary: same`, and {both}")),
     }
 }

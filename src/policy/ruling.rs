@@ -1,17 +1,17 @@
-//! What a session may do, once every step has passed.
+//! The permissions and rules of a session, once every step has passed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::facts::Server;
-use super::part::{Part, Speech};
+use super::part::{Part, TranslationMode};
 use super::{Accept, Gates, Policy};
 use crate::control::gates::{LoadGates, Signal};
 use crate::openai::{Control, Route, Sampling};
 use crate::session::{Permission, Rules};
-use crate::words::{Gate, Plan, RideReason};
+use crate::words::{Gate, PlainReason, VerifyMethod};
 
-/// What a session may do.
+/// Permissions and rules of a session.
 #[derive(Clone, Debug)]
 pub struct Ruling {
     /// `name@revision` of the policy that applies.
@@ -20,11 +20,13 @@ pub struct Ruling {
     pub policy: Arc<Policy>,
     /// Sampling settings of the target: the client's parameters completed by the server's defaults.
     pub sampling: Sampling,
-    /// Rules of the session. The driver fills in the deadlines, the control-group draw and the model that drafts.
+    /// Rules of the session. The session runner fills in the deadlines, the control-group draw and
+    /// the drafter model.
     pub rules: Rules,
-    /// The drafter models of the policy that can draft, in its order, and how each speaks. One of them drafts for a request.
-    pub models: Vec<(String, Speech)>,
-    /// Most bytes of a round's request, and most bytes of its answer.
+    /// The policy's drafter models that can draft, in its order, each with its translation mode.
+    /// One of them drafts for a request.
+    pub models: Vec<(String, TranslationMode)>,
+    /// Maximum bytes of a round's request, and maximum bytes of its answer.
     pub bytes_max: usize,
     /// Gates that may close while the session runs.
     pub gates: LiveGates,
@@ -33,7 +35,7 @@ pub struct Ruling {
 /// Results of the steps, from which a ruling is made.
 pub(super) struct Allowed<'a> {
     pub(super) permission: Permission,
-    pub(super) plans: Vec<Plan>,
+    pub(super) methods: Vec<VerifyMethod>,
     pub(super) parts: Vec<Part<'a>>,
     pub(super) control: Option<Control>,
     pub(super) route: Route,
@@ -46,7 +48,7 @@ impl Ruling {
         server: &Server<'_>,
         allowed: Allowed<'_>,
     ) -> Self {
-        let Allowed { permission, plans, parts, control, route } = allowed;
+        let Allowed { permission, methods, parts, control, route } = allowed;
         let gamma = |gamma: u32| match control {
             Some(Control::Gamma(most)) => gamma.min(u32::from(most)) as usize,
             _ => gamma as usize,
@@ -54,27 +56,27 @@ impl Ruling {
         let lookups = parts
             .iter()
             .filter_map(|part| if let Part::Inline(spec) = part { Some(spec.clone()) } else { None });
-        // A seeded request asks for its own text again, which no rule may change.
+        // A seeded request asks for a reproducible text, which no rule may change.
         let accept = if sampling.seed.is_some() { Accept::default() } else { policy.accept.clone() };
         let rules = Rules {
             permission,
             accept,
-            plans,
+            methods,
             gamma_max: gamma(policy.gamma.max),
             gamma_fixed: policy.gamma.fixed.map(gamma),
             ahead: policy.gamma.ahead.map(gamma),
             margin: policy.gamma.margin,
             stay: policy.gamma.stay,
             kind: kind(&policy.name, route),
-            acceptance_least: policy.gates.acceptance,
-            gap_most: Some(policy.gates.max_gap),
+            min_acceptance: policy.gates.acceptance,
+            max_gap: Some(policy.gates.max_gap),
             lookups: lookups.collect(),
             context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
             segment: server.engine.segment,
             ..Rules::default()
         };
         let models = parts.iter().filter_map(|part| match part {
-            Part::Asked(name, speech) => Some(((*name).to_owned(), *speech)),
+            Part::ModelDrafter(name, translation_mode) => Some(((*name).to_owned(), *translation_mode)),
             _ => None,
         });
         let models = models.collect();
@@ -90,8 +92,8 @@ impl Ruling {
     }
 }
 
-/// A number for the kind of a request: what is learnt of one kind is expected of its next request. An edited policy keeps
-/// its name, and with it what was learnt.
+/// A number for the kind of a request (policy and route): its measurements apply to the next
+/// request of the kind. An edited policy keeps its name, and with it the measurements.
 fn kind(policy: &str, route: Route) -> u64 {
     let mut hasher = DefaultHasher::new();
     (policy, route.name()).hash(&mut hasher);
@@ -107,26 +109,28 @@ pub struct LiveGates {
 }
 
 impl LiveGates {
-    /// Those of a policy.
+    /// The gates of a policy.
     pub fn of(policy: &Policy) -> Self {
         let Gates { waiting, kv, stale, .. } = policy.gates;
         Self { load: LoadGates { waiting, kv, stale }, forced: policy.gamma.fixed.is_some() }
     }
 
-    /// The gates that are closed now, each by itself. `signal` as in [`Self::closed`].
+    /// The gates that are closed now, each evaluated independently. `signal` as in
+    /// [`Self::closed`].
     pub fn all_closed(&self, healthy: bool, signal: Option<&Signal>) -> impl Iterator<Item = Gate> {
         let load = self.load.closed(signal.filter(|_| !self.forced)).and_then(|reason| match reason {
-            RideReason::GateStale => Some(Gate::Stale),
-            RideReason::GateLoad => Some(Gate::Load),
+            PlainReason::GateStale => Some(Gate::Stale),
+            PlainReason::GateLoad => Some(Gate::Load),
             _ => None,
         });
         (!healthy).then_some(Gate::Health).into_iter().chain(load)
     }
 
-    /// The gate that is closed now, if any. `signal`: the engine's last load report; `None` if it never sent one.
-    pub fn closed(&self, healthy: bool, signal: Option<&Signal>) -> Option<RideReason> {
+    /// The gate that is closed now, if any. `signal`: the engine's last load report; `None` if it
+    /// never sent one.
+    pub fn closed(&self, healthy: bool, signal: Option<&Signal>) -> Option<PlainReason> {
         if !healthy {
-            return Some(RideReason::GateHealth);
+            return Some(PlainReason::GateHealth);
         }
         self.load.closed(signal.filter(|_| !self.forced))
     }

@@ -1,4 +1,5 @@
-//! Settings of a policy: drafters, draft lengths, accept rule and limits. The defaults here are the documented ones.
+//! Settings of a policy: drafters, draft lengths, acceptance rule and limits. The defaults here are
+//! the documented ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +10,28 @@ pub use crate::draft::Scope;
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafter {
-    /// Copies what followed the longest match of the last tokens in the request's own context.
+    /// Copies the continuation of the longest match of the last tokens in the request's own
+    /// context.
     PromptLookup {
         /// Shortest match, tokens.
         ngram_min: u32,
         /// Longest match, tokens.
         ngram_max: u32,
     },
-    /// What followed most often, in this request and in earlier ones.
+    /// The most frequent continuation, in this request and in earlier ones.
     Suffix {
-        /// Whose texts it remembers.
+        /// The tenant or scope of the texts in its corpus.
         scope: Scope,
     },
-    /// Phrases given by the operator, and the skeletons of schemas and tools that are written in the prompt.
+    /// Phrases given by the operator, and the skeletons of schemas and tools that are written in
+    /// the prompt.
     Phrasebook {
-        /// Whether schemas and tools in the prompt count.
+        /// Schemas and tools in the prompt count as phrases too.
         schemas: bool,
         /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
         phrases: Arc<Phrases>,
     },
-    /// What the target, in its verdicts, and the text before have shown to follow the last token.
+    /// Tokens that have followed the last token in verification results and in the text so far.
     Recycling,
     /// The prediction that the client sends.
     Prediction,
@@ -58,7 +61,8 @@ impl Drafter {
 /// Relation of a drafter model's vocabulary to the target's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vocabulary {
-    /// Detected by comparing the fingerprints of both; if they differ, `slem` or `tli` by what is measured.
+    /// Decided by comparing the fingerprints of both; if they differ, `slem` or `tli` by
+    /// measurement.
     #[default]
     Auto,
     /// The same; a model whose fingerprint differs does not draft.
@@ -69,49 +73,53 @@ pub enum Vocabulary {
     Tli,
 }
 
-/// Draft lengths and the gain required for leaping.
+/// Draft lengths and the gain required for speculation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gamma {
-    /// Most draft tokens of a round.
+    /// Maximum draft tokens of a round.
     pub max: u32,
-    /// If set: leap at every token with at most this many draft tokens, whatever gain is predicted (for tests).
+    /// If set: speculate at every token with at most this many draft tokens, whatever gain is
+    /// predicted (for tests).
     pub fixed: Option<u32>,
-    /// Most verify calls sent before the one is answered that they rest on; `None`: as many as pay, and none with `fixed`.
+    /// Maximum verify requests sent ahead of the result that they build on; `None`: as many as pay,
+    /// and none with `fixed`.
     pub ahead: Option<u32>,
-    /// Predicted gain over riding required to start leaping, as a share (0.10 = 10 %).
+    /// Predicted gain over plain decoding required to start speculating, as a share (0.10 = 10 %).
     pub margin: f64,
-    /// Predicted gain over riding required to continue leaping, as a share.
+    /// Predicted gain over plain decoding required to continue speculating, as a share.
     pub stay: f64,
 }
 
-/// Most verify calls that are ever sent ahead of a verdict: what all of them assume comes true ever less often.
+/// Upper limit of verify requests sent ahead of a verification result: the probability that all
+/// their assumptions come true falls with each of them.
 pub const AHEAD_MAX: u32 = crate::session::AHEAD_MAX as u32;
 
-/// Limits beyond which sessions ride for a while.
+/// Limits beyond which sessions decode plainly for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gates {
-    /// Most requests waiting in the engine, our own not counted.
+    /// Maximum requests waiting in the engine, our own not counted.
     pub waiting: u32,
-    /// Highest share of the engine's KV cache in use, 0 to 1.
+    /// Maximum share of the engine's KV cache in use, 0 to 1.
     pub kv: f64,
-    /// Greatest age of the engine's last load report.
+    /// Maximum age of the engine's last load report.
     pub stale: Duration,
-    /// Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
+    /// Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
     pub acceptance: f64,
-    /// Time per token of leaping ÷ that of the control group: closes when surely above.
-    pub latency: f64,
-    /// Longest pause in the client's stream that a leap may cause, or two ridden tokens' time if that is longer.
+    /// Time per token with speculation ÷ that of the control group: closes when certainly above.
+    pub control: f64,
+    /// Longest pause in the client's stream that a round may cause, or two plain tokens' time if
+    /// that is longer.
     pub max_gap: Duration,
-    /// How long the latency gate stays closed for the first time.
+    /// Time that the `control` gate stays closed when it closes first.
     pub reprobe: Duration,
 }
 
-/// The control group: a share of the requests only rides, for comparison.
+/// The control group: a share of the requests is only decoded plainly, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holdback {
-    /// Share at the start; it falls as the comparison gets certain.
+    /// Share at the start; it falls as the comparison becomes certain.
     pub start: f64,
-    /// Least share.
+    /// Minimum share.
     pub floor: f64,
 }
 
@@ -128,7 +136,7 @@ impl Default for Gates {
             kv: 0.9,
             stale: Duration::from_secs(2),
             acceptance: 0.2,
-            latency: 1.02,
+            control: 1.02,
             max_gap: Duration::from_millis(500),
             reprobe: Duration::from_secs(30),
         }

@@ -1,29 +1,29 @@
-//! The steps of a decision: a function of the facts each, with the words for its result.
+//! The steps of a decision: each is a function of the facts, with the words for its result.
 
 use std::sync::Arc;
 
-use super::decide::{Bypass, Outcome, Step, Verdict};
+use super::decide::{Outcome, Relay, Step, StepResult};
 use super::facts::{Backend, Body, Fact, Facts, Server, ServerState, Wish};
 use super::part::Part;
 use super::{Policy, PolicyMode};
 use crate::dialect::Engine;
 use crate::openai::{Control, Request, Sampling, SamplingField, control_header};
 use crate::session::Permission;
-use crate::words::{BypassReason, Mode, Plan, Refused, RideReason};
+use crate::words::{Mode, PlainReason, Refused, RelayReason, VerifyMethod};
 
-/// Why a step ends the decision.
+/// Reason for ending the decision at a step.
 pub(super) enum Halt {
-    Bypass(Bypass),
-    /// A bypass with the server's own explanation.
-    Told(BypassReason, String),
+    Relay(Relay),
+    /// Relayed, with the server's own explanation.
+    Told(RelayReason, String),
     NoBackend,
     Down(String),
     Unknown(&'static str),
 }
 
-impl From<BypassReason> for Halt {
-    fn from(reason: BypassReason) -> Self {
-        Self::Bypass(reason.into())
+impl From<RelayReason> for Halt {
+    fn from(reason: RelayReason) -> Self {
+        Self::Relay(reason.into())
     }
 }
 
@@ -34,43 +34,43 @@ pub(super) const NO_POLICY: Halt = Halt::Unknown("it depends on the policy, and 
 
 impl From<Refused> for Halt {
     fn from(Refused { reason, parameter }: Refused) -> Self {
-        Self::Bypass(Bypass { parameter: parameter.map(str::to_owned), ..reason.into() })
+        Self::Relay(Relay { parameter: parameter.map(str::to_owned), ..reason.into() })
     }
 }
 
 impl Halt {
     pub(super) fn ends(self, step: Step) -> Outcome {
         match self {
-            Self::Bypass(bypass) => Outcome::Bypass(bypass),
-            Self::Told(reason, _) => Outcome::Bypass(reason.into()),
+            Self::Relay(relay) => Outcome::Relay(relay),
+            Self::Told(reason, _) => Outcome::Relay(reason.into()),
             Self::NoBackend | Self::Down(_) => Outcome::Nobody,
             Self::Unknown(why) => Outcome::Undecided(step, why),
         }
     }
 
-    pub(super) fn say(&self) -> (Verdict, String) {
+    pub(super) fn say(&self) -> (StepResult, String) {
         match self {
-            Self::Bypass(Bypass { reason, parameter: None, .. }) => {
-                (Verdict::Bypass(*reason), reason.words().to_owned())
+            Self::Relay(Relay { reason, parameter: None, .. }) => {
+                (StepResult::Relay(*reason), reason.words().to_owned())
             }
-            Self::Bypass(Bypass { reason, parameter: Some(parameter), .. }) => {
-                (Verdict::Bypass(*reason), format!("because of {parameter}: {}", reason.words()))
+            Self::Relay(Relay { reason, parameter: Some(parameter), .. }) => {
+                (StepResult::Relay(*reason), format!("because of {parameter}: {}", reason.words()))
             }
-            Self::Told(reason, words) => (Verdict::Bypass(*reason), words.clone()),
-            Self::NoBackend => (Verdict::NoBackend, "there is no backend to send it to".to_owned()),
-            Self::Down(why) => (Verdict::Down, format!("nobody answers there: {why}")),
-            Self::Unknown(why) => (Verdict::Unknown, (*why).to_owned()),
+            Self::Told(reason, words) => (StepResult::Relay(*reason), words.clone()),
+            Self::NoBackend => (StepResult::NoBackend, "there is no backend to send it to".to_owned()),
+            Self::Down(why) => (StepResult::Down, format!("nobody answers there: {why}")),
+            Self::Unknown(why) => (StepResult::Unknown, (*why).to_owned()),
         }
     }
 }
 
-pub(super) fn passed(words: impl Into<String>) -> (Verdict, String) {
-    (Verdict::Passed, words.into())
+pub(super) fn passed(words: impl Into<String>) -> (StepResult, String) {
+    (StepResult::Passed, words.into())
 }
 
 pub(super) fn client(wish: Wish) -> Result<Option<Control>, Halt> {
     let client = |parameter: Option<&str>| {
-        Halt::Bypass(Bypass { parameter: parameter.map(str::to_owned), ..BypassReason::Client.into() })
+        Halt::Relay(Relay { parameter: parameter.map(str::to_owned), ..RelayReason::Client.into() })
     };
     match wish {
         Wish::Unreadable => Err(client(Some(control_header::NAME))),
@@ -79,9 +79,11 @@ pub(super) fn client(wish: Wish) -> Result<Option<Control>, Halt> {
     }
 }
 
-pub(super) fn say_client(control: Option<Control>) -> (Verdict, String) {
+pub(super) fn say_client(control: Option<Control>) -> (StepResult, String) {
     match control {
-        Some(Control::Ride) => (Verdict::Rides(RideReason::Client), "the client asks for a ride".to_owned()),
+        Some(Control::Plain) => {
+            (StepResult::Plain(PlainReason::Client), "the client asks for plain decoding".to_owned())
+        }
         Some(Control::Gamma(most)) => {
             passed(format!("the client asks for at most {most} drafted tokens a round"))
         }
@@ -91,25 +93,25 @@ pub(super) fn say_client(control: Option<Control>) -> (Verdict, String) {
 
 pub(super) fn mode(mode: Mode) -> Result<(), Halt> {
     match mode {
-        Mode::Off => Err(BypassReason::Off.into()),
+        Mode::Off => Err(RelayReason::Off.into()),
         Mode::Observe | Mode::Auto => Ok(()),
     }
 }
 
-pub(super) fn fleet(leaps: bool) -> Result<(), Halt> {
-    if leaps { Ok(()) } else { Err(BypassReason::NoPlan.into()) }
+pub(super) fn fleet(speculates_anywhere: bool) -> Result<(), Halt> {
+    if speculates_anywhere { Ok(()) } else { Err(RelayReason::NoVerifyMethod.into()) }
 }
 
 pub(super) fn encoding(encoded: bool) -> Result<(), Halt> {
-    if encoded { Err(BypassReason::Encoded.into()) } else { Ok(()) }
+    if encoded { Err(RelayReason::Encoded.into()) } else { Ok(()) }
 }
 
 pub(super) fn body(body: Fact<Body<'_>>) -> Result<&Request, Halt> {
     match body {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
-        Fact::Known(Body::TooLarge) => Err(BypassReason::Body.into()),
+        Fact::Known(Body::TooLarge) => Err(RelayReason::Body.into()),
         Fact::Known(Body::Refused { reason, parameter, .. }) => {
-            Err(Halt::Bypass(Bypass { parameter: parameter.map(str::to_owned), ..reason.into() }))
+            Err(Halt::Relay(Relay { parameter: parameter.map(str::to_owned), ..reason.into() }))
         }
         Fact::Known(Body::Eligible(request)) => Ok(request),
     }
@@ -125,60 +127,60 @@ pub(super) fn backend(
         Fact::Known(Some(backend)) => backend,
     };
     match backend.mode {
-        Mode::Off => Err(BypassReason::Off.into()),
+        Mode::Off => Err(RelayReason::Off.into()),
         Mode::Auto if backend.predicts => {
-            let reason = if backend.billed { BypassReason::Billed } else { BypassReason::NoPlan };
-            let predict = control != Some(Control::Ride);
-            Err(Halt::Bypass(Bypass { predict, ..reason.into() }))
+            let reason = if backend.billed { RelayReason::Billed } else { RelayReason::NoVerifyMethod };
+            let predict = control != Some(Control::Plain);
+            Err(Halt::Relay(Relay { predict, ..reason.into() }))
         }
         Mode::Observe | Mode::Auto if backend.speculates => Ok(backend),
-        Mode::Observe | Mode::Auto => Err(BypassReason::NoPlan.into()),
+        Mode::Observe | Mode::Auto => Err(RelayReason::NoVerifyMethod.into()),
     }
 }
 
-pub(super) fn session(place: Fact<bool>) -> Result<(), Halt> {
-    match place {
+pub(super) fn session(free: Fact<bool>) -> Result<(), Halt> {
+    match free {
         Fact::Known(true) => Ok(()),
-        Fact::Known(false) => Err(BypassReason::Sessions.into()),
+        Fact::Known(false) => Err(RelayReason::Sessions.into()),
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
     }
 }
 
-pub(super) fn server(standing: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
-    match standing {
+pub(super) fn server(state: Fact<ServerState<'_>>) -> Result<Server<'_>, Halt> {
+    match state {
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
         Fact::Known(ServerState::Relayed(reason, why)) => Err(Halt::Told(reason, why.to_owned())),
         Fact::Known(ServerState::Down(why)) => Err(Halt::Down(why.to_owned())),
         Fact::Known(ServerState::Known(server)) => match server.single {
             Fact::Known(true) => Ok(server),
-            Fact::Known(false) => Err(BypassReason::Balanced.into()),
+            Fact::Known(false) => Err(RelayReason::Balanced.into()),
             Fact::Unknown(why) => Err(Halt::Unknown(why)),
         },
     }
 }
 
-pub(super) fn say_server(server: &Server<'_>) -> (Verdict, String) {
+pub(super) fn say_server(server: &Server<'_>) -> (StepResult, String) {
     let Engine { dialect, version, model, .. } = server.engine;
     passed(format!("{} {version} serves {model}", dialect.name()))
 }
 
-/// The plans that are exact for this request on this server.
+/// The verification methods that are exact for this request on this server.
 pub(super) fn exact(
     request: &Request,
     server: Server<'_>,
     sampling: &(Sampling, bool),
-) -> Result<Vec<Plan>, Halt> {
+) -> Result<Vec<VerifyMethod>, Halt> {
     let (sampling, settled) = sampling;
     if let Some(refused) = server.engine.refuses(request, sampling) {
         return Err(refused.into());
     }
-    let plans = server.engine.plans(request, sampling, *settled);
-    if !plans.is_empty() {
-        return Ok(plans);
+    let methods = server.engine.methods(request, sampling, *settled);
+    if !methods.is_empty() {
+        return Ok(methods);
     }
     match sampling.left_open().filter(|_| !settled) {
-        Some(open) => Err(Refused::by(BypassReason::DefaultsUnknown, open.name()).into()),
-        None => Err(BypassReason::NoPlan.into()),
+        Some(open) => Err(Refused::by(RelayReason::DefaultsUnknown, open.name()).into()),
+        None => Err(RelayReason::NoVerifyMethod.into()),
     }
 }
 
@@ -203,13 +205,13 @@ pub(super) fn matching<'a>(
     };
     match policies.first_match(&facts.subject(request, backend.name, temperature)) {
         Fact::Known(Some(policy)) => Ok(policy),
-        Fact::Known(None) => Err(BypassReason::NoPolicy.into()),
+        Fact::Known(None) => Err(RelayReason::NoPolicy.into()),
         Fact::Unknown(why) => Err(Halt::Unknown(why)),
     }
 }
 
-/// The strictest of what process, policy and client permit. Never a leap where the engine speculates itself, or where a
-/// probe found that leaping gains nothing.
+/// The strictest of the permissions of process, policy and client. Never speculation where the
+/// engine speculates itself, or where a probe found that speculation gains nothing.
 pub(super) fn permission(
     mode: Mode,
     policy: &Policy,
@@ -217,59 +219,64 @@ pub(super) fn permission(
     server: Option<Server<'_>>,
 ) -> Result<Permission, Halt> {
     match (mode, policy.mode, control) {
-        (Mode::Off, _, _) => return Err(BypassReason::Off.into()),
-        (_, _, Some(Control::Off)) => return Err(BypassReason::Client.into()),
-        (_, PolicyMode::Off, _) => return Err(BypassReason::Policy.into()),
-        (_, PolicyMode::Ride, _) => return Ok(Permission::Ride(RideReason::Policy)),
-        (_, _, Some(Control::Ride)) => return Ok(Permission::Ride(RideReason::Client)),
-        (Mode::Observe, _, _) => return Ok(Permission::Shadow(RideReason::Observe)),
-        (Mode::Auto, PolicyMode::Shadow, _) => return Ok(Permission::Shadow(RideReason::Shadow)),
+        (Mode::Off, _, _) => return Err(RelayReason::Off.into()),
+        (_, _, Some(Control::Off)) => return Err(RelayReason::Client.into()),
+        (_, PolicyMode::Off, _) => return Err(RelayReason::Policy.into()),
+        (_, PolicyMode::Plain, _) => return Ok(Permission::Plain(PlainReason::Policy)),
+        (_, _, Some(Control::Plain)) => return Ok(Permission::Plain(PlainReason::Client)),
+        (Mode::Observe, _, _) => return Ok(Permission::Shadow(PlainReason::Observe)),
+        (Mode::Auto, PolicyMode::Shadow, _) => return Ok(Permission::Shadow(PlainReason::Shadow)),
         (Mode::Auto, PolicyMode::Auto, _) => {}
     }
     let server = server.ok_or(NO_SERVER)?;
     if server.engine.speculates {
-        return Ok(Permission::Ride(RideReason::BackendSpeculates));
+        return Ok(Permission::Plain(PlainReason::BackendSpeculates));
     }
     if server.nothing_pays == Some(true) && policy.gamma.fixed.is_none() {
-        return Ok(Permission::Ride(RideReason::NoGain));
+        return Ok(Permission::Plain(PlainReason::NoGain));
     }
-    Ok(Permission::Leap)
+    Ok(Permission::Speculate)
 }
 
-pub(super) fn say_permission(permission: Permission) -> (Verdict, String) {
+pub(super) fn say_permission(permission: Permission) -> (StepResult, String) {
     match permission {
-        Permission::Leap => passed("it may leap"),
+        Permission::Speculate => passed("it may be speculated on"),
         Permission::Shadow(reason) => (
-            Verdict::Rides(reason),
-            format!("it rides, and drafts are scored in the shadow: {}", reason.words()),
+            StepResult::Plain(reason),
+            format!("it is decoded plainly, and drafts are scored in the shadow: {}", reason.words()),
         ),
-        Permission::Ride(reason) => (Verdict::Rides(reason), format!("it rides: {}", reason.words())),
+        Permission::Plain(reason) => {
+            (StepResult::Plain(reason), format!("it is decoded plainly: {}", reason.words()))
+        }
     }
 }
 
-/// The exact plans that the operator allows, in the order of `exact`.
-pub(super) fn allowed(exact: &[Plan], server: Server<'_>) -> Vec<Plan> {
-    exact.iter().copied().filter(|plan| server.terms.allow.contains(plan)).collect()
+/// The exact methods that the operator allows, in the order of `exact`.
+pub(super) fn allowed(exact: &[VerifyMethod], server: Server<'_>) -> Vec<VerifyMethod> {
+    exact.iter().copied().filter(|method| server.terms.allow.contains(method)).collect()
 }
 
-pub(super) fn say_plans(plans: &[Plan]) -> (Verdict, String) {
-    if plans.is_empty() {
-        return (Verdict::Rides(RideReason::NoDraft), "plans.allow has none of the exact ones".to_owned());
+pub(super) fn say_methods(methods: &[VerifyMethod]) -> (StepResult, String) {
+    if methods.is_empty() {
+        return (
+            StepResult::Plain(PlainReason::NoVerifyMethod),
+            "verify.allow has none of the exact methods".to_owned(),
+        );
     }
-    passed(names(plans))
+    passed(names(methods))
 }
 
-pub(super) fn say_parts(parts: &[Part<'_>]) -> (Verdict, String) {
-    let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::Asked(..));
+pub(super) fn say_parts(parts: &[Part<'_>]) -> (StepResult, String) {
+    let drafts = |part: &Part<'_>| matches!(part, Part::Inline(_) | Part::ModelDrafter(..));
     if parts.iter().any(drafts) {
         return passed("some drafter drafts");
     }
     match parts.iter().find_map(|part| if let Part::Unknown(why) = part { Some(*why) } else { None }) {
-        Some(why) => (Verdict::Unknown, why.to_owned()),
-        None => (Verdict::Rides(RideReason::NoDraft), "no drafter of the policy drafts".to_owned()),
+        Some(why) => (StepResult::Unknown, why.to_owned()),
+        None => (StepResult::Plain(PlainReason::NoDraft), "no drafter of the policy drafts".to_owned()),
     }
 }
 
-pub(super) fn names(plans: &[Plan]) -> String {
-    plans.iter().map(|plan| plan.name()).collect::<Vec<_>>().join(", ")
+pub(super) fn names(methods: &[VerifyMethod]) -> String {
+    methods.iter().map(|method| method.name()).collect::<Vec<_>>().join(", ")
 }

@@ -19,13 +19,13 @@ impl Glob {
         &self.0
     }
 
-    /// Whether it has no wildcard and so matches one text only.
+    /// True if it has no wildcard and so matches one text only.
     pub fn is_exact(&self) -> bool {
         !self.0.contains(['*', '?'])
     }
 
-    /// Whether the whole of `text` matches. Backtracking returns to the last `*` only, so the time is at most the
-    /// product of both lengths.
+    /// True if the whole of `text` matches. Backtracking returns to the last `*` only, so the time
+    /// is at most the product of both lengths.
     pub fn matches(&self, text: &str) -> bool {
         let pattern: Vec<char> = self.0.chars().collect();
         let text: Vec<char> = text.chars().collect();

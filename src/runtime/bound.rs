@@ -1,8 +1,8 @@
-//! A run of one shape over one set, with every input and output bound to memory that stays.
+//! One run shape of a tensor set, with every input and output bound to preallocated memory.
 //!
-//! Past and present of the cache are the same tensors, so `TensorScatter` writes in place; the small inputs are
-//! filled anew for each run and the logits land in a tensor that is read before the next one. A step of one
-//! token allocates next to nothing of our own.
+//! The cache's past and present are the same tensors, so `TensorScatter` writes in place; the small
+//! inputs are refilled for each run, and the logits are written to a tensor that is read before the
+//! next run. A step of one token makes almost no allocations of its own.
 
 use ort::memory::Allocator;
 use ort::session::{IoBinding, Session};
@@ -12,8 +12,8 @@ use super::cache::{CacheShape, TensorSet};
 use super::device::Device;
 use crate::units::TokenId;
 
-/// Added to the score of a place that a token may not see. Finite, so that a row of padding that sees nothing
-/// is a number and not NaN.
+/// Added to the attention score of a position that a token must not see. Finite, so that a padding
+/// row that sees nothing yields a number and not NaN.
 const UNSEEN: f32 = -1e9;
 
 /// The number of new tokens per lane, and of rows of logits per lane.
@@ -26,7 +26,7 @@ pub struct RunShape {
 }
 
 impl RunShape {
-    /// The next size that is worth memory of its own.
+    /// Rounds a count up to its size class; each class has tensors of its own.
     pub fn class(count: usize) -> usize {
         match count {
             0 => 1,
@@ -38,7 +38,7 @@ impl RunShape {
     }
 }
 
-/// What one slot does in a run.
+/// The feed of one slot in a run.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotFeed<'a> {
     /// Tokens of the lane before the feed.
@@ -49,7 +49,7 @@ pub struct SlotFeed<'a> {
     pub tokens: &'a [TokenId],
     /// Parents within the feed, if it is a tree.
     pub parents: Option<&'a [Option<usize>]>,
-    /// How many of the tokens this run takes.
+    /// Number of tokens that this run takes.
     pub taking: usize,
     /// First token of the feed whose logits are wanted.
     pub wanted: usize,
@@ -75,7 +75,7 @@ impl SlotFeed<'_> {
         std::iter::successors(self.parent(index), |&above| self.parent(above)).count()
     }
 
-    /// Which cache rows the token sees.
+    /// Marks the cache rows that the token sees.
     fn see(&self, index: usize, mask: &mut [f32]) {
         if self.parents.is_none() {
             let (seen, unseen) = mask.split_at_mut((self.base + index + 1).min(mask.len()));
@@ -98,7 +98,7 @@ impl SlotFeed<'_> {
 pub struct Bound {
     /// The shape that the tensors are bound for.
     pub shape: RunShape,
-    /// The number of the model's run in which it was used last.
+    /// Number of the model's run that used it last.
     pub used: u64,
     binding: IoBinding,
     ids: Tensor<i64>,
@@ -150,7 +150,8 @@ impl Bound {
         Ok(bound)
     }
 
-    /// Binds the small inputs. On the CPU the memory is shared and once is enough, a device takes a copy.
+    /// Binds the small inputs. The CPU shares their memory, so once is enough; a device gets a copy
+    /// per run.
     fn bind_inputs(&mut self) -> ort::Result<()> {
         self.binding.bind_input("input_ids", &self.ids)?;
         self.binding.bind_input("positions", &self.positions)?;
@@ -160,7 +161,8 @@ impl Bound {
         self.binding.bind_input("rows", &self.rows)
     }
 
-    /// Runs the set. `feeds` has one entry per slot: the tokens that it holds, and the feed that it takes.
+    /// Runs the set. `feeds` has one entry per slot: the number of tokens that it holds, and its
+    /// feed.
     pub fn run(
         &mut self,
         session: &mut Session,
@@ -168,7 +170,7 @@ impl Bound {
         context: usize,
         feeds: &[(usize, Option<SlotFeed<'_>>)],
     ) -> ort::Result<()> {
-        self.fill_places(context, feeds)?;
+        self.fill_positions(context, feeds)?;
         self.fill_mask(feeds)?;
         if device == Device::Cuda {
             self.bind_inputs()?;
@@ -181,7 +183,7 @@ impl Bound {
         Ok(())
     }
 
-    fn fill_places(&mut self, context: usize, feeds: &[(usize, Option<SlotFeed<'_>>)]) -> ort::Result<()> {
+    fn fill_positions(&mut self, context: usize, feeds: &[(usize, Option<SlotFeed<'_>>)]) -> ort::Result<()> {
         let tokens = self.shape.tokens;
         let last = context.saturating_sub(1);
         let ids = self.ids.try_extract_tensor_mut::<i64>()?.1.chunks_exact_mut(tokens);
@@ -201,7 +203,7 @@ impl Bound {
         let rows = self.rows.try_extract_tensor_mut::<i64>()?.1.chunks_exact_mut(self.shape.rows);
         for (((write, kv_len), rows), &(len, feed)) in writes.zip(lens).zip(rows).zip(feeds) {
             *write = len as i64;
-            // A slot that sees no row at all would divide by nothing.
+            // A slot that sees no row at all would divide by zero.
             *kv_len = (len + feed.map_or(0, |feed| feed.taking)).max(1) as i64;
             rows.fill(0);
             let wanted = feed.map_or(0..0, |feed| feed.rows());

@@ -1,9 +1,9 @@
 //! The tensors of the slot cache, and the copies between them.
 //!
-//! Per set and layer one key and one value tensor `[lanes, kv_heads, rows, head_dim]`, zeroed when made: the
-//! masked product of a row that was never written must be a number. On CUDA the rows lie on the device, where
-//! this process cannot reach; a copy then takes whole tensors through the host. That is slow and right, and
-//! happens only when a sequence moves.
+//! Each set has, per layer, one key and one value tensor `[lanes, kv_heads, rows, head_dim]`,
+//! zeroed on creation: the masked product of a row that was never written must be a number. On CUDA
+//! the rows are in device memory, which this process cannot address; a copy then takes whole
+//! tensors through host memory. That is slow but correct, and happens only when a sequence moves.
 
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
@@ -12,7 +12,7 @@ use ort::value::Tensor;
 use super::bound::Bound;
 use super::device::Device;
 use super::forward::ModelError;
-use super::layout::{Place, SetShape};
+use super::layout::{SetShape, SlotAddress};
 
 /// Sizes of the model that decide the shape of its cache.
 #[derive(Clone, Copy, Debug)]
@@ -25,13 +25,13 @@ pub struct CacheShape {
     pub width: usize,
 }
 
-/// One set: its tensors (keys and values of layer 0, of layer 1, …) and the runs that are bound to it.
+/// One set: its tensors (keys and values of layer 0, of layer 1, …) and the runs bound to it.
 pub struct TensorSet {
     /// Lanes and length of the set.
     pub shape: SetShape,
     /// Keys and values, layer by layer.
     pub tensors: Vec<Tensor<f32>>,
-    /// Runs of it by their shape.
+    /// Bound runs, by shape.
     pub bound: Vec<Bound>,
 }
 
@@ -47,18 +47,18 @@ pub(super) fn failed(error: &ort::Error) -> ModelError {
 }
 
 impl Cache {
-    /// A cache without a set.
+    /// A cache without sets.
     pub fn new(shape: CacheShape, device: Device) -> Self {
         Self { shape, device, sets: Vec::new() }
     }
 
-    /// The set of this index; an error if it was not created.
+    /// The set with this index; an error if it was not created.
     pub fn set(&mut self, index: usize) -> Result<&mut TensorSet, ModelError> {
         let entry = self.sets.get_mut(index).and_then(Option::as_mut);
         entry.ok_or_else(|| ModelError::Runtime(format!("no cache set {index}")))
     }
 
-    /// Makes a set of zeros.
+    /// Creates a zeroed set.
     pub fn create(&mut self, session: &Session, index: usize, shape: SetShape) -> Result<(), ModelError> {
         let sizes = [shape.lanes, self.shape.heads, shape.rows, self.shape.width];
         let tensors = (0..self.shape.layers * 2)
@@ -75,7 +75,7 @@ impl Cache {
     }
 
     fn zeros(&self, session: &Session, sizes: [usize; 4]) -> ort::Result<Tensor<f32>> {
-        // `Tensor::new` zeroes what the host can reach.
+        // `Tensor::new` zeroes memory that the host can address.
         match self.device {
             Device::Cpu => Tensor::new(session.allocator(), sizes),
             Device::Cuda => {
@@ -96,7 +96,7 @@ impl Cache {
     }
 
     /// Copies the first rows of a slot to another slot.
-    pub fn copy(&mut self, from: Place, to: Place, rows: usize) -> Result<(), ModelError> {
+    pub fn copy(&mut self, from: SlotAddress, to: SlotAddress, rows: usize) -> Result<(), ModelError> {
         let (heads, width) = (self.shape.heads, self.shape.width);
         if from.set == to.set {
             return self.edit(from.set, |shape, data| {
@@ -131,12 +131,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Moves rows `base + path[i]` of a slot to `base + i`. `path` ascends, so no row is read after it was written.
-    pub fn keep(&mut self, place: Place, base: usize, path: &[usize]) -> Result<(), ModelError> {
+    /// Moves rows `base + path[i]` of a slot to `base + i`. `path` ascends, so no row is read after
+    /// it was written.
+    pub fn keep(&mut self, address: SlotAddress, base: usize, path: &[usize]) -> Result<(), ModelError> {
         let (heads, width) = (self.shape.heads, self.shape.width);
-        self.edit(place.set, |shape, data| {
+        self.edit(address.set, |shape, data| {
             for head in 0..heads {
-                let start = ((place.slot * heads + head) * shape.rows + base) * width;
+                let start = ((address.slot * heads + head) * shape.rows + base) * width;
                 for (to, &from) in path.iter().enumerate().filter(|&(to, &from)| to != from) {
                     data.copy_within(start + from * width..start + (from + 1) * width, start + to * width);
                 }
@@ -155,7 +156,7 @@ impl Cache {
     }
 }
 
-/// Runs `work` on a tensor's numbers, wherever they lie; `write` if it changes them.
+/// Runs `work` on a tensor's values, in host or device memory; `write`: copy changes back.
 fn with_host<T>(
     device: Device,
     tensor: &mut Tensor<f32>,

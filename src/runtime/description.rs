@@ -1,5 +1,5 @@
-//! Reads the description of a model from the files beside its graph: `config.json` in the Hugging Face layout, and
-//! `generation_config.json` where there is one.
+//! Reads the description of a model from the files beside its graph: `config.json` in the Hugging
+//! Face layout, and `generation_config.json` if present.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub enum DescriptionError {
     },
 }
 
-/// One id or several, as both are usual.
+/// One id or several; both forms are common.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Ids {
@@ -65,14 +65,14 @@ pub(super) struct Generation {
     pub(super) eos_token_id: Option<Ids>,
 }
 
-/// What is known of a model before it is loaded.
+/// Properties of a model that are known before it is loaded.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// Number of token ids.
     pub vocabulary: usize,
     /// Longest context, tokens.
     pub context: usize,
-    /// The token that begins a text, if there is one.
+    /// The token that begins a text, if the model has one.
     pub bos: Option<TokenId>,
     /// The tokens that end a text.
     pub eos: Vec<TokenId>,
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_follow_from_config_and_ends_from_the_generation_config() {
+    fn sizes_come_from_config_and_eos_from_generation_config() {
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(Description::read(folder.path()), Err(DescriptionError::Unreadable { .. })));
         let config = r#"{"vocab_size":99,"hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,

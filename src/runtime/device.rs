@@ -1,4 +1,4 @@
-//! CPU or CUDA: what was configured, what the machine has, what was taken and why.
+//! CPU or CUDA: the configured choice, the available devices, and the reason for the one in use.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ impl From<process::Device> for DeviceChoice {
     }
 }
 
-/// What a session runs on.
+/// Device that a session runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The CPU.
@@ -38,41 +38,43 @@ pub enum Device {
     Cuda,
 }
 
-/// CUDA was asked for and cannot be had.
+/// CUDA was configured and is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// This ONNX Runtime was built without CUDA.
     #[error("{0} is built without CUDA: point ORT_DYLIB_PATH at the library of onnxruntime-gpu")]
     NotBuiltIn(String),
-    /// It was built with CUDA, which cannot be started.
+    /// ONNX Runtime was built with CUDA, but CUDA cannot be started.
     #[error("CUDA does not start: {0}")]
     NotStarted(String),
 }
 
-/// A session builder for the device that was taken.
+/// A session builder for the selected device.
 pub struct Chosen {
     /// Ready to load a model.
     pub builder: SessionBuilder,
-    /// What it will run on.
+    /// Device that it will run on.
     pub device: Device,
-    /// What was taken, and why, in one line for the log.
+    /// The selected device and the reason, in one line for the log.
     pub note: String,
 }
 
-/// Sets the builder to the device asked for.
+/// Configures the builder for the requested device.
 pub fn choose(builder: SessionBuilder, choice: DeviceChoice, library: &Path) -> Result<Chosen, DeviceError> {
     match choice {
         DeviceChoice::Cpu => {
-            Ok(Chosen { builder, device: Device::Cpu, note: "cpu, as asked for".to_owned() })
+            Ok(Chosen { builder, device: Device::Cpu, note: "cpu, as configured".to_owned() })
         }
         DeviceChoice::Cuda => match with_cuda(builder, library) {
             Ok(builder) => {
-                Ok(Chosen { builder, device: Device::Cuda, note: "cuda, as asked for".to_owned() })
+                Ok(Chosen { builder, device: Device::Cuda, note: "cuda, as configured".to_owned() })
             }
             Err(refused) => Err(refused.0),
         },
         DeviceChoice::Auto => Ok(match with_cuda(builder, library) {
-            Ok(builder) => Chosen { builder, device: Device::Cuda, note: "cuda, which is there".to_owned() },
+            Ok(builder) => {
+                Chosen { builder, device: Device::Cuda, note: "cuda, which is available".to_owned() }
+            }
             Err(refused) => {
                 let (error, builder) = *refused;
                 Chosen { builder, device: Device::Cpu, note: format!("cpu, since {error}") }
@@ -81,7 +83,7 @@ pub fn choose(builder: SessionBuilder, choice: DeviceChoice, library: &Path) -> 
     }
 }
 
-/// The builder with CUDA, or why not and the builder as it was.
+/// The builder with CUDA, or the reason and the unchanged builder.
 type WithCuda = Result<SessionBuilder, Box<(DeviceError, SessionBuilder)>>;
 
 fn with_cuda(builder: SessionBuilder, library: &Path) -> WithCuda {

@@ -1,9 +1,10 @@
 //! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
 //!
-//! The model lives on a thread of its own, so a hang or a crash of it costs drafts and never a request: a session
-//! that will not wait any longer drops the future, and rides. A session takes a [`Seat`]; what it drafted is kept in
-//! the cache, so that the next draft feeds only what is new since the common prefix. A question whose future was
-//! dropped is given up before the next run of the model, and what the model had read for it stays in the cache.
+//! The model runs on a thread of its own, so a hang or a crash costs drafts and never a request: a
+//! session that no longer waits drops the future and decodes plainly. A session takes a
+//! [`DrafterSlot`]; its draft is kept in the cache, so that the next draft feeds only the tokens
+//! after the common prefix. A request whose future was dropped is abandoned before the next run of
+//! the model, and the tokens that the model has read for it stay in the cache.
 
 mod worker;
 
@@ -17,42 +18,43 @@ use crate::draft::Sampled;
 use crate::openai::Sampling;
 use crate::text::translate::Common;
 use crate::units::TokenId;
-use crate::words::Past;
-use worker::{Command, Desk, Want, Work};
+use crate::words::TokenContext;
+use worker::{Command, CommandQueue, Task, Work};
 
-/// A drafted token, and by how much its logit exceeds the best of the others. Negative where the noise chose
-/// a token that was not the most probable one.
+/// A drafted token, and the amount by which its logit exceeds the best of the others. Negative
+/// where the noise chose a token that was not the most probable one.
 pub type Drafted = (TokenId, f32);
 
-/// What was chosen for a question.
+/// Tokens chosen for a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chosen {
     /// The tokens in order.
     pub tokens: Vec<Drafted>,
-    /// The same with the laws that they were drawn from, where they were drawn.
+    /// The same tokens with the distributions that they were drawn from, if they were drawn.
     pub drawn: Sampled,
 }
 
-/// How long a draft is to be, and how its tokens are chosen.
+/// Length of a draft, and how its tokens are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Order {
-    /// Most tokens.
+    /// Maximum number of tokens.
     pub gamma: usize,
-    /// The tokens are drawn from the seat's laws by draws of this seed, which no other question has; `None`: as the seat
-    /// chooses.
+    /// Seed of the draws from the slot's distributions, unique to this request; `None`: the slot's
+    /// own choice.
     pub draws: Option<u64>,
-    /// The draft ends where it survives with a smaller chance than this, as far as the model can tell ([`Stop`](crate::draft::Stop)).
-    pub least: f64,
+    /// The draft ends where its survival probability, as far as the model can estimate it, is below
+    /// this ([`Stop`](crate::draft::Stop)).
+    pub min_survival: f64,
 }
 
 impl From<usize> for Order {
-    /// So many tokens, as the seat chooses, however unsure it is.
+    /// This many tokens, as the slot chooses, however unsure the model is.
     fn from(gamma: usize) -> Self {
-        Self { gamma, draws: None, least: 0.0 }
+        Self { gamma, draws: None, min_survival: 0.0 }
     }
 }
 
-/// Why there is no draft.
+/// Reason for the lack of a draft.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DraftFault {
     /// The thread of the model has ended.
@@ -63,10 +65,10 @@ pub enum DraftFault {
     TooLong {
         /// Tokens of the text.
         len: usize,
-        /// Most tokens of a context.
+        /// Maximum number of tokens in a context.
         context: usize,
     },
-    /// The question is invalid: an empty text, or a place outside of it.
+    /// The request is invalid: an empty text, or a position outside of it.
     #[error("{0}")]
     Invalid(String),
     /// A run of the model failed.
@@ -74,10 +76,10 @@ pub enum DraftFault {
     Model(String),
 }
 
-/// How a seat chooses tokens: as the target will, with the same noise, so that they agree as often as they can.
+/// How a slot chooses tokens: as the target will, with the same noise, to maximize agreement.
 #[derive(Clone, Debug)]
 pub struct Noise {
-    /// The seed of the target's noise, if it is known. Without it the seat is greedy.
+    /// The seed of the target's noise, if it is known. Without it the slot is greedy.
     pub seed: Option<u64>,
     /// Index of the choice within its prompt.
     pub choice: u32,
@@ -85,40 +87,42 @@ pub struct Noise {
     pub sampling: Sampling,
 }
 
-/// In whose tokens a seat drafts.
+/// The vocabulary in which a slot drafts.
 #[derive(Clone, Debug, Default)]
-pub enum Voice {
-    /// In the model's own.
+pub enum OutputVocabulary {
+    /// The model's own.
     #[default]
     Own,
-    /// In the target's: the model chooses among the tokens that both have, with the target's noise where the seed is known.
+    /// The target's: the model chooses among the tokens that both have, with the target's noise
+    /// where the seed is known.
     Common(Arc<Common>),
 }
 
-/// The past in the target's tokens, for a seat that speaks them ([`Voice::Common`]).
+/// The context in the target's tokens, for a slot that drafts in them
+/// ([`OutputVocabulary::Common`]).
 #[derive(Clone, Debug)]
-pub struct Spoken {
+pub struct TargetContext {
     /// Prompt and output.
-    pub past: Past,
-    /// For each place that is asked for, how many of these tokens stand before it.
+    pub token_context: TokenContext,
+    /// For each requested position, the number of these tokens before it.
     pub before: Vec<usize>,
 }
 
-/// How long a first draft may take, model and device warm or not.
+/// Time limit of a first draft, with the model and device warm or not.
 pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 
-/// A handle to the running service; the thread ends with the last handle and seat.
+/// A handle to the running service; the thread ends with the last handle and slot.
 #[derive(Clone, Debug)]
 pub struct DrafterService {
-    commands: Desk,
+    commands: CommandQueue,
     config: ModelConfig,
 }
 
-/// One session's place in the drafter's cache; given back when dropped.
+/// One session's lane in the drafter's cache; returned when dropped.
 #[derive(Debug)]
-pub struct Seat {
+pub struct DrafterSlot {
     number: usize,
-    commands: Desk,
+    commands: CommandQueue,
 }
 
 impl DrafterService {
@@ -141,40 +145,46 @@ impl DrafterService {
         let spawned =
             thread::Builder::new().name("drafter".to_owned()).spawn(move || worker::run(model, &inbox));
         if let Err(error) = spawned {
-            // The inbox went with the closure: every call now answers `Stopped`.
+            // The inbox was dropped with the closure: every call now answers `Stopped`.
             tracing::error!(%error, "the drafter's thread cannot be started");
         }
-        Self { commands: Desk::new(commands), config }
+        Self { commands: CommandQueue::new(commands), config }
     }
 
-    /// Questions that wait for the model, or that it works on.
+    /// Requests that wait for the model, or that it works on.
     pub fn waiting(&self) -> usize {
         self.commands.waiting()
     }
 
-    /// What is known of the drafter's model.
+    /// Properties of the drafter's model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Drafts one token behind the model's first one and throws it away: whether the model runs. Blocks for at most
-    /// [`TRIED_WITHIN`]; must not be called where a runtime does not allow that.
+    /// Drafts one token after the model's first one and discards it, to test that the model runs.
+    /// Blocks for at most [`TRIED_WITHIN`]; must not be called where a runtime does not allow
+    /// blocking.
     ///
     /// # Errors
     /// It has stopped or cannot be run.
     pub fn try_out(&self) -> Result<(), DraftFault> {
         let (reply, answer) = oneshot::channel();
         let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
-        let seat =
-            Command::Seat { noise, voice: Voice::Own, spare: false, commands: self.commands.clone(), reply };
-        self.commands.send(seat)?;
-        let seat = within(answer).flatten().ok_or(DraftFault::Stopped)?;
+        let slot = Command::DrafterSlot {
+            noise,
+            output_vocabulary: OutputVocabulary::Own,
+            spare: false,
+            commands: self.commands.clone(),
+            reply,
+        };
+        self.commands.send(slot)?;
+        let slot = within(answer).flatten().ok_or(DraftFault::Stopped)?;
         let (reply, answer) = oneshot::channel();
         let work = Work {
-            seat: seat.number,
-            past: Past::new(&[0], &[]),
-            spoken: None,
-            want: Want::Draft(1.into()),
+            slot: slot.number,
+            token_context: TokenContext::new(&[0], &[]),
+            target_context: None,
+            want: Task::Draft(1.into()),
             reply,
             _waits: self.commands.waits(),
         };
@@ -182,21 +192,29 @@ impl DrafterService {
         within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
     }
 
-    /// A seat for a session that drafts in the model's own tokens; `None` if all are taken or the service has stopped.
-    pub async fn seat(&self, noise: Noise) -> Option<Seat> {
-        self.seat_speaking(noise, Voice::Own, false).await
+    /// A slot for a session that drafts in the model's own tokens; `None` if all are taken or the
+    /// service has stopped.
+    pub async fn slot(&self, noise: Noise) -> Option<DrafterSlot> {
+        self.slot_translating(noise, OutputVocabulary::Own, false).await
     }
 
-    /// As [`Self::seat`], in the tokens of `voice`; `spare`: only if another seat is free beside it.
-    pub async fn seat_speaking(&self, noise: Noise, voice: Voice, spare: bool) -> Option<Seat> {
+    /// As [`Self::slot`], in the tokens of `output_vocabulary`; `spare`: only if another slot stays
+    /// free.
+    pub async fn slot_translating(
+        &self,
+        noise: Noise,
+        output_vocabulary: OutputVocabulary,
+        spare: bool,
+    ) -> Option<DrafterSlot> {
         let (reply, answer) = oneshot::channel();
-        let seat = Command::Seat { noise, voice, spare, commands: self.commands.clone(), reply };
-        self.commands.send(seat).ok()?;
+        let slot =
+            Command::DrafterSlot { noise, output_vocabulary, spare, commands: self.commands.clone(), reply };
+        self.commands.send(slot).ok()?;
         answer.await.ok().flatten()
     }
 }
 
-/// The answer, if it comes in time.
+/// The answer, if it arrives in time.
 fn within<T>(mut answer: oneshot::Receiver<T>) -> Option<T> {
     let begun = std::time::Instant::now();
     loop {
@@ -210,52 +228,73 @@ fn within<T>(mut answer: oneshot::Receiver<T>) -> Option<T> {
     }
 }
 
-impl Seat {
-    /// Up to `gamma` tokens that may follow `past`. Fewer where the text ends or the drafter's context is full.
+impl DrafterSlot {
+    /// Up to `gamma` tokens that may follow `token_context`. Fewer where the text ends or the
+    /// drafter's context is full.
     ///
-    /// Of two questions at a time the later one is answered.
-    pub async fn draft(&self, past: Past, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
-        Ok(self.order(past, None, gamma.into()).await?.tokens)
+    /// Of two concurrent requests only the later one is answered.
+    pub async fn draft(&self, token_context: TokenContext, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
+        Ok(self.order(token_context, None, gamma.into()).await?.tokens)
     }
 
-    /// As [`Self::draft`], in the order's way. With `spoken` the seat speaks the target's tokens, which the answer is made
-    /// of; `past` is in the model's own.
-    pub async fn order(&self, past: Past, spoken: Option<Past>, order: Order) -> Result<Chosen, DraftFault> {
-        let spoken = spoken.map(|past| Spoken { before: vec![past.len()], past });
-        self.ask(past, spoken, Want::Draft(order)).await
+    /// As [`Self::draft`], with the order's settings. With `spoken` the slot drafts in the target's
+    /// tokens, which the answer consists of; `token_context` is in the model's own.
+    pub async fn order(
+        &self,
+        token_context: TokenContext,
+        target_context: Option<TokenContext>,
+        order: Order,
+    ) -> Result<Chosen, DraftFault> {
+        let target_context = target_context
+            .map(|token_context| TargetContext { before: vec![token_context.len()], token_context });
+        self.ask(token_context, target_context, Task::Draft(order)).await
     }
 
-    /// The drafter's own choice at every place from output token `from` of `past` to the one behind its end, each
-    /// given the tokens before it. One pass; there must be a token before `from`.
-    pub async fn shadow(&self, past: Past, from: usize) -> Result<Vec<TokenId>, DraftFault> {
-        let from = past.prompt().len() + from;
-        let chosen = self.ask(past, None, Want::Shadow { from }).await?;
+    /// The drafter's own choice at every position from output token `from` of `token_context` to
+    /// the one after its end, each given the tokens before it. One pass; there must be a token
+    /// before `from`.
+    pub async fn shadow(&self, token_context: TokenContext, from: usize) -> Result<Vec<TokenId>, DraftFault> {
+        let from = token_context.prompt().len() + from;
+        let chosen = self.ask(token_context, None, Task::Shadow { from }).await?;
         Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
     }
 
-    /// As [`Self::shadow`] for a seat that speaks the target's tokens, which the answer is made of.
+    /// As [`Self::shadow`] for a slot that drafts in the target's tokens, which the answer consists
+    /// of.
     pub async fn shadow_common(
         &self,
-        past: Past,
-        spoken: Spoken,
+        token_context: TokenContext,
+        target_context: TargetContext,
         from: usize,
     ) -> Result<Vec<TokenId>, DraftFault> {
-        let from = past.prompt().len() + from;
-        let chosen = self.ask(past, Some(spoken), Want::Shadow { from }).await?;
+        let from = token_context.prompt().len() + from;
+        let chosen = self.ask(token_context, Some(target_context), Task::Shadow { from }).await?;
         Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
     }
 
-    async fn ask(&self, past: Past, spoken: Option<Spoken>, want: Want) -> Result<Chosen, DraftFault> {
+    async fn ask(
+        &self,
+        token_context: TokenContext,
+        target_context: Option<TargetContext>,
+        want: Task,
+    ) -> Result<Chosen, DraftFault> {
         let (reply, answer) = oneshot::channel();
-        let work = Work { seat: self.number, past, spoken, want, reply, _waits: self.commands.waits() };
+        let work = Work {
+            slot: self.number,
+            token_context,
+            target_context,
+            want,
+            reply,
+            _waits: self.commands.waits(),
+        };
         self.commands.send(Command::Work(work))?;
         answer.await.map_err(|_| DraftFault::Stopped)?
     }
 }
 
-impl Drop for Seat {
+impl Drop for DrafterSlot {
     fn drop(&mut self) {
-        // Nobody listens once the thread has ended, and then nothing is left to give back.
+        // The send fails only if the thread has ended, and then there is nothing to give back.
         let _ = self.commands.send(Command::Leave(self.number));
     }
 }

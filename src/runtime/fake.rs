@@ -1,7 +1,8 @@
-//! A language model without weights: its logits are a hash of the last tokens that a row sees.
+//! A language model without weights: its logits are a hash of the last tokens visible to a row.
 //!
-//! Everything above [`Forward`] is tested with it: it is exact, immediate, knows trees, and answers the same
-//! for the same text however the text got into the cache. Tests count its runs and make it fail.
+//! Code above [`Forward`] is tested with it: it is exact, immediate, supports trees, and gives the
+//! same logits for the same text regardless of how the text got into the cache. Tests count its
+//! runs and make it fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ impl Controls {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// From now on every run waits, after it has been counted, until this is taken back.
+    /// From now on every run waits, after it has been counted, until this is set to false.
     pub fn hold(&self, hold: bool) {
         *self.held.0.lock() = hold;
         self.held.1.notify_all();
@@ -39,12 +40,12 @@ impl Controls {
         self.tokens.load(Ordering::SeqCst)
     }
 
-    /// Sets whether every run from now on fails.
+    /// Sets whether every following run fails.
     pub fn fail(&self, failing: bool) {
         self.failing.store(failing, Ordering::SeqCst);
     }
 
-    /// From now on a run panics, which ends its thread.
+    /// The next run panics, which ends its thread.
     pub fn crash(&self) {
         self.panicking.store(true, Ordering::SeqCst);
     }
@@ -67,14 +68,14 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// A model of so many token ids, whose last id ends a text.
+    /// A model with `vocabulary` token ids, whose last id ends a text.
     pub fn new(vocabulary: usize, context: usize, lanes: usize) -> Self {
         let eos = vec![vocabulary.saturating_sub(1) as TokenId];
         let config = ModelConfig { vocabulary, context, lanes, eos };
         Self { config, lanes: vec![None; lanes], controls: Controls::default(), seed: 0 }
     }
 
-    /// The handle by which a test watches it.
+    /// The handle by which a test controls and observes it.
     pub fn controls(&self) -> Controls {
         self.controls.clone()
     }
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_commit_and_fork_follow_the_text_of_a_branch() {
+    fn tree_feeds_commit_and_fork_follow_a_branch() {
         let mut fake = Fake::new(50, 100, 2);
         let (lane, other) = (fake.reserve().unwrap(), fake.reserve().unwrap());
         fake.run(&[Feed { lane, tokens: &[1, 2, 3], parents: None, rows: Rows::None, draft: None }]).unwrap();

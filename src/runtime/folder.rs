@@ -1,14 +1,15 @@
-//! Where things lie in a model folder, whoever exported it. Needs no ONNX Runtime: the settings are checked by it.
+//! Paths in a model folder, for every exporter. Needs no ONNX Runtime: configuration checks use it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a graph lies in its folder, in the order in which it is looked for: our own exports, optimum and the
-/// builder of onnxruntime-genai, then onnx-community, then optimum before it gave every decoder one graph.
+/// Paths of a graph in its folder, in search order: our own exports, optimum and the builder of
+/// onnxruntime-genai, then onnx-community, then optimum before it exported every decoder as one
+/// graph.
 const GRAPHS: [&str; 4] =
     ["model.onnx", "onnx/model.onnx", "decoder_model_merged.onnx", "onnx/decoder_model_merged.onnx"];
 
-/// There is no graph in a folder, or no telling which of several is meant.
+/// A folder has no graph, or several and none is identifiable as the one to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "which ONNX graph? Expected {}, or a single file that ends in .onnx; found {}",
@@ -16,15 +17,15 @@ const GRAPHS: [&str; 4] =
     if found.is_empty() { "none".to_owned() } else { found.join(", ") }
 )]
 pub struct NoGraph {
-    /// The graphs that are there, from the folder on.
+    /// The graphs found, relative to the folder.
     pub found: Vec<String>,
 }
 
-/// The graph of a folder: the one that `genai_config.json` names, else the usual one, else the only one in it or
-/// in its folder `onnx`.
+/// The graph of a folder: the one that `genai_config.json` names, else one of the usual names, else
+/// the only one in it or in its folder `onnx`.
 ///
 /// # Errors
-/// There is none, or several and none of a usual name.
+/// There is none, or there are several and none has a usual name.
 pub fn graph(folder: &Path) -> Result<PathBuf, NoGraph> {
     let named = named(&folder.join("genai_config.json"));
     let known = named.iter().map(String::as_str).chain(GRAPHS);
@@ -39,13 +40,15 @@ pub fn graph(folder: &Path) -> Result<PathBuf, NoGraph> {
     Err(NoGraph { found: there.iter().map(name).collect() })
 }
 
-/// The file that describes a foreign model: what the builder of onnxruntime-genai writes, else `config.json`.
+/// The file that describes a foreign model: the file that the builder of onnxruntime-genai writes,
+/// else `config.json`.
 pub fn description(folder: &Path) -> PathBuf {
     let genai = folder.join("genai_config.json");
     if genai.is_file() { genai } else { folder.join("config.json") }
 }
 
-/// The graph that a `genai_config.json` names; nothing if it cannot be read, which is said where it is needed.
+/// The graph that a `genai_config.json` names; `None` if it cannot be read, which is reported when
+/// it is opened.
 fn named(path: &Path) -> Option<String> {
     let config: serde_json::Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     Some(config.pointer("/model/decoder/filename")?.as_str()?.to_owned())

@@ -1,11 +1,12 @@
-//! A language model that another tool exported: by optimum, as the models of onnx-community are, or by the
-//! model builder of onnxruntime-genai.
+//! A language model exported by another tool: by optimum, as the models of onnx-community are, or
+//! by the model builder of onnxruntime-genai.
 //!
-//! Such a graph takes all keys and values of a sequence and gives back longer ones. Each lane therefore has
-//! tensors of its own and is run by itself: sequences of different lengths do not fit into one run, and
-//! `GroupQueryAttention` refuses several sequences with several new tokens each. What one run gives is what
-//! the next one takes, uncopied; only a rewound lane is cut to its length before it is run again. A graph
-//! with such a cache reads chains and no trees, which is what a drafter feeds.
+//! Such a graph takes all keys and values of a sequence and returns longer ones. Each lane
+//! therefore has tensors of its own and runs by itself: sequences of different lengths do not fit
+//! into one run, and `GroupQueryAttention` refuses several sequences with several new tokens each.
+//! The output of one run is the input of the next, without a copy; only a rewound lane is cut to
+//! its length before it runs again. A graph with such a cache reads chains and no trees; a drafter
+//! feeds chains only.
 
 mod cut;
 mod files;
@@ -25,7 +26,7 @@ use super::device::{Device, DeviceChoice};
 use super::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, validate};
 use super::open::{self, Loaded, OpenError, Options};
 
-/// Most tokens of one run; longer feeds are split.
+/// Maximum number of tokens in one run; longer feeds are split.
 const CHUNK: usize = 128;
 
 /// The sequence of a lane.
@@ -39,16 +40,16 @@ struct Held {
     tensors: Vec<DynValue>,
 }
 
-/// A loaded model of another tool.
+/// A loaded model that another tool exported.
 pub struct ForeignModel {
     config: ModelConfig,
     signature: Signature,
-    /// Before the sessions, whose memory they are in.
+    /// Declared before the sessions, which own their memory and must be dropped later.
     lanes: Vec<Option<Held>>,
     cutter: Cutter,
     widener: Option<Widener>,
     session: Session,
-    /// Where keys and values lie.
+    /// Memory of keys and values.
     memory: MemoryInfo<'static>,
     host: MemoryInfo<'static>,
 }
@@ -62,7 +63,7 @@ fn memory(device: Device) -> ort::Result<MemoryInfo<'static>> {
 }
 
 impl ForeignModel {
-    /// The model of a graph that is loaded.
+    /// The model of a loaded graph.
     pub(super) fn of(
         folder: &Path,
         loaded: Loaded,
@@ -74,11 +75,14 @@ impl ForeignModel {
         let signature =
             Signature::read(&loaded.session, names, &facts).map_err(|reason| loaded.refused(reason))?;
         let vocabulary = signature.vocabulary.or(facts.vocabulary);
-        let vocabulary =
-            vocabulary.ok_or_else(|| loaded.refused("nothing says how many token ids there are"))?;
+        let vocabulary = vocabulary.ok_or_else(|| {
+            loaded.refused("neither the graph nor its files declare the number of token ids")
+        })?;
         let context = [options.context, facts.context].into_iter().flatten().min();
-        let context = context.ok_or_else(|| loaded.refused("nothing says how long a context may be"))?;
-        // The graphs that cut and widen run where what they are given lies.
+        let context = context.ok_or_else(|| {
+            loaded.refused("neither the options nor the files declare the maximum context length")
+        })?;
+        // The graphs that cut and widen run on the device that holds their inputs.
         let on = |device: Device| match device {
             Device::Cpu => open::builder(DeviceChoice::Cpu, options),
             Device::Cuda => open::builder(DeviceChoice::Cuda, options),
@@ -109,7 +113,7 @@ impl ForeignModel {
         held.ok_or_else(|| ModelError::Invalid(format!("lane {} is not reserved", lane.0)))
     }
 
-    /// Checks a feed against what its lane holds and what a graph of this kind can do.
+    /// Checks a feed against its lane's length and the abilities of such a graph.
     fn check(&mut self, feed: &Feed<'_>) -> Result<(), ModelError> {
         if feed.parents.is_some() {
             return Err(ModelError::Invalid(
@@ -134,8 +138,8 @@ impl ForeignModel {
         Ok(())
     }
 
-    /// Runs one feed. The lane's length is left as it was, so that a failure changes nothing; its tensors
-    /// hold what was run.
+    /// Runs one feed. The lane's length stays unchanged, so that a failure changes nothing; its
+    /// tensors hold the tokens that were run.
     fn run_feed(&mut self, index: usize, feed: &Feed<'_>, logits: &mut Logits) -> Result<(), ModelError> {
         self.settle(feed.lane)?;
         let held = self.held(feed.lane)?;
@@ -147,7 +151,7 @@ impl ForeignModel {
         outcome
     }
 
-    /// Runs a feed chunk by chunk, after a cache of so many rows.
+    /// Runs a feed chunk by chunk, after a cache of `held` rows.
     fn run_chunks(
         &mut self,
         index: usize,
@@ -175,9 +179,10 @@ impl ForeignModel {
         Ok(())
     }
 
-    /// How many of `left` tokens one run takes, if rows are wanted only after the first `unwanted` of them.
+    /// Number of `left` tokens that one run takes, if rows are wanted only after the first
+    /// `unwanted` of them.
     fn taking(&self, past: usize, left: usize, unwanted: usize) -> usize {
-        // The branch of a merged decoder that continues a text was made for one token.
+        // The branch of a merged decoder that continues a text was exported for one token.
         let most = if self.signature.branch.is_some() && past > 0 { 1 } else { CHUNK };
         let most = if self.signature.last_only { most.min(unwanted + 1) } else { most };
         left.min(most)

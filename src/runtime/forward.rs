@@ -1,18 +1,18 @@
-//! What the sampler, the scheduler and the drafter need of a language model: tokens in, logits out, and a
-//! cache that can be rewound.
+//! The interface of a language model to the sampler, the scheduler and the drafter: tokens in,
+//! logits out, and a cache that can be rewound.
 //!
-//! A trait, so that everything above it is tested with a model whose every logit is known.
+//! A trait, so that the code above it is tested with a model whose every logit is known.
 
 use crate::units::TokenId;
 
-/// One sequence's place in the cache.
+/// One sequence's slot in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lane(pub usize);
 
-/// Which rows of logits a feed asks for.
+/// Rows of logits that a feed requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// None: the tokens only go into the cache.
+    /// None: the tokens are only added to the cache.
     None,
     /// The row that follows the last token.
     Last,
@@ -23,22 +23,22 @@ pub enum Rows {
 /// Tokens that one lane takes in one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Feed<'a> {
-    /// Where they are appended.
+    /// Lane that they are appended to.
     pub lane: Lane,
     /// Token ids that are appended to the sequence.
     pub tokens: &'a [TokenId],
-    /// Per token the index of its parent among `tokens`, `None` for what the lane already holds; without it
-    /// the tokens are a chain. A parent stands before its children.
+    /// Index of each token's parent among `tokens`, `None` for the last token that the lane already
+    /// holds. Without it the tokens are a chain. A parent precedes its children.
     pub parents: Option<&'a [Option<usize>]>,
     /// Which logits are wanted.
     pub rows: Rows,
-    /// How many of `tokens`, at their end, are a draft that the rows will judge; `None`: no draft is judged. Logits do
-    /// not depend on it.
+    /// Number of `tokens`, at their end, that are a draft to verify with these rows; `None`: no
+    /// draft. Logits do not depend on it.
     pub draft: Option<usize>,
 }
 
 impl Feed<'_> {
-    /// How many rows of logits it asks for.
+    /// Number of rows of logits that it requests.
     pub fn wanted(&self) -> usize {
         match self.rows {
             Rows::None => 0,
@@ -48,8 +48,8 @@ impl Feed<'_> {
     }
 }
 
-/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the vocabulary, and
-/// parents before their children.
+/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the
+/// vocabulary, and parents before their children.
 pub fn validate(feeds: &[Feed<'_>], vocabulary: usize) -> Result<(), ModelError> {
     for (index, feed) in feeds.iter().enumerate() {
         if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {
@@ -73,25 +73,25 @@ pub fn validate(feeds: &[Feed<'_>], vocabulary: usize) -> Result<(), ModelError>
     Ok(())
 }
 
-/// What is known of a model before it runs.
+/// Properties of a model that are known before it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelConfig {
     /// Number of token ids.
     pub vocabulary: usize,
-    /// Most tokens of one sequence.
+    /// Maximum number of tokens in one sequence.
     pub context: usize,
-    /// Sequences that the cache holds at once.
+    /// Maximum number of concurrent sequences in the cache.
     pub lanes: usize,
     /// Token ids that end an output.
     pub eos: Vec<TokenId>,
 }
 
-/// The rows of one run: per feed those it asked for, in order.
+/// The rows of one run: per feed the requested ones, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Logits {
     vocabulary: usize,
     values: Vec<f32>,
-    /// First row of each feed, and the end of the last.
+    /// First row of each feed, and the end of the last feed.
     starts: Vec<usize>,
 }
 
@@ -101,7 +101,7 @@ impl Logits {
         Self { vocabulary, values: Vec::new(), starts: vec![0] }
     }
 
-    /// So many rows of zeros per feed, to be written in any order.
+    /// Zeroed rows for each feed, to be written in any order.
     pub fn zeroed(vocabulary: usize, rows: impl Iterator<Item = usize>) -> Self {
         let mut starts = vec![0];
         let mut end = 0;
@@ -112,12 +112,12 @@ impl Logits {
         Self { vocabulary, values: vec![0.0; end * vocabulary], starts }
     }
 
-    /// Writes whole rows of a feed from row `row` on. What does not fit is left out.
+    /// Writes whole rows of a feed from row `row` on. Rows that do not fit are dropped.
     pub fn write(&mut self, feed: usize, row: usize, values: &[f32]) {
         let Some(&start) = self.starts.get(feed) else { return };
         let from = (start + row) * self.vocabulary;
-        if let Some(place) = self.values.get_mut(from..from + values.len()) {
-            place.copy_from_slice(values);
+        if let Some(position) = self.values.get_mut(from..from + values.len()) {
+            position.copy_from_slice(values);
         }
     }
 
@@ -131,7 +131,7 @@ impl Logits {
         self.starts.push(self.values.len() / self.vocabulary.max(1));
     }
 
-    /// Row `row` of feed `feed`, counted among the rows it asked for.
+    /// Row `row` of feed `feed`, counted among its requested rows.
     pub fn row(&self, feed: usize, row: usize) -> Option<&[f32]> {
         let index = self.starts.get(feed)?.checked_add(row)?;
         if index >= *self.starts.get(feed + 1)? {
@@ -141,7 +141,7 @@ impl Logits {
     }
 }
 
-/// Why a model could not do what it was asked.
+/// Reason that a model could not do a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// More tokens than a lane holds.
@@ -155,7 +155,7 @@ pub enum ModelError {
     /// A lane, token or parent that does not exist.
     #[error("{0}")]
     Invalid(String),
-    /// The runtime underneath failed.
+    /// The underlying runtime failed.
     #[error("the model runtime failed: {0}")]
     Runtime(String),
 }
@@ -170,14 +170,15 @@ pub trait Forward: Send {
     fn release(&mut self, lane: Lane);
     /// Tokens in a lane.
     fn len(&self, lane: Lane) -> usize;
-    /// Forgets all but the first `len` tokens of a lane.
+    /// Drops all but the first `len` tokens of a lane.
     fn rewind(&mut self, lane: Lane, len: usize);
-    /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a tree.
+    /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a
+    /// tree.
     fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError>;
     /// Makes `to` a copy of the first `len` tokens of `from`.
     fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
-    /// Appends tokens to lanes, and answers with the logits asked for.
+    /// Appends tokens to lanes, and returns the requested logits.
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
-    /// Says that there is nothing to run until somebody asks again.
+    /// Called when there is nothing to run until the next request.
     fn rest(&mut self) {}
 }

@@ -1,28 +1,30 @@
-//! Where sequences lie in the cache: which tensor set, which slot, and when they move.
+//! Assigns sequences to slots of the cache: to which tensor set, to which slot, and when they move.
 //!
-//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set, its cost grows
-//! with its lanes and rows, and `TensorScatter` in place needs the whole tensor. So sequences of like length
-//! that run together belong into one set, and a sequence that runs alone belongs alone. Moving costs a copy:
-//! a set is put together only once what it would have saved exceeds what the move costs (the ski-rental rule:
-//! never worse than twice the best plan made with hindsight).
+//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set,
+//! its cost grows with its lanes and rows, and `TensorScatter` in place needs the whole tensor. So
+//! sequences of similar length that run together belong in one set, and a sequence that runs alone
+//! belongs alone. Moving costs a copy: a set is assembled only once its missed savings exceed the
+//! cost of the move (the ski-rental rule: at most twice the cost of the best schedule made with
+//! hindsight).
 //!
-//! This file only decides. `cache` owns the tensors and carries the moves out.
+//! This module only decides. `cache` owns the tensors and carries out the moves.
 
 use crate::runtime::forward::{Lane, ModelError};
 
-/// Rows that every set keeps beyond what its sequences may fill, for the padding of a run: a lane that is fed
-/// little, or nothing, is padded to the length of the longest.
+/// Rows in every set beyond those that its sequences may fill, for the padding of a run: a lane
+/// with a short feed, or none, is padded to the length of the longest.
 pub const SPARE: usize = 32;
 /// Length of the shortest set, tokens.
 const SHORTEST: usize = 256;
-/// A feed longer than this is prefill: it runs alone, since every other lane of its set would be padded to it.
+/// A feed longer than this is prefill: it runs alone, since every other lane of its set would be
+/// padded to its length.
 const HEAVY: usize = 32;
-/// Empty sets that are kept for the next sequence.
+/// Number of empty sets kept for following sequences.
 const KEPT_EMPTY: usize = 4;
 
 /// A slot of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SlotAddress {
     /// Index of the set.
     pub set: usize,
     /// Index of the slot within its set.
@@ -38,19 +40,19 @@ pub struct SetShape {
     pub lanes: usize,
 }
 
-/// What the owner of the tensors has to do, in order.
+/// A step that the owner of the tensors has to take, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make a set of this shape, zeroed.
+    /// Create a zeroed set of this shape.
     Create(usize, SetShape),
-    /// Frees the tensors of a set.
+    /// Free the tensors of a set.
     Drop(usize),
     /// Copy the first rows of a slot to another.
     Copy {
-        /// Place that rows are copied from.
-        from: Place,
-        /// Place that rows are copied to.
-        to: Place,
+        /// Slot that rows are copied from.
+        from: SlotAddress,
+        /// Slot that rows are copied to.
+        to: SlotAddress,
         /// Number of rows.
         rows: usize,
     },
@@ -59,7 +61,7 @@ pub enum Step {
 #[derive(Clone, Copy, Debug)]
 struct Sequence {
     len: usize,
-    place: Option<Place>,
+    address: Option<SlotAddress>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,13 +83,13 @@ pub struct Layout {
     widest: usize,
     sequences: Vec<Option<Sequence>>,
     sets: Vec<Option<Set>>,
-    /// By shape that would have been better: what doing without it has cost so far, in runs as of [`cost`].
+    /// Missed savings by the shape that would have been better, in runs as of [`cost`].
     regret: Vec<(SetShape, f64)>,
     steps: Vec<Step>,
 }
 
-/// Cost of a run of a set, in runs of a single lane of 512 rows. Fitted to a target of 6 layers: attention walks
-/// every row of every lane, the rest is shared in part.
+/// Cost of a run of a set, in runs of a single lane of 512 rows. Fitted to a target of 6 layers:
+/// attention walks every row of every lane, the rest is shared in part.
 fn cost(shape: SetShape) -> f64 {
     let rows = shape.rows as f64 / 512.0;
     0.6 + shape.lanes as f64 * (0.13 + 0.27 * rows)
@@ -109,7 +111,7 @@ impl Layout {
     /// An empty sequence, if there is room.
     pub fn reserve(&mut self) -> Option<Lane> {
         let index = self.sequences.iter().position(Option::is_none)?;
-        *self.sequences.get_mut(index)? = Some(Sequence { len: 0, place: None });
+        *self.sequences.get_mut(index)? = Some(Sequence { len: 0, address: None });
         Some(Lane(index))
     }
 
@@ -121,14 +123,14 @@ impl Layout {
         }
     }
 
-    /// Tokens in a sequence, 0 if there is no such one.
+    /// Tokens in a sequence, 0 if it does not exist.
     pub fn len(&self, lane: Lane) -> usize {
         self.sequence(lane).map_or(0, |sequence| sequence.len)
     }
 
     /// The slot of a sequence that has run.
-    pub fn place(&self, lane: Lane) -> Option<Place> {
-        self.sequence(lane)?.place
+    pub fn address(&self, lane: Lane) -> Option<SlotAddress> {
+        self.sequence(lane)?.address
     }
 
     /// Sets the length of a sequence; an empty one gives its slot back.
@@ -141,7 +143,7 @@ impl Layout {
         }
     }
 
-    /// The sequence in each slot of a set; empty if there is no such set.
+    /// The sequence in each slot of a set; empty if the set does not exist.
     pub fn slots(&self, set: usize) -> &[Option<Lane>] {
         self.sets.get(set).and_then(Option::as_ref).map_or(&[], |set| set.slots.as_slice())
     }
@@ -156,8 +158,8 @@ impl Layout {
         into.append(&mut self.steps);
     }
 
-    /// Places every sequence for a run in which it grows by so many tokens. The slots to run together follow
-    /// from [`Layout::place`].
+    /// Assigns a slot to every sequence for a run in which it grows by that many tokens. The slots
+    /// to run together follow from [`Layout::address`].
     pub fn prepare(&mut self, feeds: &[(Lane, usize)]) -> Result<(), ModelError> {
         for &(lane, adding) in feeds {
             let sequence =
@@ -177,16 +179,16 @@ impl Layout {
         Ok(())
     }
 
-    /// Whether a sequence lies alone in a set that is no longer than it needs.
+    /// True if a sequence is alone in a set that is no longer than it needs.
     fn settled(&self, lane: Lane, adding: usize) -> bool {
         let wanted = SetShape { rows: self.rows_for(self.len(lane) + adding), lanes: 1 };
-        self.place(lane).and_then(|place| self.shape(place.set)) == Some(wanted)
+        self.address(lane).and_then(|address| self.shape(address.set)) == Some(wanted)
     }
 
     /// Copies the first `len` rows of `from` into a slot of its own for `to`.
     pub fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
         let (have, source) = match (self.sequence(from), self.sequence(to)) {
-            (Some(sequence), Some(_)) if from != to => (sequence.len, sequence.place),
+            (Some(sequence), Some(_)) if from != to => (sequence.len, sequence.address),
             _ => return Err(ModelError::Invalid(format!("cannot fork lane {} into {}", from.0, to.0))),
         };
         if len > have {
@@ -195,7 +197,7 @@ impl Layout {
         self.set_len(to, 0);
         if let (Some(from), true) = (source, len > 0) {
             self.put(to, self.rows_for(len), 1);
-            if let Some(to) = self.place(to) {
+            if let Some(to) = self.address(to) {
                 self.steps.push(Step::Copy { from, to, rows: len });
             }
             self.set_len(to, len);
@@ -207,7 +209,7 @@ impl Layout {
         self.sequences.get(lane.0).copied().flatten()
     }
 
-    /// Rows of the shortest set for so many tokens: powers of two and the halfway between.
+    /// Rows of the shortest set for this many tokens: powers of two and the midpoints between them.
     fn rows_for(&self, tokens: usize) -> usize {
         let needed = (tokens + SPARE).max(SHORTEST);
         let power = needed.next_power_of_two();
@@ -215,10 +217,10 @@ impl Layout {
         if needed <= halfway { halfway } else { power }.min(self.context + SPARE)
     }
 
-    /// Gives a sequence a slot that is long enough for its feed, and its own set if it is prefill.
+    /// Gives a sequence a slot that is long enough for its feed, and a set of its own for prefill.
     fn fit(&mut self, lane: Lane, adding: usize) {
         let rows = self.rows_for(self.len(lane) + adding);
-        let shape = self.place(lane).and_then(|place| self.shape(place.set));
+        let shape = self.address(lane).and_then(|address| self.shape(address.set));
         let fits = shape.is_some_and(|shape| shape.rows >= rows && (adding <= HEAVY || shape.lanes == 1));
         if !fits {
             self.put(lane, rows, 1);
@@ -232,20 +234,20 @@ impl Layout {
     }
 
     fn move_into(&mut self, lane: Lane, set: usize) {
-        let old = self.place(lane);
+        let old = self.address(lane);
         let len = self.len(lane);
         let Some(Some(entry)) = self.sets.get_mut(set) else { return };
         let Some(slot) = entry.slots.iter().position(Option::is_none) else { return };
         if let Some(holder) = entry.slots.get_mut(slot) {
             *holder = Some(lane);
         }
-        let to = Place { set, slot };
+        let to = SlotAddress { set, slot };
         if let (Some(from), true) = (old, len > 0) {
             self.steps.push(Step::Copy { from, to, rows: len });
         }
         self.leave(lane);
         if let Some(Some(sequence)) = self.sequences.get_mut(lane.0) {
-            sequence.place = Some(to);
+            sequence.address = Some(to);
         }
     }
 
@@ -267,7 +269,7 @@ impl Layout {
         index
     }
 
-    /// Frees empty sets beyond those that are kept. Slots that a pending copy reads from are left alone.
+    /// Frees empty sets beyond [`KEPT_EMPTY`]. Sets that a pending copy reads from are kept.
     fn drop_surplus(&mut self) {
         let mut empty: Vec<usize> = Vec::new();
         for (index, set) in self.sets.iter().enumerate() {
@@ -287,19 +289,19 @@ impl Layout {
 
     fn leave(&mut self, lane: Lane) {
         let Some(Some(sequence)) = self.sequences.get_mut(lane.0) else { return };
-        let Some(place) = sequence.place.take() else { return };
+        let Some(address) = sequence.address.take() else { return };
         let slot = self
             .sets
-            .get_mut(place.set)
+            .get_mut(address.set)
             .and_then(Option::as_mut)
-            .and_then(|set| set.slots.get_mut(place.slot));
+            .and_then(|set| set.slots.get_mut(address.slot));
         if let Some(slot) = slot {
             *slot = None;
         }
     }
 
-    /// Groups what is fed little by the rows it needs, and shorter ones with longer ones where that is cheaper
-    /// than a run of their own.
+    /// Groups short feeds by the rows they need, and shorter sequences with longer ones where that
+    /// is cheaper than a run of their own.
     fn gather_all(&mut self, feeds: &[(Lane, usize)]) {
         let mut light: Vec<(usize, Lane)> = feeds
             .iter()
@@ -321,15 +323,16 @@ impl Layout {
         }
     }
 
-    /// Whether so many lanes run cheaper together with a group of longer ones than by themselves.
+    /// True if `count` lanes run cheaper together with a group of longer ones than by themselves.
     fn joins(&self, long: usize, group: usize, rows: usize, count: usize) -> bool {
         let run = |rows: usize, lanes: usize| cost(SetShape { rows, lanes: lanes.next_power_of_two() });
         group + count <= self.widest && run(long, group + count) < run(long, group) + run(rows, count)
     }
 
-    /// Puts a group into one set once that has become worth its copies.
+    /// Moves a group into one set once the missed savings exceed the cost of its copies.
     fn gather(&mut self, rows: usize, group: &[Lane]) {
-        let mut touched: Vec<usize> = group.iter().filter_map(|&lane| Some(self.place(lane)?.set)).collect();
+        let mut touched: Vec<usize> =
+            group.iter().filter_map(|&lane| Some(self.address(lane)?.set)).collect();
         touched.sort_unstable();
         touched.dedup();
         let wanted = SetShape { rows, lanes: group.len().next_power_of_two() };
@@ -339,20 +342,21 @@ impl Layout {
             return;
         }
         let target = touched.into_iter().find(|&set| self.home(set, wanted, group));
-        let moving = group.iter().filter(|&&lane| self.place(lane).map(|place| place.set) != target);
+        let moving = group.iter().filter(|&&lane| self.address(lane).map(|address| address.set) != target);
         let price: f64 = moving.map(|&lane| 0.3 + self.len(lane) as f64 / 1024.0).sum();
         if !self.regrets(wanted, saving, price) {
             return;
         }
         let set = target.unwrap_or_else(|| self.free_set(wanted));
         for &lane in group {
-            if self.place(lane).is_none_or(|place| place.set != set) {
+            if self.address(lane).is_none_or(|address| address.set != set) {
                 self.move_into(lane, set);
             }
         }
     }
 
-    /// Adds to what doing without a set of this shape has cost; whether that now exceeds the price, which pays it.
+    /// Adds to the missed savings for this shape; true, and resets them, if they now reach the
+    /// price.
     fn regrets(&mut self, wanted: SetShape, saving: f64, price: f64) -> bool {
         let index = self.regret.iter().position(|(shape, _)| *shape == wanted).unwrap_or_else(|| {
             self.regret.push((wanted, 0.0));
@@ -367,7 +371,7 @@ impl Layout {
         paid
     }
 
-    /// Whether a set has the wanted shape and holds no sequence outside the group.
+    /// True if a set has the wanted shape and holds no sequence outside the group.
     fn home(&self, set: usize, wanted: SetShape, group: &[Lane]) -> bool {
         self.shape(set) == Some(wanted) && self.slots(set).iter().flatten().all(|lane| group.contains(lane))
     }

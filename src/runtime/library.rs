@@ -1,7 +1,8 @@
 //! Finds the shared library of ONNX Runtime and starts its environment, once per process.
 //!
-//! The library is loaded at run time and not linked, so that the proxy starts and relays on a machine that
-//! has none: then model drafters are missing, with a message that lists where it was searched.
+//! The library is loaded at run time and not linked, so that the proxy starts and relays on a
+//! machine without it: then model drafters are unavailable, with a message that lists the searched
+//! paths.
 
 use std::env;
 use std::fmt::Write as _;
@@ -15,22 +16,22 @@ use parking_lot::Mutex;
 /// The version that `onnx/fetch.sh` unpacks.
 pub const VERSION: &str = "1.31.1";
 
-/// Why there is no ONNX Runtime.
+/// Reason that ONNX Runtime is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// `ORT_DYLIB_PATH` names a file that is not there.
+    /// `ORT_DYLIB_PATH` names a file that does not exist.
     #[error("ORT_DYLIB_PATH names {0}, which does not exist")]
     Named(PathBuf),
-    /// It is nowhere that was searched.
+    /// It is at none of the searched paths.
     #[error(
         "ONNX Runtime was not found; `make` fetches it, or set ORT_DYLIB_PATH; searched:{}",
         list(searched)
     )]
     Missing {
-        /// The files that were looked for, in order.
+        /// The searched paths, in order.
         searched: Vec<PathBuf>,
     },
-    /// A file was found that is no ONNX Runtime of a version that fits.
+    /// A file was found that is not ONNX Runtime of a compatible version.
     #[error("{path} cannot be used as ONNX Runtime: {reason}")]
     Unfit {
         /// Path of the library.
@@ -47,7 +48,7 @@ fn list(paths: &[PathBuf]) -> String {
     })
 }
 
-/// What the search looks at; a value, so that the search can be tested.
+/// Inputs of the search; a value, so that the search can be tested.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     /// Value of `ORT_DYLIB_PATH`.
@@ -76,21 +77,22 @@ impl Surroundings {
         }
     }
 
-    /// The files that may be the library, best first: beside the binary, then the caches that `make` fills.
+    /// Paths that may be the library, best first: beside the binary, then the caches that `make`
+    /// fills.
     pub fn candidates(&self) -> Vec<PathBuf> {
         let versioned = format!("libonnxruntime.so.{VERSION}");
         let unpacked = PathBuf::from(format!("onnxruntime-{VERSION}")).join("lib");
         let mut found = Vec::new();
         if let Some(folder) = self.binary.as_deref().and_then(Path::parent) {
-            let beside = folder.parent().unwrap_or(folder).join("lib");
-            found.extend([beside.join(&versioned), beside.join("libonnxruntime.so")]);
+            let sibling = folder.parent().unwrap_or(folder).join("lib");
+            found.extend([sibling.join(&versioned), sibling.join("libonnxruntime.so")]);
         }
         found.extend(self.caches().into_iter().map(|cache| cache.join(&unpacked).join(&versioned)));
         found
     }
 
-    /// The cache that is named, else those of the working directory, of the checkout that the binary was
-    /// built in, and of the user.
+    /// The configured cache, else those of the working directory, of the checkout that the binary
+    /// was built in, and of the user.
     fn caches(&self) -> Vec<PathBuf> {
         let mut caches: Vec<PathBuf> = self.cache.iter().cloned().collect();
         caches.extend(self.directory.iter().map(|directory| directory.join(".cache")));
@@ -104,7 +106,7 @@ impl Surroundings {
         caches
     }
 
-    /// The path of the library: the one that is named, else the first candidate that exists.
+    /// The path of the library: the configured one, else the first candidate that exists.
     pub fn find(&self) -> Result<PathBuf, LibraryError> {
         if let Some(named) = &self.named {
             return if named.is_file() { Ok(named.clone()) } else { Err(LibraryError::Named(named.clone())) };
@@ -114,7 +116,7 @@ impl Surroundings {
     }
 }
 
-/// The started runtime and where it came from.
+/// The started runtime and its path.
 #[derive(Clone, Debug)]
 pub struct Library {
     /// ONNX Runtime's environment, shared by all sessions.
@@ -123,7 +125,7 @@ pub struct Library {
     pub path: PathBuf,
 }
 
-/// Loads the library, or answers with the one that is loaded.
+/// Loads the library, or returns the one that is loaded.
 pub fn load() -> Result<Library, LibraryError> {
     static LOADED: Mutex<Option<Library>> = Mutex::new(None);
     let mut loaded = LOADED.lock();
@@ -135,7 +137,7 @@ pub fn load() -> Result<Library, LibraryError> {
     let builder = ort::init_from(&path).map_err(|error| unfit(error.to_string()))?;
     let environment = builder
         .with_name("foretell")
-        .with_logger(Arc::new(|level, _, _, place, message| logged(level, place, message)))
+        .with_logger(Arc::new(|level, _, _, position, message| logged(level, position, message)))
         .with_telemetry(false)
         .build()
         .map_err(|error| unfit(error.to_string()))?;
@@ -144,12 +146,12 @@ pub fn load() -> Result<Library, LibraryError> {
     Ok(library)
 }
 
-/// Passes the runtime's own messages on to the log; by itself it would write to standard error.
-fn logged(level: LogLevel, place: &str, message: &str) {
+/// Passes the runtime's messages to the log; its default is standard error.
+fn logged(level: LogLevel, position: &str, message: &str) {
     match level {
-        LogLevel::Verbose | LogLevel::Info => tracing::trace!(place, "ONNX Runtime: {message}"),
-        LogLevel::Warning => tracing::warn!(place, "ONNX Runtime: {message}"),
-        LogLevel::Error | LogLevel::Fatal => tracing::error!(place, "ONNX Runtime: {message}"),
+        LogLevel::Verbose | LogLevel::Info => tracing::trace!(position, "ONNX Runtime: {message}"),
+        LogLevel::Warning => tracing::warn!(position, "ONNX Runtime: {message}"),
+        LogLevel::Error | LogLevel::Fatal => tracing::error!(position, "ONNX Runtime: {message}"),
     }
 }
 
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_beside_the_binary_goes_before_the_cache() {
+    fn the_library_beside_the_binary_precedes_the_cache() {
         let folder = tempfile::tempdir().unwrap();
         let file = format!("libonnxruntime.so.{VERSION}");
         let cached = folder.path().join(format!("work/.cache/onnxruntime-{VERSION}/lib"));
@@ -180,22 +182,22 @@ mod tests {
             ..Surroundings::default()
         };
         assert_eq!(surroundings.find().unwrap(), cached.join(&file));
-        let beside = folder.path().join("app/lib");
-        std::fs::create_dir_all(&beside).unwrap();
-        std::fs::write(beside.join(&file), "").unwrap();
-        assert_eq!(surroundings.find().unwrap(), beside.join(&file));
+        let sibling = folder.path().join("app/lib");
+        std::fs::create_dir_all(&sibling).unwrap();
+        std::fs::write(sibling.join(&file), "").unwrap();
+        assert_eq!(surroundings.find().unwrap(), sibling.join(&file));
     }
 
     #[test]
-    fn a_missing_library_names_every_place_that_was_searched() {
+    fn a_missing_library_names_every_searched_path() {
         let surroundings = Surroundings {
             binary: Some(PathBuf::from("/nowhere/app/bin/foretell")),
             cache: Some(PathBuf::from("/nowhere/cache")),
             ..Surroundings::default()
         };
         let message = surroundings.find().unwrap_err().to_string();
-        for place in ["/nowhere/app/lib/", "/nowhere/cache/onnxruntime-", "make"] {
-            assert!(message.contains(place), "{message}");
+        for path in ["/nowhere/app/lib/", "/nowhere/cache/onnxruntime-", "make"] {
+            assert!(message.contains(path), "{message}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A language model on ONNX Runtime: many sequences, one session, a slot cache written in place.
 //!
-//! The graph's contract is in `onnx/train/graph.py`. One thread owns a model; what waits is merged by whoever
-//! owns it (the target's scheduler, the drafter service) into the feeds of one [`Forward::run`].
+//! The graph's contract is in `onnx/train/graph.py`. One thread owns a model; its owner (the
+//! target's scheduler, the drafter service) merges waiting work into the feeds of one
+//! [`Forward::run`].
 
 use std::path::Path;
 
@@ -17,11 +18,11 @@ use super::layout::{Layout, Step};
 use super::open::{self, Loaded};
 pub use super::open::{OpenError, Options};
 
-/// Most tokens that one lane takes in one run of the graph; longer feeds are split.
+/// Maximum number of tokens that one lane takes in one run of the graph; longer feeds are split.
 const CHUNK: usize = 128;
-/// Most lanes of one tensor set.
+/// Maximum number of lanes in one tensor set.
 const WIDEST: usize = 16;
-/// Bound runs that a set keeps, the last used ones.
+/// Number of bound runs that a set keeps, the most recently used ones.
 const KEPT_RUNS: usize = 32;
 
 /// A loaded model.
@@ -42,7 +43,7 @@ impl Model {
     /// Loads `model.onnx` of a folder, described by its `config.json`.
     ///
     /// # Errors
-    /// Besides the rest, [`OpenError::Foreign`] for an export that another tool made.
+    /// Besides the errors of opening, [`OpenError::Foreign`] for an export of another tool.
     pub fn open(folder: &Path, options: &Options) -> Result<Self, OpenError> {
         let loaded = open::load(folder, options)?;
         if Names::find(folder, &loaded.session)?.is_some() {
@@ -51,7 +52,7 @@ impl Model {
         Self::of(folder, loaded, options)
     }
 
-    /// The model of a graph that is loaded.
+    /// The model of a loaded graph.
     pub(super) fn of(folder: &Path, loaded: Loaded, options: &Options) -> Result<Self, OpenError> {
         let description = Description::read(folder)?;
         check_graph(&loaded.session, &description).map_err(|missing| loaded.refused(missing))?;
@@ -76,7 +77,7 @@ impl Model {
         })
     }
 
-    /// What it runs on, and why, in one line.
+    /// The device that it runs on and the reason, in one line.
     pub fn device(&self) -> &str {
         &self.note
     }
@@ -191,7 +192,8 @@ fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
     }
 }
 
-/// Checks that the graph has the inputs and outputs of the contract, and the layers of its description.
+/// Checks that the graph has the inputs and outputs of the contract, and the layers of its
+/// description.
 fn check_graph(session: &Session, description: &Description) -> Result<(), String> {
     let has =
         |name: &str| session.inputs().iter().chain(session.outputs()).any(|outlet| outlet.name() == name);
@@ -235,8 +237,8 @@ impl Forward for Model {
             return Err(ModelError::Invalid(format!("cannot keep rows {path:?} after {base} of {len}")));
         }
         let moves = path.iter().enumerate().any(|(to, &from)| to != from);
-        if let (true, Some(place)) = (moves, self.layout.place(lane)) {
-            self.cache.keep(place, base, path)?;
+        if let (true, Some(address)) = (moves, self.layout.address(lane)) {
+            self.cache.keep(address, base, path)?;
         }
         self.layout.set_len(lane, base + path.len());
         Ok(())
@@ -255,7 +257,7 @@ impl Forward for Model {
         self.apply_steps()?;
         let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(Feed::wanted));
         let mut sets: Vec<usize> =
-            feeds.iter().filter_map(|feed| Some(self.layout.place(feed.lane)?.set)).collect();
+            feeds.iter().filter_map(|feed| Some(self.layout.address(feed.lane)?.set)).collect();
         sets.sort_unstable();
         sets.dedup();
         for set in sets {

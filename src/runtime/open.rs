@@ -1,5 +1,5 @@
-//! Opens a model folder, whoever exported it: finds the graph, loads it, and tells by the names of its inputs
-//! which model runs it.
+//! Opens a model folder of any exporter: finds the graph, loads it, and selects the model that runs
+//! it by the names of its inputs.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -17,19 +17,19 @@ use super::forward::Forward;
 use super::library::{self, LibraryError};
 use super::model::Model;
 
-/// How a model is opened.
+/// Settings for opening a model.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Device that runs it.
     pub device: DeviceChoice,
-    /// Sequences that the cache holds at once.
+    /// Maximum number of concurrent sequences in the cache.
     pub lanes: usize,
-    /// Most tokens per sequence; `None` for all that the model was made for.
+    /// Maximum number of tokens per sequence; `None`: the model's own limit.
     pub context: Option<usize>,
-    /// Threads within one operator; 0 for the cores of this machine.
+    /// Threads within one operator; 0: the number of cores.
     pub threads: usize,
-    /// Whether idle threads spin. A few percent faster alone, several times slower where others need the
-    /// cores.
+    /// True if idle threads spin. A few percent faster alone, several times slower where others
+    /// need the cores.
     pub spinning: bool,
 }
 
@@ -39,27 +39,27 @@ impl Default for Options {
     }
 }
 
-/// Why a model cannot be opened.
+/// Reason that a model cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// There is no ONNX Runtime.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The device asked for is not to be had.
+    /// The requested device is not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The model folder cannot be used.
     #[error(transparent)]
     Description(#[from] DescriptionError),
-    /// There is no graph in the folder, or no telling which of several is meant.
+    /// The folder has no graph, or several and none is identifiable as the one to use.
     #[error("{folder}: {reason}")]
     NoGraph {
         /// Path of the folder.
         folder: String,
-        /// What was looked for and what is there.
+        /// The names that were expected and the graphs that were found.
         reason: NoGraph,
     },
-    /// The export of another tool where only our own can be run.
+    /// An export of another tool where only our own can be run.
     #[error(
         "{path} was exported by another tool: it can be a drafter; what is served as a target has to be an \
          export of onnx/train/export.py, whose cache takes many sequences and the branches of a tree"
@@ -68,31 +68,31 @@ pub enum OpenError {
         /// Path of the file.
         path: String,
     },
-    /// The graph cannot be used: ONNX Runtime does not take it, or its inputs and outputs are not those
-    /// expected.
+    /// The graph cannot be used: ONNX Runtime rejects it, or its inputs and outputs are not the
+    /// expected ones.
     #[error("{path}: {reason}")]
     Graph {
         /// Path of the file.
         path: String,
-        /// The runtime's error, or what is missing.
+        /// The runtime's error, or the missing input or output.
         reason: String,
     },
 }
 
-/// A graph that is loaded, and by what.
+/// A loaded graph and its device.
 pub(super) struct Loaded {
     /// Path of the graph.
     pub path: PathBuf,
     /// The graph, ready to run.
     pub session: Session,
-    /// What it runs on.
+    /// Device that it runs on.
     pub device: Device,
-    /// What it runs on, and why, in one line.
+    /// The device and the reason for it, in one line.
     pub note: String,
 }
 
 impl Loaded {
-    /// This graph cannot be used.
+    /// An error: this graph cannot be used.
     pub fn refused(&self, reason: impl Display) -> OpenError {
         refused(&self.path, reason)
     }
@@ -102,11 +102,12 @@ fn refused(path: &Path, reason: impl Display) -> OpenError {
     OpenError::Graph { path: path.display().to_string(), reason: reason.to_string() }
 }
 
-/// Opens a model folder: our own export (`onnx/train/export.py`), or one by optimum or by the model builder
-/// of onnxruntime-genai.
+/// Opens a model folder: our own export (`onnx/train/export.py`), or one by optimum or by the model
+/// builder of onnxruntime-genai.
 ///
-/// # Errors The folder holds no graph, its files are damaged or do not fit each other, or its inputs are of
-/// none of these.
+/// # Errors
+/// The folder holds no graph, its files are damaged or do not fit each other, or its inputs are
+/// those of none of these exporters.
 pub fn open(folder: &Path, options: &Options) -> Result<Box<dyn Forward>, OpenError> {
     let loaded = load(folder, options)?;
     Ok(match Names::find(folder, &loaded.session)? {
@@ -125,8 +126,8 @@ pub(super) fn load(folder: &Path, options: &Options) -> Result<Loaded, OpenError
     Ok(Loaded { path, session, device: chosen.device, note: chosen.note })
 }
 
-/// A session builder with our settings, for the device asked for. One operator runs at a time: these graphs
-/// have no parallel branches.
+/// A session builder with our settings, for the requested device. One operator runs at a time:
+/// these graphs have no parallel branches.
 pub(super) fn builder(choice: DeviceChoice, options: &Options) -> Result<Chosen, OpenError> {
     let library = library::load()?;
     let fault = |error: &dyn Display| refused(&library.path, error);

@@ -1,9 +1,10 @@
-//! The costs of another machine for a model that runs on this one: each run takes as long as it would take there.
+//! Emulates the costs of another machine: each run of a model takes as long as it would take there.
 //!
-//! What speculation gains depends on what a verify call costs in plain steps, and a small model on a laptop costs
-//! neither what a large one costs on a GPU nor the same on every laptop. So a run computes and then sleeps until its
-//! time is over: the tokens are real, the costs are given, and no processor time is taken from those beside it. A
-//! busy model's next run begins when the last one was due, so that late wake-ups do not add up.
+//! The gain of speculation depends on the cost of a verify request in plain steps, and a small
+//! model on a laptop has neither the costs of a large one on a GPU nor the same costs on every
+//! laptop. So a run computes and then sleeps until its time is over: the tokens are real, the costs
+//! are given, and concurrent work loses no processor time. The next run of a busy model begins when
+//! the last one was due, so that late wake-ups do not add up.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,25 +15,27 @@ use crate::clock::Clock;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use crate::units::Tick;
 
-/// What runs take on the machine that is imitated. Text: `step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms`; all
-/// but `step` may be left out.
+/// Run times on the emulated machine. Text:
+/// `step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms`; all but `step` are optional.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// A plain step.
+    /// Time of a plain step.
     pub step: Duration,
-    /// A verify call, in plain steps, before its drafted tokens are counted.
+    /// Cost of a verify request without its drafted tokens, plain steps.
     pub base: f64,
-    /// What each drafted token adds to a verify call, in plain steps.
+    /// Cost that each drafted token adds to a verify request, plain steps.
     pub node: f64,
-    /// By which share a run is longer for each further sequence in it.
+    /// Share by which a run is longer for each further sequence in it.
     pub growth: f64,
-    /// Reading one prompt token that is not in the cache; zero: no longer than the model itself takes.
+    /// Time to read one prompt token that is not in the cache; zero: no longer than the model
+    /// itself takes.
     pub prompt: Duration,
 }
 
 impl Pace {
-    /// How long a run with these feeds takes: the costliest of its steps and verify calls, longer by `growth` for each
-    /// further one, and every prompt token that is read. The last token of a prompt is a plain step.
+    /// Time of a run with these feeds: the costliest of its steps and verify requests, longer by
+    /// `growth` for each further one, plus every prompt token that is read. The last token of a
+    /// prompt is a plain step.
     pub fn run(&self, feeds: &[Feed<'_>]) -> Duration {
         let stepping = || feeds.iter().filter(|feed| feed.rows != Rows::None);
         let costliest = stepping().map(|feed| self.steps(feed)).fold(0.0, f64::max);
@@ -41,7 +44,7 @@ impl Pace {
         self.step.mul_f64(costliest * growth) + self.prompt.mul_f64(read as f64)
     }
 
-    /// A feed's step or verify call, in plain steps.
+    /// Cost of a feed's step or verify request, plain steps.
     fn steps(&self, feed: &Feed<'_>) -> f64 {
         feed.draft.map_or(1.0, |drafted| self.base + self.node * drafted as f64)
     }
@@ -53,7 +56,7 @@ fn read(feed: &Feed<'_>) -> usize {
     sequence.saturating_sub(usize::from(feed.rows != Rows::None))
 }
 
-/// A text that is no [`Pace`].
+/// Error for a text that is not a [`Pace`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPace {
     /// A part that is not `key=value` with a known key.
@@ -61,7 +64,7 @@ pub enum NoPace {
         "no such key, allowed step, base, node, growth, prompt (KEY=VALUE with commas between), got {0:?}"
     )]
     Key(String),
-    /// A key that stands there twice.
+    /// A duplicate key.
     #[error("{0}: given twice")]
     Twice(&'static str),
     /// A value that is malformed or out of range.
@@ -69,9 +72,9 @@ pub enum NoPace {
     Value {
         /// Its key.
         key: &'static str,
-        /// What may stand there.
+        /// Values that are allowed.
         allowed: &'static str,
-        /// What stands there.
+        /// The value in the text.
         got: String,
     },
     /// No `step`.
@@ -110,8 +113,8 @@ impl FromStr for Pace {
     }
 }
 
-fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), NoPace> {
-    if place.replace(value).is_some() { Err(NoPace::Twice(key)) } else { Ok(()) }
+fn once<T>(key: &'static str, position: &mut Option<T>, value: T) -> Result<(), NoPace> {
+    if position.replace(value).is_some() { Err(NoPace::Twice(key)) } else { Ok(()) }
 }
 
 /// A decimal number within a range. `parse` alone would take `inf`, `1e3` and `+1` too.
@@ -126,7 +129,7 @@ fn number(
     value.ok_or_else(|| NoPace::Value { key, allowed, got: text.to_owned() })
 }
 
-/// A duration up to a minute, `60ms`, `2.5ms`, `80us`, `1s`; rounded to microseconds.
+/// A duration up to a minute, such as `60ms`, `2.5ms`, `80us`, `1s`; rounded to microseconds.
 fn duration(key: &'static str, text: &str) -> Result<Duration, NoPace> {
     let allowed = "a number with us, ms or s, up to 60s";
     let refused = || NoPace::Value { key, allowed, got: text.to_owned() };
@@ -151,9 +154,9 @@ impl fmt::Display for Pace {
 
 /// A clock that can be waited on.
 pub trait Watch: Send {
-    /// This moment.
+    /// The current time.
     fn now(&self) -> Tick;
-    /// Returns at that moment, or at once if it has passed.
+    /// Returns at that time, or at once if it has passed.
     fn wait_until(&mut self, moment: Tick);
 }
 
@@ -167,22 +170,22 @@ impl Watch for Clock {
     }
 }
 
-/// A model whose runs take the time that a [`Pace`] says, or their own where that is longer.
+/// A model whose runs take the time given by a [`Pace`], or their own where that is longer.
 pub struct Paced {
     model: Box<dyn Forward>,
     pace: Pace,
     watch: Box<dyn Watch>,
-    /// When the last run was over, if the model has been busy since.
+    /// Time at which the last run was due to end, if the model has been busy since.
     due: Option<Tick>,
 }
 
 impl Paced {
-    /// The model at this pace, by the clock on the wall.
+    /// The model at this pace, on the system's clock.
     pub fn new(model: Box<dyn Forward>, pace: Pace) -> Self {
         Self::by(model, pace, Box::new(Clock::start()))
     }
 
-    /// The model at this pace, by any clock.
+    /// The model at this pace, on any clock.
     pub fn by(model: Box<dyn Forward>, pace: Pace, watch: Box<dyn Watch>) -> Self {
         Self { model, pace, watch, due: None }
     }
@@ -220,7 +223,7 @@ impl Forward for Paced {
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         let begun = self.due.unwrap_or_else(|| self.watch.now());
         let logits = self.model.run(feeds);
-        // A model that takes longer than its pace is not hurried afterwards.
+        // If the model was slower than its pace, later runs do not catch up.
         let due = begun.after(self.pace.run(feeds)).max(self.watch.now());
         self.watch.wait_until(due);
         self.due = Some(due);

@@ -1,9 +1,10 @@
 //! From logits to a token: the one sampler of our target and of the model drafter.
 //!
-//! The order is vLLM's, so that the same parameters mean the same: logit bias, repetition penalty, frequency
-//! and presence penalty, the end tokens masked before `min_tokens`; then, above temperature 0, temperature →
-//! min-p → top-k → top-p. What is left is decided by the noise of the place (`noise`), never by a generator
-//! with a state, so that the same place gives the same token in whatever order it is computed.
+//! The order is vLLM's, so that the same parameters mean the same: logit bias, repetition penalty,
+//! frequency and presence penalty, the end tokens masked before `min_tokens`; then, above
+//! temperature 0, temperature → min-p → top-k → top-p. The remaining choice is made by the noise of
+//! the position (`noise`), never by a generator with a state, so that the same position gives the
+//! same token in whatever order it is computed.
 //!
 //! Ties go to the lowest id everywhere, also at the edge of top-k and top-p.
 
@@ -14,12 +15,13 @@ use std::collections::HashMap;
 mod mass;
 
 use self::mass::{largest, sum_exp};
-use super::noise::Place;
+use super::noise::PositionNoise;
 use crate::openai::Sampling;
 use crate::units::TokenId;
-use crate::words::Law;
+use crate::words::Distribution;
 
-/// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the same).
+/// Log-probability reported for a token that cannot be sampled (JSON has no −∞; vLLM reports the
+/// same).
 pub const NEVER: f32 = -9999.0;
 
 /// How one choice of one request samples.
@@ -31,8 +33,8 @@ pub struct Sampler {
     ends: Vec<TokenId>,
 }
 
-/// What the penalties need to know of the past, kept as it grows. Without penalties it counts nothing and a
-/// copy costs nothing.
+/// The state that the penalties need of the context, updated as it grows. Without penalties it
+/// counts nothing and a copy costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     counts: HashMap<TokenId, Count>,
@@ -47,7 +49,7 @@ struct Count {
 }
 
 impl History {
-    /// The past of a sequence, of which the first part is prompt.
+    /// The history of a sequence.
     pub fn new(sampling: &Sampling, prompt: &[TokenId], output: &[TokenId]) -> Self {
         let repetition = (sampling.repetition_penalty - 1.0).abs() > 0.0;
         let counting = repetition || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
@@ -105,48 +107,48 @@ impl Sampler {
         &self.sampling
     }
 
-    /// A history of the past for this sampler's penalties.
+    /// A history of the context for this sampler's penalties.
     pub fn history(&self, prompt: &[TokenId], output: &[TokenId]) -> History {
         History::new(&self.sampling, prompt, output)
     }
 
-    /// Samples the token that follows `prompt` and `output`. Counts anew every time: for long outputs keep a
-    /// [`History`] and use [`Sampler::next`].
+    /// Samples the token that follows `prompt` and `output`. Recounts every time: for long outputs
+    /// keep a [`History`] and use [`Sampler::next`].
     pub fn pick(&self, logits: &[f32], prompt: &[TokenId], output: &[TokenId]) -> TokenId {
         self.next(logits, &self.history(prompt, output))
     }
 
-    /// Samples the token that follows the past.
-    pub fn next(&self, logits: &[f32], past: &History) -> TokenId {
-        self.process(logits, past).draw()
+    /// Samples the token that follows the context.
+    pub fn next(&self, logits: &[f32], context: &History) -> TokenId {
+        self.process(logits, context).draw()
     }
 
     /// The distribution that is sampled from, with its draw.
-    pub fn process<'a>(&self, logits: &'a [f32], past: &History) -> Processed<'a> {
-        let logits = self.adjust(logits, past);
+    pub fn process<'a>(&self, logits: &'a [f32], context: &History) -> Processed<'a> {
+        let logits = self.adjust(logits, context);
         let scale = if self.greedy() { 1.0 } else { self.sampling.temperature };
         let best = argmax(&logits);
         let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, best.1, scale) };
-        let place = Place::new(self.seed, self.choice, past.position());
-        Processed { logits, best, kept, scale, place: (!self.greedy()).then_some(place) }
+        let position_noise = PositionNoise::new(self.seed, self.choice, context.position());
+        Processed { logits, best, kept, scale, position_noise: (!self.greedy()).then_some(position_noise) }
     }
 
     fn greedy(&self) -> bool {
         self.sampling.temperature <= 0.0
     }
 
-    /// Bias, penalties and mask: all that is done to logits one by one.
-    fn adjust<'a>(&self, logits: &'a [f32], past: &History) -> Cow<'a, [f32]> {
-        let masked = past.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
-        if self.sampling.logit_bias.is_empty() && !past.counting && !masked {
+    /// Bias, penalties and mask: every change to individual logits.
+    fn adjust<'a>(&self, logits: &'a [f32], context: &History) -> Cow<'a, [f32]> {
+        let masked = context.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
+        if self.sampling.logit_bias.is_empty() && !context.counting && !masked {
             return Cow::Borrowed(logits);
         }
         let mut logits = logits.to_vec();
         for &(token, bias) in &self.sampling.logit_bias {
             change(&mut logits, token, |logit| logit + bias);
         }
-        if past.counting {
-            for (&token, &count) in &past.counts {
+        if context.counting {
+            for (&token, &count) in &context.counts {
                 change(&mut logits, token, |logit| self.penalise(logit, count));
             }
         }
@@ -168,7 +170,7 @@ impl Sampler {
         logit - frequency - self.sampling.presence_penalty as f32
     }
 
-    /// min-p, top-k and top-p, each on what the one before has left.
+    /// min-p, top-k and top-p, each applied to the result of the one before.
     fn truncate(&self, logits: &[f32], most: f32, scale: f64) -> Kept {
         let Sampling { top_p, min_p, top_k, .. } = self.sampling;
         let top_k = top_k.map_or(usize::MAX, |k| k as usize).max(1);
@@ -182,8 +184,8 @@ impl Sampler {
         let mut total = None;
         if !few && !counted {
             let mass = sum_exp(logits, most, (1.0 / scale) as f32);
-            // Tokens that all together cannot hold the last 1 − top_p come after the edge: they weigh less
-            // than (1 − top_p) / n each. Half of it, against rounding.
+            // Tokens that together cannot hold the last 1 − top_p of the mass come after the edge:
+            // they weigh less than (1 − top_p) / n each. Half of it, against rounding.
             let least = 0.5 * (1.0 - top_p) * mass / logits.len().max(1) as f64;
             floor = f64::from(most) + scale * least.ln();
             total = Some(mass);
@@ -217,8 +219,8 @@ fn by_logit(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Keeps the fewest most probable tokens whose mass reaches `wanted`: a token stays iff the mass of those
-/// before it has not reached it yet. At least one stays.
+/// Keeps the fewest most probable tokens whose mass reaches `wanted`: a token stays iff the mass of
+/// those before it has not reached it yet. At least one stays.
 fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, wanted: f64, weight: impl Fn(f32) -> f64) {
     kept.sort_unstable_by(by_logit);
     let mut mass = 0.0;
@@ -229,7 +231,7 @@ fn keep_nucleus(kept: &mut Vec<(TokenId, f32)>, wanted: f64, weight: impl Fn(f32
     kept.truncate(reached.map_or(kept.len(), |last| last + 1));
 }
 
-/// Which tokens can be sampled.
+/// Tokens that can be sampled.
 #[derive(Clone, Debug)]
 enum Kept {
     All,
@@ -237,7 +239,7 @@ enum Kept {
     Some(Vec<(TokenId, f32)>),
 }
 
-/// Logits with everything applied that the request asked for.
+/// Logits with all parameters of the request applied.
 #[derive(Clone, Debug)]
 pub struct Processed<'a> {
     logits: Cow<'a, [f32]>,
@@ -245,16 +247,16 @@ pub struct Processed<'a> {
     best: (TokenId, f32),
     kept: Kept,
     scale: f64,
-    /// Place that the noise is a function of; `None` takes the likeliest token.
-    place: Option<Place>,
+    /// Noise of the position; `None` takes the likeliest token.
+    position_noise: Option<PositionNoise>,
 }
 
 impl Processed<'_> {
     /// The sample: the largest logit, or the largest sum of scaled logit and noise.
     pub fn draw(&self) -> TokenId {
         let (token, logit) = self.best;
-        let Some(place) = self.place else { return token };
-        let mut race = Race::new(place, self.scale, token, logit);
+        let Some(position_noise) = self.position_noise else { return token };
+        let mut race = Race::new(position_noise, self.scale, token, logit);
         match &self.kept {
             Kept::All => {
                 for (token, &logit) in (0..).zip(self.logits.iter()) {
@@ -270,12 +272,13 @@ impl Processed<'_> {
         race.token
     }
 
-    /// The most probable token where it is the one that is taken; `None` where tokens are drawn.
+    /// The most probable token where it is always chosen; `None` where tokens are drawn.
     pub fn likeliest(&self) -> Option<TokenId> {
-        self.place.is_none().then_some(self.best.0)
+        self.position_noise.is_none().then_some(self.best.0)
     }
 
-    /// Log-probability of a token in the distribution that is sampled from; [`NEVER`] if it cannot be.
+    /// Log-probability of a token in the distribution that is sampled from; [`NEVER`] if it cannot
+    /// be sampled.
     pub fn logprob(&self, token: TokenId) -> f32 {
         self.logprobs(&[token]).first().copied().unwrap_or(NEVER)
     }
@@ -302,20 +305,21 @@ impl Processed<'_> {
         }
     }
 
-    /// The whole distribution, as it is sampled from; `None` if the logits are no numbers.
-    pub fn law(&self) -> Option<Law> {
+    /// The whole distribution that is sampled from; `None` if the logits are not numbers.
+    pub fn distribution(&self) -> Option<Distribution> {
         let (best, most) = self.best;
-        if self.place.is_none() {
-            return Law::new(vec![(best, 1.0)]);
+        if self.position_noise.is_none() {
+            return Distribution::new(vec![(best, 1.0)]);
         }
         let weight = |token: TokenId, logit: f32| (token, (f64::from(logit - most) / self.scale).exp());
-        Law::new(match &self.kept {
+        Distribution::new(match &self.kept {
             Kept::All => (0..).zip(self.logits.iter()).map(|(token, &logit)| weight(token, logit)).collect(),
             Kept::Some(kept) => kept.iter().map(|&(token, logit)| weight(token, logit)).collect(),
         })
     }
 
-    /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can be sampled.
+    /// The `most` most probable tokens with their log-probabilities, best first; fewer if fewer can
+    /// be sampled.
     pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
         let mut all = match &self.kept {
             Kept::All => (0..).zip(self.logits.iter().copied()).collect::<Vec<_>>(),
@@ -368,10 +372,10 @@ fn argmax(logits: &[f32]) -> (TokenId, f32) {
     (token as TokenId, most)
 }
 
-/// The search for the largest score. It begins with the most probable token, so that most others are ruled
-/// out by a bound on their noise and cost a hash at most, never a logarithm.
+/// The search for the largest score. It begins with the most probable token, so that most others
+/// are ruled out by a bound on their noise and cost a hash at most, never a logarithm.
 struct Race {
-    place: Place,
+    position_noise: PositionNoise,
     scale: f64,
     token: TokenId,
     score: f64,
@@ -380,9 +384,9 @@ struct Race {
 }
 
 impl Race {
-    fn new(place: Place, scale: f64, token: TokenId, logit: f32) -> Self {
-        let score = f64::from(logit) / scale + Place::noise(place.hash(token));
-        Self { place, scale, token, score, hopeless: score - Place::bound(u64::MAX) }
+    fn new(position_noise: PositionNoise, scale: f64, token: TokenId, logit: f32) -> Self {
+        let score = f64::from(logit) / scale + PositionNoise::noise(position_noise.hash(token));
+        Self { position_noise, scale, token, score, hopeless: score - PositionNoise::bound(u64::MAX) }
     }
 
     fn enter(&mut self, token: TokenId, logit: f32) {
@@ -390,14 +394,14 @@ impl Race {
         if scaled < self.hopeless {
             return;
         }
-        let hash = self.place.hash(token);
-        if scaled + Place::bound(hash) < self.score {
+        let hash = self.position_noise.hash(token);
+        if scaled + PositionNoise::bound(hash) < self.score {
             return;
         }
-        let score = scaled + Place::noise(hash);
+        let score = scaled + PositionNoise::noise(hash);
         if score.total_cmp(&self.score).then(self.token.cmp(&token)).is_gt() {
             (self.token, self.score) = (token, score);
-            self.hopeless = score - Place::bound(u64::MAX);
+            self.hopeless = score - PositionNoise::bound(u64::MAX);
         }
     }
 }

@@ -1,21 +1,24 @@
-//! The accept rule: what of a draft becomes the past.
+//! The acceptance rule: the tokens of a draft that join the context.
 //!
-//! Exact is sample and match. The backend sampled a token after every prefix of the draft, or told the whole
-//! distribution there, from which one is drawn here. Walk down: emit the sample, go on while it is a child of
-//! the place it was drawn at. Every emitted token is a sample of the backend's own law at its own prefix, so the
-//! law of the text is the backend's whatever was drafted, for one-hot drafts and any tree of them, and for targets
-//! whose noise depends on the place alone.
+//! Exact is sample and match. The backend sampled a token after every prefix of the draft, or
+//! reported the whole distribution there, from which one is drawn here. Walk down: emit the sample,
+//! go on while it is a child of the position at which it was drawn. Every emitted token is a sample
+//! of the backend's own distribution at its own prefix, so the distribution of the text is the
+//! backend's whatever was drafted, for one-hot drafts and any tree of them, and for targets whose
+//! noise depends on the position alone.
 //!
-//! A lossy [`Rule`] may keep the first child of a place although the target chose another token. Whether it may is
-//! settled, and its price charged to the [`Ledger`], by what was known before the place is decided: the law there, the
-//! tolerance when the call was sent, the output so far. So the sum of the charges bounds the total variation of the
-//! whole output, by the chain rule, on every path.
+//! A lossy [`Rule`] may keep the first child of a position although the target chose another token.
+//! If it may is settled, and its price charged to the [`Ledger`], by the facts known before the
+//! position is decided: the distribution there, the tolerance when the request was sent, the output
+//! so far. So the sum of the charges bounds the total variation of the whole output, by the chain
+//! rule, on every path.
 //!
-//! Where the drafter shares the target's noise, the draft x and the sample y are not independent: Gumbel noise makes both
-//! increasing in the noise of their own token and decreasing in that of all others, so by the inequality of Fortuin, Kasteleyn and
-//! Ginibre P(y = x | x) ≥ p(x): x is put in y's place no more often than is charged, and the bound holds. It says nothing of a
-//! token that another drafter proposed and that was chosen by what the first one drew, nor of the places behind it: there
-//! ([`Judged::coupled`]) the whole chance of keeping x is charged, as if y were never x.
+//! Where the drafter shares the target's noise, the draft x and the sample y are not independent:
+//! Gumbel noise makes both increasing in the noise of their own token and decreasing in that of all
+//! others, so by the inequality of Fortuin, Kasteleyn and Ginibre P(y = x | x) ≥ p(x): x replaces y
+//! no more often than is charged, and the bound holds. It does not hold for a token that another
+//! drafter proposed and that was chosen by the first one's draw, nor for the positions behind it:
+//! there ([`Judged::coupled`]) the whole probability of keeping x is charged, as if y were never x.
 
 mod rule;
 pub mod sampled;
@@ -24,13 +27,14 @@ pub use rule::{FLY_WINDOW, Known, Rule};
 
 use crate::control::Tolerance;
 use crate::draft::Tree;
-use crate::units::{Dice, TokenId};
-use crate::words::{Dist, DriftLimits, Ledger, Row, Verdict};
+use crate::units::{SplitMix64, TokenId};
+use crate::words::{Dist, DriftLimits, Ledger, Row, VerifyResult};
 
-/// What a round brought.
+/// The result of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accepted {
-    /// The tokens that become the past: the accepted run and one more, unless that was left open.
+    /// The tokens that join the context: the accepted run and one more, unless that was left
+    /// undecided.
     pub tokens: Vec<TokenId>,
     /// The draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
@@ -39,24 +43,25 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Whether all its tokens are below `vocabulary`. What the answer holds beside the accepted path is not asked:
-    /// a refusal for a sample that is not used would change how often those come that are.
+    /// True if all its tokens are below `vocabulary`. The result outside the accepted path is not
+    /// checked: rejecting it for a sample that is not used would change the frequency of those that
+    /// are.
     pub fn is_within(&self, vocabulary: TokenId) -> bool {
         self.tokens.iter().all(|&token| token < vocabulary)
     }
 }
 
-/// How draft tokens are judged: the rule, how far it may be relaxed, and what that may cost.
+/// The acceptance rule, its tolerance, and the limits of its drift.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accept {
     /// The rule.
     pub rule: Rule,
     /// Tolerance of a lossy rule.
     pub tolerance: Tolerance,
-    /// Most that may be charged to a whole output; `None`: any amount. It bounds the total-variation distance of the
-    /// distribution of outputs.
+    /// Maximum charge of a whole output; `None`: any amount. It bounds the total-variation distance
+    /// of the distribution of outputs.
     pub max_drift: Option<f64>,
-    /// Most that may be charged per output token, on average so far.
+    /// Maximum charge per output token, on average so far.
     pub max_drift_rate: f64,
 }
 
@@ -72,7 +77,7 @@ impl Default for Accept {
 }
 
 impl Accept {
-    /// Whether it may ever accept what the target did not choose.
+    /// True if it may ever accept a token that the target did not choose.
     pub fn is_lossy(&self) -> bool {
         self.rule != Rule::Exact && self.tolerance.max > 0.0
     }
@@ -84,62 +89,66 @@ impl Accept {
 
 /// A round to be judged.
 pub struct Judged<'a> {
-    /// What was drafted.
+    /// The draft.
     pub draft: &'a Tree,
-    /// What the backend says to it.
-    pub verdict: &'a Verdict,
+    /// The backend's verification result for it.
+    pub result: &'a VerifyResult,
     /// Tokens of prompt and output before the first row.
     pub context: usize,
     /// Tokens of output before it.
     pub output: usize,
-    /// Tolerance of a lossy rule, fixed when the call was sent; zero is exact.
+    /// Tolerance of a lossy rule, fixed when the verify request was sent; zero is exact.
     pub tolerance: f64,
-    /// Which token is drafted first, or how many follow it, may depend on the target's noise in other ways than that a
-    /// drafter drew the token itself with it.
+    /// The choice of the first draft token, or the number of tokens behind it, may depend on the
+    /// target's noise in more ways than through the draw of the token itself.
     pub coupled: bool,
-    /// Whether the output, with these accepted tokens, is free text, in which a rule may be relaxed.
+    /// True if the output, with these accepted tokens, is free text, in which a rule may be
+    /// relaxed.
     pub free: &'a dyn Fn(&[TokenId]) -> bool,
 }
 
-/// What is drawn here, each uniform in (0, 1) and tied to a place `depth` tokens behind the context.
+/// Random numbers drawn here, each uniform in (0, 1) and tied to the position `depth` tokens behind
+/// the context.
 pub trait Draws {
-    /// Decides which token a distribution gives.
+    /// Number that selects a token of a distribution.
     fn token(&mut self, depth: usize) -> f64;
 
-    /// Whether a chance of this probability comes true. The draw belongs to the place: asked twice, it is the same.
+    /// True with this probability. The draw belongs to the position: a second call returns the
+    /// same.
     fn chance(&mut self, depth: usize, probability: f64) -> bool;
 }
 
-/// Walks the draft by the samples, up to the first place that is not decided; no tokens if that is the first. `None` if
-/// the verdict has more rows than the draft has places.
+/// Walks the draft by the samples, up to the first undecided position; no tokens if that is the
+/// first. `None` if the result has more rows than the draft has positions.
 pub fn walk(
     round: &Judged<'_>,
     accept: &Accept,
     ledger: &mut Ledger,
     draws: &mut impl Draws,
 ) -> Option<Accepted> {
-    let Judged { draft, verdict, .. } = *round;
-    if verdict.rows.len() > draft.len() + 1 {
+    let Judged { draft, result, .. } = *round;
+    if result.rows.len() > draft.len() + 1 {
         return None;
     }
     let mut accepted = Accepted::default();
-    let mut place = None;
-    // Places behind a mismatch that passed: that the target chose the draft there has been looked at already.
+    let mut position = None;
+    // Number of positions left behind an accepted mismatch whose draft tokens the target is known
+    // to have chosen.
     let mut seen = 0_usize;
-    while let Some(row) = verdict.rows.get(place.map_or(0, |node| node + 1)) {
+    while let Some(row) = result.rows.get(position.map_or(0, |node| node + 1)) {
         let depth = accepted.tokens.len();
         let keep = match seen.checked_sub(1) {
             Some(left) => {
                 seen = left;
                 None
             }
-            None => relaxed(round, place, row, accept, &accepted.tokens, ledger),
+            None => relaxed(round, position, row, accept, &accepted.tokens, ledger),
         };
         let kept = keep.filter(|keep| draws.chance(depth, keep.probability));
         let token = sampled(row, || draws.token(depth));
         let token = match kept {
             Some(Kept { token: child, window, .. }) if token != Some(child) => {
-                if native(draft, verdict, place, child, window) {
+                if native(draft, result, position, child, window) {
                     seen = window;
                     ledger.substitutions += 1;
                     Some(child)
@@ -152,10 +161,10 @@ pub fn walk(
         let Some(token) = token else { break };
         accepted.tokens.push(token);
         accepted.ends = row.ends && row.sample == Some(token);
-        let next = if accepted.ends { None } else { draft.child(place, token) };
+        let next = if accepted.ends { None } else { draft.child(position, token) };
         let Some(node) = next else { break };
         accepted.nodes.push(node);
-        place = Some(node);
+        position = Some(node);
     }
     Some(accepted)
 }
@@ -166,35 +175,35 @@ struct Kept {
     token: TokenId,
     /// With this probability ...
     probability: f64,
-    /// ... and only if the target itself chose so many draft tokens behind it.
+    /// ... and only if the target itself chose this many draft tokens behind it.
     window: usize,
 }
 
-/// Whether and how the rule is relaxed at a place, charged to the ledger. Reads the law there, and no sample of this
-/// round that is not accepted yet.
+/// The relaxation of the rule at a position, charged to the ledger. Reads the distribution there,
+/// and no sample of this round that is not accepted yet.
 fn relaxed(
     round: &Judged<'_>,
-    place: Option<usize>,
+    position: Option<usize>,
     row: &Row,
     accept: &Accept,
     before: &[TokenId],
     ledger: &mut Ledger,
 ) -> Option<Kept> {
-    let Judged { draft, verdict, tolerance, output, .. } = *round;
+    let Judged { draft, result, tolerance, output, .. } = *round;
     if tolerance <= 0.0 || accept.rule == Rule::Exact {
         return None;
     }
     // Of several children the first: chosen before anything is drawn.
-    let node = draft.children(place).next()?;
+    let node = draft.children(position).next()?;
     if !(round.free)(before) {
         return None;
     }
     let token = draft.nodes().get(node)?.token;
     let window = if accept.rule == Rule::Fly { FLY_WINDOW } else { 0 };
-    let known = known(row, token, verdict, node);
+    let known = known(row, token, result, node);
     let charge = known.and_then(|known| {
         let keep = accept.rule.keeps(&known, tolerance)?;
-        let native = follow(draft, node, window).map(|path| passes(draft, verdict, path));
+        let native = follow(draft, node, window).map(|path| passes(draft, result, path));
         // A draft that ends within the window cannot pass.
         let native = native.unwrap_or(Some(0.0))?;
         let spent = if round.coupled && native > 0.0 { 1.0 } else { (1.0 - known.low) * native };
@@ -208,38 +217,38 @@ fn relaxed(
     worth.then_some(Kept { token, probability: keep, window })
 }
 
-/// The probability that the target itself chooses these nodes, one after the other; `None` where that is not known, or where
-/// it will not be known whether it did.
-fn passes(draft: &Tree, verdict: &Verdict, mut path: impl Iterator<Item = usize>) -> Option<f64> {
+/// The probability that the target itself chooses these nodes, one after the other; `None` where
+/// that is not known, or where its choices will not be known.
+fn passes(draft: &Tree, result: &VerifyResult, mut path: impl Iterator<Item = usize>) -> Option<f64> {
     path.try_fold(1.0, |p, node| {
-        above(draft, verdict, node)?.sample?;
-        Some(p * told(draft, verdict, node)?)
+        above(draft, result, node)?.sample?;
+        Some(p * told(draft, result, node)?)
     })
 }
 
 /// The row at which a node was drafted.
-fn above<'v>(draft: &Tree, verdict: &'v Verdict, node: usize) -> Option<&'v Row> {
-    verdict.rows.get(draft.nodes().get(node)?.parent.map_or(0, |parent| parent + 1))
+fn above<'v>(draft: &Tree, result: &'v VerifyResult, node: usize) -> Option<&'v Row> {
+    result.rows.get(draft.nodes().get(node)?.parent.map_or(0, |parent| parent + 1))
 }
 
-/// What is known at the place of a row about its child `node`.
-fn known(row: &Row, token: TokenId, verdict: &Verdict, node: usize) -> Option<Known> {
-    let told = verdict.rows.get(node + 1).and_then(|row| row.draft_p);
+/// Known figures at the position of a row for its child `node`.
+fn known(row: &Row, token: TokenId, result: &VerifyResult, node: usize) -> Option<Known> {
+    let told = result.rows.get(node + 1).and_then(|row| row.draft_p);
     Known::of(row.dist.as_ref()?, row.entropy, token, told)
 }
 
 /// The probability of a node under its parent's row, if that is known exactly.
-fn told(draft: &Tree, verdict: &Verdict, node: usize) -> Option<f64> {
-    if let Some(p) = verdict.rows.get(node + 1).and_then(|row| row.draft_p) {
+fn told(draft: &Tree, result: &VerifyResult, node: usize) -> Option<f64> {
+    if let Some(p) = result.rows.get(node + 1).and_then(|row| row.draft_p) {
         return Some(p);
     }
     let drafted = draft.nodes().get(node)?;
-    let dist: &Dist = above(draft, verdict, node)?.dist.as_ref()?;
+    let dist: &Dist = above(draft, result, node)?.dist.as_ref()?;
     let listed = dist.top.iter().find(|entry| entry.0 == drafted.token).map(|entry| entry.1);
     listed.or(dist.complete.then_some(0.0)).filter(|_| dist.slack <= 0.0)
 }
 
-/// The first so many nodes below `node`, always the first child; `None` if there are fewer.
+/// The first `nodes` nodes below `node`, always the first child; `None` if there are fewer.
 fn follow(draft: &Tree, node: usize, nodes: usize) -> Option<impl Iterator<Item = usize>> {
     let mut path = Vec::with_capacity(nodes);
     let mut at = node;
@@ -250,24 +259,31 @@ fn follow(draft: &Tree, node: usize, nodes: usize) -> Option<impl Iterator<Item 
     Some(path.into_iter())
 }
 
-/// Whether the target itself chose the next `window` draft tokens behind `child`.
-fn native(draft: &Tree, verdict: &Verdict, place: Option<usize>, child: TokenId, window: usize) -> bool {
-    let path = draft.child(place, child).and_then(|node| follow(draft, node, window));
+/// True if the target itself chose the next `window` draft tokens behind `child`.
+fn native(
+    draft: &Tree,
+    result: &VerifyResult,
+    position: Option<usize>,
+    child: TokenId,
+    window: usize,
+) -> bool {
+    let path = draft.child(position, child).and_then(|node| follow(draft, node, window));
     let chose = |node: usize| {
         let drafted = draft.nodes().get(node)?;
-        let row = above(draft, verdict, node)?;
+        let row = above(draft, result, node)?;
         Some(row.sample == Some(drafted.token) && !row.ends)
     };
     path.is_some_and(|mut path| path.all(|node| chose(node) == Some(true)))
 }
 
-/// The token that the target takes at a place: its own sample, or one drawn here from its whole distribution.
+/// The token that the target takes at a position: its own sample, or one drawn here from its whole
+/// distribution.
 fn sampled(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
     row.sample
         .or_else(|| row.dist.as_ref().filter(|dist| dist.complete).and_then(|dist| drawn(dist, noise())))
 }
 
-/// The token on which `noise`, uniform in (0, 1), falls.
+/// The token at the quantile `noise`, uniform in (0, 1).
 fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
     let total: f64 = dist.top.iter().map(|entry| entry.1).sum();
     let mut left = noise * total;
@@ -278,10 +294,10 @@ fn drawn(dist: &Dist, noise: f64) -> Option<TokenId> {
     fallen.or(dist.top.last()).map(|entry| entry.0)
 }
 
-/// Judges the rounds of a session. [`Judge`] does in production; a test can put one with a planted bug in its
-/// place, and everything around it is as shipped.
+/// Judges the rounds of a session. [`Judge`] is used in production; a test can replace it by one
+/// with a planted bug, with all the code around it as shipped.
 pub trait Walk {
-    /// What a round brought; `None` if the verdict does not fit the draft.
+    /// The result of a round; `None` if the verification result does not fit the draft.
     fn walk(&mut self, round: &Judged<'_>) -> Option<Accepted>;
 
     /// The drift of the output so far.
@@ -297,7 +313,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// A judge whose draws are those of the seed `noise`.
+    /// A judge whose random numbers are those of the seed `noise`.
     pub fn new(accept: Accept, noise: u64) -> Self {
         Self { accept, ledger: Ledger::default(), noise }
     }
@@ -314,7 +330,7 @@ impl Walk for Judge {
     }
 }
 
-/// Draws by seed and place: two streams, one for tokens and one for chances.
+/// Random numbers by seed and position: two streams, one for tokens and one for chances.
 struct Seeded {
     seed: u64,
     context: usize,
@@ -322,15 +338,15 @@ struct Seeded {
 
 impl Draws for Seeded {
     fn token(&mut self, depth: usize) -> f64 {
-        Dice::at(self.seed, self.context + depth)
+        SplitMix64::at(self.seed, self.context + depth)
     }
 
     fn chance(&mut self, depth: usize, probability: f64) -> bool {
-        Dice::at(Dice::mix(self.seed ^ CHANCE), self.context + depth) < probability
+        SplitMix64::at(SplitMix64::mix(self.seed ^ CHANCE), self.context + depth) < probability
     }
 }
 
-/// Tells the stream of chances from that of tokens.
+/// Separates the stream of chances from that of tokens.
 const CHANCE: u64 = 0x6368_616e_6365;
 
 #[cfg(test)]
@@ -339,7 +355,7 @@ mod tests {
     use crate::draft::{Features, Node, Source, Vote};
     use crate::words::Row;
 
-    /// Draws in the order of the places.
+    /// Random numbers in the order of the positions.
     struct Listed<'a>(&'a [f64]);
 
     impl Draws for Listed<'_> {
@@ -352,23 +368,23 @@ mod tests {
         }
     }
 
-    /// Exact, with these draws; the ledger stays empty.
-    fn walked(draft: &Tree, verdict: &Verdict, noise: &[f64]) -> Option<Accepted> {
+    /// Exact, with these random numbers; the ledger stays empty.
+    fn walked(draft: &Tree, result: &VerifyResult, noise: &[f64]) -> Option<Accepted> {
         let mut ledger = Ledger::default();
         let round =
-            Judged { draft, verdict, context: 0, output: 0, tolerance: 1.0, coupled: false, free: &|_| true };
+            Judged { draft, result, context: 0, output: 0, tolerance: 1.0, coupled: false, free: &|_| true };
         let accepted = walk(&round, &Accept::default(), &mut ledger, &mut Listed(noise));
         assert_eq!(ledger, Ledger::default());
         accepted
     }
 
-    fn walk_samples(draft: &Tree, verdict: &Verdict) -> Option<Accepted> {
-        walked(draft, verdict, &[0.5; 8])
+    fn walk_samples(draft: &Tree, result: &VerifyResult) -> Option<Accepted> {
+        walked(draft, result, &[0.5; 8])
     }
 
-    fn rows(samples: &[TokenId]) -> Verdict {
+    fn rows(samples: &[TokenId]) -> VerifyResult {
         let rows = samples.iter().copied().map(Row::of).collect();
-        Verdict { rows, ..Verdict::default() }
+        VerifyResult { rows, ..VerifyResult::default() }
     }
 
     #[test]
@@ -381,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_stops_before_the_first_place_that_is_not_decided() {
+    fn the_walk_stops_before_the_first_undecided_position() {
         let draft = Tree::chain(&[1, 2, 3], Source::Model, Features::default());
         let run = walk_samples(&draft, &rows(&[1, 2])).expect("fits");
         assert_eq!((run.tokens, run.nodes), (vec![1, 2], vec![0, 1]));
@@ -389,25 +405,25 @@ mod tests {
     }
 
     #[test]
-    fn where_the_backend_tells_a_distribution_the_token_is_drawn_from_it() {
+    fn where_the_backend_reports_a_distribution_the_token_is_drawn_from_it() {
         let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
         let dist = || Row::undrawn(vec![(1, 0.5), (7, 0.3), (2, 0.2)]);
-        let verdict = Verdict { rows: vec![dist(), dist(), Row::of(4)], ..Verdict::default() };
-        let tokens = |noise: &[f64]| walked(&draft, &verdict, noise).expect("fits").tokens;
+        let result = VerifyResult { rows: vec![dist(), dist(), Row::of(4)], ..VerifyResult::default() };
+        let tokens = |noise: &[f64]| walked(&draft, &result, noise).expect("fits").tokens;
         assert_eq!(tokens(&[0.49, 0.81, 0.5]), [1, 2, 4]);
         assert_eq!(tokens(&[0.49, 0.79, 0.5]), [1, 7]);
         assert_eq!(tokens(&[0.51, 0.99, 0.5]), [7]);
     }
 
     #[test]
-    fn what_is_known_in_part_decides_nothing() {
+    fn a_partial_distribution_decides_nothing() {
         let draft = Tree::chain(&[1], Source::Model, Features::default());
         let part =
             Row { dist: Some(Dist { top: vec![(1, 0.9)], complete: false, slack: 0.0 }), ..Row::default() };
-        let verdict = |first: Row| Verdict { rows: vec![first, Row::of(4)], ..Verdict::default() };
-        assert_eq!(walk_samples(&draft, &verdict(part.clone())).expect("fits"), Accepted::default());
+        let result = |first: Row| VerifyResult { rows: vec![first, Row::of(4)], ..VerifyResult::default() };
+        assert_eq!(walk_samples(&draft, &result(part.clone())).expect("fits"), Accepted::default());
         let sampled = Row { sample: Some(1), ..part };
-        assert_eq!(walk_samples(&draft, &verdict(sampled)).expect("fits").tokens, [1, 4]);
+        assert_eq!(walk_samples(&draft, &result(sampled)).expect("fits").tokens, [1, 4]);
     }
 
     #[test]
@@ -422,9 +438,9 @@ mod tests {
     #[test]
     fn nothing_follows_a_token_that_ends_the_text() {
         let draft = Tree::chain(&[1, 2], Source::Model, Features::default());
-        let mut verdict = rows(&[1, 2, 3]);
-        verdict.rows[0].ends = true;
-        let run = walk_samples(&draft, &verdict).expect("fits");
+        let mut result = rows(&[1, 2, 3]);
+        result.rows[0].ends = true;
+        let run = walk_samples(&draft, &result).expect("fits");
         assert_eq!((run.tokens, run.nodes, run.ends), (vec![1], vec![], true));
     }
 

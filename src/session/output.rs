@@ -1,8 +1,9 @@
-//! The output of one request: tokens to text, stop texts, limits, and what the client has already got.
+//! The output of one request: tokens to text, stop texts, limits, and the part that the client has
+//! already received.
 //!
-//! While the first ride lasts the backend's own text goes out verbatim, and is compared with what the tokens
-//! decode to. Only while the two agree may the session go on by itself; its text then starts exactly where
-//! the backend's left off.
+//! During the first plain request the backend's own text goes out verbatim, and is compared with
+//! the decoded tokens. Only while the two agree may the session continue on its own; its text then
+//! starts exactly where the backend's left off.
 
 use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, Stopped};
@@ -16,17 +17,17 @@ pub struct Output {
     prompt_len: Option<usize>,
     decode: Box<dyn Decode>,
     tokens: Vec<TokenId>,
-    /// What the tokens decode to, as far as it is certain.
+    /// Text of the decoded tokens, the certain part.
     text: String,
-    /// What that text is at its end.
+    /// Structure at the end of that text.
     structure: Structure,
-    /// What the backend sent during the first ride; empty after it.
+    /// Text that the backend sent during the first plain request; empty after it.
     backend: String,
     /// Bytes of `backend` that were compared with `text`.
     compared: usize,
-    /// Bytes of `text` that the client has.
+    /// Bytes of `text` that the client has received.
     sent: usize,
-    /// The backend's text has been what the tokens decode to.
+    /// The backend's text has matched the decoded tokens so far.
     agrees: bool,
     finish: Option<Finish>,
     stopped: Option<Stopped>,
@@ -62,22 +63,22 @@ impl Output {
         &self.tokens
     }
 
-    /// Why the output is over, judged by the tokens; `None` while it goes on.
+    /// Reason for the end of the output, judged by the tokens; `None` while it goes on.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// What ended the output before its limit; `None` at the limit.
+    /// The end of the output before its limit; `None` at the limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.stopped.as_ref()
     }
 
-    /// Whether the model's texts end with this token.
+    /// True if this is one of the model's end-of-text tokens.
     pub fn is_end_of_text(&self, token: TokenId) -> bool {
         self.ending.eos.contains(&token)
     }
 
-    /// Whether the output may be over with this token, as far as the token alone tells.
+    /// True if this token alone may end the output.
     pub fn may_end_with(&self, token: TokenId) -> bool {
         self.ends_as_text(token) || self.ending.stop_token_ids.contains(&token)
     }
@@ -86,12 +87,13 @@ impl Output {
         !self.ending.ignore_eos && self.is_end_of_text(token)
     }
 
-    /// Whether the backend's text has been what the tokens decode to.
+    /// True if the backend's text has matched the decoded tokens so far.
     pub fn agrees(&self) -> bool {
         self.agrees
     }
 
-    /// Whether these tokens more would end in free text, where one wrong token breaks nothing.
+    /// True if the output extended by these tokens would end in free text, where one wrong token
+    /// breaks nothing.
     pub fn is_free_behind(&self, tokens: &[TokenId]) -> bool {
         let mut structure = self.structure.clone();
         if !tokens.is_empty() {
@@ -103,7 +105,7 @@ impl Output {
         structure.is_free()
     }
 
-    /// Tokens that may still come; `None` without a limit.
+    /// Maximum number of tokens still to come; `None` without a limit.
     pub fn rest(&self) -> Option<usize> {
         let own = self.limit.max_tokens.map(|max| max as usize);
         let context =
@@ -115,8 +117,8 @@ impl Output {
         most.map(|most| most.saturating_sub(self.tokens.len()))
     }
 
-    /// Takes what the first ride brought; the text goes to the client as it is.
-    pub fn ride(&mut self, tokens: Vec<TokenId>, text: String) -> Delta {
+    /// Takes tokens and text of the first plain request; the text goes to the client unchanged.
+    pub fn plain(&mut self, tokens: Vec<TokenId>, text: String) -> Delta {
         for &token in &tokens {
             self.take(token, false);
         }
@@ -138,16 +140,16 @@ impl Output {
         self.compared = self.compared.max(end);
     }
 
-    /// Whether the backend's text is level with the tokens: nothing ahead, and behind by no more than the
-    /// backend keeps back for the sake of a stop text ([`Hold`]), with something seen before it. Only then is it
-    /// certain that nothing between them (a parser of tools or of reasoning) keeps text away, and that going on
-    /// by tokens is seamless.
+    /// True if the backend's text is level with the tokens: not ahead of them, and behind by no
+    /// more than the backend holds back for a stop text ([`Hold`]), with some text seen before
+    /// that. Only then is it certain that no component between them (a parser of tools or of
+    /// reasoning) withholds text, and that continuing by tokens is seamless.
     pub fn level(&self) -> bool {
         let Some(ahead) = self.text.get(self.backend.len()..).filter(|_| self.agrees) else { return false };
         ahead.is_empty() || (!self.backend.is_empty() && self.buffers(ahead))
     }
 
-    /// Whether the backend may keep this end of the text back because a stop text may be in it.
+    /// True if the backend may hold this end of the text back because a stop text may be in it.
     fn buffers(&self, ahead: &str) -> bool {
         match self.ending.hold {
             Hold::Beginning => ahead.len() <= self.held(),
@@ -158,15 +160,15 @@ impl Output {
         }
     }
 
-    /// Leaves the first ride: from here on the session's own text goes out.
+    /// Leaves the first plain request: from here on the session's own text goes out.
     pub fn take_over(&mut self) -> Delta {
         self.sent = self.backend.len();
         self.backend = String::new();
         Delta { tokens: Vec::new(), text: self.release() }
     }
 
-    /// Takes tokens in order until the output is over; later ones are dropped. `ends`: the backend reports that
-    /// the last of them ends the text.
+    /// Takes tokens in order until the output is over; later ones are dropped. `ends`: the backend
+    /// reports that the last of them ends the text.
     pub fn extend(&mut self, tokens: &[TokenId], ends: bool) -> Delta {
         let mut taken = Vec::with_capacity(tokens.len());
         for (index, &token) in tokens.iter().enumerate() {
@@ -179,7 +181,7 @@ impl Output {
         Delta { tokens: taken, text: self.release() }
     }
 
-    /// Ends the output if it goes on, and releases what was held back.
+    /// Ends the output if it goes on, and releases the text that was held back.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
             self.flush(finish);
@@ -208,7 +210,7 @@ impl Output {
         }
     }
 
-    /// Ends the output for `finish`, unless what was held back completes a stop text.
+    /// Ends the output for `finish`, unless the text that was held back completes a stop text.
     fn flush(&mut self, finish: Finish) {
         let held = self.decode.flush();
         self.append(&held);
@@ -230,14 +232,14 @@ impl Output {
         }
     }
 
-    /// Where the stop text lies that was completed after byte `before`.
+    /// Byte range of the stop text that was completed after byte `before`.
     fn stop_text(&self, before: usize) -> Option<(usize, usize)> {
         let bytes = self.text.as_bytes();
         let mut found = self.ending.stop.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| {
             let len = stop.len();
             let last = bytes.len().checked_sub(len)?;
-            let mut places = (before + 1).saturating_sub(len)..=last;
-            places.find(|&at| bytes.get(at..at + len) == Some(stop.as_bytes())).map(|at| (at, at + len))
+            let mut positions = (before + 1).saturating_sub(len)..=last;
+            positions.find(|&at| bytes.get(at..at + len) == Some(stop.as_bytes())).map(|at| (at, at + len))
         });
         match self.ending.stop_order {
             StopOrder::FirstComplete => found.min_by_key(|&(start, end)| (end, start)),
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_stop_texts_the_engine_s_order_decides() {
+    fn the_engine_s_order_selects_among_several_stop_texts() {
         let cut = |order, stop: &[&str]| {
             let mut out = output(stop, 99);
             out.ending.stop_order = order;
@@ -340,14 +342,14 @@ mod tests {
     }
 
     #[test]
-    fn end_of_text_is_a_token_but_no_text() {
+    fn an_end_of_text_token_adds_no_text() {
         let mut out = output(&[], 9);
         assert_eq!(out.extend(&[0, 25, 1], false), Delta { tokens: vec![0, 25], text: "a".into() });
         assert_eq!(out.finish(), Some(Finish::Stop));
     }
 
     #[test]
-    fn a_token_that_the_backend_says_ends_the_text_is_no_text() {
+    fn a_token_that_ends_the_text_by_the_backend_s_report_adds_no_text() {
         let mut out = output(&[], 9);
         assert_eq!(out.extend(&[0, 1], true), Delta { tokens: vec![0, 1], text: "a".into() });
         assert_eq!((out.finish(), out.stopped()), (Some(Finish::Stop), Some(&Stopped::TextEnd(1))));
@@ -357,7 +359,7 @@ mod tests {
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
         out.ending.hold = Hold::Longest;
-        assert_eq!(out.ride(vec![0, 1, 2], "a".into()).text, "a");
+        assert_eq!(out.plain(vec![0, 1, 2], "a".into()).text, "a");
         assert!(out.level());
         assert_eq!(out.take_over().text, "bc");
         assert_eq!(out.extend(&[3], false).text, "d");
@@ -368,10 +370,11 @@ mod tests {
         let level = |hold, stop: &str, seen: &str| {
             let mut out = output(&[stop], 99);
             out.ending.hold = hold;
-            out.ride(vec![0, 1, 2, 3], seen.into());
+            out.plain(vec![0, 1, 2, 3], seen.into());
             out.level()
         };
-        // "abcd" was said. One backend keeps back what begins the stop text, another a fixed length.
+        // The tokens decode to "abcd". One backend holds back the beginning of the stop text,
+        // another a fixed length.
         assert!(level(Hold::Beginning, "cdx", "ab"));
         assert!(!level(Hold::Beginning, "cdx", "a"), "more is missing than begins a stop text");
         assert!(!level(Hold::Beginning, "longer than the text", "ab"), "nothing of it begins a stop text");
@@ -380,11 +383,11 @@ mod tests {
     }
 
     #[test]
-    fn text_that_the_tokens_do_not_say_is_noticed() {
+    fn text_that_differs_from_the_tokens_is_detected() {
         let mut out = output(&[], 99);
-        out.ride(vec![0], String::new());
+        out.plain(vec![0], String::new());
         assert!(out.agrees() && !out.level());
-        out.ride(vec![1], "b".into());
+        out.plain(vec![1], "b".into());
         assert!(!out.agrees());
     }
 }

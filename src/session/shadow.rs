@@ -1,36 +1,38 @@
-//! Virtual rounds: what leaping would have brought, learnt while riding and without a verify call.
+//! Virtual rounds: the yield of speculation, measured during plain decoding and without a verify
+//! request.
 //!
-//! The next virtual draft starts one past the accepted run of the last, as real rounds do: scoring a draft at
-//! every position overstates what leaping brings.
+//! The next virtual draft starts one past the accepted run of the last, as real rounds do: scoring
+//! a draft at every position overstates the yield of speculation.
 
 use crate::draft::Tree;
 use crate::units::TokenId;
 
-/// A draft that was not sent, and how far the tokens that came anyway have followed it.
+/// A draft that was not sent, and the number of its tokens that the plain tokens have followed.
 #[derive(Debug)]
 pub struct VirtualRound {
     draft: Tree,
-    /// Nodes that would have been sent; the draft may hold some more, to learn from.
+    /// Nodes that would have been sent; the draft may hold some more, which are scored too.
     pub planned: usize,
-    place: Option<usize>,
+    position: Option<usize>,
     depth: usize,
 }
 
 impl VirtualRound {
-    /// A round that begins at the end of the past.
+    /// A round that begins at the end of the context.
     pub fn new(draft: Tree, planned: usize) -> Self {
-        Self { draft, planned, place: None, depth: 0 }
+        Self { draft, planned, position: None, depth: 0 }
     }
 
-    /// The place that the next token decides: draft, parent node and depth.
-    pub fn place(&self) -> (&Tree, Option<usize>, usize) {
-        (&self.draft, self.place, self.depth)
+    /// The position that the next token decides: draft, parent node and depth.
+    pub fn position(&self) -> (&Tree, Option<usize>, usize) {
+        (&self.draft, self.position, self.depth)
     }
 
-    /// Follows `token`; when the round ends with it, the tokens that the planned round would have brought.
+    /// Follows `token`; when the round ends with it, the number of tokens that the planned round
+    /// would have yielded.
     pub fn follow(&mut self, token: TokenId) -> Option<usize> {
-        if let Some(node) = self.draft.child(self.place, token) {
-            self.place = Some(node);
+        if let Some(node) = self.draft.child(self.position, token) {
+            self.position = Some(node);
             self.depth += 1;
             return None;
         }
@@ -38,47 +40,49 @@ impl VirtualRound {
     }
 }
 
-/// When the model drafter is to be asked what it would have chosen.
+/// The schedule of shadow passes, in which the model drafter reports its own choices.
 ///
-/// One teacher-forced pass over the last [`ShadowPlan::CHUNK`] tokens costs little, but not nothing: passes
-/// are spaced so that they take at most [`ShadowPlan::SHARE`] of the riding time, and rarer the longer they
-/// show that the model does not pay.
+/// One teacher-forced pass over the last [`ShadowSchedule::CHUNK`] tokens costs little, but not
+/// nothing: passes are spaced so that they take at most [`ShadowSchedule::SHARE`] of the plain
+/// time, and become rarer the longer they show that the model does not pay.
 #[derive(Debug)]
-pub struct ShadowPlan {
+pub struct ShadowSchedule {
     next: usize,
     interval: usize,
 }
 
-impl ShadowPlan {
+impl ShadowSchedule {
     /// Tokens per pass.
     pub const CHUNK: usize = 16;
-    /// Share of the riding time that shadow passes may take.
+    /// Share of the plain time that shadow passes may take.
     pub const SHARE: f64 = 0.01;
-    /// Longest distance between two passes, unless the share asks for more.
+    /// Maximum distance between two passes, unless the share requires more.
     const FAR: usize = 512;
 
-    /// A plan whose first pass is due after [`Self::CHUNK`] output tokens.
+    /// A schedule whose first pass is due after [`Self::CHUNK`] output tokens.
     pub fn new() -> Self {
         Self { next: Self::CHUNK, interval: Self::CHUNK }
     }
 
-    /// The first output index to ask for, if a pass is due after `len` output tokens.
+    /// The first output index to request, if a pass is due after `len` output tokens.
     pub fn due(&self, len: usize) -> Option<usize> {
         (len >= self.next).then(|| len - Self::CHUNK.min(len))
     }
 
-    /// Puts the next pass off until `tokens` output tokens after `len`.
+    /// Postpones the next pass until `tokens` output tokens after `len`.
     pub fn wait(&mut self, len: usize, tokens: usize) {
         self.next = len + tokens;
     }
 
-    /// Tokens that must be ridden to earn a pass: `pass` and `token` are the seconds of each, `None` if not measured.
+    /// Plain tokens required per pass: `pass` and `token` are the seconds of each, `None` if not
+    /// measured.
     pub fn earned_by(pass: Option<f64>, token: Option<f64>) -> usize {
         let share = pass.zip(token).map(|(pass, token)| pass / (Self::SHARE * token.max(1e-7)));
         share.map_or(Self::CHUNK, |tokens| tokens.ceil().min(1e6) as usize)
     }
 
-    /// Plans the next pass after one at `len` output tokens; `earned` is the result of [`Self::earned_by`].
+    /// Schedules the next pass after one at `len` output tokens; `earned` is the result of
+    /// [`Self::earned_by`].
     pub fn passed(&mut self, len: usize, promising: bool, earned: usize) {
         self.interval = if promising { Self::CHUNK } else { (self.interval * 2).min(Self::FAR) };
         self.next = len + self.interval.max(earned);
@@ -101,12 +105,12 @@ mod tests {
     }
 
     #[test]
-    fn passes_get_rarer_while_they_do_not_pay_and_never_take_more_than_their_share() {
-        let mut plan = ShadowPlan::new();
-        assert_eq!((plan.due(15), plan.due(20)), (None, Some(4)));
-        plan.passed(20, false, ShadowPlan::earned_by(Some(0.001), Some(0.010)));
-        assert_eq!((plan.due(51), plan.due(52)), (None, Some(36)));
-        plan.passed(52, true, ShadowPlan::earned_by(Some(0.010), Some(0.010)));
-        assert_eq!((plan.due(151), plan.due(152)), (None, Some(136)));
+    fn passes_become_rarer_while_they_do_not_pay_and_never_exceed_their_share() {
+        let mut schedule = ShadowSchedule::new();
+        assert_eq!((schedule.due(15), schedule.due(20)), (None, Some(4)));
+        schedule.passed(20, false, ShadowSchedule::earned_by(Some(0.001), Some(0.010)));
+        assert_eq!((schedule.due(51), schedule.due(52)), (None, Some(36)));
+        schedule.passed(52, true, ShadowSchedule::earned_by(Some(0.010), Some(0.010)));
+        assert_eq!((schedule.due(151), schedule.due(152)), (None, Some(136)));
     }
 }

@@ -1,56 +1,58 @@
-//! What a session is started with: everything that the request, the policy and the replica decided.
+//! The inputs of a session: everything that the request, the policy and the replica decided.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Decode;
 use super::accept::Accept;
-use crate::control::Heat;
+use crate::control::TemperatureBucket;
 use crate::draft::{LookupSpec, Shared};
 use crate::units::TokenId;
-use crate::words::{Plan, RideReason};
+use crate::words::{PlainReason, VerifyMethod};
 
 /// One request to be served.
 pub struct Start {
-    /// The prompt's ids, if the client sent ids. Otherwise [`super::Event::Prompt`] brings them.
+    /// The prompt's ids, if the client sent ids. Otherwise [`super::Event::Prompt`] delivers them.
     pub prompt: Option<Vec<TokenId>>,
-    /// How long the output may become.
+    /// Maximum length of the output.
     pub limit: Limit,
-    /// What ends the output before that.
+    /// Conditions that end the output before that.
     pub ending: Ending,
     /// Sampling temperature, the server's default included.
     pub temperature: f64,
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
-    /// Tokens that a parser of the backend's may take out of its text (added tokens, in a chat), in rising
-    /// order. One of them in the first ride is doubt: what the backend makes of it is not known by its id.
+    /// Tokens that a parser of the backend may take out of its text (added tokens, in a chat), in
+    /// ascending order. One of them in the first plain request is doubt: its effect on the
+    /// backend's text is not known by its id.
     pub marks: Arc<[TokenId]>,
-    /// What policy, replica and client allow.
+    /// The rules of policy, replica and client.
     pub rules: Rules,
-    /// Seeds the session's own randomness, which decides what is explored and never what is emitted.
+    /// Seeds the session's own random numbers, which decide what is explored and never what is
+    /// emitted.
     pub seed: u64,
-    /// Seeds what is drawn here for the output, where the backend sends distributions and no samples: fresh for
-    /// every request, and used for nothing else.
+    /// Seeds the random numbers drawn here for the output, where the backend sends distributions
+    /// and no samples: fresh for every request, and used for nothing else.
     pub noise: u64,
 }
 
-/// How long the output may become.
+/// Maximum length of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// Most output tokens: the client's own, else the server's default; `None` if there is none.
+    /// Maximum output tokens: the client's own, else the server's default; `None` if there is none.
     pub max_tokens: Option<u32>,
-    /// Most tokens of prompt and output together that the model takes; `None` if not known.
+    /// Maximum tokens of prompt and output together that the model takes; `None` if not known.
     pub context: Option<u32>,
 }
 
-/// What ends the output, as the backend itself would end it.
+/// Conditions that end the output, as the backend itself would end it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// Texts that end the output.
     pub stop: Vec<String>,
-    /// Which of them counts if one token completes several.
+    /// Selects the stop text that counts if one token completes several.
     pub stop_order: StopOrder,
-    /// How much text the backend holds back because a stop text may begin in it.
+    /// Amount of text that the backend holds back because a stop text may begin in it.
     pub hold: Hold,
     /// A matched stop text (or the text of a stop token) stays in the output.
     pub include_stop: bool,
@@ -64,10 +66,11 @@ pub struct Ending {
     pub min_tokens: u32,
 }
 
-/// Which stop text counts if one token completes several. Engines differ.
+/// Selects the stop text that counts if one token completes several. Engines differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StopOrder {
-    /// The one that is complete first; of those complete at the same character the longest (our target).
+    /// The one that is complete first; of those complete at the same character the longest (our
+    /// target).
     #[default]
     FirstComplete,
     /// The first of the list (vLLM).
@@ -76,7 +79,7 @@ pub enum StopOrder {
     FirstBegun,
 }
 
-/// What a backend keeps back of its text because a stop text may be in it. Engines differ.
+/// The end of the text that a backend holds back because a stop text may be in it. Engines differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hold {
     /// The longest end of the text that is the beginning of a stop text, or nothing at all.
@@ -86,100 +89,106 @@ pub enum Hold {
     Longest,
 }
 
-/// Whether the session may leap at all.
+/// The permission of a session to speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// It may leap.
-    Leap,
-    /// It rides for this reason, and scores drafts in the shadow.
-    Shadow(RideReason),
-    /// It rides for this reason and drafts nothing.
-    Ride(RideReason),
+    /// It may speculate.
+    Speculate,
+    /// It decodes plainly for this reason, and scores drafts in the shadow.
+    Shadow(PlainReason),
+    /// It decodes plainly for this reason and drafts nothing.
+    Plain(PlainReason),
 }
 
 impl Permission {
-    /// Why the request will not leap, whatever is measured meanwhile, so that it passes unchanged. `None` if it may,
-    /// and if only the comparison with the control group is against it now.
-    pub fn never(self) -> Option<RideReason> {
+    /// Reason why the request will never be speculated on, whatever is measured meanwhile, so that
+    /// it passes unchanged. `None` if it may be, or if only the comparison with the control group
+    /// prevents it now.
+    pub fn never(self) -> Option<PlainReason> {
         match self {
-            Self::Leap | Self::Shadow(RideReason::GateLatency) => None,
-            Self::Shadow(reason) | Self::Ride(reason) => Some(reason),
+            Self::Speculate | Self::Shadow(PlainReason::GateControl) => None,
+            Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
         }
     }
 }
 
-/// What policy, replica and client allow.
+/// The rules of policy, replica and client.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Whether the session may leap at all.
+    /// The permission to speculate.
     pub permission: Permission,
-    /// Verify plans of the replica for this request, best first: a place that one of them cannot decide is
-    /// taken by the next. Empty: the session rides.
-    pub plans: Vec<Plan>,
-    /// How draft tokens are judged.
+    /// Verification methods of the replica for this request, best first: a position that one of
+    /// them cannot decide is passed to the next. Empty: the session decodes plainly.
+    pub methods: Vec<VerifyMethod>,
+    /// The acceptance rule.
     pub accept: Accept,
-    /// One more than the largest id of a token.
+    /// The largest token id plus one.
     pub vocabulary: TokenId,
-    /// Most draft nodes of one round.
+    /// Maximum draft nodes of one round.
     pub gamma_max: usize,
-    /// Leap at every token event with a draft of at most so many nodes, whatever it brings. A round with an
-    /// empty draft is one token. Ignores prediction, margins, holdback and the gates for load, staleness,
-    /// acceptance, latency and budgets; never context or health.
+    /// Speculate at every token event with a draft of at most this many nodes, whatever it yields.
+    /// A round with an empty draft is one token. Ignores predictions, margins, holdback and the
+    /// gates `load`, `stale`, `acceptance`, `control` and the budgets; never context or health.
     pub gamma_fixed: Option<usize>,
-    /// Most verify calls that are sent before the one that they rest on is answered. `None` is as many as pay, and none
-    /// with `gamma_fixed`; with `gamma_fixed`, so many are sent wherever there is a draft for them.
+    /// Maximum verify requests sent ahead of the result that they build on. `None`: as many as pay,
+    /// and none with `gamma_fixed`; with `gamma_fixed`, this many are sent wherever there is a
+    /// draft for them.
     pub ahead: Option<usize>,
-    /// To begin, leaping must be expected to beat riding by this share (0.10 is 10 % faster).
+    /// To start, speculation must be expected to beat plain decoding by this share (0.10 is 10 %
+    /// faster).
     pub margin: f64,
-    /// To go on leaping, it must be expected to beat riding by this share.
+    /// To continue, speculation must be expected to beat plain decoding by this share.
     pub stay: f64,
-    /// A number for the kind of the request (its policy, its route): what is learnt of requests of one kind is expected
-    /// of the next one.
+    /// A number for the kind of the request (its policy, its route): measurements of requests of
+    /// one kind apply to the next one.
     pub kind: u64,
-    /// Where a smaller share of first draft tokens is accepted and no gain is predicted, the acceptance gate is closed.
-    pub acceptance_least: f64,
-    /// Longest silence that a round may cause; `None` is without bound.
-    pub gap_most: Option<Duration>,
+    /// Share of accepted first draft tokens below which the acceptance gate is closed, where no
+    /// gain is predicted.
+    pub min_acceptance: f64,
+    /// Longest pause in the stream that a round may cause; `None` is without bound.
+    pub max_gap: Option<Duration>,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
-    /// What the lookups use beside the request itself.
+    /// Data of the lookups beyond the request itself.
     pub shared: Shared,
-    /// The number of the model drafter that answers `Draft` and `Shadow` ([`crate::control::Control::model`]); `None` without
-    /// one.
+    /// The number of the model drafter that answers `Draft` and `Shadow`
+    /// ([`crate::control::Control::model`]); `None` without one.
     pub model: Option<u8>,
     /// The model drafter draws with the target's own noise.
     pub shares_noise: bool,
-    /// The model drafter may be asked to go on from what is assumed to come.
+    /// The model drafter may draft ahead, after tokens that are assumed to come.
     pub drafts_ahead: bool,
-    /// The model drafter's drafts are sampled: drawn with noise of its own, from laws that come with them.
+    /// The model drafter's drafts are sampled: drawn with noise of its own, from distributions that
+    /// come with them.
     pub samples: bool,
-    /// Most tokens of context and draft that a verify call may carry.
+    /// Maximum tokens of context and draft in a verify request.
     pub context_max: usize,
     /// This request is in the control group.
     pub holdback: bool,
-    /// Longest continued ride in tokens, where rides must be bounded; `None` leaves it to what is measured.
+    /// Maximum tokens of a continued plain request, where they must be bounded; `None` decides by
+    /// measurement.
     pub segment: Option<u32>,
-    /// Timeout of a verify call.
+    /// Timeout of a verify request.
     pub verify_timeout: Duration,
-    /// How long a draft of the model drafter is waited for; `None` is the session's own patience, twice the time of
-    /// a ridden token. The first draft of a request, for which the drafter reads the prompt, is then waited for as long
-    /// as a verify call.
+    /// Timeout of a draft of the model drafter; `None` is the session's own patience, twice the
+    /// time of a plain token. The first draft of a request, for which the drafter reads the prompt,
+    /// then has the timeout of a verify request.
     pub draft_timeout: Option<Duration>,
 }
 
 impl Rules {
-    /// The bucket by which drafts of a request with this temperature are learnt of.
-    pub fn heat(&self, temperature: f64) -> Heat {
-        let heat = Heat::of(temperature);
-        if self.accept.is_lossy() { heat.relaxed() } else { heat }
+    /// The bucket under which drafts of a request with this temperature are counted.
+    pub fn bucket(&self, temperature: f64) -> TemperatureBucket {
+        let bucket = TemperatureBucket::of(temperature);
+        if self.accept.is_lossy() { bucket.relaxed() } else { bucket }
     }
 }
 
 impl Default for Rules {
     fn default() -> Self {
         Self {
-            permission: Permission::Leap,
-            plans: Vec::new(),
+            permission: Permission::Speculate,
+            methods: Vec::new(),
             accept: Accept::default(),
             vocabulary: TokenId::MAX,
             gamma_max: 32,
@@ -188,8 +197,8 @@ impl Default for Rules {
             margin: 0.10,
             stay: 0.05,
             kind: 0,
-            acceptance_least: 0.0,
-            gap_most: None,
+            min_acceptance: 0.0,
+            max_gap: None,
             lookups: Vec::new(),
             shared: Shared::default(),
             model: None,

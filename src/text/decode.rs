@@ -1,8 +1,10 @@
-//! Text from tokens as they come: never half a character, and in sum exactly the text of all tokens.
+//! Incremental detokenizer: never emits half a character, and in total exactly the text of all
+//! tokens.
 //!
-//! Byte-level tokenizers (most of today's) give every token its bytes, so the text is their concatenation
-//! and one token costs O(1). Others decode a token differently depending on its neighbours; for those a
-//! short window is decoded with and without the new token, and the difference is the new text.
+//! In byte-level tokenizers (most current ones) every token has its bytes, so the text is their
+//! concatenation and one token costs O(1). Others decode a token differently depending on its
+//! neighbours; for those a short window is decoded with and without the new token, and the
+//! difference is the new text.
 
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use super::tokenizer::Tokenizer;
 use crate::session::Decode;
 use crate::units::TokenId;
 
-/// Most tokens that the window may hold back; after these a broken character is taken as final.
+/// Maximum tokens that the window may hold back; after these a broken character is final.
 const WINDOW: usize = 16;
 
 /// Tokens of the context that a window begins with.
@@ -34,7 +36,7 @@ impl ByteTable {
             let byte = |character| alphabet.get(character as usize).copied().flatten();
             match token.chars().map(byte).collect::<Option<Vec<u8>>>() {
                 Some(bytes) => table.bytes.extend_from_slice(&bytes),
-                // Not all in the byte alphabet: an added token, which stands for its own text.
+                // Not all in the byte alphabet: an added token, whose name is its text.
                 None => table.bytes.extend_from_slice(token.as_bytes()),
             }
             table.ends.push(table.bytes.len() as u32);
@@ -43,7 +45,7 @@ impl ByteTable {
         table
     }
 
-    /// The bytes of a token; none if there is no such token.
+    /// The bytes of a token; empty if there is no such token.
     pub(crate) fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let start = id.checked_sub(1).map_or(Some(&0), |before| self.ends.get(before));
@@ -51,14 +53,14 @@ impl ByteTable {
         range.and_then(|range| self.bytes.get(range)).unwrap_or_default()
     }
 
-    /// Whether a token is left out of the text.
+    /// True if a token is left out of the text.
     pub(crate) fn is_special(&self, id: TokenId) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
     }
 }
 
-/// The byte that a character stands for in byte-level vocabularies: printable Latin-1 stands for itself, the
-/// other bytes, in order, for the characters from U+0100 on.
+/// The byte of each character in byte-level vocabularies: printable Latin-1 characters are their
+/// own bytes, the characters from U+0100 on are the other bytes in order.
 fn alphabet() -> Vec<Option<u8>> {
     let mut alphabet = vec![None; 512];
     let mut next = 256;
@@ -95,7 +97,7 @@ impl Detokenizer {
 }
 
 impl Detokenizer {
-    /// Whether it holds back the beginning of a character.
+    /// True if it holds back the beginning of a character.
     pub fn holds(&self) -> bool {
         match &self.0 {
             Kind::Bytes { held, .. } => !held.is_empty(),
@@ -135,8 +137,8 @@ impl Decode for Detokenizer {
     }
 }
 
-/// Takes from `held` what cannot change any more: characters, and U+FFFD for bytes that can never become
-/// one. What stays is the beginning of a character, at most three bytes.
+/// Takes from `held` the text that is final: characters, and U+FFFD for bytes that can never become
+/// one. The beginning of a character stays, at most three bytes.
 fn certain(held: &mut Vec<u8>) -> String {
     let mut text = String::new();
     let mut taken = 0;
@@ -160,7 +162,8 @@ fn certain(held: &mut Vec<u8>) -> String {
     text
 }
 
-/// The text that the tokens after the first `said` of the window add; nothing while it may still change.
+/// The text that the tokens after the first `said` of the window add; empty while it may still
+/// change.
 fn difference(
     tokenizer: &Tokenizer,
     window: &mut Vec<TokenId>,
@@ -176,7 +179,7 @@ fn difference(
         return String::new();
     }
     let new = after.get(before.len()..).unwrap_or_default().to_owned();
-    // The text returned now is the context of what comes next.
+    // The text returned now is the context of the next text.
     if !new.is_empty() {
         window.drain(..*said);
         *said = window.len();
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_certain_is_a_prefix_of_the_lossy_text() {
+    fn final_text_is_a_prefix_of_the_lossy_text() {
         let bytes = b"a\xC3\xA9\xF0\x9F\x92\xA9\xFF\xF0\x9Fz\xE2\x82";
         for cut in 0..=bytes.len() {
             let mut held = bytes[..cut].to_vec();

@@ -1,7 +1,8 @@
-//! Whether a text is what a token stands for: engines send both, and one of them may be wrong.
+//! Checks a sampled token against its text: engines send both, and one of them may be wrong.
 //!
-//! A sample must never be refused for its value, which would change how often it comes. So a text is judged only where
-//! it is known to the byte what a true engine writes, whatever it has sampled; elsewhere it says nothing.
+//! A sample must never be refused for its value, which would change its distribution. So a text is
+//! judged only where the bytes that a correct engine writes are known, whatever it has sampled;
+//! elsewhere every text is accepted.
 
 use std::sync::Arc;
 
@@ -9,13 +10,15 @@ use super::tokenizer::Tokenizer;
 use crate::session::Decode;
 use crate::units::TokenId;
 
-/// Tokens of the context that are looked at: no character has more bytes than four, no token fewer than one.
+/// Tokens of the context that are decoded: a character has at most four bytes, a token at least
+/// one.
 const CONTEXT: usize = 8;
-/// What stands for bytes that are no character.
+/// Replacement for bytes that are no character.
 const BROKEN: char = char::REPLACEMENT_CHARACTER;
 
-/// Whether `text` may be what an engine writes for `token` behind `before`. `tidies`: it takes spaces before punctuation
-/// away, as Hugging Face's own code does where the model's configuration does not forbid that.
+/// True if `text` may be the engine's text of `token` after `before`. `tidies`: the engine removes
+/// spaces before punctuation, as Hugging Face's own code does where the model's configuration does
+/// not forbid that.
 pub fn may_spell(
     tokenizer: &Arc<Tokenizer>,
     before: impl DoubleEndedIterator<Item = TokenId>,
@@ -23,7 +26,8 @@ pub fn may_spell(
     text: &str,
     tidies: bool,
 ) -> bool {
-    // Only these are written the same by every engine. Marks of chats and the end of the text are shown by some.
+    // Only byte-level tokens that are not added ones have the same text in every engine. Some
+    // engines show the marks of chats and the end of the text.
     if !tokenizer.is_byte_level() || tokenizer.added().binary_search(&token).is_ok() {
         return true;
     }
@@ -40,13 +44,13 @@ pub fn may_spell(
     }
     match text.strip_prefix(spelt.as_str()) {
         Some("") => true,
-        // The beginning of a character is held back with what stands before it, or written as broken.
+        // The beginning of a character is held back with the text before it, or written as U+FFFD.
         Some(rest) => decoder.holds() && rest.chars().all(|c| c == BROKEN),
         None => decoder.holds() && text.is_empty(),
     }
 }
 
-/// Whether nothing here could be tidied: a word behind a word.
+/// True if nothing here could be tidied: a word after a word.
 fn is_plain(said: &str, spelt: &str) -> bool {
     let word = spelt.strip_prefix(' ').unwrap_or(spelt);
     let behind_word = said.chars().next_back().is_some_and(char::is_alphanumeric);
@@ -92,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_is_held_back_or_broken_and_its_other_half_says_nothing() {
+    fn half_a_character_is_held_back_or_broken_and_its_other_half_is_not_judged() {
         for (before, token) in [(&[A][..], EURO[0]), (&[MARK][..], EURO[0])] {
             assert!(may(before, token, "") && may(before, token, "\u{fffd}"));
             assert!(!may(before, token, "b") && !may(before, token, "\u{fffd}b"));
@@ -102,11 +106,11 @@ mod tests {
         {
             assert!(may(before, token, "") && may(before, token, "anything"), "{before:?}");
         }
-        assert!(!may(&EURO, B, "anything"), "a whole character is behind");
+        assert!(!may(&EURO, B, "anything"), "the text before ends with a whole character");
     }
 
     #[test]
-    fn where_texts_are_tidied_only_words_behind_words_are_judged() {
+    fn where_texts_are_tidied_only_words_after_words_are_judged() {
         let may =
             |before: &[TokenId], token, text| may_spell(&words(), before.iter().copied(), token, text, true);
         assert!(may(&[B], A, " a") && !may(&[B], A, " b"));

@@ -1,4 +1,5 @@
-//! The identity of a vocabulary: two tokenizers with equal fingerprints give every id the same token.
+//! The identity of a vocabulary: two tokenizers with equal fingerprints give every id the same
+//! token.
 
 use std::fmt;
 
@@ -11,7 +12,8 @@ use crate::units::TokenId;
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// The fingerprint of a vocabulary in any order. Lengths are hashed too, so that entries cannot run together.
+    /// The fingerprint of a vocabulary in any order. Lengths are hashed too, so that entries cannot
+    /// run together.
     pub fn of<'a>(vocabulary: impl IntoIterator<Item = (TokenId, &'a str)>) -> Self {
         let mut entries: Vec<_> = vocabulary.into_iter().collect();
         entries.sort_unstable();

@@ -1,7 +1,7 @@
-//! Chat templates: messages to the text of a prompt, as the model's own Jinja template says.
+//! Chat templates: messages to the text of a prompt, by the model's own Jinja template.
 //!
-//! Set up as the Python library does it: blocks are trimmed, `tojson` leaves text as it is, Python's string
-//! and dictionary methods work, and `raise_exception` lets a template refuse.
+//! Configured as in the Python library: blocks are trimmed, `tojson` leaves text as it is, Python's
+//! string and dictionary methods work, and a template may refuse messages by `raise_exception`.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use super::{TextError, read};
 
 const NAME: &str = "chat";
-/// Most steps of rendering: a template of 100 lines takes some ten a message.
+/// Maximum steps of rendering: a template of 100 lines takes about ten per message.
 const STEPS: u64 = 10_000_000;
-/// Most spaces by which JSON is indented.
+/// Maximum spaces by which JSON is indented.
 const INDENT: usize = 16;
 
 /// The chat template of a model.
@@ -29,8 +29,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// From a model's folder: `chat_template.jinja`, or the one in `tokenizer_config.json`, which also names
-    /// the special tokens.
+    /// From a model's folder: `chat_template.jinja`, or the one in `tokenizer_config.json`, which
+    /// also names the special tokens.
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
         let config_path = folder.join("tokenizer_config.json");
         let config: Value = serde_json::from_slice(&read(&config_path)?)
@@ -116,12 +116,13 @@ fn refuse(message: String) -> Result<String, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// As Python's `json.dumps(…, ensure_ascii=False)` writes it: a space after commas and colons, nothing
-/// escaped that JSON does not need escaped; with `indent` on lines of their own.
+/// Writes a value as Python's `json.dumps(…, ensure_ascii=False)` does: a space after commas and
+/// colons, only the necessary escapes; with `indent` on several lines.
 #[allow(clippy::needless_pass_by_value)] // the signature of a template filter
 fn to_json(value: Jinja, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
-    // Sorting, escaping and separators are asked for by few templates; passing over them would be silent.
+    // Few templates use sorting, escaping and separators; they are an error, because ignoring them
+    // would be silent.
     kwargs.assert_all_used()?;
     if indent.is_some_and(|indent| indent > INDENT) {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("indent is at most {INDENT}")));

@@ -1,4 +1,4 @@
-//! A Hugging Face tokenizer, and what Foretell needs beside it.
+//! A Hugging Face tokenizer, with additional functions that Foretell needs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::{TextError, read};
 use crate::draft::Spelling;
 use crate::units::TokenId;
 
-/// Most ids that a vocabulary may reach over; the largest of today reach over an eighth of it. What is kept of each id is
-/// kept in tables, so that a single id of four billion would be a table of that size.
+/// Limit of the ids of a vocabulary; the largest current ones reach an eighth of it. Tables are
+/// indexed by id, so a single id of four billion would need a table of that size.
 const IDS: usize = 1 << 22;
 
-/// A token of a text that was encoded, and where in it the token ends, bytes.
+/// A token of an encoded text, and its end in the text, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Token id.
@@ -40,8 +40,8 @@ impl Tokenizer {
         Self::from_bytes(&read(if path.is_dir() { &inside } else { path })?)
     }
 
-    /// From the text of a `tokenizer.json`. The library panics at some that it does not understand, which is an error like
-    /// the others: a backend may hand out anything.
+    /// From the text of a `tokenizer.json`. The library panics at some invalid files, which is
+    /// caught and returned as an error: the file may come from any backend.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TextError> {
         let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
         read.map_err(|_| TextError::Tokenizer("the library cannot read it".to_owned()))?
@@ -49,8 +49,8 @@ impl Tokenizer {
             .and_then(Self::new)
     }
 
-    /// From a tokenizer that was built in memory. Truncation and padding are switched off: a prompt that is
-    /// shortened in silence would be another prompt.
+    /// From a tokenizer that was built in memory. Truncation and padding are switched off: a
+    /// silently truncated prompt would be another prompt.
     pub fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, TextError> {
         inner.with_truncation(None).map_err(wrong)?;
         inner.with_padding(None);
@@ -66,12 +66,13 @@ impl Tokenizer {
         Ok(Self { inner, bytes, fingerprint, end: size as TokenId, added: added.into() })
     }
 
-    /// The ids of a text; `special` adds what the tokenizer puts around every prompt (such as a BOS token).
+    /// The ids of a text; `special` adds the tokens that the tokenizer puts around every prompt
+    /// (such as a BOS token).
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
         self.inner.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()).map_err(wrong)
     }
 
-    /// The tokens of a text, each with its place; nothing is put around the text.
+    /// The tokens of a text, each with its end; nothing is put around the text.
     pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, TextError> {
         if let Some(pieces) = self.bytes.as_ref().and_then(|table| self.laid_out(table, text)) {
             return Ok(pieces);
@@ -87,7 +88,8 @@ impl Tokenizer {
             .collect())
     }
 
-    /// The tokens of a text, placed by the bytes of each; `None` if they are not those of the text (it was normalised).
+    /// The tokens of a text, with their ends by the bytes of each; `None` if these are not the
+    /// bytes of the text (it was normalised).
     fn laid_out(&self, table: &ByteTable, text: &str) -> Option<Vec<Piece>> {
         let mut end = 0;
         let pieces = self.encode(text, false).ok()?.into_iter().map(|token| {
@@ -98,7 +100,7 @@ impl Tokenizer {
         (end == text.len()).then_some(pieces)
     }
 
-    /// The bytes that a token stands for within a text; `None` if there is no such token.
+    /// The bytes of a token within a text; `None` if there is no such token.
     pub fn spelling(&self, id: TokenId) -> Option<Vec<u8>> {
         if let Some(table) = self.bytes.as_ref().filter(|_| id < self.end) {
             return Some(table.bytes(id).to_vec());
@@ -111,13 +113,14 @@ impl Tokenizer {
         Some(token.replace('\u{2581}', " ").into_bytes())
     }
 
-    /// The text of ids, with U+FFFD for bytes that are no characters. Ids without a token are left out.
+    /// The text of ids, with U+FFFD for bytes that are not valid UTF-8. Ids without a token are
+    /// left out.
     pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> Result<String, TextError> {
         self.inner.decode(ids, skip_special).map_err(wrong)
     }
 
-    /// An incremental detokenizer. `context` is what stands before the output: some tokenizers write the
-    /// first token of a text differently (byte-level ones do not, and ignore it).
+    /// An incremental detokenizer. `context` is the text before the output: some tokenizers write
+    /// the first token of a text differently (byte-level ones do not, and ignore it).
     pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
         match &self.bytes {
             Some(table) => Detokenizer::bytes(Arc::clone(table), skip_special),
@@ -135,18 +138,18 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// Whether a token is special: it is left out of the text.
+    /// True if a token is special: it is left out of the text.
     pub fn is_special(&self, id: TokenId) -> bool {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
-    /// The tokens that were added to the model's own vocabulary (marks of a chat, of tools, of reasoning), in rising
-    /// order.
+    /// The tokens that were added to the model's own vocabulary (marks of a chat, of tools, of
+    /// reasoning), in rising order.
     pub fn added(&self) -> &Arc<[TokenId]> {
         &self.added
     }
 
-    /// Whether the text of tokens is the concatenation of their bytes.
+    /// True if the text of tokens is the concatenation of their bytes.
     pub fn is_byte_level(&self) -> bool {
         self.bytes.is_some()
     }
@@ -193,7 +196,7 @@ fn wrong(error: tokenizers::Error) -> TextError {
     TextError::Tokenizer(error.to_string())
 }
 
-/// Whether the text of tokens is the concatenation of their bytes.
+/// True if the text of tokens is the concatenation of their bytes.
 fn is_byte_level(decoder: Option<&DecoderWrapper>) -> bool {
     match decoder {
         Some(DecoderWrapper::ByteLevel(_)) => true,

@@ -1,16 +1,20 @@
-//! Between two vocabularies: the past of a request in a drafter's tokens, and the drafter's tokens in the target's.
+//! Translation between two vocabularies: the context of a request into a drafter's tokens, and
+//! drafts into the target's.
 //!
-//! This is Universal Assisted Generation (SLEM, arXiv 2502.05202) made incremental: the two sides meet in the text.
-//! What was generated is decoded once, and only a window of it is encoded again, for a tokenizer may split the end of a
-//! text otherwise once more text follows. Both sides of a window are told apart by where their tokens lie in the text, so
-//! the longest run of tokens that agree shows from where on the old ones are replaced.
+//! This is Universal Assisted Generation (SLEM, arXiv 2502.05202) made incremental: the two sides
+//! share the text. The generated tokens are decoded once, and only a window of the text is encoded
+//! again, because a tokenizer may split the end of a text differently once more text follows. Old
+//! and new tokens of a window are compared by their positions in the text; the old ones are
+//! replaced after the longest run that agrees.
 //!
-//! Nothing here decides about the output: a draft that is translated badly is refused by the target.
+//! Nothing here affects the output: the target rejects a badly translated draft.
 //!
-//! * Marks (special tokens) are matched by their name, ends of a text also by their role, never by their text.
-//! * A character of which the target has emitted only some bytes is not shown to the drafter; its draft begins with the
-//!   whole character, and what of that is emitted already is taken off the translation.
-//! * The last token of a translated draft is held back if a longer one might stand there once the drafter goes on.
+//! * Marks (special tokens) are matched by name, ends of a text also by role, never by their text.
+//! * A character of which the target has emitted only some bytes is not shown to the drafter; its
+//!   draft begins with the whole character, and the bytes that are emitted already are removed from
+//!   the translation.
+//! * The last token of a translated draft is held back if it might become a longer one once the
+//!   drafter continues.
 
 mod back;
 mod common;
@@ -27,45 +31,48 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{TextError, Tokenizer};
 use crate::units::TokenId;
 
-/// Tokens behind the end of a text that are encoded again with what is added to it.
+/// Tokens at the end of a text that are encoded again when text is added to it.
 const LOOK_BEHIND: usize = 10;
-/// Drafter tokens that must have been seen before their share of common ones is told.
+/// Drafter tokens that must have been seen before their share of common ones is reported.
 const OVERLAP_OF: u64 = 256;
 
-/// A target and a drafter with different vocabularies; shared by all sessions that translate between them.
+/// A target and a drafter with different vocabularies; shared by all sessions that translate
+/// between them.
 #[derive(Debug)]
 pub struct Pair {
     target: Arc<Tokenizer>,
     drafter: Arc<Tokenizer>,
-    /// The added tokens of the target that are no text, and the drafter's tokens of the same name or role.
+    /// The added tokens of the target that are no text, and the drafter's tokens of the same name
+    /// or role.
     marks: HashMap<TokenId, Option<TokenId>>,
     /// The drafter's added tokens that are no text, and the target's.
     marks_back: HashMap<TokenId, Option<TokenId>>,
-    /// What each side puts before a text.
+    /// The tokens that each side puts before a text.
     begin: Begin,
     common: Arc<Common>,
     seen: AtomicU64,
     shared: AtomicU64,
 }
 
-/// What a tokenizer puts before every text (a BOS token, or nothing).
+/// The tokens before every text (a BOS token, or none).
 #[derive(Debug)]
 struct Begin {
     target: Vec<TokenId>,
     drafter: Vec<TokenId>,
 }
 
-/// The tokens that end a text, which have the same role on both sides whatever they are called.
+/// The tokens that end a text, which have the same role on both sides whatever their names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends<'a> {
-    /// Those of the target.
+    /// The end tokens of the target.
     pub target: &'a [TokenId],
-    /// Those of the drafter.
+    /// The end tokens of the drafter.
     pub drafter: &'a [TokenId],
 }
 
 impl Pair {
-    /// Prepares the translation; takes time proportional to both vocabularies (tens of milliseconds for 150,000 tokens).
+    /// Prepares the translation; takes time proportional to both vocabularies (tens of milliseconds
+    /// for 150,000 tokens).
     pub fn new(target: Arc<Tokenizer>, drafter: Arc<Tokenizer>, ends: Ends<'_>) -> Result<Self, TextError> {
         let marks = marks(&target, &drafter, ends.target, ends.drafter);
         let marks_back = marks_back(&drafter, &target, ends.drafter, ends.target);
@@ -80,8 +87,8 @@ impl Pair {
         &self.common
     }
 
-    /// The share of the drafter's tokens, by how often they stand in the texts that were translated so far, that the target
-    /// has as well; `None` before enough was seen.
+    /// Share of the drafter's tokens, by frequency in the texts translated so far, that the target
+    /// has as well; `None` before enough tokens were seen.
     pub fn overlap(&self) -> Option<f64> {
         let seen = self.seen.load(Ordering::Relaxed);
         (seen >= OVERLAP_OF).then(|| self.shared.load(Ordering::Relaxed) as f64 / seen as f64)
@@ -95,7 +102,8 @@ impl Pair {
     }
 }
 
-/// The marks of `from`, each with the token of `to` that has its name, else, for an end of the text, its role.
+/// The marks of `from`, each with the token of `to` that has its name, or otherwise, for an end of
+/// the text, its role.
 fn marks(
     from: &Tokenizer,
     to: &Tokenizer,
@@ -107,7 +115,7 @@ fn marks(
         let Some(name) = from.token(id) else { continue };
         let named = to.id(&name).filter(|twin| to.added().binary_search(twin).is_ok());
         let role = || ends_there.first().copied().filter(|_| ends.contains(&id));
-        // An added token that is no special one is text like any other.
+        // An added token that is not special is text like any other.
         if from.is_special(id) {
             marks.insert(id, named.or_else(role));
         }
@@ -115,7 +123,8 @@ fn marks(
     marks
 }
 
-/// As [`marks`], from drafter to target: an end of the drafter's text is one of the target's ends, or the draft stops.
+/// As [`marks`], from drafter to target: an end of the drafter's text is one of the target's ends,
+/// or the draft stops.
 fn marks_back(
     drafter: &Tokenizer,
     target: &Tokenizer,

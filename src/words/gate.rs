@@ -1,8 +1,8 @@
-//! The live reasons not to leap that can be open or closed on their own.
+//! Gates: conditions that open and close over time, each with its own reason for plain decoding.
 
-use super::RideReason;
+use super::PlainReason;
 
-/// A gate: while it is closed, nothing leaps.
+/// A gate. While one is closed, no request is speculated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
     /// The engine is loaded.
@@ -11,8 +11,10 @@ pub enum Gate {
     Stale,
     /// Too few drafted tokens are accepted.
     Acceptance,
-    /// Leaping was measured slower than riding.
-    Latency,
+    /// Speculation was measured slower than plain decoding (control groups).
+    Control,
+    /// The regret budget of the replica is used up.
+    Regret,
     /// Memory is short.
     Memory,
     /// The replica is not healthy.
@@ -21,8 +23,8 @@ pub enum Gate {
 
 impl Gate {
     /// Every gate, in the order of the documentation.
-    pub const ALL: [Self; 6] =
-        [Self::Load, Self::Stale, Self::Acceptance, Self::Latency, Self::Memory, Self::Health];
+    pub const ALL: [Self; 7] =
+        [Self::Load, Self::Stale, Self::Acceptance, Self::Control, Self::Regret, Self::Memory, Self::Health];
 
     /// The name in metrics and the admin API.
     pub const fn name(self) -> &'static str {
@@ -30,26 +32,28 @@ impl Gate {
             Self::Load => "load",
             Self::Stale => "stale",
             Self::Acceptance => "acceptance",
-            Self::Latency => "latency",
+            Self::Control => "control",
+            Self::Regret => "regret",
             Self::Memory => "memory",
             Self::Health => "health",
         }
     }
 
-    /// Its place in [`Self::ALL`].
-    pub const fn place(self) -> usize {
+    /// Its index in [`Self::ALL`].
+    pub const fn position(self) -> usize {
         self as usize
     }
 
-    /// The reason for riding while it is closed.
-    pub const fn reason(self) -> RideReason {
+    /// The reason for plain decoding while it is closed.
+    pub const fn reason(self) -> PlainReason {
         match self {
-            Self::Load => RideReason::GateLoad,
-            Self::Stale => RideReason::GateStale,
-            Self::Acceptance => RideReason::GateAcceptance,
-            Self::Latency => RideReason::GateLatency,
-            Self::Memory => RideReason::GateMemory,
-            Self::Health => RideReason::GateHealth,
+            Self::Load => PlainReason::GateLoad,
+            Self::Stale => PlainReason::GateStale,
+            Self::Acceptance => PlainReason::GateAcceptance,
+            Self::Control => PlainReason::GateControl,
+            Self::Regret => PlainReason::GateRegret,
+            Self::Memory => PlainReason::GateMemory,
+            Self::Health => PlainReason::GateHealth,
         }
     }
 }
@@ -59,9 +63,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_and_the_reason_that_it_gives_have_one_name() {
+    fn a_gate_and_its_reason_have_one_name() {
         for gate in Gate::ALL {
-            assert_eq!(Gate::ALL[gate.place()], gate);
+            assert_eq!(Gate::ALL[gate.position()], gate);
             assert_eq!(format!("gate_{}", gate.name()), gate.reason().name());
         }
     }

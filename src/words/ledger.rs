@@ -1,39 +1,41 @@
-//! What judging has cost an output in drift from the target's law.
+//! Drift ledger: how far a relaxed acceptance rule moves an output from the target's distribution.
 
 /// The drift of one output; zero by the exact rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ledger {
-    /// The sum of the total variations charged for the places decided by a relaxed rule, whatever came of it there. Its
-    /// mean over outputs bounds how far their distribution is from the target's; one output's own sum bounds nothing.
+    /// Sum of the total variations charged at the positions decided by a relaxed rule, whatever
+    /// token was chosen there. Its mean over outputs bounds the distance of their distribution from
+    /// the target's; the sum of one output is not a bound for that output.
     pub charged: f64,
     /// Tokens emitted that the target had not chosen.
     pub substitutions: u32,
-    /// Places at which the rule was relaxed.
+    /// Positions at which the rule was relaxed.
     pub relaxed: u32,
-    /// Places at which it was not, because the probabilities there are not known.
+    /// Positions decided by the exact rule because the probabilities there are not known.
     pub unknown: u32,
-    /// Places at which it was not, because a limit of drift was reached.
+    /// Positions decided by the exact rule because a limit of drift was reached.
     pub limited: u32,
 }
 
-/// How much an output may drift.
+/// Limits of an output's drift.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DriftLimits {
-    /// Most that may be charged to the whole output, so that no distribution of outputs is further from the target's;
-    /// `None` is without bound.
+    /// Maximum total variation charged to the whole output, a bound for the distance of its
+    /// distribution from the target's; `None` is without bound.
     pub whole: Option<f64>,
-    /// Most that may be charged per output token, on average so far. Alone it leaves the whole output unbounded.
+    /// Maximum total variation charged per output token, on average so far. Alone it leaves the
+    /// whole output unbounded.
     pub rate: f64,
 }
 
 impl Ledger {
-    /// Charged per output token.
+    /// Total variation charged per output token.
     pub fn rate(&self, output_tokens: u32) -> f64 {
         self.charged / f64::from(output_tokens.max(1))
     }
 
-    /// Charges `tv` for the place behind `output` tokens, before it is decided. Returns whether the limits allow that;
-    /// nothing is charged where they do not.
+    /// Charges `tv` for the position behind `output` tokens, before it is decided. Returns true if
+    /// the limits allow it; otherwise nothing is charged.
     pub fn charge(&mut self, tv: f64, output: usize, limits: DriftLimits) -> bool {
         let sum = self.charged + tv;
         let within = limits.whole.is_none_or(|most| sum <= most) && sum <= limits.rate * (output + 1) as f64;

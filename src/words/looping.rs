@@ -1,17 +1,19 @@
 //! Measures how much an output repeats itself.
 //!
-//! Small models at temperature 0 tend to fall into loops, and lookup drafters predict loops best, so looping outputs
-//! make a benchmark look too good. Repeating what the prompt says does not count; copying is legitimate.
+//! Small models at temperature 0 tend to fall into loops, and lookup drafters predict loops best,
+//! so looping outputs make a benchmark look too good. Repetition of the prompt does not count;
+//! copying is legitimate.
 
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// Length of a window, tokens or words.
+/// Length of a window, in tokens or words.
 pub const WINDOW: usize = 8;
-/// Least share of repeated windows for an output to count as looping.
+/// Minimum share of repeated windows for an output to count as looping.
 pub const LOOPS: f64 = 0.2;
 
-/// Share of the output's windows that occurred earlier in the output and do not occur in the prompt.
+/// Share of the output's windows that occurred earlier in the output and do not occur in the
+/// prompt.
 pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     let known: HashSet<&[T]> = prompt.windows(WINDOW).collect();
     let mut seen = HashSet::new();
@@ -24,12 +26,12 @@ pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     f64::from(repeated) / f64::from(windows.max(1))
 }
 
-/// Whether an output counts as looping.
+/// True if an output counts as looping.
 pub fn loops<T: Eq + Hash>(prompt: &[T], output: &[T]) -> bool {
     repeated(prompt, output) >= LOOPS
 }
 
-/// The words of a text, used if there are no token ids.
+/// The words of a text, used where there are no token ids.
 pub fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }

@@ -1,8 +1,8 @@
-//! Every metric of Foretell: its name, type, labels and meaning, in one list.
+//! Every metric of Foretell: its name, type, labels and help text, in one list.
 //!
-//! The list is a part of the public interface: dashboards and alert rules use the names. A metric can only be made from an
-//! entry of this list, so the reference ([`reference()`], printed by `foretell check --metrics`) cannot miss one, and a test
-//! compares every panel and rule with it.
+//! The list is part of the public interface: dashboards and alert rules use the names. A metric can
+//! only be made from an entry of this list, so the reference ([`reference()`], printed by `foretell
+//! check --metrics`) is complete, and a test compares every panel and rule with it.
 
 mod catalogue;
 
@@ -10,16 +10,16 @@ use std::fmt::Write;
 
 pub use catalogue::*;
 
-use super::{BypassReason, Gate, Mode, Plan, RideReason};
+use super::{Gate, Mode, PlainReason, RelayReason, VerifyMethod};
 
-/// The name, labels and meaning of a metric.
+/// The name, labels and help text of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Its name, as Prometheus scrapes it.
     pub name: &'static str,
     /// The names of its labels.
     pub labels: &'static [&'static str],
-    /// What it counts or measures, with its unit.
+    /// Quantity that it counts or measures, with its unit.
     pub help: &'static str,
 }
 
@@ -34,7 +34,7 @@ pub struct Gauge(pub Metric);
 /// A metric that counts observations by size.
 #[derive(Clone, Copy, Debug)]
 pub struct Histogram {
-    /// Its name, labels and meaning.
+    /// Its name, labels and help text.
     pub metric: Metric,
     /// Upper bounds of its buckets.
     pub buckets: &'static [f64],
@@ -70,7 +70,7 @@ impl From<Histogram> for Entry {
 }
 
 impl Entry {
-    /// Its name, labels and meaning.
+    /// Its name, labels and help text.
     pub const fn metric(&self) -> &Metric {
         match self {
             Self::Counter(Counter(metric)) | Self::Gauge(Gauge(metric)) => metric,
@@ -78,7 +78,7 @@ impl Entry {
         }
     }
 
-    /// The type, in Prometheus' words.
+    /// The type, as Prometheus names it.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Counter(_) => "counter",
@@ -93,7 +93,7 @@ impl Entry {
 pub enum Stage {
     /// Parsing and judging a request body.
     Parse,
-    /// Finding the policy of a request, and what it allows.
+    /// Finding the policy of a request, and evaluating it.
     Decide,
     /// One event of a session: drafts of lookups, choice, acceptance, text.
     Draft,
@@ -121,11 +121,11 @@ impl Stage {
 pub struct Section {
     /// The heading in the reference.
     pub title: &'static str,
-    /// They.
+    /// Its metrics.
     pub entries: fn() -> Vec<Entry>,
 }
 
-/// What a label tells.
+/// A row of the reference's table of labels.
 struct Label {
     name: &'static str,
     meaning: &'static str,
@@ -135,9 +135,12 @@ struct Label {
 fn labels() -> Vec<Label> {
     let open = |name, meaning| Label { name, meaning, values: Vec::new() };
     let closed = |name, meaning, values: &[&'static str]| Label { name, meaning, values: values.to_vec() };
-    let reasons: Vec<&str> = RideReason::ALL.iter().map(|reason| reason.name()).collect();
-    let bypasses: Vec<&str> = BypassReason::ALL.iter().map(|reason| reason.name()).collect();
-    let plans: Vec<&str> = Plan::ALL.iter().map(|plan| plan.name()).collect();
+    let plain = PlainReason::ALL.iter().map(|reason| reason.name());
+    let relayed = RelayReason::ALL.iter().map(|reason| reason.name());
+    let mut reasons: Vec<&str> = plain.chain(relayed).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let methods: Vec<&str> = VerifyMethod::ALL.iter().map(|method| method.name()).collect();
     let modes: Vec<&str> = Mode::ALL.iter().map(|mode| mode.name()).collect();
     vec![
         open("backend", "a backend of the process file"),
@@ -148,19 +151,22 @@ fn labels() -> Vec<Label> {
             "drafter",
             "the kind of drafter whose token came first in the draft; of the model queue: its name",
         ),
-        closed("gate", "a live reason not to leap", &Gate::ALL.map(Gate::name)),
+        closed("gate", "a live reason for plain decoding", &Gate::ALL.map(Gate::name)),
         closed("mode", "of a backend, the process's own included", &modes),
         open(
             "model",
             "a model of the process file, or one that a backend has answered for; 100 at most, then `other`",
         ),
-        closed("path", "how a request was served", &["speculated", "ridden", "bypassed", "relayed"]),
-        closed("plan", "how a draft was verified", &plans),
+        closed("path", "how a request was served", &["speculated", "plain", "relayed"]),
+        closed("method", "how a draft was verified", &methods),
         open("policy", "a policy, without its revision"),
-        open("position", "place in a draft, from 0 to 31"),
+        open("position", "position in a draft, from 0 to 31"),
         closed("prompt_bucket", "tokens of the prompt", &PROMPT_BUCKETS.map(|(name, _)| name)),
-        closed("reason of foretell_rides_total", "why an eligible request rode", &reasons),
-        closed("reason of foretell_bypass_total", "why a request never leaps", &bypasses),
+        closed(
+            "reason",
+            "why a request was relayed or decoded plainly, or plainly to its end; empty if it was not",
+            &reasons,
+        ),
         open("replica", "backend and address of a replica"),
         closed(
             "route",
@@ -182,7 +188,7 @@ pub const PROMPT_BUCKETS: [(&str, usize); 6] = [
 ];
 const LONGEST: &str = ">=128k";
 
-/// The value of the label `prompt_bucket` for a prompt of so many tokens.
+/// The value of the label `prompt_bucket` for a prompt of `tokens` tokens.
 pub fn prompt_bucket(tokens: usize) -> &'static str {
     let bucket = PROMPT_BUCKETS.iter().find(|(_, below)| tokens < *below);
     bucket.map_or(LONGEST, |(name, _)| name)
@@ -219,20 +225,20 @@ pub fn reference() -> String {
 const HEAD: &str = "\
 # Metrics
 
-Written by `foretell check --metrics`; a test compares this page with the program. `/metrics` is served on the admin listener
-and, where `metrics.address` is set, on a listener that has nothing but metrics and health.
+Written by `foretell check --metrics`; a test compares this page with the program. `/metrics` is served on the admin
+listener and, where `metrics.address` is set, on a listener that has nothing but metrics and health.
 
-Every request ends in one record, and metrics, log line, `/api/sessions` and `usage.foretell` are made from it: their numbers
-agree. Counters of leaping mean what vLLM's mean for its own speculation, so the same queries work:
+Every request ends in one record, and metrics, log line, `/api/sessions` and `usage.foretell` are made from it: their
+numbers agree. Counters of speculation mean what vLLM's mean for its own speculation, so the same queries work:
 
 | vLLM | Foretell |
 |---|---|
-| `vllm:spec_decode_num_drafts_total` | `foretell_leaps_total` |
-| `vllm:spec_decode_num_draft_tokens_total` | `foretell_leap_draft_tokens_total` |
-| `vllm:spec_decode_num_accepted_tokens_total` | `foretell_leap_accepted_tokens_total` |
-| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `foretell_leap_accepted_tokens_per_pos_total` |
+| `vllm:spec_decode_num_drafts_total` | `foretell_spec_decode_num_drafts_total` |
+| `vllm:spec_decode_num_draft_tokens_total` | `foretell_spec_decode_num_draft_tokens_total` |
+| `vllm:spec_decode_num_accepted_tokens_total` | `foretell_spec_decode_num_accepted_tokens_total` |
+| `vllm:spec_decode_num_accepted_tokens_per_pos_total` | `foretell_spec_decode_num_accepted_tokens_per_pos_total` |
 
-Acceptance rate = accepted ÷ draft tokens; mean acceptance length (E[N]) = 1 + accepted ÷ leaps.
+Acceptance rate = accepted ÷ draft tokens; mean acceptance length = 1 + accepted ÷ drafts.
 ";
 
 #[cfg(test)]
@@ -264,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_fall_into_the_bucket_below_whose_bound_they_lie() {
+    fn prompts_fall_into_the_bucket_of_their_length() {
         assert_eq!(prompt_bucket(0), "<512");
         assert_eq!(prompt_bucket(512), "<2k");
         assert_eq!(prompt_bucket(usize::MAX), ">=128k");

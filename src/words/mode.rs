@@ -1,16 +1,17 @@
-//! What Foretell may do at all: the operator's choice, for the process and for single backends.
+//! Operating mode: the operator's limit on what Foretell does, for the process and for single
+//! backends.
 
 use serde::{Deserialize, Serialize};
 
-/// What Foretell may do. Ordered from the strictest.
+/// Operating mode, ordered from the strictest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Relay everything.
     Off,
-    /// Relay and draft in the shadow, never leap.
+    /// Relay and draft in the shadow, never speculate.
     Observe,
-    /// Leap where it pays.
+    /// Speculate where it pays.
     Auto,
 }
 
@@ -27,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// The mode of that name.
+    /// The mode with this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }

@@ -1,30 +1,30 @@
-//! Whether a text is structured at its end, so that one wrong token breaks it: JSON from its first character on, or a
-//! fenced block of JSON.
+//! Detects if a text is structured at its end, so that one wrong token would break it: JSON from
+//! its first character on, or a fenced block of JSON.
 
 /// The end of a text, read character by character.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Structure {
-    /// The text's first character that is no space was a bracket of JSON.
+    /// The first non-space character of the text was a bracket of JSON.
     json: bool,
     begun: bool,
-    /// The fence of JSON that is open: its character and length.
+    /// The open fence of a JSON block: its character and length.
     fence: Option<(char, usize)>,
-    /// The beginning of the current line, without leading spaces, as far as it can be a fence.
+    /// The beginning of the current line, without leading spaces, up to [`LINE`] characters.
     line: String,
 }
 
-/// Most characters of a line that are looked at.
+/// Maximum number of characters of a line that are examined.
 const LINE: usize = 16;
 
 impl Structure {
-    /// Reads on.
+    /// Reads further text.
     pub fn push(&mut self, text: &str) {
         for character in text.chars() {
             self.read(character);
         }
     }
 
-    /// Whether what follows stands in free text.
+    /// True if the text that follows is free text.
     pub fn is_free(&self) -> bool {
         !self.json && self.fence.is_none()
     }
@@ -44,7 +44,7 @@ impl Structure {
         let (mark, length, rest) = fence(&self.line);
         match self.fence {
             Some((open, least)) if mark == Some(open) && length >= least && rest.trim().is_empty() => {
-                // It is closed; what follows on its line opens no other.
+                // It is closed; the rest of its line opens no other.
                 self.fence = None;
                 self.line = "x".repeat(LINE);
             }
@@ -57,7 +57,8 @@ impl Structure {
     }
 }
 
-/// The character of which a line's first ones are, if it is one of a fence, how many they are, and what follows them.
+/// The fence character that the line begins with, if any, its number of repetitions, and the rest
+/// of the line.
 fn fence(line: &str) -> (Option<char>, usize, &str) {
     let mark = line.chars().next().filter(|mark| matches!(mark, '`' | '~'));
     let length = mark.map_or(0, |mark| line.chars().take_while(|&other| other == mark).count());
@@ -70,7 +71,7 @@ mod tests {
 
     fn free(text: &str) -> bool {
         let mut structure = Structure::default();
-        // However it is cut.
+        // Fed character by character and at once.
         text.chars().for_each(|character| structure.push(&character.to_string()));
         let mut whole = Structure::default();
         whole.push(text);
@@ -91,7 +92,7 @@ mod tests {
     #[case("So:\n```rust\nlet a", true)]
     #[case("inline ```json", true)]
     #[case("```json\n{}\n``` \nand\n```json\n", false)]
-    fn json_is_known_by_its_first_character_or_its_fence(#[case] text: &str, #[case] wanted: bool) {
+    fn json_is_detected_by_its_first_character_or_its_fence(#[case] text: &str, #[case] wanted: bool) {
         assert_eq!(free(text), wanted);
     }
 }

@@ -1,9 +1,9 @@
-//! The command line as people and scripts meet it: help, version, pages, and the command that drains.
+//! The command line for people and scripts: help, version, pages, and the `drain` command.
 
 use crate::kit::{Start, eventually};
 use crate::ops_kit::{foretell, write};
 
-/// Nobody listens there, and nobody needs to.
+/// An address without a listener; none is needed.
 const BACKENDS: &str = "backends: [{ name: b, replicas: [\"http://127.0.0.1:9\"] }]\n";
 
 #[test]

@@ -1,4 +1,4 @@
-//! More connections than the process may have open.
+//! More connections than the process may have descriptors.
 
 use std::net::TcpStream;
 use std::thread;
@@ -10,7 +10,7 @@ use crate::kit::{Backend, Proxy, Start, Wire, get, post};
 const HELD: usize = 400;
 const REQUESTS: usize = 200;
 
-/// Everyone who asks is answered, and the log stays short.
+/// Every request is answered, and the log stays short.
 fn all_are_answered(proxy: &Proxy) {
     let clients: Vec<_> = (0..8)
         .map(|_| {
@@ -44,13 +44,13 @@ fn hold(proxy: &Proxy, say: &[u8]) -> Vec<TcpStream> {
             wire
         })
         .collect();
-    // Long enough for all of them to be there, were there room.
+    // Long enough for all of them to be accepted if there were descriptors.
     thread::sleep(Duration::from_secs(1));
     held.into_iter().map(|wire| wire.stream).collect()
 }
 
 #[test]
-fn silent_connections_take_nobodys_place() {
+fn silent_connections_block_no_client() {
     let backend = Backend::plain();
     let proxy = start(&backend);
     let held = hold(&proxy, b"");
@@ -59,7 +59,7 @@ fn silent_connections_take_nobodys_place() {
 }
 
 #[test]
-fn idle_connections_take_nobodys_place() {
+fn idle_connections_block_no_client() {
     let backend = Backend::plain();
     let proxy = start(&backend);
     let held = hold(&proxy, &get("/", ""));
@@ -67,9 +67,9 @@ fn idle_connections_take_nobodys_place() {
     drop(held);
 }
 
-/// Half a head is waited for, but no longer than `timeouts.header`.
+/// The proxy waits for the rest of a head, but no longer than `timeouts.header`.
 #[test]
-fn halves_of_heads_take_a_place_for_a_while() {
+fn incomplete_heads_hold_a_connection_until_the_timeout() {
     let backend = Backend::plain();
     let start = Start { descriptors: Some(256), ..Start::before(backend.address) };
     let proxy = start.and("timeouts: { header: 2s }").start();
@@ -78,7 +78,8 @@ fn halves_of_heads_take_a_place_for_a_while() {
     drop(held);
 }
 
-/// As many requests at once as there can be clients: each needs a descriptor towards the backend too.
+/// As many concurrent requests as there can be clients: each needs a second descriptor, for the
+/// backend.
 #[test]
 fn requests_that_are_being_answered_have_a_descriptor_for_their_backend() {
     let backend = Backend::answering(|request| match request.method() {
@@ -102,7 +103,7 @@ fn requests_that_are_being_answered_have_a_descriptor_for_their_backend() {
     all_are_answered(&proxy);
 }
 
-/// A limit of the operator's own.
+/// The operator's `limits.connections`.
 #[test]
 fn limits_connections_is_the_most_that_are_open() {
     let backend = Backend::plain();
@@ -111,14 +112,14 @@ fn limits_connections_is_the_most_that_are_open() {
     let before = proxy.descriptors();
     let held: Vec<_> = (0..50).map(|_| Wire::connect(proxy.address)).collect();
     all_are_answered(&proxy);
-    // A connection to the backend for each of the eight, and the one that is being accepted.
+    // A backend connection for each of the eight, and the connection that is being accepted.
     assert!(proxy.descriptors() <= before + 24, "{} after {before}", proxy.descriptors());
     drop(held);
 }
 
-/// Streams of HTTP/2 cost one descriptor of a client for many of backends.
+/// HTTP/2 streams share one client descriptor but need one backend descriptor each.
 #[test]
-fn the_streams_of_a_few_clients_take_nobodys_descriptor() {
+fn the_streams_of_a_few_clients_block_no_client() {
     let backend = Backend::answering(|request| match request.target() {
         "/slow" => {
             thread::sleep(Duration::from_secs(2));

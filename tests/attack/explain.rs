@@ -1,4 +1,4 @@
-//! What `foretell explain`, `POST /api/explain` and `check` say is what happens.
+//! `foretell explain`, `POST /api/explain` and `check` agree with what the proxy does.
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
@@ -19,7 +19,7 @@ fn foretell(folder: &Path, args: &[&str]) -> (i32, String, String) {
     (told.code.unwrap_or(-1), told.out, told.err)
 }
 
-/// An address of this machine at which nobody listens.
+/// An address of this machine without a listener.
 fn nobody() -> SocketAddr {
     nobody_at("127.0.0.1:0")
 }
@@ -28,7 +28,7 @@ fn nobody_at(address: &str) -> SocketAddr {
     TcpListener::bind(address).unwrap().local_addr().unwrap()
 }
 
-/// A folder with a process file, whose admin port nobody has, and a request.
+/// A folder with a request and a process file whose admin port has no listener.
 fn folder(process: &str, policy: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -39,7 +39,7 @@ fn folder(process: &str, policy: &str) -> TempDir {
     folder
 }
 
-/// What the command says of the request of `folder`, in JSON and in words.
+/// The command's output for the request in `folder`, as JSON and as text.
 fn explained(folder: &Path, args: &[&str]) -> (Value, String) {
     let command = [&["explain", "--request", "request.json"], args].concat();
     let (code, words, err) = foretell(folder, &command);
@@ -48,32 +48,36 @@ fn explained(folder: &Path, args: &[&str]) -> (Value, String) {
     (serde_json::from_str(&json).unwrap(), words)
 }
 
-fn verdict(told: &Value) -> (&str, &str) {
+fn result(told: &Value) -> (&str, &str) {
     (told["path"].as_str().unwrap_or_default(), told["reason"].as_str().unwrap_or_default())
 }
 
 #[test]
-fn a_server_that_is_not_there_is_never_said_to_be_leapt_on() {
+fn a_missing_server_is_never_explained_as_eligible() {
     let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
     let (told, words) = explained(dead.path(), &[]);
-    assert_eq!((verdict(&told), &told["asked"]), (("bypassed", "unreachable"), &"server".into()), "{words}");
+    assert_eq!((result(&told), &told["asked"]), (("relayed", "unreachable"), &"server".into()), "{words}");
     assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
 }
 
 #[test]
-fn a_server_that_is_only_relayed_to_is_never_said_to_be_leapt_on() {
+fn a_server_that_is_only_relayed_to_is_never_explained_as_eligible() {
     let plain = Backend::plain();
     let relayed = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", plain.address), "");
     let (told, words) = explained(relayed.path(), &[]);
-    assert_eq!((verdict(&told), &told["asked"]), (("bypassed", "no_plan"), &"server".into()), "{words}");
+    assert_eq!(
+        (result(&told), &told["asked"]),
+        (("relayed", "no_verify_method"), &"server".into()),
+        "{words}"
+    );
     assert!(!words.contains("eligible"), "{words}");
 }
 
 #[test]
-fn without_a_backend_there_is_nothing_to_leap_on() {
+fn without_a_backend_nothing_is_eligible() {
     let none = folder("backends: []", "");
     let (told, words) = explained(none.path(), &[]);
-    assert_eq!((verdict(&told), &told["asked"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
+    assert_eq!((result(&told), &told["asked"]), (("failed", "no_backend"), &"nobody".into()), "{words}");
     assert!(!words.contains("eligible"), "{words}");
     let notes = told["notes"].as_array().unwrap();
     let says = |what: &str| notes.iter().any(|note| note.as_str().unwrap().contains(what));
@@ -81,15 +85,15 @@ fn without_a_backend_there_is_nothing_to_leap_on() {
 }
 
 #[test]
-fn what_was_not_asked_is_said_to_be_open() {
+fn unqueried_steps_are_undecided() {
     let address = nobody();
     let open = folder(&format!("backends: [{{ name: b, replicas: [\"http://{address}\"] }}]"), "");
     let (told, words) = explained(open.path(), &["--offline"]);
-    assert_eq!((verdict(&told), &told["asked"]), (("undecided", ""), &"nobody".into()), "{words}");
+    assert_eq!((result(&told), &told["asked"]), (("undecided", ""), &"nobody".into()), "{words}");
     assert!(words.contains("step server: the server was not asked"), "{words}");
-    // What is certain whoever the server is, is said.
+    // Steps that do not depend on the server are decided.
     let (told, _) = explained(open.path(), &["--offline", "--header", "x-foretell: gama=3"]);
-    assert_eq!(verdict(&told), ("bypassed", "client"));
+    assert_eq!(result(&told), ("relayed", "client"));
     let (code, _, err) =
         foretell(open.path(), &["explain", "--request", "request.json", "--admin", &address.to_string()]);
     assert_eq!(code, 1);
@@ -145,10 +149,10 @@ fn sent(proxy: &Proxy, fields: &str, body: &str) -> Answer {
     ask(proxy.address, post("/v1/completions", fields, body))
 }
 
-/// Every case is explained and then sent: the answer's own fields must say the same.
+/// Every case is explained and then sent: the answer's headers must agree.
 #[test]
 #[cfg_attr(not(feature = "onnx"), ignore = "needs a model to serve")]
-fn what_is_explained_is_what_happens() {
+fn explanations_agree_with_the_answers() {
     let target = Target::start();
     let model = r#""model":"target","max_tokens":4"#;
     let body = |more: &str| format!("{{{model},\"prompt\":\"the same, the same, the\"{more}}}");
@@ -159,10 +163,10 @@ fn what_is_explained_is_what_happens() {
             "10.yaml",
             "version: 1\nname: hot\nmatch: { temperature: { min: 0.5 } }\nmode: \"off\"\n".to_owned(),
         ),
-        ("20.yaml", "version: 1\nname: rides\nmatch: { tenants: [ide] }\nmode: ride\n".to_owned()),
+        ("20.yaml", "version: 1\nname: plain\nmatch: { tenants: [ide] }\nmode: plain\n".to_owned()),
         (
             "25.yaml",
-            "version: 1\nname: hashed\nmatch: { tenants: [c3e9a1c985d603e4] }\nmode: ride\n".to_owned(),
+            "version: 1\nname: hashed\nmatch: { tenants: [c3e9a1c985d603e4] }\nmode: plain\n".to_owned(),
         ),
         (
             "30.yaml",
@@ -188,7 +192,7 @@ fn what_is_explained_is_what_happens() {
         ("", "[1]".to_owned(), "body"),
         ("x-tenant: ide\r\n", greedy.clone(), "policy"),
         ("x-team: web\r\n", greedy.clone(), "shadow"),
-        ("x-team: ide\r\nx-foretell: ride\r\n", greedy.clone(), "client"),
+        ("x-team: ide\r\nx-foretell: plain\r\n", greedy.clone(), "client"),
         ("x-team: ide\r\n", greedy.clone(), ""),
     ];
     for (fields, body, wanted) in &cases {
@@ -197,16 +201,16 @@ fn what_is_explained_is_what_happens() {
         let reason = answer.field("x-foretell-reason").unwrap_or_default();
         let path = answer.field("x-foretell-path").unwrap_or_default();
         let policy = answer.field("x-foretell-policy").unwrap_or_default();
-        assert_eq!(verdict(&told).1, *wanted, "{fields} {body}: {told}");
-        assert_eq!(told["path"] == "bypassed", path == "bypassed", "{fields} {body}: {told}");
+        assert_eq!(result(&told).1, *wanted, "{fields} {body}: {told}");
+        assert_eq!(told["path"] == "relayed", path == "relayed", "{fields} {body}: {told}");
         if wanted.is_empty() {
-            assert_eq!((path, &told["plans"][0]), ("speculated", &"tree".into()), "{told}");
+            assert_eq!((path, &told["verify"][0]), ("speculated", &"tree".into()), "{told}");
             assert_eq!(told["gamma_max"], 2);
         } else {
             assert_eq!(reason, *wanted, "{fields} {body}");
         }
-        // A request that is relayed has no policy in its answer.
-        if path != "bypassed" {
+        // The answer to a relayed request names no policy.
+        if path != "relayed" {
             assert_eq!(told["policy"], policy, "{fields} {body}");
         }
     }
@@ -214,16 +218,16 @@ fn what_is_explained_is_what_happens() {
     let told = asked(&proxy, two, &greedy);
     assert!(told["notes"].to_string().contains("more than one tenant"), "{told}");
     assert_eq!((&told["tenant"], sent(&proxy, two, &greedy).status()), (&Value::Null, 400));
-    // The fields of a call that belong to the call stand for the request's own by a prefix.
+    // Header fields of the call itself are given for the explained request with a prefix.
     let key = "authorization: Bearer sk-1\r\n";
     let told = asked(&proxy, &format!("x-explain-{key}"), &greedy);
-    assert_eq!((verdict(&told), &told["tenant"]), (("eligible", "policy"), &"c3e9a1c985d603e4".into()));
+    assert_eq!((result(&told), &told["tenant"]), (("eligible", "policy"), &"c3e9a1c985d603e4".into()));
     assert_eq!(sent(&proxy, key, &greedy).field("x-foretell-reason"), Some("policy"));
 }
 
 #[test]
 #[cfg_attr(not(feature = "onnx"), ignore = "needs a model to serve")]
-fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
+fn the_running_proxy_explains_and_reports_a_missing_server() {
     let mut target = Target::start();
     let admin = nobody_at("127.0.0.2:0");
     let secret = tempfile::tempdir().unwrap();
@@ -239,13 +243,13 @@ fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
     let told = || explained(home, &["--config", "foretell.yaml"]);
     let (first, words) = eventually("the server is known", || {
         let (told, words) = told();
-        (told["plans"][0] == "tree").then_some((told, words))
+        (told["verify"][0] == "tree").then_some((told, words))
     });
-    assert_eq!((verdict(&first), &first["asked"]), (("eligible", ""), &"proxy".into()), "{words}");
+    assert_eq!((result(&first), &first["asked"]), (("eligible", ""), &"proxy".into()), "{words}");
     assert!(words.contains("asked        the running proxy"), "{words}");
     assert_eq!(first["replica"], format!("b/0 at http://{}/", target.address));
 
-    // Policies that were changed are no part of the answer until they are taken up, and that is said.
+    // Changed policies are not part of the answer until they are loaded, and a note says so.
     std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
     eventually("they are taken up", || {
         let request = ["explain", "--request", "request.json", "--config", "foretell.yaml"];
@@ -255,28 +259,28 @@ fn the_running_proxy_is_asked_and_says_when_its_server_is_gone() {
         (!stale && words.contains("reason       policy")).then_some(())
     });
     std::fs::write(home.join("policies/a.yaml"), "version: 1\nname: a\n").unwrap();
-    // A probe may have found by now that nothing pays here.
-    eventually("and the old ones again", || (verdict(&told().0).0 == "eligible").then_some(()));
-    // With other settings the question is what they would do.
+    // By now a probe may have found that speculation does not pay here.
+    eventually("and the old ones again", || (result(&told().0).0 == "eligible").then_some(()));
+    // With other settings, those are explained instead of the running proxy.
     std::fs::create_dir(home.join("others")).unwrap();
     std::fs::write(home.join("others/a.yaml"), "version: 1\nname: b\nmode: \"off\"\n").unwrap();
     let (other, _) = explained(home, &["--config", "foretell.yaml", "--policies", "others"]);
-    assert_eq!((verdict(&other), &other["asked"]), (("bypassed", "policy"), &"server".into()));
+    assert_eq!((result(&other), &other["asked"]), (("relayed", "policy"), &"server".into()));
 
     let _ = target.child.kill();
     let _ = target.child.wait();
     let body = BODY.replace("\"m\"", "\"target\"");
     eventually("the proxy has noticed", || {
-        // Until it has, a request is tried.
+        // Until then, a request is still sent to the server.
         assert_eq!(sent(&proxy, "", &body).status(), 502);
-        (verdict(&told().0) == ("bypassed", "unreachable")).then_some(())
+        (result(&told().0) == ("relayed", "unreachable")).then_some(())
     });
     let (_, words) = told();
     assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
 }
 
 #[test]
-fn explaining_wants_what_every_other_call_of_the_operator_wants() {
+fn explaining_has_the_access_checks_of_the_admin_api() {
     let backend = Backend::plain();
     let proxy = Start::before(backend.address).start();
     let call = |fields: &str| {
@@ -301,19 +305,19 @@ fn every_setting_without_effect_is_warned_of_by_check_and_serve() {
     let folder = folder(&backends("127.0.0.1:9"), policy);
     let (code, out, err) = foretell(folder.path(), &["check"]);
     assert_eq!(code, 0, "{out}{err}");
-    let places = [
+    let positions = [
         "foretell.yaml:6: backends[0].budget.slots: 0.5 has no effect yet",
         "policy a: accept.rule: ears relaxes nothing: tolerance.max is 0 or not set",
     ];
-    for place in places {
-        assert!(out.contains(place), "{place} is missing in\n{out}");
+    for position in positions {
+        assert!(out.contains(position), "{position} is missing in\n{out}");
     }
     let backend = Backend::plain();
     let mut start = Start::with(&backends(&backend.address.to_string()));
     start.policies = vec![("a.yaml", format!("version: 1\nname: a\n{policy}"))];
     let proxy = start.start();
     proxy.ready();
-    for place in ["budget.slots: 0.5 has no effect", "policy a: accept.rule: ears relaxes nothing"] {
-        eventually(place, || proxy.stderr().contains(place).then_some(()));
+    for position in ["budget.slots: 0.5 has no effect", "policy a: accept.rule: ears relaxes nothing"] {
+        eventually(position, || proxy.stderr().contains(position).then_some(()));
     }
 }

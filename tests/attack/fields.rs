@@ -1,9 +1,9 @@
-//! Fields that only Foretell may set, and fields that are for Foretell alone.
+//! Header fields that only Foretell may set, and fields addressed to Foretell alone.
 
 use crate::kit::{Backend, Start, ask, chunk, get, post, respond};
 
 #[test]
-fn what_a_backend_says_in_foretells_name_never_reaches_a_client() {
+fn foretell_fields_of_a_backend_never_reach_a_client() {
     let backend = Backend::answering(|request| {
         let claims = "x-foretell-policy: evil@00000000\r\nx-foretell-accepted: 99\r\nx-foretell-path: speculated\r\n\
                       x-foretell-reason: none\r\nx-foretell: off\r\nx-kept: yes\r\n";
@@ -21,7 +21,7 @@ fn what_a_backend_says_in_foretells_name_never_reaches_a_client() {
     });
     let proxy = Start::before(backend.address).start();
     for (request, path, reason) in [
-        (post("/v1/completions", "", "{}"), "bypassed", "no_plan"),
+        (post("/v1/completions", "", "{}"), "relayed", "no_verify_method"),
         (post("/v1/files", "", "{}"), "relayed", "route"),
         (get("/x", ""), "relayed", "route"),
         (get("/trailers", "te: trailers\r\n"), "relayed", "route"),
@@ -44,10 +44,10 @@ fn what_a_backend_says_in_foretells_name_never_reaches_a_client() {
 }
 
 #[test]
-fn what_is_meant_for_foretell_never_reaches_a_backend() {
+fn control_fields_never_reach_a_backend() {
     let backend = Backend::plain();
     let proxy = Start::before(backend.address).start();
-    let fields = "x-foretell: ride\r\nx-foretell-text: on\r\nx-foretell-path: speculated\r\nX-Foretell-Policy: p\r\n\
+    let fields = "x-foretell: plain\r\nx-foretell-text: on\r\nx-foretell-path: speculated\r\nX-Foretell-Policy: p\r\n\
                   x-foretell-anything: 1\r\nproxy-authorization: Basic c2VjcmV0\r\nauthorization: Bearer k\r\n\
                   x-kept: yes\r\n";
     for path in ["/v1/completions", "/v1/chat/completions", "/v1/files"] {
@@ -63,7 +63,7 @@ fn what_is_meant_for_foretell_never_reaches_a_backend() {
     }
 }
 
-/// Whose a request is does not depend on which of two fields a reader takes.
+/// The tenant of a request must not depend on which of two fields a reader takes.
 #[test]
 fn a_request_that_names_two_tenants_is_refused() {
     let backend = Backend::plain();

@@ -1,4 +1,4 @@
-//! Where a message begins and ends: RFC 9112 to the letter, where two readers could otherwise disagree.
+//! Message framing: strict RFC 9112 wherever two readers could otherwise disagree.
 
 use crate::h2::{H2, Outcome};
 use crate::kit::{Answer, Backend, Proxy, Start, ask, chunk, get, post, respond};
@@ -8,7 +8,7 @@ fn before(backend: &Backend) -> Proxy {
 }
 
 #[test]
-fn what_is_well_formed_passes() {
+fn well_formed_requests_pass() {
     let backend = Backend::plain();
     let proxy = before(&backend);
     for request in [
@@ -53,9 +53,9 @@ fn an_answer_with_content_length_and_chunks_is_whole() {
     }
 }
 
-/// A coding that the next hop was never told about would reach the client as if it were the content.
+/// A transfer coding that is not declared to the next hop would reach the client as content.
 #[test]
-fn an_answer_with_a_transfer_coding_that_nobody_asked_for_is_an_error() {
+fn an_answer_with_an_unrequested_transfer_coding_is_an_error() {
     for coding in ["gzip, chunked", "chunked, chunked", "gzip"] {
         let backend = Backend::start(move |mut wire, _| {
             wire.message();
@@ -68,7 +68,7 @@ fn an_answer_with_a_transfer_coding_that_nobody_asked_for_is_an_error() {
     }
 }
 
-/// What is refused never reaches a backend, nor does what follows it on the same connection.
+/// A refused request never reaches a backend, and neither do later ones on the same connection.
 #[test]
 fn a_request_that_two_readers_could_take_differently_is_refused() {
     let backend = Backend::plain();
@@ -108,10 +108,10 @@ fn a_target_that_is_too_long_is_named_as_the_cause() {
         let answer = ask(proxy.address, get(&format!("/{}", "u".repeat(length)), ""));
         assert_eq!(answer.status(), 414, "{length}");
     }
-    // The head around it has a limit of its own.
+    // The head has a separate limit.
     let answer = ask(proxy.address, get("/", &format!("x-long: {}\r\n", "v".repeat(100_000))));
     assert_eq!(answer.status(), 431);
-    // As has the number of fields, in both versions of the protocol.
+    // So has the number of fields, in both versions of the protocol.
     let fields: Vec<_> = (0..400).map(|n| (format!("x-{n}"), "v".to_owned())).collect();
     let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let lines = lines.concat();
@@ -155,7 +155,7 @@ fn a_body_passes_whatever_the_method_and_its_framing() {
     assert_eq!((empty.field("transfer-encoding"), empty.field("content-length")), (None, None));
 }
 
-/// What two readers could take differently does not go on to the client.
+/// An ambiguous answer is not passed on to the client.
 #[test]
 fn an_answer_has_one_length_and_the_clients_version() {
     for (fields, body, status) in [

@@ -1,4 +1,4 @@
-//! As much of HTTP/2 as an attack needs: frames by hand, fields without compression.
+//! A minimal HTTP/2 client for attacks: hand-written frames, fields without compression.
 
 use std::net::SocketAddr;
 
@@ -20,7 +20,7 @@ pub struct H2 {
     next: u32,
 }
 
-/// What came for a stream.
+/// Result of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Status(u16),
@@ -33,7 +33,7 @@ impl H2 {
         Self::with(address, &[])
     }
 
-    /// A connection whose streams may send nothing.
+    /// A connection whose initial window is zero.
     pub fn shut(address: SocketAddr) -> Self {
         const INITIAL_WINDOW_SIZE: u8 = 4;
         Self::with(address, &[0, INITIAL_WINDOW_SIZE, 0, 0, 0, 0])
@@ -108,10 +108,11 @@ fn literal(block: &mut Vec<u8>, name: &str, value: &str) {
     }
 }
 
-/// `:status` of a header block, which comes first: indexed, or a literal with digits as they are or by Huffman codes.
+/// `:status` of a header block, which comes first: indexed, or a literal with plain or
+/// Huffman-coded digits.
 fn status(block: &[u8]) -> u16 {
     const INDEXED: [u16; 7] = [200, 204, 206, 304, 400, 404, 500];
-    // A change of the table size may come before it.
+    // A dynamic table size update may come before it.
     let block = if block[0] & 0xe0 == 0x20 { &block[1..] } else { block };
     if block[0] & 0x80 != 0 {
         return INDEXED[usize::from(block[0] & 0x7f) - 8];
@@ -148,7 +149,7 @@ fn digits_are_read_from_their_codes() {
     assert_eq!(status(&[0x88]), 200);
 }
 
-/// As over HTTP/1.1: one host is named, and no value has space around it.
+/// As over HTTP/1.1: exactly one host, and no value with surrounding space.
 #[test]
 fn a_head_that_two_readers_could_take_differently_is_refused() {
     let backend = crate::kit::Backend::plain();

@@ -1,5 +1,5 @@
-//! A backend closes a connection just as a request goes out over it: completions are asked for again, everything else does
-//! not meet that race.
+//! A backend closes a connection just as a request goes out over it: completions are sent again,
+//! all other requests avoid that race.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use crate::kit::{Backend, Proxy, Start, Wire, get, post, respond};
 
 const COMPLETION: &str = r#"{"model":"m","prompt":"a","max_tokens":1}"#;
 
-/// Answers the first request of every connection; at the second it closes without a word, as if it had just then done so for
-/// idleness. Counts the requests of this path that it closed on.
+/// Answers the first request of every connection; at the second it closes without an answer, as
+/// after an idle timeout. Counts the requests of this path that it closed on.
 fn closing(path: &'static str) -> (Backend, Arc<AtomicUsize>) {
     let lost = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&lost);
@@ -32,7 +32,7 @@ fn closing(path: &'static str) -> (Backend, Arc<AtomicUsize>) {
     (backend, lost)
 }
 
-/// Asks one after the other over one connection and returns the statuses.
+/// Sends requests one after the other over one connection and returns the statuses.
 fn statuses(proxy: &Proxy, request: impl AsRef<[u8]>, count: usize) -> Vec<u16> {
     let mut client = Wire::connect(proxy.address);
     (0..count).map(|_| client.ask(request.as_ref()).status()).collect()
@@ -44,7 +44,7 @@ fn chunked(path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_completion_is_asked_for_once_more_over_a_fresh_connection_in_every_mode() {
+fn a_completion_is_retried_once_over_a_fresh_connection_in_every_mode() {
     for mode in ["off", "observe", "auto"] {
         for path in ["/v1/completions", "/v1/chat/completions"] {
             let (backend, lost) = closing(path);
@@ -64,9 +64,9 @@ fn a_completion_is_asked_for_once_more_over_a_fresh_connection_in_every_mode() {
     }
 }
 
-/// A backend that bills work is never asked twice, whatever became of the first try.
+/// A request to a billed backend is never sent twice, for any outcome of the first attempt.
 #[test]
-fn what_is_billed_is_not_repeated() {
+fn billed_requests_are_not_repeated() {
     let path = "/v1/chat/completions";
     let (backend, lost) = closing(path);
     let process =
@@ -77,11 +77,12 @@ fn what_is_billed_is_not_repeated() {
     assert_eq!(got.iter().filter(|status| **status != 200).count(), lost.load(Ordering::Relaxed));
 }
 
-/// How long a connection may be idle, and how long after that the backend is in closing it.
+/// Idle timeout of the backend, and the time that it takes to close a connection after that.
 const IDLE: Duration = Duration::from_millis(300);
 const CLOSING: Duration = Duration::from_millis(100);
 
-/// Decides after [`IDLE`] to close, and takes [`CLOSING`] for it: a request that comes meanwhile is lost.
+/// Decides to close after [`IDLE`] and takes [`CLOSING`] to do so: a request that arrives in
+/// between is lost.
 fn slow_to_close() -> Backend {
     Backend::start(|mut wire, seen| {
         loop {
@@ -99,9 +100,10 @@ fn slow_to_close() -> Backend {
     })
 }
 
-/// Uploads and the like cannot be repeated, so they take no connection that the backend may be about to close.
+/// Uploads and similar requests cannot be repeated, so they use no connection that the backend may
+/// be about to close.
 #[test]
-fn what_cannot_be_repeated_does_not_meet_the_race() {
+fn unrepeatable_requests_avoid_the_race() {
     for (path, billed) in [("/v1/files", false), ("/v1/responses", false), ("/v1/completions", true)] {
         let backend = slow_to_close();
         let process = format!(
@@ -119,7 +121,7 @@ fn what_cannot_be_repeated_does_not_meet_the_race() {
     }
 }
 
-/// A backend that keeps its connections keeps those of requests that cannot be repeated, too.
+/// If the backend keeps its connections, they are reused also for requests that cannot be repeated.
 #[test]
 fn a_connection_that_lasts_is_used_again() {
     let opened = Arc::new(AtomicUsize::new(0));

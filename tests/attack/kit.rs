@@ -1,6 +1,8 @@
-//! What every attack needs: a running binary, its addresses and memory, raw HTTP/1.1 for both ends, tiny backends.
+//! Shared test kit: a running binary, its addresses and memory, raw HTTP/1.1 for both ends, tiny
+//! backends.
 //!
-//! The standard library, `serde_json` and `tempfile` only. Waiting is polling for a condition with a generous limit.
+//! The standard library, `serde_json` and `tempfile` only. Waiting means polling for a condition
+//! with a generous limit.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The longest that one step of a test may take on a machine that is busy with something else.
+/// Maximum time of one step of a test, on a machine that is busy with something else.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// The binary under attack.
@@ -41,17 +43,17 @@ pub fn eventually<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
     wait_for(PATIENCE, what, found)
 }
 
-// ---------------------------------------------------------------------------------------------- the proxy
+// --------------------------------------------------------------------- The proxy
 
-/// Each listener has a loopback address of its own, so that the sockets of the process tell which is which,
-/// whatever is printed and logged.
+/// Each listener has its own loopback address, so that the sockets of the process identify it
+/// without any printed or logged output.
 const CLIENTS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const ADMIN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 const METRICS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 
-/// How a proxy is to be started.
+/// Configuration with which a proxy is started.
 pub struct Start {
-    /// Everything of the process file but `version`, and but `listen` and `admin` if it does not say them.
+    /// The process file without `version`; `listen` and `admin` are added if it has none.
     pub process: String,
     /// Policy files: name and text. Without any, the built-in policy is in force.
     pub policies: Vec<(&'static str, String)>,
@@ -63,7 +65,7 @@ pub struct Start {
     pub stderr: Option<Stdio>,
     /// Where standard output goes; by default a file of its own.
     pub stdout: Option<Stdio>,
-    /// Most open descriptors of the process.
+    /// Maximum number of open descriptors of the process.
     pub descriptors: Option<u32>,
     /// The loopback listeners of the process file that the start waits for.
     pub listeners: Vec<IpAddr>,
@@ -99,7 +101,7 @@ impl Start {
         self
     }
 
-    /// The command, its folder and where its output goes, without running it.
+    /// The command with its folder and output redirections, not yet started.
     fn command(&mut self) -> (Command, TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let mut process = format!("version: 1\n{}", self.process);
@@ -161,7 +163,7 @@ impl Start {
         proxy
     }
 
-    /// Runs it to its end, which must come by itself: exit status and standard error.
+    /// Runs a process that must end by itself; returns its exit status and standard error.
     pub fn fails(mut self) -> (ExitStatus, String) {
         let (mut command, folder) = self.command();
         let mut child = command.spawn().expect("the binary starts");
@@ -224,12 +226,12 @@ impl Proxy {
         self.child.id()
     }
 
-    /// What it has written to standard error, if that was not sent elsewhere.
+    /// Its standard error so far, if that was not redirected.
     pub fn stderr(&self) -> String {
         read(&self.folder.path().join("stderr"))
     }
 
-    /// What it has written to standard output, if that was not sent elsewhere.
+    /// Its standard output so far, if that was not redirected.
     pub fn stdout(&self) -> String {
         read(&self.folder.path().join("stdout"))
     }
@@ -239,12 +241,12 @@ impl Proxy {
         self.status("VmRSS:")
     }
 
-    /// The most resident memory so far, bytes; [`Self::reset_peak`] starts over.
+    /// Peak resident memory, bytes; [`Self::reset_peak`] starts over.
     pub fn peak(&self) -> u64 {
         self.status("VmHWM:")
     }
 
-    /// Forgets the peak of resident memory.
+    /// Resets the peak of resident memory.
     pub fn reset_peak(&self) {
         std::fs::write(format!("/proc/{}/clear_refs", self.id()), "5").unwrap();
     }
@@ -256,7 +258,7 @@ impl Proxy {
         kibibytes << 10
     }
 
-    /// How many descriptors it has open.
+    /// Number of its open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.id())).map_or(0, Iterator::count)
     }
@@ -266,7 +268,7 @@ impl Proxy {
         self.signals(&[name]);
     }
 
-    /// Sends several at once, on a busy machine too.
+    /// Sends several signals together, even on a busy machine.
     pub fn signals(&self, names: &[&str]) {
         let kills: Vec<String> = names.iter().map(|name| format!("kill -{name} {}", self.id())).collect();
         let sent = Command::new("/bin/sh").arg("-c").arg(kills.join(" && ")).status();
@@ -299,25 +301,32 @@ impl Proxy {
         )
     }
 
-    /// The sum of all samples of a metric whose line begins with `name`, labels as far as given.
+    /// Sum of all samples whose line begins with `name`, which may include labels.
     pub fn metric(&self, name: &str) -> f64 {
         let page = self.admin_get("/metrics").text();
-        let samples = page.lines().filter(|line| line.starts_with(name) && !line.starts_with('#'));
-        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        let (name, labels) = name.split_once('{').unwrap_or((name, ""));
+        let labels: Vec<&str> =
+            labels.trim_end_matches('}').split(',').filter(|label| !label.is_empty()).collect();
+        let samples = page.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(series, _)| {
+            let (found, has) = series.split_once('{').unwrap_or((series, ""));
+            let has: Vec<&str> = has.trim_end_matches('}').split(',').collect();
+            found == name && labels.iter().all(|label| has.contains(label))
+        });
+        samples.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
     }
 
-    /// Waits until `/readyz` says 200.
+    /// Waits until `/readyz` answers 200.
     pub fn ready(&self) {
         eventually("ready", || (self.admin_get("/readyz").status() == 200).then_some(()));
     }
 
-    /// Waits until the first replica is known to speak `dialect` and has a plan.
+    /// Waits until the first replica is recognised as `dialect` and has a verification method.
     pub fn knows(&self, dialect: &str) {
         eventually("the replica is recognised", || {
             let shown = self.admin_get("/api/replicas").json();
             let replica = &shown["replicas"][0];
-            let plans = replica["plans"].as_array().is_some_and(|plans| !plans.is_empty());
-            (plans && replica["dialect"] == dialect).then_some(())
+            let methods = replica["verify"].as_array().is_some_and(|methods| !methods.is_empty());
+            (methods && replica["dialect"] == dialect).then_some(())
         });
     }
 }
@@ -351,9 +360,9 @@ fn listening(id: u32) -> Vec<SocketAddr> {
     rows.collect()
 }
 
-// ------------------------------------------------------------------------------------------------ the wire
+// ---------------------------------------------------------------------- The wire
 
-/// An answer or a request as it came.
+/// A received answer or request.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The first line.
@@ -362,7 +371,7 @@ pub struct Answer {
     pub fields: Vec<(String, String)>,
     /// The body without its framing.
     pub body: Vec<u8>,
-    /// Whether the body came to its proper end.
+    /// True if the body came to its proper end.
     pub whole: bool,
 }
 
@@ -437,7 +446,7 @@ impl Wire {
         n > 0
     }
 
-    /// The bytes that have come and were not used yet.
+    /// Received bytes that are not consumed yet.
     pub fn seen(&self) -> &[u8] {
         &self.seen
     }
@@ -532,7 +541,7 @@ impl Wire {
         self.answer()
     }
 
-    /// Whether the other end closes within `limit`; what comes before that is kept.
+    /// True if the other end closes within `limit`; bytes received before that are kept.
     pub fn closes_within(&mut self, limit: Duration) -> bool {
         let start = Instant::now();
         let mut piece = [0; 16 << 10];
@@ -553,7 +562,7 @@ impl Wire {
         false
     }
 
-    /// Says that nothing more will be sent.
+    /// Shuts down the sending side.
     pub fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -597,7 +606,7 @@ pub fn chunk(bytes: impl AsRef<[u8]>) -> Vec<u8> {
     framed
 }
 
-// -------------------------------------------------------------------------------------------- the backend
+// ------------------------------------------------------------------- The backend
 
 /// A tiny backend: a thread per connection. Stops accepting when dropped.
 pub struct Backend {
@@ -620,7 +629,7 @@ impl Backend {
                 }
                 let Ok(stream) = stream else { continue };
                 let (serve, kept) = (Arc::clone(&serve), Arc::clone(&kept));
-                // The end of a connection inside a message is nothing that a test asks about.
+                // No test depends on the end of a connection inside a message.
                 thread::spawn(move || serve(Wire::new(stream), &kept));
             }
         });
@@ -642,8 +651,8 @@ impl Backend {
         })
     }
 
-    /// Answers `POST` and `PUT` with 200 and the text `done`, everything else with 404: a server that no dialect
-    /// recognises.
+    /// Answers `POST` and `PUT` with 200 and the text `done`, everything else with 404: a server
+    /// that no dialect recognises.
     pub fn plain() -> Self {
         Self::answering(|request| match request.method() {
             "POST" | "PUT" => respond("200 OK", "content-type: text/plain\r\n", "done"),
@@ -651,7 +660,7 @@ impl Backend {
         })
     }
 
-    /// The requests with this target that have come whole so far.
+    /// The complete requests with this target so far.
     pub fn requests(&self, target: &str) -> Vec<Answer> {
         let seen = self.seen.lock().unwrap();
         seen.iter().filter(|request| request.target() == target).cloned().collect()
@@ -665,7 +674,7 @@ impl Drop for Backend {
     }
 }
 
-/// How many values of `texts` there are of each.
+/// Number of occurrences of each value.
 pub fn tally<T: std::hash::Hash + Eq>(values: impl IntoIterator<Item = T>) -> HashMap<T, usize> {
     let mut counts = HashMap::new();
     for value in values {

@@ -1,4 +1,4 @@
-//! The log, the one record of a request, and the id by which both are found.
+//! The log, the record of a request, and the id that both carry.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -15,25 +15,25 @@ use crate::kit::{Answer, Backend, PATIENCE, Proxy, Start, Wire, ask, chunk, even
 const COMPLETIONS: &str = "/v1/completions";
 /// The bundled model's vocabulary, so that ids and text of the toy engine belong together.
 const VOCABULARY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target/tokenizer.json");
-/// What the toy engine writes, for ever.
+/// The endless output of the toy engine.
 const LETTERS: [&str; 3] = ["a", "b", "c"];
-/// Requests that a broken log has to survive.
+/// Number of requests that must succeed with a broken log.
 const MANY: usize = 5_000;
 
-// ------------------------------------------------------------------------------------------ a toy engine
+// ------------------------------------------------------------------ A toy engine
 
-/// What is wrong with the answers of the toy engine.
+/// Fault in the answers of the toy engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     None,
-    /// Two choices in every event, although one was asked for.
+    /// Two choices in every event, although one was requested.
     TwoChoices,
     /// The first answer to a completion is cut after this many bytes of its body.
     CutOnce(usize),
-    /// Every token's id is told three times; the count is right.
+    /// Every token's id is repeated three times; the count is right.
     IdsThrice,
-    /// Verify calls are answered with something else.
-    NoVerdict,
+    /// Verify requests get an answer of another kind.
+    NoResult,
 }
 
 /// An engine in the shapes of `foretell target` that writes `abcabc…`.
@@ -66,7 +66,7 @@ impl Toy {
         })
     }
 
-    /// False if the connection has to be closed.
+    /// False if the connection must be closed.
     fn answer(&self, wire: &mut Wire, request: &Answer) -> bool {
         let json = |value: Value| respond("200 OK", "content-type: application/json\r\n", value.to_string());
         let bytes = match request.target() {
@@ -96,13 +96,13 @@ impl Toy {
         }
         let prompts = body["prompt"].as_array().filter(|prompts| prompts.iter().all(Value::is_array));
         if let Some(prompts) = prompts.filter(|_| body["stream"] != true) {
-            return self.verdict(wire, prompts);
+            return self.result(wire, prompts);
         }
-        let place = self.asked.fetch_add(1, Ordering::Relaxed);
+        let position = self.asked.fetch_add(1, Ordering::Relaxed);
         let tokens = body["max_tokens"].as_u64().unwrap_or(16) as usize;
         let from = prompts.and_then(|prompts| prompts[0].as_array()).map_or(0, |ids| self.after(ids));
         if body["stream"] == true {
-            return self.stream(wire, from, tokens, place);
+            return self.stream(wire, from, tokens, position);
         }
         let text: String = (0..tokens).map(|n| LETTERS[(from + n) % 3]).collect();
         let choice =
@@ -114,13 +114,13 @@ impl Toy {
         wire.try_send(respond("200 OK", "content-type: application/json\r\n", answer.to_string()))
     }
 
-    /// The letter after these ids, by its place.
+    /// Index of the letter after these ids.
     fn after(&self, ids: &[Value]) -> usize {
         let last = ids.last().and_then(Value::as_u64).unwrap_or(0);
         self.ids.iter().position(|&id| id == last).map_or(0, |at| (at + 1) % 3)
     }
 
-    fn stream(&self, wire: &mut Wire, from: usize, tokens: usize, place: usize) -> bool {
+    fn stream(&self, wire: &mut Wire, from: usize, tokens: usize, position: usize) -> bool {
         let mut events = String::new();
         for n in 0..tokens {
             let id = self.ids[(from + n) % 3];
@@ -143,7 +143,7 @@ impl Toy {
         events.push_str("data: [DONE]\n\n");
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
         match self.fault {
-            Fault::CutOnce(bytes) if place == 0 => {
+            Fault::CutOnce(bytes) if position == 0 => {
                 wire.try_send(head);
                 if bytes > 0 {
                     wire.try_send(chunk(&events[..bytes]));
@@ -155,13 +155,13 @@ impl Toy {
     }
 
     /// One token after each prompt of ids.
-    fn verdict(&self, wire: &mut Wire, prompts: &[Value]) -> bool {
-        if self.fault == Fault::NoVerdict {
+    fn result(&self, wire: &mut Wire, prompts: &[Value]) -> bool {
+        if self.fault == Fault::NoResult {
             return wire.try_send(respond("200 OK", "content-type: application/json\r\n", "{}"));
         }
         let choice = |(index, prompt): (usize, &Value)| {
-            let place = self.after(prompt.as_array().unwrap());
-            json!({"index": index, "text": LETTERS[place], "token_ids": [self.ids[place]], "finish_reason": "length"})
+            let position = self.after(prompt.as_array().unwrap());
+            json!({"index": index, "text": LETTERS[position], "token_ids": [self.ids[position]], "finish_reason": "length"})
         };
         let choices: Vec<Value> = prompts.iter().enumerate().map(choice).collect();
         let answer = json!({"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "toy", "choices": choices});
@@ -173,19 +173,19 @@ fn usage(tokens: usize) -> Value {
     json!({"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens})
 }
 
-/// Before a toy engine. `policy`: what one policy says beyond its name.
+/// A proxy in front of a toy engine. `policy`: the policy file without its name.
 fn before(address: SocketAddr, policy: &str) -> Start {
     let folder = VOCABULARY.trim_end_matches("/tokenizer.json");
     let mut start = Start::with(&format!(
         "backends:\n  - name: b\n    dialect: onnx\n    replicas: [\"http://{address}\"]\n    models: [{{ id: toy, tokenizer: {folder} }}]\n    \
-         plans: {{ allow: [fan_out] }}\n    probe: {{ when: never }}\ndrain: {{ delay: 0s, grace: 5s }}\n"
+         verify: {{ allow: [fan_out] }}\n    probe: {{ when: never }}\ndrain: {{ delay: 0s, grace: 5s }}\n"
     ));
     start.policies = vec![("p.yaml", format!("version: 1\nname: p\n{policy}\n"))];
     start
 }
 
-const RIDES: &str = "mode: ride";
-const LEAPS: &str =
+const PLAIN_POLICY: &str = "mode: plain";
+const SPECULATING_POLICY: &str =
     "drafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\ngamma: { max: 4, fixed: 4 }";
 
 fn completion(fields: &str, tokens: usize, stream: bool) -> Vec<u8> {
@@ -230,7 +230,7 @@ fn lines(proxy: &Proxy) -> Vec<Value> {
         .collect()
 }
 
-/// The first line that fits, as soon as it is there. Lines that are not JSON are passed over.
+/// Waits for the first line that fits. Lines that are not JSON are skipped.
 fn line(proxy: &Proxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
     eventually(what, || {
         let log = proxy.stderr();
@@ -238,10 +238,10 @@ fn line(proxy: &Proxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
     })
 }
 
-// -------------------------------------------------------------------------- a log that cannot be written
+// -------------------------------------------------- A log that cannot be written
 
-/// Sends [`MANY`] requests over four connections; every tenth may be speculated, the others are bypassed. Returns
-/// how many got another answer than their own. Gives up after a few.
+/// Sends [`MANY`] requests over four connections; every tenth may be speculated on, the others are
+/// relayed. Returns the number of requests that got no answer or a wrong one; stops after a few.
 fn failures(address: SocketAddr) -> usize {
     let failed = Arc::new(Mutex::new(Vec::new()));
     let clients: Vec<_> = (0..4)
@@ -279,7 +279,7 @@ fn one(wire: &mut Option<Wire>, address: SocketAddr, request: &[u8]) -> Result<(
             std::net::TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| error.to_string())?,
         )),
     };
-    // An answer that is not there by then will not come: the toy engine answers at once.
+    // The toy engine answers at once, so a later answer will not come.
     wire.stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     wire.stream.write_all(request).map_err(|error| error.to_string())?;
     let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| wire.answer()));
@@ -291,10 +291,10 @@ fn one(wire: &mut Option<Wire>, address: SocketAddr, request: &[u8]) -> Result<(
     }
 }
 
-/// No request may fail, what is lost is counted, and the process still ends in order.
+/// No request may fail, lost lines are counted, and the process still ends normally.
 fn survives(stderr: Stdio) {
     let toy = Toy::new(Fault::None).start();
-    let mut start = before(toy.address, LEAPS).and("observe: { level: debug }");
+    let mut start = before(toy.address, SPECULATING_POLICY).and("observe: { level: debug }");
     start.stderr = Some(stderr);
     let mut proxy = start.start();
     proxy.knows("onnx");
@@ -331,7 +331,7 @@ fn standard_output_that_nobody_reads_holds_nothing_up() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let toy = Toy::new(Fault::None).start();
-    let mut start = before(toy.address, RIDES);
+    let mut start = before(toy.address, PLAIN_POLICY);
     start.stderr = Some(writer.try_clone().unwrap().into());
     start.stdout = Some(writer.into());
     let mut proxy = start.start();
@@ -341,12 +341,12 @@ fn standard_output_that_nobody_reads_holds_nothing_up() {
     assert_eq!(proxy.wait().code(), Some(0));
 }
 
-// --------------------------------------------------------------------------------------- what is written
+// --------------------------------------------------------------- Contents of the log
 
 #[test]
-fn every_line_is_json_on_one_stream_and_tells_where_it_listens() {
+fn every_line_is_json_on_one_stream_with_the_listen_addresses() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, RIDES).start();
+    let proxy = before(toy.address, PLAIN_POLICY).start();
     proxy.knows("onnx");
     assert_eq!(ask(proxy.address, completion("", 4, false)).status(), 200);
     line(&proxy, "the request's line", |line| line["message"] == "request");
@@ -365,18 +365,18 @@ fn every_line_is_json_on_one_stream_and_tells_where_it_listens() {
 #[test]
 fn level_and_format_are_flags_and_variables_and_a_flag_wins() {
     let toy = Toy::new(Fault::None).start();
-    let mut start = before(toy.address, RIDES).and("observe: { level: error, log: json }");
+    let mut start = before(toy.address, PLAIN_POLICY).and("observe: { level: error, log: json }");
     start.args = ["--log-level", "debug", "--log-format", "text"].map(str::to_owned).into();
     start.env = vec![("FORETELL_LOG_LEVEL", "error".to_owned()), ("FORETELL_LOG_FORMAT", "json".to_owned())];
     let proxy = start.start();
-    // What is no completion is a line at level `debug`.
+    // A request that is not a completion is logged at level `debug`.
     assert_eq!(ask(proxy.address, get("/v1/models", "")).status(), 200);
     eventually("a line for reading", || proxy.stderr().contains("path=\"relayed\"").then_some(()));
     let log = proxy.stderr();
     assert!(!log.contains('\u{1b}'), "no colours into a file: {log}");
     assert!(log.lines().all(|line| !line.starts_with('{')), "{log}");
 
-    let mut start = before(toy.address, RIDES).and("observe: { level: error, log: text }");
+    let mut start = before(toy.address, PLAIN_POLICY).and("observe: { level: error, log: text }");
     start.env = vec![("FORETELL_LOG_LEVEL", "debug".to_owned()), ("FORETELL_LOG_FORMAT", "json".to_owned())];
     let proxy = start.start();
     assert_eq!(ask(proxy.address, get("/v1/models", "")).status(), 200);
@@ -395,17 +395,17 @@ fn a_level_that_is_none_is_a_bad_configuration() {
 #[test]
 fn no_colours_go_into_a_file() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, RIDES).and("observe: { log: text }").start();
+    let proxy = before(toy.address, PLAIN_POLICY).and("observe: { log: text }").start();
     proxy.knows("onnx");
     assert_eq!(ask(proxy.address, completion("", 4, false)).status(), 200);
-    eventually("the request's line", || proxy.stderr().contains("ridden").then_some(()));
+    eventually("the request's line", || proxy.stderr().contains("plain").then_some(()));
     assert!(!proxy.stderr().contains('\u{1b}'), "{}", proxy.stderr());
 }
 
 #[test]
 fn times_are_rounded_to_microseconds() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, LEAPS).start();
+    let proxy = before(toy.address, SPECULATING_POLICY).start();
     proxy.knows("onnx");
     let mut wire = Wire::connect(proxy.address);
     for _ in 0..200 {
@@ -438,9 +438,9 @@ fn times_are_rounded_to_microseconds() {
 }
 
 #[test]
-fn a_session_tells_when_it_was() {
+fn a_session_has_the_time_of_its_log_line() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, RIDES).start();
+    let proxy = before(toy.address, PLAIN_POLICY).start();
     proxy.knows("onnx");
     assert_eq!(ask(proxy.address, completion("", 4, false)).status(), 200);
     let session = eventually("the session", || {
@@ -448,7 +448,7 @@ fn a_session_tells_when_it_was() {
         sessions["sessions"].get(0).cloned()
     });
     let time = session["time"].as_str().unwrap_or_else(|| panic!("no time: {session}"));
-    // As the log writes it, so that the two can be put side by side.
+    // In the format of the log, so that the two can be compared.
     let stamp = line(&proxy, "its line", |line| line["message"] == "request")["timestamp"].clone();
     let shape = |time: &str| {
         time.bytes().map(|byte| if byte.is_ascii_digit() { b'0' } else { byte }).take(20).collect::<Vec<_>>()
@@ -460,7 +460,7 @@ fn a_session_tells_when_it_was() {
 #[test]
 fn a_drain_through_the_api_is_logged() {
     let toy = Toy::new(Fault::None).start();
-    let mut proxy = before(toy.address, RIDES).start();
+    let mut proxy = before(toy.address, PLAIN_POLICY).start();
     proxy.ready();
     assert_eq!(proxy.admin_post("/api/drain", "").status(), 200);
     line(&proxy, "a line says so", |line| {
@@ -469,7 +469,7 @@ fn a_drain_through_the_api_is_logged() {
     assert_eq!(proxy.wait().code(), Some(0));
 }
 
-// ----------------------------------------------------------------------------------------- the request's id
+// -------------------------------------------------------------- The request's id
 
 /// The id that a backend was sent.
 fn sent(backend: &Backend, target: &str) -> Vec<String> {
@@ -480,18 +480,18 @@ fn sent(backend: &Backend, target: &str) -> Vec<String> {
 #[test]
 fn the_id_goes_to_the_backend_back_to_the_client_and_into_the_log_on_every_path() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, RIDES).and("observe: { level: debug }").start();
+    let proxy = before(toy.address, PLAIN_POLICY).and("observe: { level: debug }").start();
     proxy.knows("onnx");
     let ways: [(&str, Vec<u8>, &str); 5] = [
         ("relayed", get("/nowhere", "x-request-id: ID\r\n"), "/nowhere"),
         ("relayed", post("/v1/embeddings", "x-request-id: ID\r\n", "{}"), "/v1/embeddings"),
-        ("bypassed", completion("x-request-id: ID\r\nx-foretell: off\r\n", 4, false), COMPLETIONS),
-        ("ridden", completion("x-request-id: ID\r\n", 4, false), COMPLETIONS),
-        ("ridden", completion("x-request-id: ID\r\n", 4, true), COMPLETIONS),
+        ("relayed", completion("x-request-id: ID\r\nx-foretell: off\r\n", 4, false), COMPLETIONS),
+        ("plain", completion("x-request-id: ID\r\n", 4, false), COMPLETIONS),
+        ("plain", completion("x-request-id: ID\r\n", 4, true), COMPLETIONS),
     ];
     for (n, (path, request, target)) in ways.iter().enumerate() {
         let request = String::from_utf8(request.clone()).unwrap();
-        // The client's own, and one that is made.
+        // The client's own id, and a generated one.
         let own = format!("own-{n}");
         let answer = ask(proxy.address, request.replace("ID", &own));
         assert_eq!(answer.field("x-request-id"), Some(own.as_str()), "{path} {target}");
@@ -506,8 +506,8 @@ fn the_id_goes_to_the_backend_back_to_the_client_and_into_the_log_on_every_path(
 }
 
 #[test]
-fn an_error_of_the_proxy_tells_the_id() {
-    // Nobody listens there any more.
+fn an_error_of_the_proxy_carries_the_id() {
+    // The engine is dropped: there is no listener at this address.
     let address = Toy::new(Fault::None).start().address;
     let proxy = Start::before(address).and("observe: { level: debug }").start();
     for request in [completion("x-request-id: mine\r\n", 4, false), get("/x", "x-request-id: mine\r\n")] {
@@ -530,9 +530,9 @@ fn the_id_that_a_backend_gives_itself_is_not_taken_from_the_client() {
 }
 
 #[test]
-fn a_verify_call_has_the_id_with_the_number_of_its_round() {
+fn a_verify_request_has_the_id_with_the_number_of_its_round() {
     let toy = Toy::new(Fault::None).start();
-    let proxy = before(toy.address, LEAPS).start();
+    let proxy = before(toy.address, SPECULATING_POLICY).start();
     proxy.knows("onnx");
     let answer = ask(proxy.address, completion("", 40, false));
     assert_eq!(answer.field("x-foretell-path"), Some("speculated"), "{}", answer.text());
@@ -542,28 +542,29 @@ fn a_verify_call_has_the_id_with_the_number_of_its_round() {
 }
 
 #[test]
-fn what_the_driver_logs_of_a_request_has_its_id() {
-    let toy = Toy::new(Fault::NoVerdict).start();
-    let proxy = before(toy.address, LEAPS).and("observe: { level: debug }").start();
+fn the_session_runner_logs_the_request_id() {
+    let toy = Toy::new(Fault::NoResult).start();
+    let proxy = before(toy.address, SPECULATING_POLICY).and("observe: { level: debug }").start();
     proxy.knows("onnx");
     for stream in [false, true] {
         let id = format!("driven-{stream}");
         let answer = ask(proxy.address, completion(&format!("x-request-id: {id}\r\n"), 20, stream));
         assert_eq!(read(&answer).0, "abcabcabcabcabcabcab");
-        line(&proxy, "the refused verdict's line", |line| {
-            line["id"] == id.as_str() && line["message"].as_str().is_some_and(|said| said.contains("verdict"))
+        line(&proxy, "the line of the refused verification result", |line| {
+            line["id"] == id.as_str()
+                && line["message"].as_str().is_some_and(|said| said.contains("verification result"))
         });
     }
 }
 
-// ------------------------------------------------------------------------------ the record of a request
+// ------------------------------------------------------- The record of a request
 
 #[test]
-fn invented_model_names_do_not_crowd_out_a_real_one() {
+fn invented_model_names_do_not_displace_a_real_one() {
     let toy = Toy::new(Fault::None).start();
-    // Nothing in the configuration names a model, so that the body alone does.
+    // Nothing in the configuration names a model, only the body does.
     let folder = VOCABULARY.trim_end_matches("/tokenizer.json");
-    let mut start = before(toy.address, RIDES);
+    let mut start = before(toy.address, PLAIN_POLICY);
     start.process = start.process.replace(
         &format!("[{{ id: toy, tokenizer: {folder} }}]"),
         &format!("[{{ id: \"*\", tokenizer: {folder} }}]"),
@@ -588,9 +589,9 @@ fn invented_model_names_do_not_crowd_out_a_real_one() {
 }
 
 #[test]
-fn two_choices_that_nobody_asked_for_are_given_as_they_came_or_refused() {
+fn unrequested_choices_are_relayed_or_refused() {
     let toy = Toy::new(Fault::TwoChoices).start();
-    let proxy = before(toy.address, LEAPS).start();
+    let proxy = before(toy.address, SPECULATING_POLICY).start();
     proxy.knows("onnx");
     for stream in [true, false] {
         let answer = ask(proxy.address, completion("", 8, stream));
@@ -603,12 +604,12 @@ fn two_choices_that_nobody_asked_for_are_given_as_they_came_or_refused() {
 }
 
 #[test]
-fn an_answer_that_is_cut_before_its_first_event_is_asked_for_once_more() {
+fn an_answer_cut_before_its_first_event_is_retried_once() {
     for (cut, stream) in [(0, true), (0, false), (40, true), (40, false)] {
         let toy = Toy::new(Fault::CutOnce(cut));
         let asked = Arc::clone(&toy.asked);
         let toy = toy.start();
-        let proxy = before(toy.address, LEAPS).start();
+        let proxy = before(toy.address, SPECULATING_POLICY).start();
         proxy.knows("onnx");
         let answer = ask(proxy.address, completion("", 8, stream));
         let (text, finish, _) = read(&answer);
@@ -624,9 +625,9 @@ fn an_answer_that_is_cut_before_its_first_event_is_asked_for_once_more() {
 }
 
 #[test]
-fn ids_that_are_told_thrice_do_not_triple_the_count() {
+fn repeated_ids_do_not_triple_the_count() {
     let toy = Toy::new(Fault::IdsThrice).start();
-    let proxy = before(toy.address, LEAPS).start();
+    let proxy = before(toy.address, SPECULATING_POLICY).start();
     proxy.knows("onnx");
     for stream in [true, false] {
         let (text, finish, usage) = read(&ask(proxy.address, completion("", 8, stream)));

@@ -1,10 +1,10 @@
-//! What a service manager is told: the datagrams of `NOTIFY_SOCKET`.
+//! Notifications to the service manager: the datagrams of `NOTIFY_SOCKET`.
 
 use std::os::unix::net::UnixDatagram;
 
 use crate::kit::{PATIENCE, Proxy, Start};
 
-/// Nobody listens there, and nobody needs to.
+/// An address without a listener; none is needed.
 const BACKENDS: &str = "backends: [{ name: b, replicas: [\"http://127.0.0.1:9\"] }]\n";
 
 /// The manager's end of the socket.
@@ -58,7 +58,7 @@ fn uptime_us() -> u128 {
 }
 
 #[test]
-fn the_manager_is_told_of_readiness_reloads_and_the_end() {
+fn the_manager_is_notified_of_readiness_reloads_and_the_end() {
     let manager = Manager::new();
     let mut proxy = manager.starts(&[]);
     let ready = manager.told();
@@ -70,7 +70,7 @@ fn the_manager_is_told_of_readiness_reloads_and_the_end() {
     let told = manager.told();
     assert_eq!((told.len(), told[0].as_str()), (2, "RELOADING=1"));
     let at: u128 = told[1].strip_prefix("MONOTONIC_USEC=").unwrap().parse().unwrap();
-    // The uptime counts the time that the machine slept, too, and is told in hundredths of a second.
+    // The uptime includes suspended time and has a resolution of 10 ms.
     assert!((1..=uptime_us() + 10_000).contains(&at), "{at}");
     assert_eq!(manager.told(), ["READY=1", "STATUS=reloaded"]);
     assert_eq!(proxy.admin_get("/api/policies").json()["policies"][0]["name"], "after");
@@ -90,7 +90,7 @@ fn the_manager_is_told_of_readiness_reloads_and_the_end() {
 }
 
 #[test]
-fn a_drain_through_the_api_is_told_too() {
+fn a_drain_through_the_api_is_notified_too() {
     let manager = Manager::new();
     let mut proxy = manager.starts(&[]);
     assert_eq!(manager.told()[0], "READY=1");
@@ -100,7 +100,7 @@ fn a_drain_through_the_api_is_told_too() {
 }
 
 #[test]
-fn a_manager_that_watches_hears_of_the_process_until_it_ends() {
+fn the_watchdog_is_notified_until_the_process_ends() {
     let manager = Manager::new();
     let mut proxy = manager.starts(&[("WATCHDOG_USEC", "20000")]);
     let mut beats = 0;
@@ -116,7 +116,7 @@ fn a_manager_that_watches_hears_of_the_process_until_it_ends() {
 }
 
 #[test]
-fn a_watchdog_of_another_process_and_a_manager_that_is_gone_change_nothing() {
+fn a_foreign_watchdog_and_a_missing_manager_change_nothing() {
     let manager = Manager::new();
     let mut proxy = manager.starts(&[("WATCHDOG_USEC", "1000"), ("WATCHDOG_PID", "1")]);
     assert_eq!(manager.told()[0], "READY=1");
@@ -126,7 +126,7 @@ fn a_watchdog_of_another_process_and_a_manager_that_is_gone_change_nothing() {
     proxy.signal("TERM");
     assert!(proxy.wait().success());
     let log = proxy.stderr();
-    assert!(log.contains("the service manager cannot be told"), "{log}");
+    assert!(log.contains("the service manager cannot be notified"), "{log}");
     manager.socket.set_nonblocking(true).unwrap();
     assert!(
         manager.socket.recv(&mut [0; 64]).is_err(),

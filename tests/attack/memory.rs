@@ -1,4 +1,4 @@
-//! One account for everything that a client can make the proxy keep.
+//! One memory budget for everything that a client can make the proxy keep.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,19 +9,20 @@ use std::time::Duration;
 use crate::kit::{Backend, Proxy, Start, Wire, ask, eventually, post, respond, wait_for};
 
 const MIB: usize = 1 << 20;
-/// What the process may use beyond what it accounts for.
-const BESIDE: u64 = 64 << 20;
+/// Resident memory allowed beyond the accounted bytes.
+const UNACCOUNTED_BYTES: u64 = 64 << 20;
 
-/// Before a service that takes predictions, whose requests are therefore read: no engine has to be played.
+/// A proxy in front of a service that takes predictions, so that its requests are read without a
+/// simulated engine.
 fn before(backend: SocketAddr, memory: &str) -> Proxy {
     let process = format!(
-        "backends: [{{ name: b, dialect: openai, replicas: [\"http://{backend}\"], plans: {{ allow: [prediction] }} }}]\n\
+        "backends: [{{ name: b, dialect: openai, replicas: [\"http://{backend}\"], verify: {{ allow: [prediction] }} }}]\n\
          limits: {{ memory: {memory} }}\n"
     );
     Start::with(&process).start()
 }
 
-/// Answers requests that come whole, and says so in the answer; forgets what it has read.
+/// Answers complete requests with the number of bytes read, which are dropped.
 fn counting() -> Backend {
     Backend::start(|mut wire, _| {
         wire.stream.set_read_timeout(None).unwrap();
@@ -55,7 +56,7 @@ fn unfinished(proxy: &Proxy, announced: usize, sent: usize) -> Wire {
     let mut left = sent;
     while left > 0 {
         let now = left.min(piece.len());
-        // A request that is refused is not read to its end.
+        // A refused request is not read to its end.
         if !wire.try_send(&piece[..now]) {
             break;
         }
@@ -64,7 +65,7 @@ fn unfinished(proxy: &Proxy, announced: usize, sent: usize) -> Wire {
     wire
 }
 
-/// 7.9 MiB in chunks of a byte, without the last one.
+/// 7.9 MiB in chunks of one byte, without the final chunk.
 fn crumbs(proxy: &Proxy) -> Wire {
     let mut wire = Wire::connect(proxy.address);
     wire.send("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n");
@@ -79,10 +80,10 @@ fn mebibytes(bytes: u64) -> u64 {
     bytes >> 20
 }
 
-/// What happens when the connections are gone: the memory goes too.
+/// Memory is given back once the connections are closed.
 fn goes_back(proxy: &Proxy, start: u64) {
     wait_for(Duration::from_mins(1), "memory is given back", || {
-        (proxy.resident() <= start + BESIDE).then_some(())
+        (proxy.resident() <= start + UNACCOUNTED_BYTES).then_some(())
     });
     assert_eq!(ask(proxy.address, post("/v1/chat/completions", "", "{}")).text(), "2");
 }
@@ -111,27 +112,27 @@ fn unfinished_bodies_stay_within_the_limit_and_are_forgotten_at_their_end() {
     let peak = proxy.peak();
     let (start_, peak_) = (mebibytes(start), mebibytes(peak));
     eprintln!("resident: {start_} MiB at the start, {peak_} MiB at the most");
-    assert!(peak <= start + (128 << 20) + BESIDE, "from {start_} MiB to {peak_} MiB");
+    assert!(peak <= start + (128 << 20) + UNACCOUNTED_BYTES, "from {start_} MiB to {peak_} MiB");
     drop(held);
     goes_back(&proxy, start);
 }
 
 #[test]
-fn a_body_in_crumbs_costs_what_its_bytes_cost() {
+fn tiny_chunks_cost_no_more_than_their_bytes() {
     let backend = counting();
     let proxy = before(backend.address, "512MiB");
     let start = settled(&proxy);
     for _ in 0..3 {
         let mut wire = crumbs(&proxy);
         let rose = proxy.peak() - start;
-        assert!(rose <= BESIDE, "{} MiB for 7.9 MiB", mebibytes(rose));
+        assert!(rose <= UNACCOUNTED_BYTES, "{} MiB for 7.9 MiB", mebibytes(rose));
         wire.send("0\r\n\r\n");
         assert_eq!(wire.answer().text(), (79 * MIB / 10 / 4096 * 4096).to_string());
     }
     goes_back(&proxy, start);
 }
 
-/// A backend that does not read either: what is relayed unread is not kept.
+/// A backend that does not read: relayed bodies are not buffered.
 #[test]
 fn a_backend_that_does_not_read_makes_nothing_pile_up() {
     let over = Arc::new(AtomicBool::new(false));
@@ -159,7 +160,7 @@ fn a_backend_that_does_not_read_makes_nothing_pile_up() {
                     "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n",
                     8 * MIB
                 ));
-                // Until nobody takes more.
+                // Until no more is accepted.
                 let piece = vec![b' '; 64 << 10];
                 while wire.try_send(&piece) {}
                 wire
@@ -169,25 +170,29 @@ fn a_backend_that_does_not_read_makes_nothing_pile_up() {
     let held: Vec<Wire> = clients.into_iter().map(|client| client.join().unwrap()).collect();
     let rose = proxy.peak().saturating_sub(start);
     eprintln!("resident: {} MiB more at the most", mebibytes(rose));
-    assert!(rose <= (64 << 20) + BESIDE, "{} MiB", mebibytes(rose));
+    assert!(rose <= (64 << 20) + UNACCOUNTED_BYTES, "{} MiB", mebibytes(rose));
     drop(held);
     over.store(true, Ordering::Relaxed);
-    // Nobody else asks for anything, so nothing but the ebb itself gives the allocator an occasion.
+    // There is no other request, so only the allocator purge returns the memory.
     wait_for(Duration::from_mins(1), "memory is given back", || {
-        (proxy.resident() <= start + BESIDE).then_some(())
+        (proxy.resident() <= start + UNACCOUNTED_BYTES).then_some(())
     });
 }
 
-/// Above the limit a completion passes unread; above twice the limit it is to come again later.
+/// Above the limit a completion is relayed unread; above twice the limit it is refused with
+/// `Retry-After`.
 #[test]
-fn who_comes_when_memory_is_short_is_relayed_and_then_sent_away() {
+fn short_memory_relays_and_then_refuses_completions() {
     let backend = counting();
     let proxy = before(backend.address, "1MiB");
     proxy.ready();
     let body = format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}", "x".repeat(100 << 10));
     let request = || ask(proxy.address, post("/v1/completions", "", &body));
     let answer = request();
-    assert_eq!((answer.text(), answer.field("x-foretell-reason")), (body.len().to_string(), Some("no_plan")));
+    assert_eq!(
+        (answer.text(), answer.field("x-foretell-reason")),
+        (body.len().to_string(), Some("no_verify_method"))
+    );
 
     let mut held: Vec<Wire> = Vec::new();
     eventually("a completion is relayed unread", || {
@@ -197,7 +202,7 @@ fn who_comes_when_memory_is_short_is_relayed_and_then_sent_away() {
         (answer.field("x-foretell-reason") == Some("memory")).then_some(())
     });
     assert!((3..=10).contains(&held.len()), "{} bodies of 190 KiB in 1 MiB", held.len());
-    assert!(proxy.metric("foretell_bypass_total{reason=\"memory\"") >= 1.0);
+    assert!(proxy.metric("foretell_requests_total{path=\"relayed\",reason=\"memory\"") >= 1.0);
 
     let mut unread: Vec<Wire> = Vec::new();
     let refused = eventually("a completion is refused", || {
@@ -210,11 +215,11 @@ fn who_comes_when_memory_is_short_is_relayed_and_then_sent_away() {
     assert_eq!(refused.status(), 503);
     assert!(refused.field("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
     assert_eq!(refused.json()["error"]["code"], "memory");
-    // Whatever is no completion still passes.
+    // Requests that are not completions are still relayed.
     assert_eq!(ask(proxy.address, post("/v1/files", "", "abc")).text(), "3");
 
     drop((held, unread));
     eventually("all is as before", || {
-        (request().field("x-foretell-reason") == Some("no_plan")).then_some(())
+        (request().field("x-foretell-reason") == Some("no_verify_method")).then_some(())
     });
 }

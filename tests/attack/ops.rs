@@ -1,5 +1,5 @@
-//! Operating: secrets and configuration that are wrong are refused, an outage shows, servers that want a key get one,
-//! signals end nothing by accident, and nothing happens without a word.
+//! Operation: wrong secrets and configuration are refused, an outage is visible, servers that need
+//! a key get one, signals end nothing by accident, and every change is logged.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::ops_kit::{
     streamed, write,
 };
 
-/// A backend that nobody asks.
+/// A backend that is never called.
 const BACKENDS: &str = "backends: [{ name: b, replicas: [\"http://127.0.0.1:1\"] }]\n";
 
 fn first_replica(proxy: &Proxy) -> Value {
@@ -37,10 +37,10 @@ fn refused(files: &[(&str, &str)], wanted: &[&str]) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------- secrets
+// ----------------------------------------------------------------------- Secrets
 
 #[test]
-fn a_secret_file_without_a_secret_is_refused_with_its_place() {
+fn a_secret_file_without_a_secret_is_refused_with_its_line() {
     for empty in ["", "\n", " \t\r\n\n", "\u{feff}", "\u{feff}\n", "\u{200b}"] {
         let admin = format!("version: 1\n{BACKENDS}admin:\n  address: \"0.0.0.0:0\"\n  token_file: token\n");
         refused(&[("foretell.yaml", &admin), ("token", empty)], &["foretell.yaml:5: admin.token_file: "]);
@@ -49,14 +49,14 @@ fn a_secret_file_without_a_secret_is_refused_with_its_place() {
                 "version: 1\nbackends:\n  - name: b\n    replicas: [\"http://127.0.0.1:1\"]\n    connect:\n      auth:\n        \
                  {field}: token\n"
             );
-            let place = format!("foretell.yaml:7: backends[0].connect.auth.{field}: ");
-            refused(&[("foretell.yaml", &backend), ("token", empty)], &[&place]);
+            let position = format!("foretell.yaml:7: backends[0].connect.auth.{field}: ");
+            refused(&[("foretell.yaml", &backend), ("token", empty)], &[&position]);
         }
     }
 }
 
 #[test]
-fn an_api_key_file_without_a_key_is_refused_before_anything_is_asked() {
+fn an_api_key_file_without_a_key_is_refused_before_any_request() {
     let server = Spot::new(|_| models());
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("key", " \n"), ("w.jsonl", PROMPT)]);
@@ -181,7 +181,7 @@ fn the_operators_own_names_for_the_admin_listener_are_taken() {
     assert_eq!(admin(&proxy, "GET", "/api/replicas", "other.example", right), 403);
 }
 
-// ------------------------------------------------------------------------------------------- configuration
+// ----------------------------------------------------------------- Configuration
 
 #[test]
 fn the_folder_of_the_policies_is_found_from_the_process_file() {
@@ -199,7 +199,7 @@ fn the_folder_of_the_policies_is_found_from_the_process_file() {
         assert_eq!(told.code, Some(0), "{told:?}");
         assert!(told.out.contains("policies: quiet@"), "{told:?}");
     }
-    // What is said on the command line is meant from where it is said.
+    // Paths on the command line are relative to the working directory.
     let told = foretell(folder.path(), &["check", "--config", "unnamed/x.yaml", "--policies", "rules"]);
     assert!(told.out.contains("rules/a.yaml: ok") && told.out.contains("policies: quiet@"), "{told:?}");
 }
@@ -234,7 +234,7 @@ fn policies_that_vanish_are_not_replaced_by_the_built_in_one() {
 }
 
 #[test]
-fn every_file_that_is_named_is_opened_and_all_that_is_wrong_is_told_at_once() {
+fn every_named_file_is_opened_and_all_errors_are_reported_at_once() {
     let process = "version: 1
 listen:
   - address: \"127.0.0.1:0\"
@@ -304,7 +304,7 @@ fn without_configuration_check_and_serve_agree() {
     }
 }
 
-// -------------------------------------------------------------------------------------------------- outage
+// ------------------------------------------------------------------------ Outage
 
 #[test]
 fn a_dead_backend_shows_everywhere_and_its_return_too() {
@@ -325,14 +325,14 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
     });
     assert_eq!(
         (answer.field("x-foretell-path"), answer.field("x-foretell-reason")),
-        (Some("bypassed"), Some("unreachable"))
+        (Some("relayed"), Some("unreachable"))
     );
     let line = request_line(&proxy, "dead");
     assert_eq!(line["reason"], "unreachable");
     assert!(line["error"].as_str().is_some_and(|error| error.contains("refused")), "{line}");
     let session = proxy.admin_get("/api/sessions").json()["sessions"][0].clone();
     assert!(session["error"].as_str().is_some_and(|error| error.contains("refused")), "{session}");
-    assert!(proxy.metric("foretell_bypass_total{reason=\"unreachable\"}") >= 1.0);
+    assert!(proxy.metric("foretell_requests_total{path=\"relayed\",reason=\"unreachable\"}") >= 1.0);
     assert_eq!(lines(&proxy, "WARN", "b/0").len(), 1, "one line for one transition");
     let _back = Spot::at(address, |_| models());
     eventually("a line that it is up again", || {
@@ -342,7 +342,7 @@ fn a_dead_backend_shows_everywhere_and_its_return_too() {
 }
 
 #[test]
-fn an_open_breaker_is_told_once_with_its_cause() {
+fn an_open_breaker_is_logged_once_with_its_cause() {
     let backend = Spot::new(|request| match request.method() {
         "POST" => respond("500 Internal Server Error", "", "the engine is dead"),
         _ => models(),
@@ -359,10 +359,10 @@ fn an_open_breaker_is_told_once_with_its_cause() {
 }
 
 #[test]
-fn a_refused_tls_is_told_with_its_cause_and_is_not_counted_for_ever() {
+fn a_refused_tls_handshake_is_logged_and_counted_once() {
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&connections);
-    // Answers whatever comes in plain text.
+    // Answers in plain text, without TLS.
     let plain = Backend::start(move |mut wire, _| {
         counted.fetch_add(1, Ordering::Relaxed);
         wire.more();
@@ -376,7 +376,7 @@ fn a_refused_tls_is_told_with_its_cause_and_is_not_counted_for_ever() {
     assert_eq!((answer.status(), answer.field("x-foretell-reason")), (502, Some("unreachable")));
     assert!(first_replica(&proxy)["last_error"].to_string().contains("TLS"));
     assert!(request_line(&proxy, "tls")["error"].to_string().contains("TLS"));
-    // The health checks go on, and count nothing.
+    // Health checks continue and are not counted as failures.
     let before = connections.load(Ordering::Relaxed);
     eventually("it is tried again", || (connections.load(Ordering::Relaxed) > before + 3).then_some(()));
     assert_eq!(lines(&proxy, "WARN", "b/0").len(), 1);
@@ -385,8 +385,8 @@ fn a_refused_tls_is_told_with_its_cause_and_is_not_counted_for_ever() {
 }
 
 #[test]
-fn a_backend_that_never_answers_is_told_too() {
-    // Accepts and is silent.
+fn a_backend_that_never_answers_is_logged() {
+    // Accepts and never answers.
     let backend = Backend::start(|mut wire, _| {
         wire.stream.set_read_timeout(None).unwrap();
         while wire.more() {}
@@ -464,7 +464,7 @@ fn a_session_whose_engine_is_killed_has_its_cause_in_its_line() {
     let body = json!({"model": Target::model(), "prompt": "The mill stood where", "max_tokens": 1500, "stream": true,
         "temperature": 1.0});
     let mut client = Wire::connect(proxy.address);
-    client.send(completion("killed", "x-foretell: ride\r\nconnection: close\r\n", &body));
+    client.send(completion("killed", "x-foretell: plain\r\nconnection: close\r\n", &body));
     let head = client.head().unwrap();
     assert_eq!((head.status(), head.field("x-foretell-path")), (200, Some("eligible")));
     assert!(client.more());
@@ -476,12 +476,12 @@ fn a_session_whose_engine_is_killed_has_its_cause_in_its_line() {
     assert_eq!(sessions["sessions"][0]["error"], line["error"]);
 }
 
-// ---------------------------------------------------------------------------------------------------- keys
+// -------------------------------------------------------------------------- Keys
 
 const PROMPT: &str =
     "{\"route\":\"completions\",\"body\":{\"model\":\"other\",\"prompt\":\"a\",\"max_tokens\":2}}\n";
 
-/// A server that answers nobody without this key.
+/// A server that answers 401 without this key.
 fn locked(key: &'static str) -> Spot {
     Spot::new(move |request| {
         if bearer(request) != Some(key) {
@@ -495,7 +495,7 @@ fn locked(key: &'static str) -> Spot {
 }
 
 #[test]
-fn probe_says_that_a_server_wants_a_key_and_takes_one() {
+fn probe_reports_a_missing_key_and_takes_one() {
     let server = locked("Bearer right");
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("key", "right\n"), ("wrong", "wrong\n")]);
@@ -523,7 +523,7 @@ fn probe_says_that_a_server_wants_a_key_and_takes_one() {
 }
 
 #[test]
-fn explain_takes_a_key_for_its_own_questions() {
+fn explain_takes_a_key_for_its_own_requests() {
     let server = locked("Bearer right");
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), &[("key", "right\n"), ("empty", "\n"), ("r.json", r#"{"model":"m","prompt":"a"}"#)]);
@@ -600,7 +600,8 @@ fn foretells_own_key_is_on_its_own_calls_and_never_on_a_clients() {
 #[test]
 fn a_session_carries_the_clients_key_while_its_load_is_read_with_foretells_own() {
     let target = Target::start();
-    // In front of a real engine, a wall that knows two keys and notes who came with which.
+    // In front of a real engine, a server that accepts two keys and records the key of every
+    // request.
     let engine = target.address;
     let wall = Spot::new(move |request| match bearer(request) {
         Some("Bearer own" | "Bearer client") => pass_on(engine, request),
@@ -634,7 +635,7 @@ fn a_session_carries_the_clients_key_while_its_load_is_read_with_foretells_own()
         all.iter().filter(move |(_, request)| bearer(request) == Some(key)).map(|(_, request)| request)
     };
     assert!(of("Bearer client").all(|request| request.method() == "POST"));
-    assert!(of("Bearer client").count() >= 2, "the first ride and its rounds");
+    assert!(of("Bearer client").count() >= 2, "the first call and its rounds");
     assert!(
         of("Bearer own").all(|request| request.json()["prompt"] != body["prompt"]),
         "no round with Foretell's key"
@@ -644,7 +645,7 @@ fn a_session_carries_the_clients_key_while_its_load_is_read_with_foretells_own()
     assert_eq!(answer.status(), 401, "without a key no answer");
 }
 
-/// Sends a request on as it came, and returns the bytes of the answer.
+/// Forwards a request unchanged and returns the bytes of the answer.
 fn pass_on(to: std::net::SocketAddr, request: &Answer) -> Vec<u8> {
     let mut bytes = format!("{}\r\nconnection: close\r\n", request.line);
     for (name, value) in &request.fields {
@@ -665,27 +666,27 @@ fn pass_on(to: std::net::SocketAddr, request: &Answer) -> Vec<u8> {
 }
 
 #[test]
-fn a_running_proxy_says_that_a_server_wants_a_key() {
+fn a_running_proxy_reports_a_missing_key() {
     let server = locked("Bearer right");
     let proxy = Start::before(server.address).start();
     let warned = eventually("a warning", || lines(&proxy, "WARN", "401").into_iter().next());
     assert!(warned.contains("b/0") && warned.contains("own_token_file"), "{warned}");
     let shown = eventually("it is shown", || {
-        Some(first_replica(&proxy)).filter(|shown| shown["probe"]["verdict"].to_string().contains("401"))
+        Some(first_replica(&proxy)).filter(|shown| shown["probe"]["conclusion"].to_string().contains("401"))
     });
-    assert!(shown["probe"]["verdict"].to_string().contains("own_token_file"), "{shown}");
+    assert!(shown["probe"]["conclusion"].to_string().contains("own_token_file"), "{shown}");
     assert_eq!(lines(&proxy, "WARN", "401").len(), 1);
 }
 
 #[test]
 fn a_server_that_is_only_relayed_to_needs_no_key_of_foretells_own() {
     let server = locked("Bearer right");
-    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_plan")] {
+    for (named, reason) in [("billed: true", "billed"), ("dialect: openai", "no_verify_method")] {
         let process =
             format!("backends: [{{ name: b, {named}, replicas: [\"http://{}\"] }}]\n", server.address);
         let proxy = Start::with(&process).start();
         eventually("it has been asked", || {
-            (first_replica(&proxy)["probe"]["verdict"].to_string().contains("401")).then_some(())
+            (first_replica(&proxy)["probe"]["conclusion"].to_string().contains("401")).then_some(())
         });
         let body = json!({"model": "m", "prompt": "a", "max_tokens": 2});
         let answer = ask(proxy.address, completion("relayed", "authorization: Bearer right\r\n", &body));
@@ -719,7 +720,7 @@ fn a_certificate_that_is_its_own_authority_is_explained() {
     let proxy = Start::with(&process).start();
     let warned = eventually("a warning", || lines(&proxy, "WARN", "b/0").into_iter().next());
     assert!(warned.contains("CA:FALSE"), "{warned}");
-    // The authority's own signature is taken, by probe and by bench.
+    // A certificate signed by the given authority is accepted, by probe and by bench.
     let (signed, _behind) = served("signed");
     let url = format!("https://localhost:{}", signed.address.port());
     let told = foretell(papers.folder.path(), &["probe", &url, "--ca", "ca.pem"]);
@@ -751,17 +752,17 @@ fn bench_speaks_tls() {
     assert_eq!(told.code, Some(1), "{told:?}");
 }
 
-// ------------------------------------------------------------------------------------------------ back-off
+// ---------------------------------------------------------------------- Back-off
 
 #[test]
-fn an_unknown_server_is_asked_ever_more_seldom() {
+fn an_unknown_server_is_queried_with_back_off() {
     let server = Spot::new(|_| respond("404 Not Found", "", ""));
     let proxy = Start::before(server.address).start();
     eventually("it has been asked", || (server.count("/v1/models") > 0).then_some(()));
     wait_for(Duration::from_mins(1), "it has been asked thrice", || {
         (server.count("/v1/models") >= 3).then_some(())
     });
-    // Each pause begins after the answer before it, so a busy machine can only make them longer.
+    // Each pause begins after the previous answer, so a busy machine can only lengthen it.
     let came: Vec<Instant> = server
         .all()
         .into_iter()
@@ -779,7 +780,7 @@ fn one_that_comes_back_as_another_is_recognised_at_once() {
     let engine = target.address;
     let unknown = Spot::new(|_| respond("404 Not Found", "", ""));
     let proxy = Start::before(unknown.address).start();
-    // Three times: the next time would be in many seconds.
+    // After the third request the next one would be many seconds later.
     wait_for(Duration::from_mins(1), "it has been asked thrice", || {
         (unknown.count("/v1/models") >= 3).then_some(())
     });
@@ -811,7 +812,7 @@ fn a_python_server_is_unknown_unless_it_is_mlx() {
     assert!(!shown.to_string().contains("mlx"), "{shown}");
 }
 
-// --------------------------------------------------------------------------------------------------- bench
+// ------------------------------------------------------------------------- Bench
 
 #[test]
 fn bench_claims_no_interval_from_three_alternations() {
@@ -857,10 +858,10 @@ fn a_bad_line_of_a_workload_is_named_by_file_and_line() {
     assert!(bench("e.jsonl").err.contains("e.jsonl: no prompts"));
 }
 
-// -------------------------------------------------------------------------------------------- never silent
+// ------------------------------------------------------------------ Reasons
 
 #[test]
-fn a_wish_that_cannot_be_read_is_answered_with_its_name() {
+fn an_unreadable_control_header_is_named_in_the_reason() {
     let server = Spot::new(|_| models());
     let proxy = Start::before(server.address).start();
     for (n, wish) in ["gama=3", "gamma=0", "on"].into_iter().enumerate() {
@@ -881,7 +882,7 @@ fn a_wish_that_cannot_be_read_is_answered_with_its_name() {
 }
 
 #[test]
-fn what_a_real_engine_refuses_and_a_disabled_replica_have_reasons() {
+fn refusals_of_a_real_engine_and_a_disabled_replica_have_reasons() {
     let target = Target::start();
     let mut start = Start::before(target.address);
     let policy =
@@ -891,16 +892,16 @@ fn what_a_real_engine_refuses_and_a_disabled_replica_have_reasons() {
     proxy.knows("onnx");
     let body = |model: &str| json!({"model": model, "prompt": "one two one two one two", "max_tokens": 16, "temperature": 0});
     let answer = ask(proxy.address, completion("404", "", &body("nobody")));
-    assert_eq!((answer.status(), answer.field("x-foretell-path")), (404, Some("ridden")));
+    assert_eq!((answer.status(), answer.field("x-foretell-path")), (404, Some("plain")));
     let reason = answer.field("x-foretell-reason").expect("a reason").to_owned();
     let line = request_line(&proxy, "404");
     assert_eq!((line["status"].as_u64(), line["reason"].as_str()), (Some(404), Some(reason.as_str())));
-    let answer = ask(proxy.address, completion("leaps", "", &body(Target::model())));
+    let answer = ask(proxy.address, completion("speculated", "", &body(Target::model())));
     assert_eq!(answer.field("x-foretell-path"), Some("speculated"));
     let disabled = proxy.admin_post("/api/replicas/0/disable", "");
     assert_eq!(disabled.status(), 200);
     let answer = ask(proxy.address, completion("disabled", "", &body(Target::model())));
-    assert_eq!((answer.status(), answer.field("x-foretell-path")), (200, Some("ridden")));
+    assert_eq!((answer.status(), answer.field("x-foretell-path")), (200, Some("plain")));
     assert_eq!(answer.field("x-foretell-reason"), Some("gate_health"));
     assert!(
         lines(&proxy, "WARN", "b/0").iter().any(|line| line.contains("only")),
@@ -908,7 +909,7 @@ fn what_a_real_engine_refuses_and_a_disabled_replica_have_reasons() {
     );
 }
 
-// ------------------------------------------------------------------------------------------------- signals
+// ----------------------------------------------------------------------- Signals
 
 #[test]
 fn signals_that_mean_nothing_yet_are_logged_and_end_nothing() {
@@ -930,12 +931,12 @@ fn signals_that_mean_nothing_yet_are_logged_and_end_nothing() {
     );
 }
 
-/// Makes a pipe with a name.
+/// Makes a named pipe.
 fn pipe(path: &Path) {
     assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Opens a pipe to write, which waits for a reader: `proxy`, as long as it runs.
+/// Opens a pipe for writing, which blocks until `proxy` reads it.
 fn opened(path: PathBuf, proxy: &mut Proxy) -> std::fs::File {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(std::fs::OpenOptions::new().write(true).open(path)));
@@ -963,7 +964,8 @@ fn a_signal_ends_a_process_that_is_still_loading_a_model() {
             vec![("a.yaml", "version: 1\nname: a\ndrafters: [{ kind: model, model: slow }]\n".to_owned())];
         start.listeners = Vec::new();
         let mut proxy = start.start();
-        // The configuration is checked by what is there, and then the model is loaded from what never ends.
+        // The configuration is checked with the real file, and then the model is loaded from a pipe
+        // that never ends.
         let mut checked = opened(vocabulary.clone(), &mut proxy);
         std::fs::rename(endless, &vocabulary).unwrap();
         checked.write_all(&std::fs::read(bundled.join("tokenizer.json")).unwrap()).unwrap();
@@ -975,7 +977,7 @@ fn a_signal_ends_a_process_that_is_still_loading_a_model() {
     }
 }
 
-/// A backend that answers a POST when it is told to.
+/// A backend that answers a POST on a signal from the test.
 fn held() -> (Backend, std::sync::mpsc::Sender<()>) {
     let (tell, told) = std::sync::mpsc::channel();
     let told = std::sync::Mutex::new(told);
@@ -990,7 +992,7 @@ fn held() -> (Backend, std::sync::mpsc::Sender<()>) {
 }
 
 #[test]
-fn two_signals_that_come_together_are_one_wish() {
+fn two_simultaneous_signals_count_as_one() {
     for pair in [["TERM", "TERM"], ["INT", "INT"], ["INT", "TERM"]] {
         let (backend, tell) = held();
         let mut proxy = Start::before(backend.address).start();
@@ -1000,7 +1002,7 @@ fn two_signals_that_come_together_are_one_wish() {
         eventually("it is at the backend", || {
             (proxy.metric("foretell_replica_requests_in_flight") > 0.0).then_some(())
         });
-        // As GNU timeout does: to the process, and to its group.
+        // As GNU timeout does: one to the process and one to its group.
         proxy.signals(&pair);
         eventually("it drains", || (proxy.admin_get("/readyz").status() == 503).then_some(()));
         std::thread::sleep(Duration::from_millis(300));
@@ -1034,7 +1036,7 @@ fn a_later_second_signal_ends_it_at_once() {
 #[test]
 fn an_idle_process_ends_at_the_first_signal() {
     for name in ["TERM", "INT"] {
-        // The delay of 5 s is not waited for; once is proof, on a machine that may be busy.
+        // The delay of 5 s is skipped; one success is proof, on a machine that may be busy.
         let took = || {
             let server = Spot::new(|_| models());
             let mut proxy = Start::before(server.address).start();
@@ -1051,7 +1053,7 @@ fn an_idle_process_ends_at_the_first_signal() {
 }
 
 #[test]
-fn a_delay_that_the_operator_has_set_is_waited_for_and_nobody_is_asked_meanwhile() {
+fn a_configured_delay_is_waited_for_without_health_checks() {
     let server = Spot::new(|_| respond("404 Not Found", "", ""));
     let mut proxy = Start::before(server.address).and("drain: { delay: 12s }\n").start();
     eventually("it has been asked", || (server.count("/v1/models") > 0).then_some(()));
@@ -1076,11 +1078,11 @@ fn a_delay_that_the_operator_has_set_is_waited_for_and_nobody_is_asked_meanwhile
 }
 
 #[test]
-fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file_stops_nobody() {
+fn learnt_state_is_saved_and_restored_and_a_damaged_file_is_ignored() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("learnt.json");
     let backend = Backend::plain();
-    let lines = format!("memory: {{ snapshot: {} }}\n", file.display());
+    let lines = format!("corpus: {{ snapshot: {} }}\n", file.display());
     let run = |says: &str| {
         let mut proxy = Start::before(backend.address).and(&lines).start();
         proxy.ready();
@@ -1089,7 +1091,7 @@ fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file
         assert!(proxy.wait().success());
     };
     for _ in 0..2 {
-        run("what was learnt before has been read");
+        run("costs and acceptance have been restored");
         let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(written["version"], 2);
     }
@@ -1100,13 +1102,14 @@ fn what_was_learnt_is_written_at_the_end_and_read_at_the_start_and_a_spoilt_file
         "{\"version\": 1, \"saved\": 0, \"epochs\": []}",
     ] {
         std::fs::write(&file, spoilt).unwrap();
-        run("what was learnt before is lost");
+        run("costs and acceptance cannot be restored");
     }
 }
 
-/// A FIFO, a folder, a device or the file of somebody else is neither waited for nor believed nor replaced.
+/// A FIFO, a folder, a device or a file of another user is not waited for, not read and not
+/// replaced.
 #[test]
-fn a_snapshot_that_is_no_file_of_ones_own_is_left_alone() {
+fn a_snapshot_that_is_not_a_file_of_this_user_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     pipe(&at("fifo"));
@@ -1114,7 +1117,7 @@ fn a_snapshot_that_is_no_file_of_ones_own_is_left_alone() {
     std::os::unix::fs::symlink("/dev/zero", at("device")).unwrap();
     let mut named = vec!["fifo", "folder", "device"];
     std::fs::write(at("foreign"), r#"{"version":2,"saved":0,"epochs":[]}"#).unwrap();
-    // Only root can give a file away; any other user who runs this test has no such file.
+    // Only root can change the owner of a file; the case is left out for other users.
     if std::os::unix::fs::chown(at("foreign"), Some(65534), None).is_ok() {
         named.push("foreign");
     }
@@ -1122,11 +1125,11 @@ fn a_snapshot_that_is_no_file_of_ones_own_is_left_alone() {
     for name in named {
         let kind = |path: &Path| std::fs::symlink_metadata(path).unwrap().file_type();
         let before = kind(&at(name));
-        let lines = format!("memory: {{ snapshot: {} }}\n", at(name).display());
+        let lines = format!("corpus: {{ snapshot: {} }}\n", at(name).display());
         let mut proxy = Start::before(backend.address).and(&lines).start();
         proxy.ready();
         eventually("the start says so", || {
-            proxy.stderr().contains("what was learnt before is lost").then_some(())
+            proxy.stderr().contains("costs and acceptance cannot be restored").then_some(())
         });
         proxy.signal("TERM");
         assert!(proxy.wait().success());

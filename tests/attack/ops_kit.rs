@@ -1,5 +1,5 @@
-//! What the tests of operating need beside the kit: commands that run to their end, servers at a fixed address that
-//! go away and come back, the lines of the log, certificates, and a real engine.
+//! Additions to the kit for the operation tests: commands that run to their end, servers at a fixed
+//! address that go away and come back, the lines of the log, certificates, and a real engine.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,24 +15,24 @@ use serde_json::{Value, json};
 
 use crate::kit::{self, Answer, PATIENCE, Proxy, Wire, respond};
 
-/// What a command that has ended has said.
+/// Exit code and output of a finished command.
 #[derive(Debug)]
-pub struct Told {
+pub struct CommandOutput {
     /// `None`: it did not end by itself.
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Told {
+impl CommandOutput {
     /// Standard output and standard error.
     pub fn all(&self) -> String {
         format!("{}{}", self.out, self.err)
     }
 }
 
-/// Runs the binary in `folder` to its end, with no variable of Foretell's set.
-pub fn foretell(folder: &Path, args: &[&str]) -> Told {
+/// Runs the binary in `folder` to its end, without any of Foretell's environment variables.
+pub fn foretell(folder: &Path, args: &[&str]) -> CommandOutput {
     let mut command = Command::new(kit::binary());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FORETELL_") {
@@ -51,7 +51,7 @@ pub fn foretell(folder: &Path, args: &[&str]) -> Told {
     let out = reading(Box::new(child.stdout.take().unwrap()));
     let err = reading(Box::new(child.stderr.take().unwrap()));
     let code = end(&mut child);
-    Told { code, out: out.join().unwrap(), err: err.join().unwrap() }
+    CommandOutput { code, out: out.join().unwrap(), err: err.join().unwrap() }
 }
 
 /// Its exit code, if it ends by itself; else it is killed.
@@ -106,7 +106,7 @@ pub fn completion(id: &str, fields: &str, body: &Value) -> Vec<u8> {
     kit::post("/v1/completions", &format!("x-request-id: {id}\r\n{fields}"), body.to_string())
 }
 
-/// A server that can go away, with all its connections, and another can take its address.
+/// A server that can be stopped with all its connections, so that another can take its address.
 pub struct Spot {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<(Instant, Answer)>>>,
@@ -143,17 +143,17 @@ impl Spot {
         spot
     }
 
-    /// How many requests for this target have come.
+    /// Number of requests for this target so far.
     pub fn count(&self, target: &str) -> usize {
         self.all().iter().filter(|(_, request)| request.target() == target).count()
     }
 
-    /// Every request so far, and when it came.
+    /// Every request so far, with its time.
     pub fn all(&self) -> Vec<(Instant, Answer)> {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Goes away.
+    /// Stops the server and returns its address.
     pub fn leave(self) -> SocketAddr {
         self.address
     }
@@ -212,7 +212,7 @@ pub fn streamed() -> Vec<u8> {
     respond("200 OK", "content-type: text/event-stream\r\n", events.concat() + "data: [DONE]\n\n")
 }
 
-/// The bearer of a request.
+/// The `authorization` value of a request.
 pub fn bearer(request: &Answer) -> Option<&str> {
     request.field("authorization")
 }
@@ -242,7 +242,7 @@ impl Target {
         "target"
     }
 
-    /// Ends without a word to anybody.
+    /// Kills the process.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -255,7 +255,7 @@ impl Drop for Target {
     }
 }
 
-/// A certificate that is its own authority, and one that an authority has signed, as files.
+/// A self-signed certificate and one signed by an authority, as files.
 pub struct Papers {
     pub folder: tempfile::TempDir,
 }

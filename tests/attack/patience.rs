@@ -1,4 +1,4 @@
-//! For how long a client may keep a connection busy with nothing.
+//! Timeouts of clients that keep a connection open without progress.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ fn waiting() -> Backend {
     })
 }
 
-/// With the times that are in force when nothing is configured.
+/// With the default timeouts.
 #[test]
 fn a_body_that_does_not_go_on_is_given_up() {
     let backend = waiting();
@@ -34,7 +34,7 @@ fn a_body_that_does_not_go_on_is_given_up() {
         .collect();
     let mut unfinished = H2::connect(proxy.address);
     let stream = unfinished.request("POST", "/v1/files", &[], END_HEADERS);
-    // A byte now and then is no body that goes on.
+    // A few single bytes do not count as progress.
     let mut dripping = Wire::connect(proxy.address);
     dripping.send("POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n");
     let start = Instant::now();
@@ -57,7 +57,7 @@ fn a_body_that_goes_on_slowly_is_waited_for() {
     let proxy = Start::before(backend.address).and("timeouts: { body: 5s }").start();
     let mut wire = Wire::connect(proxy.address);
     wire.send("POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-length: 16384\r\n\r\n");
-    // Longer than the limit in all, each pause far shorter.
+    // Longer than the limit in total, with each pause far shorter.
     for _ in 0..8 {
         std::thread::sleep(Duration::from_millis(750));
         wire.send([b'x'; 2048]);
@@ -66,7 +66,7 @@ fn a_body_that_goes_on_slowly_is_waited_for() {
     assert_eq!(backend.requests("/v1/files")[0].body.len(), 16384);
 }
 
-/// Between requests another time counts than inside a head.
+/// Idle time between requests has another timeout than an incomplete head.
 #[test]
 fn an_idle_connection_is_kept_for_longer_than_a_head_may_take() {
     let backend = Backend::plain();
@@ -93,14 +93,14 @@ fn an_idle_connection_is_not_kept_for_ever() {
     let mut new = H2::connect(proxy.address);
     assert_eq!(new.get("/", &[]), Outcome::Status(404));
     assert!(old.closes_within(Duration::from_secs(30)), "http/1.1");
-    // Frames that are no requests keep nothing alive.
+    // Frames other than requests do not keep a connection alive.
     wait_for(Duration::from_secs(30), "h2 closes", || {
         new.frame(6, 0, 0, b"pingpong");
         new.wire.closes_within(Duration::from_millis(100)).then_some(())
     });
 }
 
-/// An answer may take as long as it takes.
+/// There is no limit to the time of an answer in progress.
 #[test]
 fn an_answer_under_way_is_not_idle() {
     let backend = Backend::start(|mut wire, _| {
@@ -120,7 +120,7 @@ fn an_answer_under_way_is_not_idle() {
     assert_eq!(new.outcome(stream), Outcome::Status(200));
 }
 
-/// Whoever is silent in the middle of a request holds nobody up who wants to stop.
+/// A client that stalls in the middle of a request does not delay a drain.
 #[test]
 fn a_stuck_body_does_not_hold_the_drain() {
     let backend = waiting();
@@ -136,7 +136,7 @@ fn a_stuck_body_does_not_hold_the_drain() {
     assert!(proxy.wait().success());
 }
 
-/// Where nobody is connected and nobody was of late, no balancer has to notice anything.
+/// Without current or recent connections no load balancer needs time to notice the drain.
 #[test]
 fn an_idle_proxy_ends_at_once() {
     let backend = Backend::plain();
@@ -159,7 +159,7 @@ fn a_proxy_in_use_serves_on_until_balancers_have_noticed() {
     }
 }
 
-/// Who asks and then takes nothing of the answer keeps neither its place nor the backend's time.
+/// A client that does not read its answer keeps neither its connection nor the backend's time.
 #[test]
 fn a_client_that_does_not_read_is_cut() {
     let (tell, told) = std::sync::mpsc::channel();
@@ -177,7 +177,7 @@ fn a_client_that_does_not_read_is_cut() {
     told.recv_timeout(crate::kit::PATIENCE).expect("the backend's connection is closed");
 }
 
-/// Over HTTP/2 it is the window that says so, while the connection itself takes everything.
+/// Over HTTP/2 only the stream's window shows it, while the connection is still read.
 #[test]
 fn a_client_whose_window_stays_shut_is_cut() {
     let backend = Backend::answering(|_| respond("200 OK", "", vec![b' '; 1 << 20]));

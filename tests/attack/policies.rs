@@ -1,4 +1,4 @@
-//! A policy that cannot be read is an error: never a policy that is silently left out.
+//! An unreadable policy is an error and is never silently left out.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
@@ -12,10 +12,10 @@ fn policy(name: &str) -> String {
     format!("version: 1\nname: {name}\n")
 }
 
-/// Puts something that is no readable file at a path.
+/// Creates something at a path that is not a readable file.
 type Spoil = fn(&Path);
 
-/// Every kind of entry that is named like a policy and cannot be read as one.
+/// Every kind of directory entry that is named like a policy and cannot be read as one.
 fn spoilt() -> Vec<(&'static str, Spoil)> {
     let mut all: Vec<(&'static str, Spoil)> = vec![
         ("a dangling link", |path| symlink("nowhere.yaml", path).unwrap()),
@@ -29,7 +29,7 @@ fn spoilt() -> Vec<(&'static str, Spoil)> {
         ("a large file", |path| std::fs::File::create(path).unwrap().set_len(11 << 20).unwrap()),
         ("no text", |path| std::fs::write(path, [0xff, 0xfe, 0]).unwrap()),
     ];
-    // To root nothing is forbidden.
+    // File permissions do not restrict root.
     let probe = tempfile::NamedTempFile::new().unwrap();
     std::fs::set_permissions(probe.path(), PermissionsExt::from_mode(0o0)).unwrap();
     if std::fs::File::open(probe.path()).is_err() {
@@ -99,7 +99,7 @@ fn a_reload_that_meets_one_keeps_what_is_in_force() {
     }
 }
 
-/// More policies than anybody reads are an error that names the limit, not a proxy that is slow.
+/// Too many policies are an error that names the limit, instead of a slow proxy.
 #[test]
 fn there_is_a_limit_to_policies() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Clients that have sent half a head cost little more than that half.
+//! A client that has sent half a head costs little more memory than that half.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn half_a_head_has_no_buffers_of_a_whole_request() {
             .collect()
     };
     let all_open = |count: usize| eventually("all are open", || (proxy.descriptors() > count).then_some(()));
-    // What the first ones allocate once and for all is nobody's.
+    // One-time allocations of the first connections are not counted.
     let mut held = hold(50);
     all_open(50);
     std::thread::sleep(Duration::from_millis(500));
@@ -34,7 +34,7 @@ fn half_a_head_has_no_buffers_of_a_whole_request() {
     std::thread::sleep(Duration::from_millis(500));
     let each = (proxy.resident().saturating_sub(before)) / MANY as u64;
     assert!(each < 12 << 10, "{each} bytes for each half of a head");
-    // They are whole requests once the rest has come, byte by byte or at once.
+    // They are valid requests once the rest arrives, byte by byte or at once.
     for wire in held.iter_mut().take(20) {
         for byte in ["a", "\r", "\n", "content-length: 2\r\n\r", "\n{", "}"] {
             wire.send(byte);

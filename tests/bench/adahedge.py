@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""AdaHedge, figure 1 of de Rooij, van Erven, Grünwald, Koolen (JMLR 15, 2014), for the vectors of `src/control/hedge.rs`.
+"""AdaHedge vectors for `src/control/hedge.rs`.
 
-Losses and the mixability gap are forgotten by 1/200 with every round, which is no part of the paper.
+Figure 1 of de Rooij, van Erven, Grünwald, Koolen (JMLR 15, 2014). Losses and the mixability gap
+decay by 1/200 with every round, which is not part of the paper.
 """
 
 import math
 
 KEEP = 1 - 1 / 200
-TOLD = [[0.5, 0.4, 0.9], [0.3, 0.7, 0.2], [0.6, 0.1, 0.4], [0.2, 0.2, 0.9], [0.9, 0.3, 0.1]]
+LOSSES = [[0.5, 0.4, 0.9], [0.3, 0.7, 0.2], [0.6, 0.1, 0.4], [0.2, 0.2, 0.9], [0.9, 0.3, 0.1]]
 
 
 def mix(eta, losses):
@@ -22,7 +23,7 @@ def mix(eta, losses):
 
 def main():
     sums, gap = [0.0] * 3, 0.0
-    for losses in TOLD:
+    for losses in LOSSES:
         eta = math.inf if gap == 0 else math.log(3) / gap
         weights, before = mix(eta, sums)
         expected = sum(weight * loss for weight, loss in zip(weights, losses))

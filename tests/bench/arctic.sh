@@ -1,15 +1,19 @@
 #!/usr/bin/env bash
-# Builds the suffix decoding part of Arctic Inference into the cache, once, from its sdist on PyPI (Apache-2.0): two C++ files
-# and three Python ones. Under a minute. Prints the folder for PYTHONPATH on standard output, everything else on standard error.
+# Builds the suffix decoding part of Arctic Inference into the cache, once, from its sdist on PyPI
+# (Apache-2.0): two C++ files and three Python ones. Under a minute. Prints the folder for
+# PYTHONPATH on standard output, everything else on standard error.
 #
-# What was tried, so that nobody tries it again:
-#  * `pip install arctic-inference`: there are no wheels, and the build asks for torch, cmake, nanobind 2.9.2, protobuf and
-#    grpcio-tools, which its setup.py wants even for the metadata.
-#  * `pip download` runs setup.py for the metadata as well, so it is done by a Python that has torch, without build isolation.
-#  * Only csrc/suffix_decoding is compiled, by its own CMakeLists.txt; the package's __init__.py imports nothing.
+# Known dead ends:
+#  * `pip install arctic-inference`: there are no wheels, and the build asks for torch, cmake,
+#    nanobind 2.9.2, protobuf and grpcio-tools, which its setup.py needs even for the metadata.
+#  * `pip download` runs setup.py for the metadata as well, so it is done by a Python that has
+#    torch, without build isolation.
+#  * Only csrc/suffix_decoding is compiled, by its own CMakeLists.txt; the package's __init__.py
+#    imports nothing.
 #
-#   PYTHON          a python with torch, for which it is built; that of tests/engines/vllm.sh unless set
-#   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
+#   PYTHON          a python with torch, for which it is built; that of tests/engines/vllm.sh unless
+#                   set
+#   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
 set -euo pipefail
 version=0.3.0
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,30 +1,36 @@
 #!/usr/bin/env python3
-"""What transformers' own speculation emits per forward of the bundled target: the baseline that drafters are compared with.
+"""transformers' own speculation on the bundled target: a baseline for drafters, tokens per forward.
 
     assisted.py [--workloads W,...] [--prompts N] [--gamma G,...] [--methods M,...] [--max-tokens N] [--threads N] [--json F]
 
-`generate` of transformers runs greedily, batch 1, float32, on the bundled weights (onnx/export/safetensors.py writes them to a
-temporary folder), for the first N prompts of each workload:
+`generate` of transformers runs greedily, batch 1, float32, on the bundled weights
+(onnx/export/safetensors.py writes them to a temporary folder), for the first N prompts of each
+workload:
 
-lookup         prompt_lookup_num_tokens=G with max_matching_ngram_size 2, the default: what followed the first (leftmost) place
-               where the last two tokens stood, else the last one
-same           assistant_model=draft-same, num_assistant_tokens=G, schedule constant, confidence threshold 0: always G tokens
-same-defaults  the same model with transformers' own settings: 20 tokens, constant, threshold 0.4 (adapted where scikit-learn is
-               installed); it knows no G
-other          universal assisted generation: draft-other, another vocabulary, with tokenizer= and assistant_tokenizer=; G tokens
-               of the assistant's, threshold 0, whatever that is in tokens of the target
-other-fresh    the same, made to encode the whole text for the assistant anew in each round: what it guesses if its
-               text is never garbled
+lookup         prompt_lookup_num_tokens=G with max_matching_ngram_size 2, the default: the tokens
+               after the first (leftmost) position of the last two tokens, else of the last one
+same           assistant_model=draft-same, num_assistant_tokens=G, schedule constant, confidence
+               threshold 0: always G tokens
+same-defaults  the same model with transformers' own settings: 20 tokens, constant, threshold 0.4
+               (adapted where scikit-learn is installed); it has no G
+other          universal assisted generation: draft-other, another vocabulary, with tokenizer= and
+               assistant_tokenizer=; G tokens of the assistant's, threshold 0, whatever that is in
+               tokens of the target
+other-fresh    the same, made to encode the whole text for the assistant anew in each round: its
+               drafts if its text is never garbled
 
-E[N] is tokens ÷ forwards of the target. A forward is a round: the first one, which reads the prompt, verifies a draft as well.
-The bracket is the 95 % interval of resampled prompts. Forwards are counted at the model and again as calls of the candidate
-generator; unequal counts end the run. A drafted token counts as accepted where the text that came out has it at its place.
-`empty` is the share of rounds without a draft, `garbled` that of rounds in which the assistant of another vocabulary was given
-another text than the target's (special tokens aside) to go on from, `lost` that of rounds whose draft's text is not what that
-assistant wrote. The text is compared with plain greedy `generate`; where it forks, the prompt, the place and by how much the
-plain run's logit was better there are told.
+E[N] is tokens ÷ forwards of the target. A forward is a round: the first one, which reads the
+prompt, verifies a draft as well. The bracket is the 95 % interval of resampled prompts. Forwards
+are counted at the model and again as calls of the candidate generator; unequal counts end the run.
+A drafted token counts as accepted where the output has it at its position.
+`empty` is the share of rounds without a draft, `garbled` that of rounds in which the assistant of
+another vocabulary was given another text than the target's (special tokens aside) to continue,
+`lost` that of rounds whose draft's text is not the assistant's text. The text is compared with
+plain greedy `generate`; where it forks, the prompt, the position and the difference of the plain
+run's logits there are printed.
 
-Needs numpy, torch, transformers and onnx. With the vLLM of tests/engines/vllm.sh, which has no onnx:
+Needs numpy, torch, transformers and onnx. With the vLLM of tests/engines/vllm.sh, which has no
+onnx:
 
     pip install --no-deps --target DIR onnx==1.23.2 ml_dtypes
     PYTHONPATH=DIR "$FORETELL_CACHE"/engines/vllm-0.32.0/bin/python tests/bench/assisted.py --json assisted.json
@@ -57,11 +63,11 @@ Round = collections.namedtuple("Round", "start draft garbled lost")
 
 
 class Wrong(Exception):
-    """A count that does not add up."""
+    """An inconsistent count."""
 
 
 class Watched:
-    """A candidate generator whose drafts are written down."""
+    """A candidate generator that records its drafts."""
 
     def __init__(self, inner, rounds, fresh):
         self.inner, self.rounds, self.fresh, self.garbled = inner, rounds, fresh, False
@@ -72,7 +78,7 @@ class Watched:
         return getattr(self.inner, name)
 
     def prepared(self, prepare, ids):
-        """What the assistant of another vocabulary is given to go on from; garbled if that is not the text."""
+        """The input of the assistant with another vocabulary; garbled if it is not the text."""
         found = prepare(ids)
         self.given = found[0].shape[1]
         given = self.inner.assistant_tokenizer.decode(found[0][0], skip_special_tokens=True)
@@ -89,7 +95,7 @@ class Watched:
         return found, logits
 
     def lost(self, draft):
-        """Whether the draft's text is not what the assistant of another vocabulary wrote."""
+        """True if the draft's text is not the text of the assistant with another vocabulary."""
         if getattr(self.inner, "prev_assistant_ids", None) is None:
             return False
         written = self.inner.assistant_tokenizer.decode(self.inner.prev_assistant_ids[0, self.given:], skip_special_tokens=True)
@@ -97,12 +103,13 @@ class Watched:
 
 
 class Bench:
-    """The three models, and what the target was asked."""
+    """The three models, and the count of the target's forwards."""
 
     def __init__(self, folder):
         self.models, self.tokenizers, self.rounds, self.forwards, self.fresh = {}, {}, [], 0, False
         for name in MODELS:
-            # As a process: the exporter has the name of the package that transformers reads weights with.
+            # As a process: the exporter has the name of the package with which transformers reads
+            # weights.
             subprocess.run([sys.executable, EXPORTER, ROOT / "onnx/models" / name, folder / name], check=True)
             self.models[name] = transformers.AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32).eval()
             self.tokenizers[name] = transformers.AutoTokenizer.from_pretrained(folder / name)
@@ -120,14 +127,14 @@ class Bench:
         return Watched(make(**more), self.rounds, self.fresh)
 
     def prompt(self, entry):
-        """The token ids of a line of a workload, as Foretell's target makes them."""
+        """The token ids of a line of a workload, as in Foretell's target."""
         tokenizer, body = self.tokenizers["target"], entry["body"]
         text = body["prompt"] if entry["route"] == "completions" else tokenizer.apply_chat_template(
             body["messages"], tokenize=False, add_generation_prompt=True)
         return tokenizer(text)["input_ids"]
 
     def drafting(self, method, gamma):
-        """The arguments of `generate` by which a method drafts."""
+        """The arguments of `generate` for a method."""
         self.fresh = method == "other-fresh"
         if method == "lookup":
             return {"prompt_lookup_num_tokens": gamma}
@@ -139,7 +146,8 @@ class Bench:
                 "tokenizer": self.tokenizers["target"], "assistant_tokenizer": self.tokenizers["draft-other"]}
 
     def assistant(self, name, tokens, schedule, threshold):
-        """The model, told how much to draft: `generate` reads that from the assistant's own configuration."""
+        """The model with its draft length: `generate` reads it from the assistant's
+        configuration."""
         config = self.models[name].generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = tokens, schedule
         config.assistant_confidence_threshold = threshold
@@ -164,28 +172,29 @@ class Bench:
 
 
 def accepted(round_, whole):
-    """How many tokens of a draft are in the text that came out."""
+    """Number of a draft's tokens that are in the output."""
     count = 0
-    for place, token in enumerate(round_.draft, round_.start):
-        if place >= len(whole) or whole[place] != token:
+    for position, token in enumerate(round_.draft, round_.start):
+        if position >= len(whole) or whole[position] != token:
             break
         count += 1
     return count
 
 
 def fork(bench, prompt, plain, other):
-    """Where two outputs part, and by how much the plain token's logit is better there; None where they are the same."""
-    place = next((i for i, (a, b) in enumerate(zip(plain, other)) if a != b), min(len(plain), len(other)))
-    if place == len(plain) == len(other):
+    """The position where two outputs differ and the plain token's logit lead there; None if
+    equal."""
+    position = next((i for i, (a, b) in enumerate(zip(plain, other)) if a != b), min(len(plain), len(other)))
+    if position == len(plain) == len(other):
         return None
-    if place in (len(plain), len(other)):
-        return {"place": place, "by": None}
-    logits = bench.logits(prompt + plain[:place])
-    return {"place": place, "by": round(float(logits[plain[place]] - logits[other[place]]), 6)}
+    if position in (len(plain), len(other)):
+        return {"position": position, "by": None}
+    logits = bench.logits(prompt + plain[:position])
+    return {"position": position, "by": round(float(logits[plain[position]] - logits[other[position]]), 6)}
 
 
 def asked(bench, prompt, plain, most, drafting):
-    """What one prompt came to with a way to draft."""
+    """The result of one prompt with one drafting method."""
     output, rounds, seconds = bench.generate(prompt, most, **drafting)
     return {"tokens": len(output), "rounds": len(rounds), "drafted": sum(len(r.draft) for r in rounds),
             "accepted": sum(accepted(r, prompt + output) for r in rounds),
@@ -212,7 +221,7 @@ def ways(methods, gammas):
 
 
 def measure(bench, workload, args):
-    """The rows of a workload, as they come."""
+    """The rows of a workload, one by one."""
     prompts = [bench.prompt(entry) for entry in read_workload(workload)[:args.prompts]]
     plain = [bench.generate(prompt, args.max_tokens) for prompt in prompts]
     plain_seconds = sum(seconds for _, _, seconds in plain)
@@ -224,7 +233,7 @@ def measure(bench, workload, args):
 
 def words(row):
     e, drafted = row["emitted"], row["drafted"]
-    forks = ", ".join(f"{f['prompt']}@{f['place']} by {f['by']}" for f in row["forks"])
+    forks = ", ".join(f"{f['prompt']}@{f['position']} by {f['by']}" for f in row["forks"])
     return (f"{row['workload']:<11} {row['method']:<14} {row['gamma'] or '-':>5} {len(row['prompts']):>7} {row['tokens']:>6} "
             f"{row['rounds']:>8} {e['ratio']:>5.2f} ({e['low']:.2f} to {e['high']:.2f}) {drafted:>7} "
             f"{row['accepted'] / drafted if drafted else 0:>8.1%} {row['empty'] / row['rounds']:>6.1%} "
@@ -257,8 +266,8 @@ def main():
                 print(words(found), flush=True)
                 rows.append(found)
     if args.json:
-        told = {"versions": versions(), "max_tokens": args.max_tokens, "settings": bench.settings, "rows": rows}
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+        result = {"versions": versions(), "max_tokens": args.max_tokens, "settings": bench.settings, "rows": rows}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

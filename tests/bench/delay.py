@@ -1,4 +1,4 @@
-"""A network before a server: every byte arrives half of a round trip later, in both directions, in order."""
+"""A network in front of a server: every byte arrives half a round trip later, in order."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,8 @@ CHUNK = 1 << 16
 
 @contextlib.contextmanager
 def before(address, seconds):
-    """The address of a forwarder to `address` whose round trip takes `seconds` more, until the end of the block."""
+    """The address of a forwarder to `address` whose round trip takes `seconds` more, until the end
+    of the block."""
     loop = asyncio.new_event_loop()
     host, port = address.rsplit(":", 1)
     made = loop.run_until_complete(asyncio.start_server(lambda *ends: carry(ends, host, int(port), seconds / 2), "127.0.0.1", 0))
@@ -28,7 +29,7 @@ def before(address, seconds):
 
 
 async def carry(client, host, port, delay):
-    """Carries one connection. A connect takes no time: clients keep their connections."""
+    """Forwards one connection. A connect takes no time: clients keep their connections."""
     try:
         server = await asyncio.open_connection(host, port)
     except OSError:
@@ -38,7 +39,7 @@ async def carry(client, host, port, delay):
 
 
 async def pass_on(reader, writer, delay):
-    """Writes what is read `delay` seconds later; its end, too."""
+    """Writes the bytes and the end of a connection `delay` seconds later."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue()
 
     async def read():

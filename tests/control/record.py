@@ -1,37 +1,42 @@
 #!/usr/bin/env python3
-"""Records what the bundled pair says to the workloads, for simulations that need real text and real acceptance.
+"""Records outputs of the bundled pair for the workloads, for simulations with real acceptance.
 
     record.py [--foretell BIN] [--out DIR] [--temperature T] [--check N] [WORKLOAD ...]
 
-For each workload (tests/workloads/WORKLOAD.jsonl, all of them by default) one file, one line per prompt: `WORKLOAD.jsonl`
-at temperature 0, `WORKLOAD-tT.jsonl` above, as in `completion-t0.7.jsonl`:
+For each workload (tests/workloads/WORKLOAD.jsonl, all of them by default) one file, one line per
+prompt: `WORKLOAD.jsonl` at temperature 0, `WORKLOAD-tT.jsonl` above, as in `completion-t0.7.jsonl`:
 
     {"prompt": [ids], "output": [ids], "choices": [ids], "margins": [floats], "temperature": float}
 
 prompt       the prompt's token ids as the target sees them (a chat after its template)
-output       what the target writes, at least 128 tokens if it does not end before; an end-of-text id is part of it
+output       the target's output, at least 128 tokens if it does not end before; an end-of-text id
+             is part of it
 choices      choices[i] is the greedy choice of the drafter draft-same after prompt + output[:i]
-margins      margins[i] is its best log-probability there less the second best (nats, two decimals)
-temperature  what the output was sampled at; left out at temperature 0
+margins      margins[i] is its best log-probability there minus the second best (nats, two decimals)
+temperature  sampling temperature of the output; left out at temperature 0
 
-Above temperature 0 the output is a sample, with the prompt's place in its workload as seed. The target takes the token whose
-log-probability / T + noise is greatest, and the noise is a function of seed, place and token: so the same text is sampled
-again, from any place of it on, behind drafts too. The drafter still drafts greedily there, and a drafted token is accepted
-where it is the sampled one: choices[i] against output[i] is the real acceptance at this temperature.
+Above temperature 0 the output is a sample, with the prompt's position in its workload as seed. The
+target takes the token whose log-probability / T + noise is greatest, and the noise is a function of
+seed, position and token: so the same text is sampled again, from any position of it on, after
+drafts too. The drafter still drafts greedily there, and a drafted token is accepted where it is the
+sampled one: choices[i] against output[i] is the real acceptance at this temperature.
 
-An output shorter than 24 tokens is left out. The recording is deterministic: one request at a time, two fresh servers.
+An output shorter than 24 tokens is left out. The recording is deterministic: one request at a time,
+two fresh servers.
 
---check N records the first N prompts of each workload again and compares them with what is there. The last bits of a
-logit depend on the processor, so what they decide is allowed to differ, and nothing else:
+--check N records the first N prompts of each workload again and compares them with the files. The
+last bits of a logit depend on the processor, so differences that they decide are allowed, and no
+others:
 
-* Where the target writes another token, both tokens are scored behind the recorded text (log-probability / T + noise, which
-  are those of the target's own sampler): less than 0.02 / T apart is close, more is wrong. Behind that place it goes on from
-  the recorded text, with the same seed, so that one close draw does not hide what follows it. How many there were is said.
-* choices and margins are those behind the recorded output, so that they can be compared whatever was sampled now: margins
-  to 0.02, another choice only where the margin is less.
+* Where the target writes another token, both tokens are scored after the recorded text
+  (log-probability / T + noise, which are those of the target's own sampler): less than 0.02 / T
+  apart is close, more is wrong. After that position it continues from the recorded text, with the
+  same seed, so that one close draw does not hide later differences. Their number is printed.
+* choices and margins are those after the recorded output, so that they can be compared whatever was
+  sampled now: margins to 0.02, another choice only where the margin is less.
 
-What it cannot tell: whether a sample is a likely one. That the target samples as it should is a test of its own
-(src/runtime/sampler). Exits 2 if anything differs that must not.
+It cannot check that a sample is a likely one; a test of its own checks that the target samples
+correctly (src/runtime/sampler). Exits 2 if anything differs that must not.
 
 Needs the exports of `make -s print-env`.
 """
@@ -59,7 +64,7 @@ BITS = (1 << 64) - 1
 
 @contextlib.contextmanager
 def served(foretell, model):
-    """The address of a server of this model, while the block runs."""
+    """The address of a server of this model, for the duration of the block."""
     argv = [foretell, "target", "--model", str(ROOT / "onnx/models" / model), "--name", "foretell-target",
             "--listen", "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log-level", "error"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -94,29 +99,30 @@ def written(target, entry, temperature, seed):
 
 
 def scored(model, tokens, top):
-    """A row for each of these tokens: the log-probabilities of the `top` best at its place, and its own."""
+    """A row for each token: the log-probabilities of the `top` best at its position, and its
+    own."""
     body = {"model": "foretell-target", "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": top}
     return ask(model, PATHS["completions"], body)["choices"][0]["prompt_logprobs"]
 
 
 def best_two(row):
-    """The best token of a `prompt_logprobs` entry, and by how much it is better than the next."""
-    (first, choice), (second, _) = sorted((-told["logprob"], int(token)) for token, told in row.items())[:2]
+    """The best token of a `prompt_logprobs` entry, and its lead over the next."""
+    (first, choice), (second, _) = sorted((-entry["logprob"], int(token)) for token, entry in row.items())[:2]
     return choice, round(second - first, 2)
 
 
 def judged(drafter, prompt, output):
-    """The drafter's greedy choice and margin at each place of the output."""
+    """The drafter's greedy choice and margin at each position of the output."""
     found = [best_two(row) for row in scored(drafter, prompt + output, 2)[len(prompt):]]
     if len(found) != len(output):
         sys.exit(f"{len(found)} rows for {len(output)} tokens")
     return [choice for choice, _ in found], [margin for _, margin in found]
 
 
-def entries(workload, most=None):
-    """The first `most` lines of a workload, each with its seed."""
+def entries(workload, limit=None):
+    """The first `limit` lines of a workload, each with its seed."""
     lines = (ROOT / "tests/workloads" / f"{workload}.jsonl").read_text().splitlines()
-    return [(seed, json.loads(line)) for seed, line in enumerate(lines[:most])]
+    return [(seed, json.loads(line)) for seed, line in enumerate(lines[:limit])]
 
 
 def traces(target, drafter, workload, temperature):
@@ -130,44 +136,45 @@ def traces(target, drafter, workload, temperature):
         yield {**line, "temperature": temperature} if temperature else line
 
 
-# ------------------------------------------------------------------------------------------------ comparing
+# --------------------------------------------------------------------------------------- comparing
 
 def mixed(number):
-    """One step of SplitMix64, as `Dice::mix` has it."""
+    """One step of SplitMix64, equal to `SplitMix64::mix`."""
     number = (number + 0x9E3779B97F4A7C15) & BITS
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & BITS
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & BITS
     return number ^ number >> 31
 
 
-def noise(seed, place, token):
-    """The target's noise for a token at a place of prompt and output together (src/runtime/noise.rs)."""
-    number = mixed(mixed(seed ^ mixed((place + 0x9E3779B97F4A7C15) & BITS)) ^ mixed(token))
+def noise(seed, position, token):
+    """The target's noise for a token at a position of prompt and output (src/runtime/noise.rs)."""
+    number = mixed(mixed(seed ^ mixed((position + 0x9E3779B97F4A7C15) & BITS)) ^ mixed(token))
     return -math.log(-math.log(((number >> 12) + 0.5) / (1 << 52)))
 
 
 def score(target, before, token, temperature, seed):
-    """What the target's sampler compares a token by."""
+    """The value by which the target's sampler compares a token."""
     logprob = scored(target, before + [token], 1)[-1][str(token)]["logprob"]
     return logprob / temperature + noise(seed, len(before), token) if temperature else logprob
 
 
 def forks(target, kept, now, temperature, seed):
-    """Where the target goes on otherwise than recorded: place, its token, and by how much it prefers that to the recorded one.
-    `now` is what it wrote from the first place on."""
+    """Positions where the target differs from the record: position, its token, and its lead.
+
+    `now` is the target's output from the first position on."""
     prompt, output, start = kept["prompt"], kept["output"], 0
     while True:
         rest = output[start:]
-        place = next((place for place, (old, new) in enumerate(zip(rest, now)) if old != new), min(len(rest), len(now)))
-        if place == len(rest):
+        position = next((position for position, (old, new) in enumerate(zip(rest, now)) if old != new), min(len(rest), len(now)))
+        if position == len(rest):
             return
-        if place == len(now):
-            yield start + place, None, math.inf
+        if position == len(now):
+            yield start + position, None, math.inf
             return
-        before, other = prompt + output[:start + place], now[place]
-        preferred = [score(target, before, token, temperature, seed) for token in (other, rest[place])]
-        yield start + place, other, preferred[0] - preferred[1]
-        start += place + 1
+        before, other = prompt + output[:start + position], now[position]
+        preferred = [score(target, before, token, temperature, seed) for token in (other, rest[position])]
+        yield start + position, other, preferred[0] - preferred[1]
+        start += position + 1
         if start == len(output):
             return
         body = {"model": "foretell-target", "prompt": prompt + output[:start], "max_tokens": len(output) - start}
@@ -175,20 +182,20 @@ def forks(target, kept, now, temperature, seed):
 
 
 def differences(kept, choices, margins):
-    """What the drafter thinks otherwise than recorded, in words."""
-    for place, (margin, new) in enumerate(zip(kept["margins"], margins, strict=True)):
+    """Differences of the drafter from the record, in words."""
+    for position, (margin, new) in enumerate(zip(kept["margins"], margins, strict=True)):
         if abs(margin - new) > CLOSE:
-            yield f"place {place}: margin {new} instead of {margin}"
-        elif kept["choices"][place] != choices[place] and margin >= CLOSE:
-            yield f"place {place}: choice {choices[place]} instead of {kept['choices'][place]}"
+            yield f"position {position}: margin {new} instead of {margin}"
+        elif kept["choices"][position] != choices[position] and margin >= CLOSE:
+            yield f"position {position}: choice {choices[position]} instead of {kept['choices'][position]}"
 
 
-def compare(path, target, drafter, workload, temperature, most):
-    """Whether the first lines of a recording are what is recorded now."""
+def compare(path, target, drafter, workload, temperature, limit):
+    """Compares the first lines of a recording with a new one."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     kept = {tuple(line["prompt"]): (number, line) for number, line in enumerate(lines, 1)}
     wrong, close, compared = [], 0, 0
-    for seed, entry in entries(workload, most):
+    for seed, entry in entries(workload, limit):
         prompt, now = written(target, entry, temperature, seed)
         number, line = kept.get(tuple(prompt), (0, None))
         if line is None:
@@ -197,11 +204,11 @@ def compare(path, target, drafter, workload, temperature, most):
         compared += 1
         if line.get("temperature", 0) != temperature:
             wrong.append(f"line {number}: at temperature {line.get('temperature', 0)}")
-        for place, token, by in forks(target, line, now, temperature, seed):
+        for position, token, by in forks(target, line, now, temperature, seed):
             if abs(by) < CLOSE / (temperature or 1):
                 close += 1
             else:
-                wrong.append(f"line {number}, place {place}: writes {token} instead of {line['output'][place]}, by {by:.3f}")
+                wrong.append(f"line {number}, position {position}: writes {token} instead of {line['output'][position]}, by {by:.3f}")
         wrong += [f"line {number}, {what}" for what in differences(line, *judged(drafter, prompt, line["output"]))]
     print("\n".join(f"{path.name}: {what}" for what in wrong)
           or f"{path.name}: {compared} lines as recorded, {close} tokens of the target too close to tell")
@@ -233,7 +240,7 @@ def main():
     well = True
     for workload in args.workloads or WORKLOADS:
         path = args.out / (f"{workload}-t{args.temperature}.jsonl" if args.temperature else f"{workload}.jsonl")
-        # Fresh servers for each workload: what an earlier prompt left in a cache is the same in every recording.
+        # Fresh servers for each workload: the cache contents are the same in every recording.
         with served(args.foretell, "target") as target, served(args.foretell, "draft-same") as drafter:
             if args.check is None:
                 write(path, list(traces(target, drafter, workload, args.temperature)))

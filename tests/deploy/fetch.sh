@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches what these tests need into a folder, once: libraries and programs from PyPI, and from Debian the programs that are
-# not installed. Nothing is installed outside of the folder.
+# Fetches the dependencies of these tests into a folder, once: libraries and programs from PyPI, and
+# from Debian the programs that are not installed. Nothing is installed outside of the folder.
 #
 #   fetch.sh FOLDER        python/ is for PYTHONPATH, bin/ for PATH
 set -euo pipefail

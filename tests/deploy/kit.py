@@ -1,4 +1,4 @@
-"""What the deployment's tests share: the tools, the rendered objects, a live Foretell, and an engine that streams on demand."""
+"""Shared parts of the deployment tests: tools, rendered objects, live Foretell, streaming engine."""
 
 import contextlib
 import functools
@@ -25,15 +25,15 @@ KUBERNETES = DEPLOY / "kubernetes"
 SHAPES = sorted(path.stem for path in CHART.glob("examples/*.yaml"))
 FORETELL = pathlib.Path(os.environ.get("FORETELL", ROOT / "target/release/foretell")).resolve()
 
-# A tokenizer.json, for the model's of a deployment.
+# A tokenizer.json, used instead of that of a deployment's model.
 TOKENIZER = ROOT / "onnx/models/target/tokenizer.json"
 
-# How long anything is waited for that has to happen, seconds. It bounds a failure, never a success.
+# Seconds to wait for an event that has to happen. It bounds a failure, never a success.
 PATIENCE = 60
 
 
 def tool(name):
-    """Path of a program that fetch.sh has found or fetched."""
+    """Path of a program that fetch.sh found or fetched."""
     path = shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin")
     assert path, f"{name} is missing: tests/deploy/fetch.sh fetches it; bin/ of its folder has to be on PATH"
     return path
@@ -48,7 +48,8 @@ def run(*command, code=0, **more):
 
 @functools.cache
 def rendered(values, *settings):
-    """The objects that the chart renders with a file of `examples/`, and `--set` settings, as a tuple."""
+    """The objects that the chart renders with a file of `examples/`, and `--set` settings, as a
+    tuple."""
     chosen = [part for setting in settings for part in ("--set", setting)]
     text = run(tool("helm"), "template", "llm", CHART, "--values", CHART / f"examples/{values}.yaml", *chosen)
     return tuple(each for each in yaml.safe_load_all(text) if each)
@@ -97,7 +98,7 @@ def free_port():
 
 
 def until(condition, what):
-    """Waits for a condition that has to come true."""
+    """Waits until a condition is true."""
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"waited {PATIENCE} s for {what}"
@@ -105,7 +106,7 @@ def until(condition, what):
 
 
 def status(address, path, method="GET", headers=None):
-    """Status and text of an answer; 0 and nothing where nobody listens."""
+    """Status and text of an answer; 0 and "" without a listener."""
     connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
     try:
         connection.request(method, path, headers=headers or {})
@@ -118,8 +119,10 @@ def status(address, path, method="GET", headers=None):
 
 
 class Engine(http.server.ThreadingHTTPServer):
-    """An engine that streams: event k+1 is sent when the reader says that it has event k, so a proxy that holds an event
-    back holds the stream up for ever. `heads` are the fields of the requests for completions."""
+    """An engine that streams: event k+1 is sent when the reader confirms event k.
+
+    A proxy that holds an event back holds the stream up for ever. `heads` are the fields of the
+    requests for completions."""
 
     daemon_threads = True
 
@@ -129,7 +132,7 @@ class Engine(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, address):
-        # A proxy that is ended in the middle of a connection is what some tests do.
+        # Some tests end a proxy in the middle of a connection.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, address)
 
@@ -155,7 +158,8 @@ class Streaming(http.server.BaseHTTPRequestHandler):
         self.server.heads.append(self.headers)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        # HTTP/1.0, in which nginx asks unless it is told otherwise, knows no chunks: the body ends with the connection.
+        # nginx uses HTTP/1.0 unless configured otherwise; it has no chunks: the body ends with the
+        # connection.
         chunked = self.request_version == "HTTP/1.1"
         self.close_connection = not chunked
         if chunked:
@@ -172,7 +176,7 @@ class Streaming(http.server.BaseHTTPRequestHandler):
 
 
 class Stream:
-    """A client's stream, read event by event from a raw socket, so that nothing else is read ahead."""
+    """A client's stream, read event by event from a raw socket, without reading ahead."""
 
     def __init__(self, address, fields=""):
         self.socket = socket.create_connection(address, timeout=PATIENCE)
@@ -197,7 +201,7 @@ class Stream:
         return line[6:].decode().strip()
 
     def rest(self):
-        """All that follows, up to the end of the chunked body and its trailers."""
+        """The rest, up to the end of the chunked body and its trailers."""
         lines = []
         while not lines or lines[-1] != b"\r\n" or b"0\r\n" not in lines:
             lines.append(self.file.readline())
@@ -210,14 +214,16 @@ class Stream:
 
 
 CAN_CONFINE = os.geteuid() == 0 and subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
-# As the manifests have it: a read-only root, another user, no capabilities, no way to get any.
+# As in the manifests: a read-only root, another user, no capabilities, no privilege escalation.
 CONFINED = ["unshare", "--mount", "sh", "-c", 'mount -o remount,bind,ro / && cd / && exec setpriv "$@"', "sh", "--reuid", "65532",
             "--regid", "65532", "--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
 
 
 class Foretell:
-    """A live Foretell with the process file and the policies of rendered objects, its addresses changed for free ports
-    and its waiting at the end (`drain.delay`, which only gives other machines time) for none."""
+    """A live Foretell with the process file and the policies of rendered objects.
+
+    Its addresses are changed to free ports, and its `drain.delay`, which only gives other machines
+    time, to zero."""
 
     def __init__(self, objects, engine, folder, confined=False, token=None):
         self.folder = pathlib.Path(folder)
@@ -244,10 +250,10 @@ class Foretell:
 
     def started(self):
         until(lambda: self.child.poll() is not None or status(self.metrics, "/healthz")[0] == 200, "/healthz")
-        assert self.child.poll() is None, self.told()
+        assert self.child.poll() is None, self.log_text()
         return self
 
-    def told(self):
+    def log_text(self):
         self.log.flush()
         return (self.folder / "log").read_text()
 

@@ -1,4 +1,4 @@
-"""compose.yaml: valid, confined, and in agreement with the process file, Prometheus and Grafana's folders."""
+"""compose.yaml: valid, confined, consistent with process file, Prometheus and Grafana's folders."""
 
 import os
 import pathlib
@@ -13,7 +13,8 @@ import yaml
 import kit
 
 FOLDER = kit.DEPLOY / "compose"
-# A variable with a default that may have a variable in it; compose fills them in before it reads the file.
+# A variable with a default that may contain a variable; compose fills them in before it reads the
+# file.
 VARIABLE = re.compile(r"\$\{(\w+)(?::-((?:[^${}]|\$\{[^{}]*\})*))?\}")
 
 
@@ -88,7 +89,7 @@ class Compose(unittest.TestCase):
             self.assertTrue(list((kit.ROOT / "grafana" / source).glob("*.y*ml")), source)
         self.assertTrue(list((kit.ROOT / "grafana/dashboards").glob("*.json")))
         self.assertTrue((kit.ROOT / "grafana/rules/foretell.rules.yaml").is_file())
-        # Where the dashboards are mounted has to be where the provider looks.
+        # The dashboards must be mounted where the provider looks.
         mounted = [each.split(":")[1] for each in composed()[1]["services"]["grafana"]["volumes"] if "grafana/dashboards" in each]
         paths = [provider["options"]["path"] for path in (kit.ROOT / "grafana/provisioning/dashboards").glob("*.y*ml")
                  for provider in yaml.safe_load(path.read_text())["providers"]]

@@ -1,4 +1,4 @@
-"""The Dockerfile: read by Docker's own parser, linted, its script run; what it copies is all that the build reads."""
+"""The Dockerfile: read by Docker's own parser, linted, script run; it copies all build inputs."""
 
 import fnmatch
 import os
@@ -38,7 +38,7 @@ def of(stage, word):
 
 
 def context():
-    """Files that .dockerignore leaves, of those in the repository, in the last rule's favour."""
+    """Files of the repository that .dockerignore leaves; the last matching rule decides."""
     rules = [line for line in (kit.ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     listed = kit.run("git", "-C", kit.ROOT, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
 
@@ -123,7 +123,8 @@ class Commands(unittest.TestCase):
         found, _ = stages()
         (command,) = of(found["runtime"], "RUN")
         with tempfile.TemporaryDirectory() as folder:
-            # As the stage has it, under another root. The wheel comes from the cache of `make` where that has it.
+            # As in the stage, under another root. The wheel comes from the cache of `make` if it is
+            # there.
             folder = pathlib.Path(folder)
             (folder / "fetch/onnx").mkdir(parents=True)
             (copied,) = of(found["runtime"], "COPY")
@@ -150,7 +151,7 @@ class Commands(unittest.TestCase):
             source = copied.value[0]
             self.assertTrue(source == "." or source in paths, source)
         self.assertFalse([path for path in paths if path.startswith((".git/", "target/", ".cache/", "docs/", "onnx/models/"))])
-        # Files that the code takes in by a path; what follows `#[cfg(test)]` is not built here.
+        # Files that the code includes by a path; code after `#[cfg(test)]` is not built here.
         for path in (path for path in paths if path.startswith("src/") and path.endswith(".rs") and not path.endswith("/tests.rs")):
             built = (kit.ROOT / path).read_text().split("#[cfg(test)]")[0]
             for taken in re.findall(r'include_(?:str|bytes)!\("([^"]+)"\)', built):
@@ -164,8 +165,8 @@ class Commands(unittest.TestCase):
             words = shlex.split(build.value[0].split("&&")[0])
             self.assertEqual(words[:2], ["cargo", "build"])
             chosen = dict(zip(words[2:], words[3:]))
-            told = kit.run("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1", "--manifest-path", f"{folder}/Cargo.toml")
-            self.assertIn(f'"kind":["bin"],"crate_types":["bin"],"name":"{chosen["--bin"]}"', told)
+            metadata = kit.run("cargo", "metadata", "--locked", "--offline", "--no-deps", "--format-version=1", "--manifest-path", f"{folder}/Cargo.toml")
+            self.assertIn(f'"kind":["bin"],"crate_types":["bin"],"name":"{chosen["--bin"]}"', metadata)
             self.assertIn(chosen["--profile"], tomllib.loads((kit.ROOT / "Cargo.toml").read_text())["profile"])
             self.assertIn(f"target/{chosen['--profile']}/{chosen['--bin']} ", build.value[0])
 

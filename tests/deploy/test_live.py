@@ -1,4 +1,7 @@
-"""A live Foretell with the process file of the manifests: `check`, probes, the engine's preStop, the image's health check."""
+"""A live Foretell with the process file of the manifests.
+
+Covers `check`, probes, the engine's preStop and the image's health check.
+"""
 
 import http.server
 import pathlib
@@ -16,7 +19,8 @@ TOKEN_IN_THE_POD = "/run/secrets/foretell/admin-token"
 
 
 def checked(process, policies):
-    """What `foretell check` says of a process file whose policies lie beside it; it must say that all is well."""
+    """Output of `foretell check` for a process file with policies in the same folder; must
+    succeed."""
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "policies").mkdir()
@@ -77,8 +81,8 @@ class Probes(unittest.TestCase):
         engine = kit.Engine()
         with kit.foretell(kit.rendered("sidecar-vllm"), engine.port, confined=True) as live:
             kit.until(lambda: kit.status(live.metrics, "/readyz")[0] == 200, "/readyz")
-            told = pathlib.Path(f"/proc/{live.child.pid}/status").read_text()
-            facts = dict(line.split(":\t", 1) for line in told.splitlines() if ":\t" in line)
+            status_file = pathlib.Path(f"/proc/{live.child.pid}/status").read_text()
+            facts = dict(line.split(":\t", 1) for line in status_file.splitlines() if ":\t" in line)
             self.assertEqual(facts["Uid"].split(), ["65532"] * 4)
             self.assertEqual((int(facts["CapEff"], 16), int(facts["CapBnd"], 16), facts["NoNewPrivs"]), (0, 0, "1"))
             engine.read.put(0), engine.read.put(1), engine.read.put(2)
@@ -89,7 +93,8 @@ class Probes(unittest.TestCase):
 
 
 class PreStop(unittest.TestCase):
-    """The command string of the manifest, run against a live Foretell whose engine is in the middle of a stream."""
+    """The manifest's command, run against a live Foretell whose engine is in the middle of a
+    stream."""
 
     def command(self, objects, live, token=None):
         interpreter, flag, script = kit.pre_stop(objects)
@@ -105,10 +110,10 @@ class PreStop(unittest.TestCase):
             stream = kit.Stream(live.listen)
             self.assertEqual(stream.head()[0], 200)
             self.assertEqual(stream.event(), "0")
-            # A proxy for the world outside, as many images set one, must not be asked.
+            # A proxy for outside traffic, which many images set, must not be used.
             hook = subprocess.Popen(self.command(objects, live, token), env={"http_proxy": "http://127.0.0.1:9"})
             kit.until(lambda: kit.status(live.metrics, "/readyz")[0] == 503, "the drain")
-            # The engine is not stopped while a stream runs through Foretell, however long that takes.
+            # The engine is not stopped while a stream runs through Foretell, however long it takes.
             self.assertIsNone(hook.poll())
             for number in range(1, engine.events):
                 engine.read.put(number - 1)
@@ -118,8 +123,8 @@ class PreStop(unittest.TestCase):
             stream.rest()
             stream.close()
             self.assertEqual(hook.wait(kit.PATIENCE), 0)
-            self.assertEqual(live.child.wait(kit.PATIENCE), 0, live.told())
-            self.assertIn("drained", live.told())
+            self.assertEqual(live.child.wait(kit.PATIENCE), 0, live.log_text())
+            self.assertIn("drained", live.log_text())
 
     def test_it_waits_for_the_streams_under_way(self):
         for shape in ("sidecar-vllm", "sidecar-sglang"):
@@ -147,7 +152,8 @@ class PreStop(unittest.TestCase):
 
 
 class Tokenizer(unittest.TestCase):
-    """The command of the init container, before a hub that sends the reader on to a store, as the real one does."""
+    """The command of the init container, with a hub that redirects to a store, as the real one
+    does."""
 
     def fetch(self, hub, folder, code=0, **environment):
         interpreter, flag, script = kit.containers(kit.pod(kit.rendered("gateway")))["tokenizer"]["command"]

@@ -1,4 +1,4 @@
-"""The chart renders, the plain manifests are what it renders, and both are valid and agree with the process file."""
+"""The chart renders, the plain manifests equal its output, both are valid and fit the process file."""
 
 import re
 import tempfile
@@ -72,7 +72,7 @@ class Schemas(unittest.TestCase):
             given = kit.the(objects, "PodMonitor")
             with self.subTest(name):
                 model = prometheus_operator.PodMonitor.model_validate(given)
-                # The model drops fields that it does not know: what comes back is what is known.
+                # The model drops unknown fields, so the output holds the known ones.
                 self.assertEqual(model.model_dump(by_alias=True, exclude_unset=True), given)
 
     def test_it_would_be_seen(self):
@@ -209,7 +209,7 @@ class Sidecar(unittest.TestCase):
             tokenizer, sidecar = pod["initContainers"]
             self.assertNotIn("restartPolicy", tokenizer)
             self.assertEqual((sidecar["name"], sidecar["restartPolicy"]), ("foretell", "Always"))
-            # /readyz waits for the engine, which is started after this probe has passed.
+            # /readyz waits for the engine, which is started after this probe passes.
             self.assertEqual(sidecar["startupProbe"]["httpGet"]["path"], "/healthz")
 
     def test_foretell_asks_the_engine_of_its_pod(self):

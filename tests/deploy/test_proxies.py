@@ -1,6 +1,7 @@
-"""nginx and Envoy before a server of events, and before Foretell: every event passes before the next one is sent.
+"""nginx and Envoy in front of a server of events, and of Foretell: no event is held back.
 
-The server sends event k+1 when the client has event k, so a proxy that holds one back would hold the stream up for ever.
+The server sends event k+1 when the client has event k, so a proxy that holds one back would hold
+the stream up for ever.
 """
 
 import ipaddress
@@ -35,7 +36,7 @@ class Proxies(unittest.TestCase):
         listen = ("127.0.0.1", kit.free_port())
         text = (kit.DEPLOY / "nginx.conf").read_text()
         text = change(text).replace(f"127.0.0.1:{FORETELLS}", f"127.0.0.1:{upstream}").replace(f"127.0.0.1:{NGINX}", f"127.0.0.1:{listen[1]}")
-        # Its folders, which are not part of the snippet.
+        # Its temporary folders, which are not part of the snippet.
         text = text.replace("http {", "".join(["pid pid; error_log stderr;\nhttp {\n", *(f"{name}_temp_path {name};\n" for name in (
             "client_body", "proxy", "fastcgi", "uwsgi", "scgi"))]), 1)
         (self.folder / "nginx.conf").write_text(text)
@@ -47,13 +48,14 @@ class Proxies(unittest.TestCase):
         text = (kit.DEPLOY / "envoy.yaml").read_text()
         text = text.replace(f"port_value: {FORETELLS} ", f"port_value: {upstream} ").replace(f"port_value: {ENVOY} ", f"port_value: {listen[1]} ")
         (self.folder / "envoy.yaml").write_text(text)
-        # No base id of the machine's, so that several may run.
+        # A dynamic base id, so that several may run.
         self.begun([kit.tool("envoy"), "-c", self.folder / "envoy.yaml", "--use-dynamic-base-id", "--concurrency", "1",
                     "--log-level", "warning"], listen)
         return listen
 
     def passes(self, listen, engine, fields=""):
-        """Reads a stream event by event; returns the head's fields and what follows the events."""
+        """Reads a stream event by event; returns the head's fields and the rest after the
+        events."""
         stream = kit.Stream(listen, fields)
         status, head = stream.head()
         self.assertEqual((status, head["content-type"]), (200, "text/event-stream"))
@@ -75,7 +77,7 @@ class Proxies(unittest.TestCase):
         engine = kit.Engine(events=20, trailer=("x-foretell-path", "speculated"))
         _, rest = self.passes(self.envoy(engine.port), engine, "te: trailers\r\n")
         (head,) = engine.heads
-        # For a client on loopback Envoy gives an address of the machine's.
+        # For a client on loopback Envoy gives an address of the machine.
         ipaddress.ip_address(head["x-forwarded-for"])
         self.assertEqual(head["te"], "trailers")
         self.assertIn(b"x-foretell-path: speculated\r\n", rest)

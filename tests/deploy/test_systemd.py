@@ -1,4 +1,7 @@
-"""The unit: systemd's own verdict on it, and its start, reload and stop with a socket in place of the service manager's."""
+"""The unit: systemd's own check of it, and its start, reload and stop.
+
+A socket replaces the service manager's.
+"""
 
 import configparser
 import os
@@ -30,15 +33,15 @@ class Unit(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder, UNIT.name)
             copy.write_text(UNIT.read_text().replace(PROGRAM, str(kit.FORETELL)))
-            # It says what it does not know on standard error and ends with 0 all the same.
-            verdict = lambda: subprocess.run([kit.tool("systemd-analyze"), "verify", "--man=no", str(copy)], capture_output=True, text=True)
-            fine = verdict()
+            # It reports unknown settings on standard error and still ends with 0.
+            verify = lambda: subprocess.run([kit.tool("systemd-analyze"), "verify", "--man=no", str(copy)], capture_output=True, text=True)
+            fine = verify()
             self.assertEqual((fine.returncode, fine.stderr.replace("\n", "")), (0, ""))
             copy.write_text(copy.read_text().replace("ProtectSystem=strict", "ProtectSystems=strict"))
-            self.assertIn("ProtectSystems", verdict().stderr)
+            self.assertIn("ProtectSystems", verify().stderr)
 
     def test_it_is_exposed_little(self):
-        """systemd's own score: 0 is best, 10 is worst; what it calls `OK` ends below 5."""
+        """systemd's own score: 0 is best, 10 is worst; `OK` ends below 5."""
         said = kit.run(kit.tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", "--threshold=20", UNIT)
         self.assertIn("Overall exposure level", said)
 
@@ -54,7 +57,7 @@ class Unit(unittest.TestCase):
 
 
 class Manager:
-    """What the service manager is to a service: a datagram socket that is told of its state."""
+    """The service manager's side of the protocol: a datagram socket that receives states."""
 
     def __init__(self, folder):
         self.path = str(folder / "notify")
@@ -62,15 +65,15 @@ class Manager:
         self.socket.bind(self.path)
         self.socket.settimeout(kit.PATIENCE)
 
-    def told(self, wanted):
+    def message_with(self, wanted):
         """The fields of the next message that has the line `wanted`."""
         while True:
             message = self.socket.recv(4096).decode()
             lines = message.splitlines()
             if wanted in lines:
                 return dict(line.split("=", 1) for line in lines)
-            # A file that changed is taken up by itself as well, and that reload may be told between.
-            assert "STOPPING=1" not in lines, f"waited for {wanted}, was told {message!r}"
+            # A changed file is also reloaded automatically; that reload may be reported in between.
+            assert "STOPPING=1" not in lines, f"waited for {wanted}, got {message!r}"
 
 
 class Life(unittest.TestCase):
@@ -112,28 +115,28 @@ policies: {{ dir: policies }}
 
     def test_start_reload_and_stop(self):
         child = self.start()
-        self.manager.told("READY=1")
-        self.assertEqual(kit.status(self.admin, "/readyz"), (200, "ready"), "told ready before it was")
+        self.manager.message_with("READY=1")
+        self.assertEqual(kit.status(self.admin, "/readyz"), (200, "ready"), "reported ready too early")
         self.assertEqual(self.policies(), ["before"])
 
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.policy.write_text("version: 1\nname: after\nmode: shadow\n")
         subprocess.run([word.replace("$MAINPID", str(child.pid)) for word in self.command(self.unit["ExecReload"])], check=True)
-        # What Type=notify-reload waits for: the reload's beginning, with its time, and its end.
-        told = self.manager.told("RELOADING=1")
-        self.assertGreaterEqual(int(told["MONOTONIC_USEC"]), before)
-        self.manager.told("READY=1")
-        self.assertLessEqual(int(told["MONOTONIC_USEC"]), time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
-        self.assertEqual(self.policies(), ["after"], "told ready before the reload had ended")
+        # Type=notify-reload waits for the reload's beginning, with its time, and its end.
+        message_fields = self.manager.message_with("RELOADING=1")
+        self.assertGreaterEqual(int(message_fields["MONOTONIC_USEC"]), before)
+        self.manager.message_with("READY=1")
+        self.assertLessEqual(int(message_fields["MONOTONIC_USEC"]), time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+        self.assertEqual(self.policies(), ["after"], "reported ready before the reload had ended")
 
         self.policy.write_text("version: 1\nname: after\nmode: nonsense\n")
         child.send_signal(signal.SIGHUP)
-        self.manager.told("RELOADING=1")
-        self.manager.told("READY=1")
-        self.assertEqual(self.policies(), ["after"], "what is wrong changes nothing")
+        self.manager.message_with("RELOADING=1")
+        self.manager.message_with("READY=1")
+        self.assertEqual(self.policies(), ["after"], "an invalid policy changes nothing")
 
         child.send_signal(signal.Signals[self.unit["KillSignal"]])
-        self.manager.told("STOPPING=1")
+        self.manager.message_with("STOPPING=1")
         self.assertEqual(child.wait(kit.PATIENCE), 0)
 
     def test_a_wrong_configuration_ends_with_the_status_that_is_not_tried_again(self):

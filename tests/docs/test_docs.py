@@ -1,10 +1,9 @@
-"""What the documentation says is so: links lead somewhere, every snippet is read or run by the program, every metric, route
-and reason that is named exists.
+"""Checks the documentation: links resolve, snippets run, named metrics, routes and reasons exist.
 
     FORETELL=target/release/foretell python3 -m unittest discover -s tests/docs -t tests/docs
 
-Snippets are run before the bundled model: what stands for the reader's own server, folders and files is put in their place
-(`Stand.say`). A command that cannot be run here has to be in NOT_RUN, with the reason.
+Snippets run in front of the bundled model: stand-ins replace the reader's own server, folders and
+files (`Stand.say`). A command that cannot be run here has to be in NOT_RUN, with the reason.
 """
 
 import json
@@ -25,10 +24,11 @@ FORETELL = pathlib.Path(os.environ.get("FORETELL", ROOT / "target/release/forete
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").glob("*.md"), ROOT / "deploy/README.md",
                 ROOT / "grafana/README.md"])
 PAGES = [page for page in PAGES if page.exists()]
-# records of what was measured, with commands that take minutes or hours; `make` targets of theirs are checked all the same
+# records of measurements, with commands that take minutes or hours; their `make` targets are still
+# checked
 RECORDS = {"results.md", "baselines.md", "reviews.md", "engines.md"}
 
-# commands that are not run here, by how they begin, and why
+# commands that are not run here, by prefix, with the reason
 NOT_RUN = {
     "python3 -m venv export": "fetches several GB of PyTorch",
     "export/bin/": "the same",
@@ -68,7 +68,7 @@ def prose(page):
 
 
 def anchors(page):
-    """What a link to a heading of this page may say."""
+    """The anchors of this page's headings."""
     found, counts = set(), {}
     for line in re.sub(r"(?ms)^\s*```.*?^\s*```", "", page.read_text()).splitlines():
         heading = re.match(r"#+\s+(.*)", line)
@@ -141,14 +141,14 @@ class Names(unittest.TestCase):
 
     def test_troubleshooting_has_every_reason(self):
         page = (ROOT / "docs/troubleshooting.md").read_text()
-        label = re.compile(r"^\| `reason of [a-z_]+` \| [^|]* \| (.*) \|$", re.M)
+        label = re.compile(r"^\| `reason` \| [^|]* \| (.*) \|$", re.M)
         reasons = {reason for row in label.findall(self.reference) for reason in re.findall(r"`([a-z_]+)`", row)}
         self.assertGreater(len(reasons), 40)
         self.assertEqual([reason for reason in sorted(reasons) if f"`{reason}`" not in page], [])
 
 
 class Stand(unittest.TestCase):
-    """A target and a proxy before it, as a reader has them."""
+    """A target and a proxy in front of it, as a reader has them."""
 
     @classmethod
     def setUpClass(cls):
@@ -182,7 +182,7 @@ class Stand(unittest.TestCase):
         cls.addClassCleanup(process.kill)
 
     def say(self, command):
-        """A command of the reader's, for what stands here."""
+        """A reader's command, adapted to this stand."""
         for said, meant in [
             ("target/release/foretell", "foretell"),
             ("http://127.0.0.1:8000", f"http://127.0.0.1:{self.engine}"),
@@ -228,7 +228,7 @@ class Stand(unittest.TestCase):
         self.assertGreater(ran, 10)
 
     def begins(self, command):
-        """A server that goes on: its own settings are checked instead."""
+        """A long-running server: its settings are checked instead."""
         words = shlex.split(self.say(command).rstrip("& "))
         if "serve" not in words:
             return subprocess.CompletedProcess(words, 0, "", "")
@@ -250,7 +250,7 @@ class Stand(unittest.TestCase):
         self.assertGreater(read, 10)
 
     def checked(self, text):
-        """What `foretell check` has against a file, or a part of one; nothing if it takes it."""
+        """The errors of `foretell check` for a file, or a part of one; empty if valid."""
         text = re.sub(r"tokenizer: /models/[^\s},\]]+", f"tokenizer: {ROOT}/onnx/models/target", text)
         text = re.sub(r"(model|path): onnx/models/", rf"\1: {ROOT}/onnx/models/", text)
         text = re.sub(r"path: drafters/small", f"path: {ROOT}/onnx/models/draft-same", text)
@@ -289,8 +289,8 @@ class Stand(unittest.TestCase):
 
 
 def is_policy(text):
-    """Whether a snippet is (a part of) a policy file rather than of the process file."""
-    if re.search(r"^(backends|listen|observe|limits|memory|admin|tenant|timeouts):", text, re.M):
+    """True if a snippet is (a part of) a policy file rather than of the process file."""
+    if re.search(r"^(backends|listen|observe|limits|corpus|admin|tenant|timeouts):", text, re.M):
         return False
     if re.search(r"^drafters:\s*$\n\s+\w[\w-]*: \{", text, re.M) or re.search(r"^drafters: \{", text, re.M):
         return False
@@ -302,7 +302,7 @@ def background(command):
 
 
 def commands(text):
-    """The commands of a block: continued lines together, comments, prompts and outputs away."""
+    """The commands of a block: continued lines joined, without comments, prompts and outputs."""
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in joined.splitlines():
         line = re.sub(r"\s{2,}#.*$", "", line.strip())
@@ -313,7 +313,7 @@ def commands(text):
 
 
 def dry(command):
-    """The make targets of a line exist; what else stands on it has to be shell."""
+    """Checks that the make targets of a line exist; the rest of it must be valid shell."""
     done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
     for part in re.split(r"&&|;|\|", command):
         words = part.split()

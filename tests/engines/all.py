@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Everything that is asked of the real engines, and a table that says what was not.
+"""All checks with real engines, and a table that lists the ones that were not run.
 
     all.py [--engines all|llama|vllm] [--short] [--foretell BIN]
 
-Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then exact.py's checks with
-forced leaps, and transparent.py's comparison of every byte. An engine that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
+Per engine: the self-test with planted proxies (a run that cannot fail proves nothing), then
+exact.py's checks with forced speculation, and transparent.py's comparison of every byte. An engine
+that is not installed, or cannot run on this machine, is skipped: `make engines` installs.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import time
 import engine as engines
 import exact
 
-NOT_HERE = (("vLLM's V2 runner", "needs Triton, which the CPU build has not: V1 runner only"),
+NOT_HERE = (("vLLM's V2 runner", "needs Triton, which the CPU build lacks: V1 runner only"),
             ("SGLang, TGI, TensorRT-LLM, Triton, LMDeploy, hosted", "no CPU build in the registries: fakes in the Rust tests"))
 
 
@@ -40,7 +41,7 @@ def checks(kind, args, out):
     """Table lines (kind, part, word, figures) of one engine."""
     common = ["--foretell", args.foretell, "--out", str(out)]
     code, lines = run([sys.executable, engines.HERE / "self_test.py", kind, *common], 3600)
-    yield kind, "planted", "ok" if code == 0 else "FAILED", f"{len(lines)} proxies before the engine"
+    yield kind, "planted", "ok" if code == 0 else "FAILED", f"{len(lines)} proxies in front of the engine"
     figures = out / f"{kind}.json"
     figures.unlink(missing_ok=True)
     short = ["--short"] if args.short else []
@@ -51,21 +52,21 @@ def checks(kind, args, out):
     yield from modes(kind, args, out, common)
     results = json.loads(figures.read_text())
     for part in exact.PARTS:
-        result = results.get(part, {"skipped": "not asked for"})
+        result = results.get(part, {"skipped": "not requested"})
         word = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAILED"
-        yield kind, part, word, exact.told(part, result)
+        yield kind, part, word, exact.summary(part, result)
 
 
 def modes(kind, args, out, common):
-    """Table lines of transparent.py, one a mode."""
+    """Table lines of transparent.py, one per mode."""
     figures = out / f"transparent-{kind}.json"
     figures.unlink(missing_ok=True)
     short = ["--modes", "observe,forced"] if args.short else []
     run([sys.executable, engines.HERE / "transparent.py", kind, "--json", str(figures), *short, *common], 6 * 3600)
     results = json.loads(figures.read_text()) if figures.exists() else {"all": None}
     for mode, result in results.items():
-        told = f"{len(result['different'])} of {result['cells']} differ" if result else "did not end"
-        yield kind, f"bytes {mode}"[:10], "ok" if result and result["ok"] else "FAILED", told
+        summary = f"{len(result['different'])} of {result['cells']} differ" if result else "did not end"
+        yield kind, f"bytes {mode}"[:10], "ok" if result and result["ok"] else "FAILED", summary
 
 
 def main():

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""What the controller makes of a real engine: leaping as it sees fit against fixed lengths and against the engine alone.
+"""The controller on a real engine: its own choice against fixed lengths and the engine alone.
 
     control.py llama|vllm|all [--workloads LIST] [--settings LIST] [--requests N] [--max-tokens N] [--rest S]
                [--foretell BIN] [--out DIR] [--json F]
 
-One engine (variant inflated) and one `foretell serve` per setting, started and probed one after the other: `auto` and
-fixed lengths (`4` is gamma.fixed 4), without control groups and ride-only windows. Blocks of 5 prompts are sent to the
-engine itself and to each setting in turn, who goes first changes from block to block; prompts are read once, untimed,
-before. Without --settings the fixed lengths are 2, 4 and 8, and none where the probe finds that no round pays.
+One engine (variant inflated) and one `foretell serve` per setting, started and probed one after the
+other: `auto` and fixed lengths (`4` is gamma.fixed 4), without control groups and plain windows.
+Blocks of 5 prompts are sent to the engine itself and to each setting in turn, with the order
+changing from block to block; prompts are read once, untimed, before. Without --settings the fixed
+lengths are 2, 4 and 8, and none where the probe finds that no round pays.
 
 rewrite, completion, hostile   at temperature 0, with the drafters of speed.py
-rest                           part of completion: its last 5 prompts once more after S seconds in which nobody asks
-unguessable                    the prompts of hostile at temperature 1.2 without a seed, `auto` against the engine alone
+rest                           part of completion: its last 5 prompts once more after S seconds
+                               without requests
+unguessable                    the prompts of hostile at temperature 1.2 without a seed, `auto`
+                               against the engine alone
 
-Says of each thing that is asked of the controller whether it is so here (`ok`, `short`), or why it does not apply
-(`–`). Exits 2 if one falls short, a request failed, or, on llama-server, a text at temperature 0 is another than the
-engine's own; vLLM inflated computes in bf16, where the size of a batch may change a text.
+For each requirement on the controller it prints that it is met (`ok`) or not (`short`), or why it
+does not apply (`–`). Exits 2 if one falls short, a request failed, or, on llama-server, a text at
+temperature 0 differs from the engine's own; vLLM inflated computes in bf16, where the size of a
+batch may change a text.
 """
 
 import argparse
@@ -29,9 +33,9 @@ import engine as engines
 import exact
 import speed
 import stats
-import verdicts
+import requirements
 import wire
-from verdicts import UNGUESSABLE, figures, sides
+from requirements import UNGUESSABLE, figures, sides
 
 FIXED = ("2", "4", "8")
 REQUESTS, UNGUESSABLE_REQUESTS = 25, 30
@@ -44,33 +48,35 @@ LIMITS = "    budget: { switchback: null }\n    probe: { within: 2m }\n"
 PROBED_WITHIN = 180
 
 
-def place(url):
+def address_of(url):
     return url.removeprefix("http://")
 
 
 def prompts(workload, tokens):
-    """The workload's requests as they are sent: its temperature, and at most so many tokens."""
+    """The workload's requests: with its temperature and at most `tokens` tokens."""
     for entry in sides.read_workload(PROMPTS.get(workload, workload)):
         yield sides.changed(entry, temperature=TEMPERATURE.get(workload, 0),
                             max_tokens=min(tokens, entry["body"].get("max_tokens", tokens)))
 
 
 def start_proxy(stack, kind, target, setting, args):
-    """Foretell by one setting, with a policy for each workload, and what its probe found."""
-    backend = (f"    dialect: {DIALECTS[kind]}\n" + exact.PLANS.get(kind, "") + exact.MODELS.format(root=engines.ROOT)
+    """Foretell with one setting and a policy for each workload, and the report of its probe."""
+    backend = (f"    dialect: {DIALECTS[kind]}\n" + exact.VERIFY.get(kind, "") + exact.MODELS.format(root=engines.ROOT)
                + LIMITS)
     policies = {name: sides.policy(name, speed.DRAFTERS[PROMPTS.get(name, name)], setting,
                                    f"match: {{ headers: {{ {HEADER}: [{name}] }} }}\n") for name in args.workloads}
     proxy = sides.start_proxy(stack, args.foretell, target, backend, policies, setting)
     probe = speed.probed(proxy, PROBED_WITHIN)
-    cost = verdicts.round_cost(probe)
-    print(f"{kind}, {sides.named(setting)}: a round of {verdicts.ROUND} costs {figures.number(cost)} steps. {probe['verdict']}",
+    cost = requirements.round_cost(probe)
+    print(f"{kind}, {sides.named(setting)}: a round of {requirements.ROUND} costs {figures.number(cost)} steps. {probe['conclusion']}",
           flush=True)
     return proxy, probe
 
 
 def start_proxies(stack, kind, target, args):
-    """All settings, one after the other, so that no probe disturbs another; `auto` tells whether fixed lengths make sense."""
+    """All settings, one after the other, so that no probe disturbs another.
+
+    Without --settings the probe of `auto` decides on fixed lengths."""
     found = {}
     for setting in args.settings or ("auto", *FIXED):
         found[setting] = start_proxy(stack, kind, target, setting, args)
@@ -80,38 +86,39 @@ def start_proxies(stack, kind, target, args):
     return {name: proxy for name, (proxy, _) in found.items()}, {name: probe for name, (_, probe) in found.items()}
 
 
-def asked(places, names, workload):
-    return [sides.Side(name, places[name], {HEADER: workload}) for name in names]
+def asked(addresses, names, workload):
+    return [sides.Side(name, addresses[name], {HEADER: workload}) for name in names]
 
 
-def measure(places, names, workload, entries, requests, size=sides.BLOCK):
-    """The answers of each side to blocks of the prompts, in turn."""
-    group = asked(places, names, workload)
-    sides.measure([(sides.Side("unmeasured", places["direct"]), group)], entries, requests, size)
+def measure(addresses, names, workload, entries, requests, size=sides.BLOCK):
+    """The answers of each side to blocks of the prompts, alternating."""
+    group = asked(addresses, names, workload)
+    sides.measure([(sides.Side("unmeasured", addresses["direct"]), group)], entries, requests, size)
     return {side.name: side.answers for side in group}
 
 
-def rest(places, entries, before, seconds):
-    """The last block's prompts again after a pause, prompt by prompt in turn."""
+def rest(addresses, entries, before, seconds):
+    """The last block's prompts again after a pause, alternating prompt by prompt."""
     if not seconds:
         return {"why": "--rest 0"}
     if not any(answer.get("rounds") for answer in before["auto"]):
-        return {"why": "auto never leapt"}
+        return {"why": "auto never speculated"}
     time.sleep(seconds)
     last = [entries[n % len(entries)] for n in range(len(before["auto"]) - sides.BLOCK, len(before["auto"]))]
-    after = measure(places, ("auto", "direct"), "completion", last, sides.BLOCK, 1)
+    after = measure(addresses, ("auto", "direct"), "completion", last, sides.BLOCK, 1)
     pair = [[answers[name][-sides.BLOCK:] for name in ("auto", "direct")] for answers in (before, after)]
-    return {"seconds": seconds, "lasting": figures.lasting(*pair), "answers": told(after), "wrong": sides.failures(after),
+    return {"seconds": seconds, "lasting": figures.lasting(*pair), "answers": without_texts(after), "wrong": sides.failures(after),
             "before": figures.ratio(*pair[0]), "after": figures.ratio(*pair[1])}
 
 
-def told(answers):
-    """The answers without their texts, for the file."""
+def without_texts(answers):
+    """The answers without their texts, for the JSON file."""
     return {name: [{key: value for key, value in a.items() if key != "text"} for a in given] for name, given in answers.items()}
 
 
 def costs(proxies, probes, workload):
-    """Steps that the rounds of each setting really cost in the workload's last sessions; None without rounds."""
+    """Measured cost in steps of each setting's rounds in the workload's last sessions; None without
+    any."""
     out = {}
     for name, proxy in proxies.items():
         page = json.loads(sides.page(f"127.0.0.1:{proxy.admin}", "/api/sessions"))
@@ -123,13 +130,13 @@ def costs(proxies, probes, workload):
 def show(kind, workload, part):
     requests = part["sides"]["direct"]["requests"]
     print(f"\n{kind}, {workload}, T={TEMPERATURE.get(workload, 0)}: {requests} requests a side; in brackets 95 % of "
-          "resampled prompts; V: steps that a round cost")
-    rows = [("setting", "tok/s", "÷ direct", "first ms", "leapt", "E[N]", "drafted", "V", "texts as direct")]
+          "resampled prompts; V: cost of a round in steps")
+    rows = [("setting", "tok/s", "÷ direct", "first ms", "speculated", "E[N]", "drafted", "V", "texts as direct")]
     for name, side in part["sides"].items():
         answered = side["requests"] - side["failed"]
         same = f"{side.get('identical', 0)}/{side.get('compared', 0)}" if workload != UNGUESSABLE else "–"
         rows.append((sides.named(name), figures.number(side.get("tokens_per_second"), 1), figures.between(side.get("over_direct")),
-                     figures.number(side.get("first_token_ms"), 0), f"{side.get('leapt', 0) * answered:.0f}/{side['requests']}",
+                     figures.number(side.get("first_token_ms"), 0), f"{side.get('speculated', 0) * answered:.0f}/{side['requests']}",
                      figures.number(side.get("e_n")), figures.number(side.get("drafted_per_round"), 1),
                      figures.number(part["v"].get(name)), same))
     figures.table(rows)
@@ -143,37 +150,37 @@ def run(kind, args):
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(engines.start(kind, "inflated", engines.free_port(), args.out / f"control-{kind}.log"))
-        proxies, probes = start_proxies(stack, kind, place(server.url), args)
-        cost = [c for c in map(verdicts.round_cost, probes.values()) if c]
+        proxies, probes = start_proxies(stack, kind, address_of(server.url), args)
+        cost = [c for c in map(requirements.round_cost, probes.values()) if c]
         if not cost:
             raise sides.Wrong("no probe has timed a round of four")
         report |= {"probes": probes, "round_cost": stats.median(cost)}
-        places = {"direct": place(server.url), **{name: proxy.address for name, proxy in proxies.items()}}
+        addresses = {"direct": address_of(server.url), **{name: proxy.address for name, proxy in proxies.items()}}
         for workload in args.workloads:
             entries = list(prompts(workload, args.max_tokens))
-            names = ("direct", "auto") if workload == UNGUESSABLE else tuple(places)
+            names = ("direct", "auto") if workload == UNGUESSABLE else tuple(addresses)
             requests = args.requests or (UNGUESSABLE_REQUESTS if workload == UNGUESSABLE else REQUESTS)
-            answers = measure(places, names, workload, entries, requests)
-            part = verdicts.guessed(answers) if workload == UNGUESSABLE else verdicts.compared(answers, kind == "llama")
-            part |= {"answers": told(answers), "v": costs({n: p for n, p in proxies.items() if n in names}, probes, workload)}
+            answers = measure(addresses, names, workload, entries, requests)
+            part = requirements.guessed(answers) if workload == UNGUESSABLE else requirements.compared(answers, kind == "llama")
+            part |= {"answers": without_texts(answers), "v": costs({n: p for n, p in proxies.items() if n in names}, probes, workload)}
             if workload == UNGUESSABLE:
                 report[UNGUESSABLE] = part
             else:
                 report["workloads"][workload] = part
             show(kind, workload, part)
             if workload == "completion":
-                report["rest"] = rest(places, entries, answers, args.rest)
+                report["rest"] = rest(addresses, entries, answers, args.rest)
     report["seconds"] = time.monotonic() - began
     return report
 
 
 def conclude(kind, report):
     if "lasting" in report.get("rest", {}):
-        print(f"auto ÷ direct on the last block of completion: {figures.between(report['rest']['before'])}, after the rest: "
+        print(f"auto ÷ direct on the last block of completion: {figures.between(report['rest']['before'])}, after the idle time: "
               f"{figures.between(report['rest']['after'])}")
-    print(f"\n{kind}: a round of {verdicts.ROUND} costs {report['round_cost']:.2f} steps by the probes; "
+    print(f"\n{kind}: a round of {requirements.ROUND} costs {report['round_cost']:.2f} steps by the probes; "
           f"{report['seconds'] / 60:.0f} minutes")
-    for word, text in verdicts.verdicts(report):
+    for word, text in requirements.judgements(report):
         print(f"{word:5}  {text}", flush=True)
 
 
@@ -187,7 +194,7 @@ def workloads(text):
 def settings(text):
     names = sides.settings(text)
     if "auto" not in names:
-        raise argparse.ArgumentTypeError("auto is what is judged")
+        raise argparse.ArgumentTypeError("auto is required: it is the setting under test")
     return names
 
 
@@ -198,8 +205,8 @@ def main():
     parser.add_argument("--settings", type=settings, metavar="LIST", help="auto and fixed lengths")
     parser.add_argument("--requests", type=int, metavar="N", help=f"of each side, a multiple of 5; without it {REQUESTS}, of "
                         f"unguessable text {UNGUESSABLE_REQUESTS}")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="most tokens of an answer")
-    parser.add_argument("--rest", type=int, default=60, metavar="S", help="seconds; 0: leave this out")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="maximum tokens of an answer")
+    parser.add_argument("--rest", type=int, default=60, metavar="S", help="idle seconds; 0: leave this out")
     parser.add_argument("--foretell", default=str(engines.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=engines.ROOT / "bench-out/engines", metavar="DIR")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
@@ -219,7 +226,7 @@ def main():
             code = 1
             continue
         conclude(kind, reports[-1])
-        bad += [f"{kind}: {words}" for words in verdicts.short(reports[-1])]
+        bad += [f"{kind}: {words}" for words in requirements.short(reports[-1])]
         if args.json:
             args.json.write_text(json.dumps({"engines": reports}, indent=1) + "\n")
     if bad:

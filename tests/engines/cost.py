@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What one step of the inflated model costs on an engine, by the calls that a verification can be made of.
+"""Cost of one step of the inflated model on an engine, by the calls that a verification can use.
 
     cost.py llama|vllm [--depth N --width 1|4|16] [--context N]
 
-Prints medians and least values in ms: a decode step, a one-token call with a warm prefix, Score (vLLM: prompt
-logprobs at the tail) at several draft lengths, FanOut of five prompts. With these INFLATE in engine.py was chosen.
+Prints medians and minima in ms: a decode step, a one-token call with a warm prefix, Score (vLLM:
+prompt logprobs at the tail) at several draft lengths, FanOut of five prompts. INFLATE in engine.py
+was chosen with these figures.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import wire
 
 
 def clock(what, ask, rounds=9):
-    """Prints the cost of `ask(i)`; rounds that the engine refused are counted, not clocked."""
+    """Prints the cost of `ask(i)`; calls that the engine refused are counted, not timed."""
     taken, refused = [], 0
     for i in range(rounds):
         began = time.perf_counter()

@@ -1,10 +1,10 @@
 """Writes empty stand-ins for the CUDA libraries that PyPI's torch is linked against.
 
-The x86 build of torch on PyPI is the CUDA one: without 3 GB of CUDA libraries `import torch` fails in the
-dynamic linker, although nothing on a machine without a GPU ever calls them. The linker only wants every name
-that is bound at load time to exist, so each library is replaced by one whose functions do nothing: the
-registration calls of load time answer 0, all others answer 100, which is CUDA's own "no device". torch then
-says `cuda.is_available() == False`, as it does with the real ones.
+The x86 build of torch on PyPI is the CUDA one: without 3 GB of CUDA libraries `import torch` fails
+in the dynamic linker, although a machine without a GPU never calls them. The linker only needs
+every name that is bound at load time to exist, so each library is replaced by one whose functions
+do nothing: the registration calls of load time answer 0, all others answer 100, which is CUDA's own
+"no device". torch then says `cuda.is_available() == False`, as it does with the real ones.
 
     cuda_stand_ins.py TORCH_LIB_DIR
 """
@@ -16,7 +16,8 @@ import sys
 
 
 def linked(folder):
-    """(undefined names with their version, needed libraries) that the folder itself does not provide."""
+    """(undefined names with their version, needed libraries) that the folder itself does not
+    provide."""
     wanted, defined, needed, present = {}, set(), set(), set()
     for library in sorted(folder.glob("*.so*")):
         present.add(library.name)

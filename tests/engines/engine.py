@@ -1,13 +1,15 @@
 """The real engines as the tests and benches start them: exports, command lines, start and end.
 
     plain      the bundled target in 32 bits, for exactness
-    house      the same with an operator's habits: repetition_penalty 1.05 and temperature 0.7 as server defaults,
-               and on vLLM a reasoning parser that moves text out of `content`
-    parsers    vLLM with its own parsers, as people serve Qwen3: reasoning (qwen3) and tool calls (hermes); grammars hold
-               within reasoning too, so that a request can make any text that a parser is to take apart
+    house      the same with an operator's settings: repetition_penalty 1.05 and temperature 0.7 as
+               server defaults, and on vLLM a reasoning parser that moves text out of `content`
+    parsers    vLLM with its own parsers, as in Qwen3 deployments: reasoning (qwen3) and tool calls
+               (hermes); grammars hold within reasoning too, so that a request can make any text
+               that a parser is to split
     inflated   the same function at the cost of a bigger model (onnx/export/inflate.py), for speed
 
-Exports lie in the cache under models/engines and are made once; a model directory's name says how it was made.
+Exports are in the cache under models/engines and are made once; the name of a model directory says
+how it was made.
 """
 
 import json
@@ -35,29 +37,29 @@ VARIANTS = ("plain", "house", "parsers", "inflated")
 HOUSE = {"repetition_penalty": 1.05, "temperature": 0.7}
 PARSERS = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
            "--structured-outputs-config", '{"enable_in_reasoning": true}')
-# found by measuring: a decode step of at least 60 ms on two cores (docs/engines.md)
+# measured: a decode step of at least 60 ms on two cores (docs/engines.md)
 INFLATE = {"llama": (int(os.environ.get("LLAMA_DEPTH", "20")), int(os.environ.get("LLAMA_WIDTH", "4"))),
            "vllm": (int(os.environ.get("VLLM_DEPTH", "64")), int(os.environ.get("VLLM_WIDTH", "1")))}
 
 
-# one thread is as fast on the plain model, and does not spin against its twin where cores are shared
+# one thread is as fast on the plain model, and does not spin against a second one on shared cores
 def threads(variant):
     return os.environ.get("ENGINE_THREADS", "2" if variant == "inflated" else "1")
 
 
 def binary(engine):
-    """The server's path, installed if it is not there."""
+    """The server's path; installs it if missing."""
     script = HERE / f"{engine}.sh"
     environment = {**os.environ, "FORETELL_CACHE": str(CACHE)}
     return subprocess.run([script], check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout.strip()
 
 
 def absent(engine):
-    """Why the engine cannot be served here, in words; "" if it can."""
+    """The reason why the engine cannot run here, in words; "" if it can."""
     if engine == "vllm" and (lacking := vllm_check.lacking()):
         return "; ".join(lacking)
-    place = {"llama": "llama-0.3.36/bin/llama-server", "vllm": "vllm-0.32.0/.installed"}[engine]
-    return "" if (CACHE / "engines" / place).exists() else "not installed: make engines"
+    path = {"llama": "llama-0.3.36/bin/llama-server", "vllm": "vllm-0.32.0/.installed"}[engine]
+    return "" if (CACHE / "engines" / path).exists() else "not installed: make engines"
 
 
 def inflate(model, out, form, depth=1, width=1, kind=None):
@@ -68,7 +70,7 @@ def inflate(model, out, form, depth=1, width=1, kind=None):
 
 
 def made(name, make):
-    """MODELS/name, made in a neighbouring folder first so that half an export is never taken for one."""
+    """MODELS/name, made in another folder first so that an incomplete export is never used."""
     out = MODELS / name
     if not out.exists():
         new = MODELS / f"{name}.{os.getpid()}"
@@ -79,7 +81,7 @@ def made(name, make):
 
 
 def model(engine, variant="plain", source="target"):
-    """What the engine is to load: a folder for vLLM, a file for llama-server."""
+    """The model that the engine loads: a folder for vLLM, a file for llama-server."""
     depth, width = INFLATE[engine] if variant == "inflated" else (1, 1)
     form, kind = ("gguf", "f16" if variant == "inflated" else "f32") if engine == "llama" else ("safetensors", None)
     variant = "plain" if variant == "parsers" else variant
@@ -97,21 +99,21 @@ def model(engine, variant="plain", source="target"):
 
 
 def compiled():
-    """Where vLLM keeps what it has compiled for this processor; vllm.sh has compiled there."""
+    """vLLM's folder of compiled code for this processor; vllm.sh has filled it."""
     return CACHE.absolute() / "engines/vllm-0.32.0/compiled" / str(vllm_check.library(vllm_check.here()))
 
 
-def llama_argv(place, port, cores):
-    """llama-server with a slot for each prompt of a fan-out."""
-    return [binary("llama"), "-m", str(place), "--alias", NAME, "--host", "127.0.0.1", "--port", str(port), "-t", cores,
+def llama_argv(path, port, cores):
+    """Command of llama-server with a slot for each prompt of a fan-out."""
+    return [binary("llama"), "-m", str(path), "--alias", NAME, "--host", "127.0.0.1", "--port", str(port), "-t", cores,
             "-c", "18432", "-np", "9", "-kvu", "--no-cache-idle-slots", "--metrics", "--no-webui"]
 
 
 LLAMA_32_BITS = ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
 
 
-def vllm_argv(place, port, dtype):
-    return [binary("vllm"), "serve", str(place), "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
+def vllm_argv(path, port, dtype):
+    return [binary("vllm"), "serve", str(path), "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port),
             "--dtype", dtype, "--enforce-eager", "--block-size", "32", "--enable-scale-out",
             "--enable-prompt-tokens-details", "--max-logprobs", "-1"]
 
@@ -122,16 +124,17 @@ def vllm_environment(cores, cache_gb):
 
 
 def zeroed(environment):
-    """The rows of cached positions are uninitialised; where they happen to be NaN the call is refused, and this makes
-    glibc hand out zeros instead (docs/engines.md). With STOCK_MALLOC set it stays as it comes."""
+    """An environment in which glibc hands out zeros (docs/engines.md), unless STOCK_MALLOC is set.
+
+    The rows of cached positions are uninitialised; if they contain NaN, the call is refused."""
     return environment if os.environ.get("STOCK_MALLOC") else {**environment, "MALLOC_PERTURB_": "255"}
 
 
 def command(engine, variant, port, extra=()):
     """(argv, environment) of one server."""
-    place = model(engine, variant)
+    path = model(engine, variant)
     if engine == "llama":
-        argv = llama_argv(place, port, threads(variant))
+        argv = llama_argv(path, port, threads(variant))
         if variant != "inflated":
             argv += LLAMA_32_BITS
         if variant == "house":
@@ -141,7 +144,7 @@ def command(engine, variant, port, extra=()):
     environment = vllm_environment(threads(variant), 2 if variant == "inflated" else 1)
     if variant == "inflated":
         environment = zeroed(environment)
-    argv = vllm_argv(place, port, "bfloat16" if variant == "inflated" else "float32")
+    argv = vllm_argv(path, port, "bfloat16" if variant == "inflated" else "float32")
     if variant == "house":
         argv += ["--reasoning-parser-plugin", str(HERE / "parser_plugin.py"), "--reasoning-parser", "first_line"]
     if variant == "parsers":
@@ -150,7 +153,7 @@ def command(engine, variant, port, extra=()):
 
 
 def free_port():
-    """One that nobody listens on; servers of several runs must not meet."""
+    """A port without a listener; servers of several runs must not collide."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
@@ -166,7 +169,8 @@ def ended(number, _):
 
 
 class Server:
-    """A process in its own group (vLLM is three), ended as a whole, also where this one is told to end."""
+    """A process in its own group (vLLM is three), ended as a whole, also when this script is
+    ended."""
 
     def __init__(self, argv, environment, url, log, health="/health", limit=300):
         if threading.current_thread() is threading.main_thread():
@@ -212,7 +216,8 @@ class Server:
 
 
 def warm(url):
-    """The call with log-probabilities for which vLLM compiles: 20 s and more, in which it answers nobody."""
+    """The call with log-probabilities for which vLLM compiles: 20 s and more without other
+    answers."""
     body = {"model": NAME, "prompt": [6, 7], "max_tokens": 1, "temperature": 0, "logprobs": 1}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
                                      {"content-type": "application/json"})
@@ -221,7 +226,7 @@ def warm(url):
 
 
 def start(engine, variant, port, log, extra=()):
-    """A server that is ready for every call that a session may make."""
+    """A server that is ready for every call of a session."""
     return ready(engine, *command(engine, variant, port, extra), port, log)
 
 

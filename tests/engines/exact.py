@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Is what comes through Foretell what the engine alone gives? Asked of real engines.
+"""Exactness on real engines: the output through Foretell is the output of the engine alone.
 
     exact.py llama|vllm|onnx [--short] [--only greedy,sampled,...] [--vocabulary same|slem|tli] [--foretell BIN]
              [--through URL --direct URL]
 
-Starts the engine (variant plain) and Foretell with forced leaps before it, unless both URLs are given, and runs
+Starts the engine (variant plain) and, in front of it, Foretell with forced speculation, unless both
+URLs are given, and runs
 
     greedy    T=0: divergences per 1,000 tokens against the engine's own text cut at random and re-sent
-    sampled   T=0.8, top-p 0.9, no seed: chi-square of token counts at three positions; a mutant must be caught
+    sampled   T=0.8, top-p 0.9, no seed: chi-square of token counts at three positions; a mutant must
+              be caught
     cancel    5 s after 200 cancels the engine runs nothing and holds no memory
     first     added time to the first token, in pairs
     killed    the engine dies in the middle of a stream and comes back
@@ -33,11 +35,12 @@ import wire
 WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile")
 PARTS = ("greedy", "sampled", "cancel", "first", "killed")
 POSITIONS = 3
-LAW = {"temperature": 0.8, "top_p": 0.9}
+SAMPLING = {"temperature": 0.8, "top_p": 0.9}
 
 
 def prompts(seed=1):
-    """Endless client bodies: the workloads' prompts, then again with their text cut at random places."""
+    """Endless client bodies: the workloads' prompts, then again with their text cut at random
+    positions."""
     rng = random.Random(seed)
     lines = []
     for name in WORKLOADS:
@@ -60,7 +63,7 @@ def prompts(seed=1):
 
 
 def agreed(engine, ids, one, other):
-    """How many of the tokens `ids` of text `one` lie before its first difference from text `other`."""
+    """Number of the tokens `ids` of text `one` before its first difference from text `other`."""
     same = next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
     low, high = 0, len(ids)
     while low < high:
@@ -78,7 +81,7 @@ def first_difference(a, b):
 
 
 class Greedy:
-    """Counts of one comparison: tokens that were compared, and the first mismatches."""
+    """Counts of one comparison: compared tokens, and the first mismatches."""
 
     def __init__(self):
         self.tokens, self.mismatches = 0, []
@@ -104,8 +107,8 @@ def greedy(direct, through, tokens, note):
         except wire.Refused as error:
             failures.append(str(error))
             continue
-        drafted += got.leaps().get("drafted", 0)
-        accepted += got.leaps().get("accepted", 0)
+        drafted += got.foretell().get("drafted", 0)
+        accepted += got.foretell().get("accepted", 0)
         shown = ids[:-1] if ended else ids
         if got.text == plain.text and got.finish == plain.finish:
             real.tokens += len(ids)
@@ -137,7 +140,7 @@ def draw(url, direct, body, count, clients=8):
     def one(_):
         got = wire.ask(url, direct.kind, body, stream=False)
         ids = got.ids if got.ids is not None else direct.words(got.text)
-        return ids, got.leaps().get("drafted", 0)
+        return ids, got.foretell().get("drafted", 0)
 
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         got = list(pool.map(one, range(count)))
@@ -149,12 +152,13 @@ def at(draws, position):
 
 
 def telling_prompt(direct, draws=40, length=12):
-    """The prompt and positions where accepting every draft would show most: drafted, and far from certain."""
+    """The prompt and positions where accepting every draft would show most: drafted and
+    uncertain."""
     best = (0.0, None, None)
     for body, _ in zip(prompts(3), range(30)):
         if "prompt" not in body:
             continue
-        body = {"model": direct.model, "prompt": body["prompt"], "max_tokens": length, **LAW}
+        body = {"model": direct.model, "prompt": body["prompt"], "max_tokens": length, **SAMPLING}
         prompt = direct.tokenize(body)
         sample, _ = draw(direct.url, direct, body, draws)
         shown = []
@@ -176,8 +180,8 @@ def telling_prompt(direct, draws=40, length=12):
     return best[1], best[2]
 
 
-def law(direct, url, body, positions, count, known=None):
-    """p per position, Bonferroni's level applied by the caller."""
+def distribution(direct, url, body, positions, count, known=None):
+    """p per position; the caller applies Bonferroni's correction."""
     ours, drafted = draw(url, direct, body, count)
     theirs = draw(direct.url, direct, body, count)[0]
     if known:
@@ -190,12 +194,12 @@ def law(direct, url, body, positions, count, known=None):
 def sampled(direct, through, count, note):
     body, positions = telling_prompt(direct)
     note(f"positions {positions}")
-    result, draws = law(direct, through, body, positions, count)
+    result, draws = distribution(direct, through, body, positions, count)
     if 1e-4 < result["p"] <= 1e-3:
         note(f"p {result['p']:.2g}: once more with four times the draws, pooled")
-        result, _ = law(direct, through, body, positions, 4 * count, draws)
+        result, _ = distribution(direct, through, body, positions, 4 * count, draws)
     server, url = mutant.serve(direct, "accept-all")
-    caught, _ = law(direct, url, body, positions, count)
+    caught, _ = distribution(direct, url, body, positions, count)
     server.shutdown()
     return {**result, "positions": positions, "mutant_p": caught["p"],
             "ok": result["p"] > 1e-3 and caught["p"] < 1e-6 and result["drafted"] > 0}
@@ -221,7 +225,7 @@ def cancel(direct, through, note, count=200, clients=8):
 
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         cut = sum(pool.map(one, bodies, waits))
-    time.sleep(5)  # the bound is on the state after five seconds
+    time.sleep(5)  # the bound is for the state after five seconds
     after = direct.load()
     kept = 0.0 if after[1] is None else after[1] - (idle[1] or 0.0)
     note(f"{cut} of {count} cut in the middle")
@@ -230,13 +234,13 @@ def cancel(direct, through, note, count=200, clients=8):
 
 
 def first(direct, through, pairs, note):
-    """Medians over pairs; where they are above the bound, once more with three times the pairs, pooled."""
+    """Medians over pairs; above the bound, once more with three times the pairs, pooled."""
     asked, plain, added = prompts(6), [], []
 
     def clocked(count):
         for number in range(count):
             body = {**next(asked), "model": direct.model, "max_tokens": 2, "temperature": 0}
-            wire.ask(direct.url, direct.kind, body, stream=True)  # read once before either side is clocked
+            wire.ask(direct.url, direct.kind, body, stream=True)  # read once before either side is timed
             sides = [direct.url, through] if number % 2 else [through, direct.url]
             seconds = {url: wire.ask(url, direct.kind, body, stream=True).first for url in sides}
             plain.append(seconds[direct.url])
@@ -258,7 +262,7 @@ def first(direct, through, pairs, note):
 
 
 def killed(run, direct, through, note):
-    """Ends the engine after some events of a stream, starts it again, and records what a client saw."""
+    """Ends the engine after some events of a stream, restarts it, and records the client's view."""
     body = {**next(prompts(7)), "model": direct.model, "max_tokens": 400, "temperature": 0}
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     before = wire.ask(direct.url, direct.kind, {**body, "max_tokens": 32}, stream=False).text
@@ -276,7 +280,7 @@ def killed(run, direct, through, note):
     except Exception as error:  # http.client's incomplete reads are not OSErrors
         outcome = f"broken off ({type(error).__name__})"
     ended = time.perf_counter() - dead if dead else None
-    told = last.get("error", {}).get("message") or [c.get("finish_reason") for c in last.get("choices", [])]
+    summary = last.get("error", {}).get("message") or [c.get("finish_reason") for c in last.get("choices", [])]
     try:
         refused = wire.ask(through, direct.kind, {**body, "max_tokens": 4}, stream=False).finish
     except (wire.Refused, OSError) as error:
@@ -289,7 +293,7 @@ def killed(run, direct, through, note):
         except (wire.Refused, OSError):
             time.sleep(0.2)
     note(f"{outcome} after {events} events")
-    return {"outcome": outcome, "last_event": told, "ended_after_s": ended, "while_down": refused,
+    return {"outcome": outcome, "last_event": summary, "ended_after_s": ended, "while_down": refused,
             "back_after_s": time.perf_counter() - since, "same_text": back == before,
             "ok": dead is not None and ended < 10 and back == before}
 
@@ -301,14 +305,15 @@ backends:
   - name: engine
     dialect: {dialect}
     replicas: ["{url}"]
-{plans}{models}drafters:
+{verify}{models}drafters:
   draft-same: {{ path: {root}/onnx/models/draft-same, device: auto, slots: 16, context: 2048 }}
   draft-other: {{ path: {root}/onnx/models/draft-other, device: auto, slots: 16, context: 2048 }}
 policies: {{ dir: {policies} }}
 observe: {{ log: text, level: warn }}
 """
-# `score` by name: engines.start has made the first call with log-probabilities, which may end a vLLM for the CPU
-PLANS = {"vllm": "    plans: { allow: [score, fan_out] }\n"}
+# `score` by name: engines.start has made the first call with log-probabilities, which may end a CPU
+# vLLM
+VERIFY = {"vllm": "    verify: { allow: [score, fan_out] }\n"}
 MODELS = """    models: [{{ id: foretell-target, tokenizer: {root}/onnx/models/target/tokenizer.json }}]
 """
 POLICY = """version: 1
@@ -319,7 +324,8 @@ gamma: {{ fixed: 4 }}
 accept: {{ rule: exact }}
 holdback: {{ start: 0, floor: 0 }}
 """
-# per vocabulary of the model; one of another vocabulary drafts alone, so that all that is verified went through it
+# per vocabulary of the model; a foreign one drafts alone, so that every verified draft went through
+# it
 DRAFTERS = {
     "same": "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }, { kind: model, model: draft-same, vocabulary: same }",
     "slem": "{ kind: model, model: draft-other, vocabulary: slem }",
@@ -329,7 +335,7 @@ FORCED = POLICY.format(drafters=DRAFTERS["same"])
 
 
 class Run:
-    """The engine and Foretell before it, on ports of their own."""
+    """The engine and Foretell in front of it, on separate ports."""
 
     def __init__(self, kind, foretell, out, variant="plain", policy=FORCED, sidecar=True):
         self.kind, self.foretell, self.out, self.variant = kind, foretell, out, variant
@@ -356,7 +362,7 @@ class Run:
         config = self.out / f"{self.kind}.yaml"
         config.write_text(CONFIG.format(port=self.front, admin=self.admin, dialect=dialect, url=self.url,
                                         root=engines.ROOT, policies=policies, models=models,
-                                        plans=PLANS.get(self.kind, "")))
+                                        verify=VERIFY.get(self.kind, "")))
         try:
             self.restart()
             if not self.wanted:
@@ -383,10 +389,10 @@ def one(name, run, direct, through, short, note):
         return cancel(direct, through, note)
     if name == "first":
         return first(direct, through, 40 if short else 100, note)
-    return killed(run, direct, through, note) if run else {"skipped": "the engine is not ours to end"}
+    return killed(run, direct, through, note) if run else {"skipped": "the engine was not started here"}
 
 
-def told(name, result):
+def summary(name, result):
     if "skipped" in result:
         return f"skipped: {result['skipped']}"
     if "error" in result:
@@ -423,7 +429,7 @@ def parts(kind, names, run, direct, through, short):
             results[name] = {"error": f"{type(error).__name__}: {error}"[:300], "ok": False}
         result = results[name]
         word = "skipped" if "skipped" in result else "ok" if result["ok"] else "FAILED"
-        print(f"{kind:6} {name:8} {word:8} {time.monotonic() - began:6.0f} s  {told(name, result)}", flush=True)
+        print(f"{kind:6} {name:8} {word:8} {time.monotonic() - began:6.0f} s  {summary(name, result)}", flush=True)
     return results
 
 
@@ -433,8 +439,8 @@ def main():
     parser.add_argument("--short", action="store_true", help="10,000 tokens and 300 draws")
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--foretell", default=str(engines.ROOT / "target/release/foretell"))
-    parser.add_argument("--direct", help="an engine that runs already")
-    parser.add_argument("--through", help="Foretell before it")
+    parser.add_argument("--direct", help="a running engine")
+    parser.add_argument("--through", help="Foretell in front of it")
     parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
     parser.add_argument("--vocabulary", choices=DRAFTERS, default="same", help="of the model drafter")
     parser.add_argument("--json")

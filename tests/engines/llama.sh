@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds llama-server into the cache, once, from the sdist of llama-cpp-python, which carries the whole of
-# llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 5 minutes on two cores.
-# Prints the server's path on standard output, everything else on standard error.
+# Builds llama-server into the cache, once, from the sdist of llama-cpp-python, which contains all
+# of llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 5 minutes on two
+# cores. Prints the server's path on standard output, everything else on standard error.
 #
-# It is built for the processor at hand (GGML_NATIVE). A cache that comes to a machine without some extension that it
-# was built with is built again there: it would end with an illegal instruction.
+# It is built for the local processor (GGML_NATIVE). On a machine that lacks an extension of the
+# build machine the cache is built again: the old binary would end with an illegal instruction.
 #
-#   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
+#   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
 set -euo pipefail
 version=0.3.36
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Planted proxies: what the exactness runs must tell from the real thing.
+"""Planted proxies that the exactness runs must tell apart from the real one.
 
     mutant.py accept-all|slip|honest KIND ENGINE_URL [--port N]
 
     accept-all   speculates from the request's own text and accepts every draft unseen
-    slip         relays, but puts another token in place of one in about a hundred and goes on from there
+    slip         relays, but replaces about one token in a hundred and continues from there
     honest       speculates from the same text and keeps a draft only where the engine itself drew it
 
 Serves /v1/completions and /v1/chat/completions, streamed in one event per answer.
@@ -22,7 +22,7 @@ GAMMA = 4
 
 
 def lookup(ids, longest=8, shortest=2):
-    """Up to GAMMA tokens that followed the last earlier place of the longest suffix of `ids`."""
+    """Up to GAMMA tokens after the last earlier position of the longest suffix of `ids`."""
     for size in range(longest, shortest - 1, -1):
         tail = ids[-size:]
         for start in range(len(ids) - size - 1, -1, -1):
@@ -109,10 +109,10 @@ def handler(engine, rule):
             prompt = body["prompt"] if isinstance(body.get("prompt"), list) else engine.tokenize(body)
             ids, finish, drafted = rule(engine, body, prompt)
             text, chat, stream = engine.text(ids), "messages" in body, body.get("stream", False)
-            told = None if engine.kind == "llama" else ids  # its client routes tell none
+            own_ids = None if engine.kind == "llama" else ids  # its client routes return none
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids),
                      "foretell": {"path": "speculated", "rounds": 1, "drafted": drafted, "accepted": drafted}}
-            answer = {"choices": [choice(chat, stream, text, told, finish)], "usage": usage}
+            answer = {"choices": [choice(chat, stream, text, own_ids, finish)], "usage": usage}
             if stream:
                 self.send("text/event-stream", f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode())
             else:

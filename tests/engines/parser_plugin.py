@@ -1,7 +1,8 @@
 """A reasoning parser for vLLM that moves text: the first line is reasoning, the rest content.
 
-The tokenizer of the bundled target has no thinking tokens, so none of vLLM's own parsers finds anything to do.
-What a proxy must survive is that `content` is not the text of the tokens: this does it on every answer.
+The tokenizer of the bundled target has no thinking tokens, so none of vLLM's own parsers has an
+effect. A proxy must work when `content` is not the text of the tokens: this parser causes that on
+every answer.
 """
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -11,7 +12,7 @@ from vllm.reasoning import ReasoningParser, ReasoningParserManager
 @ReasoningParserManager.register_module("first_line")
 class FirstLine(ReasoningParser):
     def is_reasoning_end(self, input_ids):
-        return False  # asked of the prompt too, which has lines of its own
+        return False  # called for the prompt too, which has several lines
 
     def is_reasoning_end_streaming(self, input_ids, delta_ids):
         return "\n" in self.model_tokenizer.decode(list(delta_ids))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Records what the real engines answer, as golden files: tests/goldens/{vllm,llamacpp}/NAME.json.
+"""Records answers of the real engines as golden files: tests/goldens/{vllm,llamacpp}/NAME.json.
 
     record.py [llama|vllm]...        starts each engine (variant house where a name says so) and asks
 
-A file is {"request": {method, path, body}, "status", "content_type", "body"} or "sse", the stream as text.
-Recorded once per engine version; what the answers mean is in docs/engines.md.
+A file is {"request": {method, path, body}, "status", "content_type", "body"} or "sse", the stream
+as text. Recorded once per engine version; docs/engines.md explains the answers.
 """
 
 import json
@@ -125,7 +125,7 @@ def vllm(url, folder):
     r("chat_render_defaults", "/v1/chat/completions/render", {"model": M, "messages": CHAT})
     r("completion_render", "/v1/completions/render", {**ids, "prompt": CODE})
     r("completion_render_defaults", "/v1/completions/render", {"model": M, "prompt": prompt})
-    # never without detokenize:false: with a warm prefix that form ends the engine
+    # always with detokenize:false: without it a warm prefix ends the engine
     score = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 1, "skip_reading_prefix_cache": False,
              "detokenize": False}
     generate = {"model": M, "token_ids": long + prompt[:7], "stream": False, "sampling_params": score}
@@ -248,7 +248,7 @@ def llama(url, folder):
 
 
 def house(name, url, folder):
-    """What each engine says of an operator's defaults: from these the effective sampling is read."""
+    """Each engine's report of an operator's defaults: the source of the effective sampling."""
     def r(case, path, body=None):
         return record(folder, url, case, "POST" if body is not None else "GET", path, body)
 
@@ -273,7 +273,7 @@ def house(name, url, folder):
     r("house_chat_stream", "/v1/chat/completions", {**chat, "stream": True})
 
 
-# texts that the grammar of a request makes of any model
+# texts that a request's grammar forces on any model
 THOUGHT = "Let me see[.]\\n</think>\\n\\nIt is an end of a line[.]"
 CALL = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
 TOOL = {"name": "weather", "description": "Weather of a city.", "parameters": {
@@ -281,7 +281,7 @@ TOOL = {"name": "weather", "description": "Weather of a city.", "parameters": {
 
 
 def parsers(url, folder):
-    """What vLLM's parsers of reasoning and of tool calls make of a text: whole, streamed, with ids."""
+    """A text through vLLM's parsers of reasoning and of tool calls: whole, streamed, with ids."""
     chat = {**GREEDY, "messages": CHAT, "max_tokens": 90}
     tools = {"tools": [{"type": "function", "function": TOOL}]}
     usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}

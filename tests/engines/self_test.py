@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Do the exactness runs see what they are there to see? Planted proxies before a real engine.
+"""Checks that the exactness runs detect faults: planted proxies in front of a real engine.
 
     self_test.py llama|vllm|onnx [--foretell BIN]
 
-The honest proxy must pass, the one that slips must fail at T=0, the one that accepts everything must fail the
-chi-square; and the statistics must give the values of the textbooks. What the recipe for vLLM demands of a machine is
-tested too, with machines that lack it; `python3 -m unittest self_test`, in this folder, runs these without an engine.
+The honest proxy must pass, the one that slips must fail at T=0, the one that accepts everything
+must fail the chi-square; and the statistics must give the values of the textbooks. The vLLM
+recipe's requirements on a machine are tested too, with machines that lack them; `python3 -m
+unittest self_test`, in this folder, runs these without an engine.
 """
 
 import argparse
@@ -52,7 +53,7 @@ SKYLAKE = OLD | {"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl"}
 
 
 class Recipe(unittest.TestCase):
-    """What is asked of a machine before vLLM is installed or started there."""
+    """Requirements on a machine before vLLM is installed or started there."""
 
     def test_the_library_is_the_one_that_the_package_picks(self):
         pick = vllm_check.library
@@ -67,7 +68,7 @@ class Recipe(unittest.TestCase):
         self.assertEqual(vllm_check.flags(text), {"fpu", "avx2"})
         self.assertEqual(vllm_check.flags("Features : neon\n"), set())
 
-    def test_a_machine_is_told_plainly_what_it_lacks(self):
+    def test_deficiencies_of_a_machine_are_named(self):
         def words(environment, has=OLD, machine="x86_64", include=None):
             return "; ".join(vllm_check.lacking(environment, has, machine, include))
 
@@ -103,7 +104,7 @@ class Recipe(unittest.TestCase):
 
 
 def planted(kind, direct, tokens=2000, draws=300):
-    """Table lines of (what, whether it came out as it must)."""
+    """Table lines: (requirement, True if met, figures)."""
     def quiet(_):
         pass
 
@@ -115,11 +116,11 @@ def planted(kind, direct, tokens=2000, draws=300):
             server.shutdown()
 
     honest = through("honest", lambda url: exact.greedy(direct, url, tokens, quiet))
-    yield "honest proxy passes at T=0", honest["ok"], exact.told("greedy", honest)
+    yield "honest proxy passes at T=0", honest["ok"], exact.summary("greedy", honest)
     slip = through("slip", lambda url: exact.greedy(direct, url, tokens, quiet))
-    yield "slipping proxy fails at T=0", slip["p"] < 1e-3 and not slip["failures"], exact.told("greedy", slip)
-    law = through("honest", lambda url: exact.sampled(direct, url, draws, quiet))
-    yield "honest proxy passes the chi-square, accept-all fails it", law["ok"], exact.told("sampled", law)
+    yield "slipping proxy fails at T=0", slip["p"] < 1e-3 and not slip["failures"], exact.summary("greedy", slip)
+    distribution = through("honest", lambda url: exact.sampled(direct, url, draws, quiet))
+    yield "honest proxy passes the chi-square, accept-all fails it", distribution["ok"], exact.summary("sampled", distribution)
 
 
 def main():

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Speed on real engines at the cost of a bigger model: direct, through Foretell, and the engines' own speculation.
+"""Speed on real engines at the cost of a bigger model: direct, through Foretell, native.
 
     speed.py llama|vllm [--parts native,through] [--prompts N] [--max-tokens N] [--alternations N] [--workloads W,W] [--merged]
              [--gamma N]
 
-native    a plain server, and beside it one with the engine's n-gram lookup, then one with its draft model: each
-          prompt is asked of both in turn, so that a machine that slows down slows both. E[N] = tokens per drafted
-          step, from the engine's counters; V = seconds of a drafted step ÷ seconds of a plain one, steps without
-          a draft counted as plain ones.
-through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone, completion with
-          draft-same, hostile with both; with --merged every workload with prompt_lookup, suffix and draft-same. The formula's costs are those of the probe that Foretell made itself; V is that of
-          the rounds that were leapt.
+native    a plain server and, at the same time, one with the engine's n-gram lookup, then one with
+          its draft model: each prompt is sent to both in turn, so that a machine that slows down
+          slows both. E[N] = tokens per drafted step, from the engine's counters; V = seconds of a
+          drafted step ÷ seconds of a plain one, steps without a draft counted as plain ones.
+through   `foretell bench`, alternating direct and through: rewrite with prompt_lookup alone,
+          completion with draft-same, hostile with both; with --merged every workload with
+          prompt_lookup, suffix and draft-same. The formula's costs are those of Foretell's own
+          probe; V is that of the rounds that were run.
 """
 
 import argparse
@@ -45,7 +46,7 @@ TOKENS = 5
 
 
 def ngram(kind):
-    """Arguments by which the engine looks drafts up in the request itself."""
+    """Arguments for the engine's own n-gram lookup in the request."""
     if kind == "vllm":
         lookup = {"method": "ngram", "num_speculative_tokens": TOKENS, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
         return ["--speculative-config", json.dumps(lookup)]
@@ -53,7 +54,7 @@ def ngram(kind):
 
 
 def native(kind):
-    """(name, extra arguments) of the engine's own ways."""
+    """(name, extra arguments) of the engine's own speculation modes."""
     draft = str(engines.model(kind, "plain", "draft-same"))
     yield "ngram", ngram(kind)
     if kind == "vllm":
@@ -87,9 +88,9 @@ def timed(direct, body):
 
 
 def clocked(plain, direct, name, count, tokens):
-    """Decoding of one workload by both servers in turn, and the second one's counters."""
+    """Decoding of one workload by both servers alternately, and the second one's counters."""
     asked = list(bodies(name, count, tokens))
-    for body in asked:  # read once, so that what is clocked is decoding
+    for body in asked:  # read once, so that only decoding is timed
         for server in (plain, direct):
             wire.ask(server.url, server.kind, {**body, "max_tokens": 1}, stream=False)
     before, pairs = counters(direct), []
@@ -144,7 +145,7 @@ def line(kind, name, workload, f):
 
 
 def probed(run, limit=60):
-    """What Foretell's own probe has found out about the engine before it."""
+    """The report of Foretell's own probe of its engine."""
     until = time.monotonic() + limit
     while time.monotonic() < until:
         replica = json.loads(engines.get(f"http://127.0.0.1:{run.admin}/api/replicas"))["replicas"][0]
@@ -162,7 +163,7 @@ def compare_through(kind, foretell, out, alternations, tokens, workloads, merged
             probe = probed(run)
             figures_file, probe_file = (out / f"{what}-{kind}-{workload}.json" for what in ("bench", "probe"))
             probe_file.write_text(json.dumps(probe))
-            print(f"{kind:6} through {workload:11} {probe['verdict']}", flush=True)
+            print(f"{kind:6} through {workload:11} {probe['conclusion']}", flush=True)
             argv = [foretell, "bench", "--direct", run.url, "--through", run.through, "--concurrency", "1",
                     "--workload", str(engines.ROOT / f"tests/workloads/{workload}.jsonl"), "--temperature", "0",
                     "--alternations", str(alternations), "--max-tokens", str(tokens), "--json", str(figures_file),
@@ -176,14 +177,15 @@ def compare_through(kind, foretell, out, alternations, tokens, workloads, merged
 
 
 def round_cost(sessions, probe):
-    """V of the last sessions' rounds: seconds of a verify call ÷ seconds of a plain step as probed."""
+    """V of the last sessions' rounds: seconds of a verify request ÷ seconds of a plain step as
+    probed."""
     rounds = [r["verify_ms"] for s in sessions for r in s["rounds"]]
     steps = [t["ms"] for t in probe["times"]["token"]]
     return sum(rounds) / len(rounds) / (sum(steps) / len(steps)) if rounds and steps else None
 
 
 def reasons(sessions):
-    """How often each path and reason stood at the end of the last sessions."""
+    """Number of the last sessions with each path and reason at their end."""
     counts = {}
     for s in sessions:
         word = s["path"] + (f" ({s['reason']})" if s["reason"] else "")
@@ -193,9 +195,9 @@ def reasons(sessions):
 
 def through_line(kind, workload, report):
     run = (report.get("runs") or [{}])[0]
-    told = {"ratio": (run.get("ratio") or {}).get("median"), "E[N]": run.get("e_n"), "V": report["v"],
+    values = {"ratio": (run.get("ratio") or {}).get("median"), "E[N]": run.get("e_n"), "V": report["v"],
             "formula": run.get("formula"), "of formula": run.get("gain_over_formula")}
-    shown = "  ".join(f"{name} {value:.2f}" for name, value in told.items() if value is not None)
+    shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items() if value is not None)
     return f"{kind:6} through {workload:11} {shown}  {report['reasons']}"
 
 
@@ -209,7 +211,7 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--alternations", type=int, default=4)
     parser.add_argument("--merged", action="store_true", help="through: every drafter, merged")
-    parser.add_argument("--gamma", type=int, default=8, help="through: most drafted tokens of a round")
+    parser.add_argument("--gamma", type=int, default=8, help="through: maximum drafted tokens of a round")
     parser.add_argument("--foretell", default=str(engines.ROOT / "target/dist/foretell"))
     parser.add_argument("--out", default=str(engines.ROOT / "bench-out/engines"))
     args = parser.parse_args()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Speed on both real engines: direct, through Foretell, and the engines' own speculation; figures under bench-out/engines.
+# Speed on both real engines: direct, through Foretell, and the engines' own speculation; figures
+# under bench-out/engines.
 #
 #   tests/engines/speed.sh [speed.py's arguments]       e.g. --parts native
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""The tests that decide: written out, because only the standard library is at hand."""
+"""The statistical tests, written out because only the standard library is available."""
 
 import math
 
@@ -38,7 +38,7 @@ def chi_square(value, freedom):
 
 
 def merged(left, right, least=5.0):
-    """Pairs of counts, those whose smaller expected count is below `least` put together."""
+    """Pairs of counts; those whose smaller expected count is below `least` are merged."""
     n, m = sum(left.values()), sum(right.values())
     small, cells = [0, 0], []
     for key in set(left) | set(right):
@@ -50,7 +50,7 @@ def merged(left, right, least=5.0):
     if sum(small):
         if sum(small) * min(n, m) / (n + m) >= least or not cells:
             cells.append(tuple(small))
-        else:  # too few even together: they join the smallest cell
+        else:  # too few even merged: they join the smallest cell
             cells.sort(key=sum)
             cells[0] = (cells[0][0] + small[0], cells[0][1] + small[1])
     return cells
@@ -79,7 +79,7 @@ def binomial_upper(k, n, p):
 
 
 def more_often(events, trials, base_events, base_trials):
-    """p of so many events if their rate were that of the baseline: two Poisson rates, exact, one-sided."""
+    """p of this many events at the baseline's rate: two Poisson rates, exact, one-sided."""
     total = events + base_events
     if total == 0 or trials == 0 or base_trials == 0:
         return 1.0

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Does anything tell a client of a real engine that Foretell stands before it? Direct and through, in every mode.
+"""Compares answers of a real engine direct and through Foretell, in every mode.
 
     transparent.py llama|vllm [--modes off,observe,shadow,plain,auto,forced] [--foretell BIN] [--json FILE]
 
-vLLM runs with its parsers of reasoning (qwen3) and of tool calls (hermes). What is not speculated on has the same
-bytes but for ids and times; a speculated answer the same joined texts, calls, usage, members and kinds of events.
-The official client reads every chat too and has to see the same. Exits 2 if something differs.
+vLLM runs with its parsers of reasoning (qwen3) and of tool calls (hermes). An answer that is not
+speculated on has the same bytes but for ids and times; a speculated answer has the same joined
+texts, calls, usage, members and kinds of events. The official client reads every chat too and must
+see the same. Exits 2 if something differs.
 
-vLLM joins the tokens of several steps into one event when it is late, so that two direct answers may differ in how
-they are cut. Each side is therefore asked until both have given the same once, TURNS times at most.
+vLLM joins the tokens of several steps into one event when it is late, so that two direct answers
+may be cut differently. Each side is therefore asked until both have given the same answer once,
+TURNS times at most.
 """
 
 import argparse
@@ -32,9 +34,9 @@ MODES = {
     "off": (OFF, exact.FORCED, {}),
     "observe": (OBSERVE, exact.FORCED, {}),
     "shadow": ("", exact.FORCED.replace("mode: auto", "mode: shadow"), {}),
-    "plain": ("", exact.FORCED.replace("mode: auto", "mode: ride"), {}),
-    "header": ("", exact.FORCED, {"x-foretell": "ride"}),
-    # the control group: plain, but asked for as what may be speculated on
+    "plain": ("", exact.FORCED.replace("mode: auto", "mode: plain"), {}),
+    "header": ("", exact.FORCED, {"x-foretell": "plain"}),
+    # the control group: plain, but sent as a request that may be speculated on
     "auto": ("", PLAIN.replace("{ start: 0, floor: 0 }", "{ start: 1, floor: 1 }"), {}),
     "forced": ("", exact.FORCED, {}),
 }
@@ -45,7 +47,7 @@ JOINED = {"text", "content", "reasoning", "reasoning_content", "arguments"}
 
 
 def cases(kind):
-    """(name, route, body), by what the engine can do."""
+    """(name, route, body), by the engine's abilities."""
     text = {**record.GREEDY, "prompt": record.CODE, "max_tokens": 32}
     chat = {**record.GREEDY, "messages": record.CHAT, "max_tokens": 32}
     tools = {"tools": [{"type": "function", "function": record.TOOL}]}
@@ -72,7 +74,7 @@ def ways(body):
 
 
 class Answer:
-    """Status, end-to-end fields and bytes of one answer, and whether it was speculated on."""
+    """Status, end-to-end fields and bytes of one answer, and its path."""
 
     def __init__(self, url, route, body, fields):
         connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=300)
@@ -81,10 +83,10 @@ class Answer:
         answer = connection.getresponse()
         self.status, self.bytes, self.stream = answer.status, answer.read().decode(), bool(body.get("stream"))
         connection.close()
-        told = {name.lower(): value for name, value in answer.getheaders()}
-        ours = {name for name in told if name.startswith("x-foretell")} | {"date", "content-length", "x-request-id"}
-        self.fields = {name: value for name, value in told.items() if name not in HOP_BY_HOP | ours}
-        self.path = told.get("x-foretell-path", "")
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        ours = {name for name in headers if name.startswith("x-foretell")} | {"date", "content-length", "x-request-id"}
+        self.fields = {name: value for name, value in headers.items() if name not in HOP_BY_HOP | ours}
+        self.path = headers.get("x-foretell-path", "")
         if '"foretell"' in self.bytes:
             self.path = re.search(r'"foretell":\s*{"path":\s*"(\w+)"', self.bytes)[1]
 
@@ -98,7 +100,7 @@ class Answer:
         return [part if part == "[DONE]" else cut(json.loads(part)) for part in parts]
 
     def sum(self):
-        """What a stream adds up to, and the kinds of its events in their order."""
+        """The sum of a stream's events, and their kinds in order."""
         events = self.events()
         total = {}
         for event in events:
@@ -159,8 +161,10 @@ def first_difference(one, other):
 
 
 def compared(direct, through, route, body, fields, forced):
-    """(difference or "", path) of one request; both sides are asked until they have said the same once. A stream without
-    usage does not say in its head whether it was speculated on; where that is `forced`, it may have been."""
+    """(difference or "", path) of one request; both sides are asked until they have agreed once.
+
+    The head of a stream without usage does not say if it was speculated on; with `forced` it may
+    have been."""
     wanted, seen, difference, path = {}, set(), "", ""
     for _ in range(TURNS):
         want, got = Answer(direct, route, body, {}), Answer(through, route, body, fields)
@@ -177,7 +181,7 @@ def compared(direct, through, route, body, fields, forced):
 
 
 def by_client(url, body, fields):
-    """What the official client makes of a streamed chat: chunks, reasoning, content, calls, usage."""
+    """A streamed chat as the official client reads it: chunks, reasoning, content, calls, usage."""
     import openai
     known = {"model", "messages", "temperature", "max_tokens", "stop", "tools", "logit_bias", "logprobs", "top_logprobs",
              "response_format"}
@@ -193,7 +197,8 @@ def by_client(url, body, fields):
 
 
 def client_compared(direct, through, body, fields, same_count):
-    """As `compared`, by the official client; where nothing is speculated on the number of chunks is the same too."""
+    """As `compared`, by the official client; without speculation the number of chunks is equal
+    too."""
     wanted, seen, difference = set(), set(), ""
     for _ in range(TURNS):
         want, got = by_client(direct, body, {}), by_client(through, body, fields)
@@ -206,7 +211,7 @@ def client_compared(direct, through, body, fields, same_count):
 
 
 class Sidecar:
-    """Foretell before a running engine, in one mode."""
+    """Foretell in front of a running engine, in one mode."""
 
     def __init__(self, kind, url, mode, foretell, out):
         process, policy, self.fields = MODES[mode]
@@ -217,7 +222,7 @@ class Sidecar:
         self.through = f"http://127.0.0.1:{front}"
         text = exact.CONFIG.format(port=front, admin=admin, dialect={"llama": "llamacpp"}.get(kind, kind), url=url,
                                    root=engines.ROOT, policies=folder / "policies", models=exact.MODELS.format(root=engines.ROOT),
-                                   plans=exact.PLANS.get(kind, ""))
+                                   verify=exact.VERIFY.get(kind, ""))
         config = folder / "foretell.yaml"
         config.write_text(text + process)
         self.server = engines.Server([foretell, "serve", "--config", config], None, f"http://127.0.0.1:{admin}",

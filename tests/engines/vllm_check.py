@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Can vLLM's CPU build work on this machine, and does the one that is installed?
+"""Checks that vLLM's CPU build can run on this machine, and that the installed one does.
 
-    vllm_check.py              prints which of its libraries the package will pick here; or ends with exit code 1 and
-                               what this machine lacks, one per line
-    vllm_check.py --installed  run by the Python of the install: its kernels load, and its log-probabilities compile
+    vllm_check.py              prints the library that the package will pick here; or ends with exit
+                               code 1 and this machine's deficiencies, one per line
+    vllm_check.py --installed  run by the Python of the install: its kernels load, and its
+                               log-probabilities compile
 
-Two things of this build fail late and badly, so both are tried before anybody serves with it:
+Two parts of this build fail late and without a clear message, so both are tried before serving:
 
-* It brings three libraries (AVX2, AVX-512, AVX-512 with bf16) and picks one by the processor. Importing another
-  one than it picks ends the process with an illegal instruction.
-* The first call with log-probabilities compiles C++ (torch.compile of `batched_count_greater_than`, also with
-  --enforce-eager). Where no compiler works, or where torch's or Python's headers are missing, that call ends the
-  engine: "InvalidCxxCompiler" or "C++ compile error" in its log, and the server is gone.
+* It brings three libraries (AVX2, AVX-512, AVX-512 with bf16) and picks one by the processor.
+  Importing another one ends the process with an illegal instruction.
+* The first call with log-probabilities compiles C++ (torch.compile of
+  `batched_count_greater_than`, also with --enforce-eager). Without a working compiler, or without
+  torch's or Python's headers, that call ends the engine: "InvalidCxxCompiler" or "C++ compile
+  error" in its log, and the server is gone.
 """
 
 import os
@@ -22,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 
-# What torch wants of a processor before it calls it one with AVX-512.
+# The flags that torch requires for AVX-512.
 AVX512 = {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 # Every extension that torch compiles is an OpenMP library for this Python.
 SOURCE = "#include <omp.h>\n#include <Python.h>\n#include <vector>\nint answer() { return omp_get_max_threads(); }\n"
@@ -43,19 +45,19 @@ def here():
 
 
 def library(has):
-    """Which of its libraries the package picks on a processor with these flags; None if it has none for it."""
+    """The library that the package picks on a processor with these flags; None if it has none."""
     if AVX512 <= has:
         return "_C" if "avx512_bf16" in has else "_C_AVX512"
     return "_C_AVX2" if "avx2" in has else None
 
 
 def compiler(environment):
-    """The C++ compiler that torch takes."""
+    """The C++ compiler that torch uses."""
     return environment.get("CXX", "g++")
 
 
 def compiles(cxx, include):
-    """"" if `cxx` makes a library out of SOURCE, else why not."""
+    """"" if `cxx` makes a library out of SOURCE, else the reason."""
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "try.cpp"
         source.write_text(SOURCE)
@@ -70,13 +72,13 @@ def compiles(cxx, include):
 
 
 def first_error(text):
-    """The line of a compiler's or torch's message that says what is wrong."""
+    """The line of a compiler's or torch's message that names the error."""
     lines = text.strip().splitlines()
     return next((line for line in lines if "error:" in line), lines[0] if lines else "")
 
 
 def lacking(environment=None, has=None, machine=None, include=None):
-    """What stands in vLLM's way here, in words."""
+    """Reasons why vLLM cannot run here, in words."""
     environment = os.environ if environment is None else environment
     machine = machine or platform.machine()
     if machine != "x86_64":
@@ -100,10 +102,10 @@ def loaded():
 
 
 def installed():
-    """Does what the server does: the package loads the kernels that it picks, and ranks a token."""
+    """As in the server: the package loads the kernels that it picks, and ranks a token."""
     import torch
     from vllm.platforms import current_platform
-    current_platform.import_kernels()  # it swallows its import errors, so look for what should be there now
+    current_platform.import_kernels()  # it swallows its import errors, so look for the kernels below
     if not hasattr(torch.ops._C, "rms_norm"):
         sys.exit(f"vLLM has loaded no kernels ({loaded()}); this processor wants "
                  f"{library(here())}")
@@ -112,7 +114,7 @@ def installed():
     try:
         ranks = Sampler.gather_logprobs(logprobs, 1, torch.tensor([1, 1])).selected_token_ranks.tolist()
     except RuntimeError as error:
-        sys.exit(f"vLLM's log-probabilities do not compile, a server would die of them: {first_error(str(error))}")
+        sys.exit(f"vLLM's log-probabilities do not compile, they would end a server: {first_error(str(error))}")
     if ranks != [3, 1]:
         sys.exit(f"vLLM ranks tokens as {ranks} instead of [3, 1]")
     print(f"vLLM's kernels are {', '.join(loaded())}; its log-probabilities compile")

@@ -1,4 +1,4 @@
-"""HTTP to an engine or to Foretell before it, and what differs between the engines' answers."""
+"""HTTP to an engine or to Foretell in front of it, with the differences between the engines."""
 
 import functools
 import http.client
@@ -26,10 +26,10 @@ class Refused(Exception):
 
 def _connection(url, fresh=False):
     pool = _connections.__dict__.setdefault("pool", {})
-    place = urllib.parse.urlsplit(url).netloc
-    if fresh or place not in pool:
-        pool[place] = http.client.HTTPConnection(place, timeout=300)
-    return pool[place]
+    address = urllib.parse.urlsplit(url).netloc
+    if fresh or address not in pool:
+        pool[address] = http.client.HTTPConnection(address, timeout=300)
+    return pool[address]
 
 
 def call(url, path, body=None, headers=None):
@@ -53,7 +53,8 @@ def call(url, path, body=None, headers=None):
 
 
 class Stream:
-    """One streamed answer: iterate over (seconds since the request, event); `close` drops the connection."""
+    """One streamed answer: iterate over (seconds since the request, event); `close` drops the
+    connection."""
 
     def __init__(self, url, path, body):
         self.connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=300)
@@ -80,17 +81,17 @@ class Stream:
 
 
 class Answer:
-    """What a client got: text, finish reason, ids if they were told, usage, seconds to the first text."""
+    """A client's answer: text, finish reason, ids if returned, usage, seconds to the first text."""
 
     def __init__(self, text, finish, ids, usage, first=None):
         self.text, self.finish, self.ids, self.usage, self.first = text, finish, ids, usage or {}, first
 
-    def leaps(self):
+    def foretell(self):
         return self.usage.get("foretell", {})
 
 
 class Engine:
-    """An engine's own routes by ids, and the client's routes which Foretell serves too.
+    """An engine's own routes by ids, and the client's routes, which Foretell serves too.
 
     `kind` is llama, vllm or onnx; onnx (`foretell target`) has vLLM's shapes.
     """
@@ -110,7 +111,7 @@ class Engine:
         return call(self.url, "/tokenize", {"model": self.model, **asked})["tokens"]
 
     def words(self, text):
-        """Ids of a text as such, without special tokens."""
+        """Ids of a bare text, without special tokens."""
         asked = {"content": text} if self.kind == "llama" else {"model": self.model, "prompt": text,
                                                                   "add_special_tokens": False}
         return call(self.url, "/tokenize", asked)["tokens"]
@@ -123,11 +124,13 @@ class Engine:
         return call(self.url, "/detokenize", {"model": self.model, "tokens": ids})["prompt"]
 
     def text(self, ids):
-        """What a client reads: both engines leave special tokens out of the text, but not out of the ids."""
+        """The client's text: both engines leave special tokens out of the text, but not out of the
+        ids."""
         return self.detokenize([i for i in ids if i not in special(self.tokenizer)])
 
     def generate(self, ids, count, **sampling):
-        """(ids, ended by itself) of a continuation of `ids`, by the engine's token route."""
+        """(ids, True if it ended by itself) of a continuation of `ids`, by the engine's token
+        route."""
         if self.kind == "llama":
             body = {"prompt": ids, "n_predict": count, "return_tokens": True,
                     "response_fields": ["tokens", "stop_type"], **sampling}

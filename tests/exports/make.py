@@ -1,11 +1,12 @@
-"""Small models in the layouts of other people's exporters: what tests/exports/ holds.
+"""Small models in the layouts of other exporters: the contents of tests/exports/.
 
     make.py model WORK                a Llama of two layers with random weights, as Hugging Face keeps it
     make.py optimum WORK OUT          WORK exported by optimum: in two precisions and in three layouts
     make.py genai WORK OUT            WORK exported by the model builder of onnxruntime-genai
-    make.py reference WORK OUT        what PyTorch makes of WORK: logits of a fixed text, and how it goes on
+    make.py reference WORK OUT        PyTorch's results for WORK: logits of a fixed text, and its continuation
 
-The exports are what the tools write, less what a drafter does not read. Versions are in optimum.txt and genai.txt.
+The exports are the tools' own output without the files that a drafter does not read. Versions are
+in optimum.txt and genai.txt.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-# Files of an export that a drafter reads; the rest (chat templates, tokenizer settings) only takes place.
+# Files of an export that a drafter reads; others (chat templates, tokenizer settings) are dropped.
 KEPT = ("config.json", "generation_config.json", "genai_config.json", "tokenizer.json")
 LINES = [
     "the quick brown fox jumps over the lazy dog",
@@ -57,11 +58,11 @@ def make_model(work):
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,  # what GroupQueryAttention asks for is a multiple of it
+        head_dim=16,  # GroupQueryAttention requires a multiple of 16
         max_position_embeddings=256,
         bos_token_id=0,
         eos_token_id=1,
-        # Weights of a usual size would make every row nearly the same: nothing would depend on what was read.
+        # With weights of the usual size every row would be nearly the same, whatever the context.
         initializer_range=0.25,
         tie_word_embeddings=False,
     )
@@ -72,7 +73,7 @@ def make_model(work):
 
 
 def make_reference(work, out):
-    """Logits of every place of the text, and the greedy continuation with its margins."""
+    """Logits of every position of the text, and the greedy continuation with its margins."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -95,7 +96,7 @@ def make_reference(work, out):
 
 
 def keep(made, out, graphs):
-    """Moves the graphs and what describes them to their place."""
+    """Moves the graphs and their descriptions to the output folder."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for name in [*KEPT, *graphs]:
@@ -124,7 +125,7 @@ def make_optimum(work, out):
 
 
 def move_weights(source, out):
-    """Puts the weights into a file of their own, as exports of more than 2 GiB have to."""
+    """Puts the weights into a separate file, as exports of more than 2 GiB must."""
     import onnx
 
     onnx.save_model(onnx.load(source), out, save_as_external_data=True, location=out.name + "_data",
@@ -132,7 +133,8 @@ def move_weights(source, out):
 
 
 def merge(work, made):
-    """The merged decoder of older exports. The command that wrote it is gone, what it called is still there."""
+    """The merged decoder of older exports. Its command was removed, the function that it called was
+    not."""
     from optimum.exporters.onnx import export
     from optimum.exporters.onnx.model_configs import LlamaOnnxConfig
     from optimum.onnx import merge_decoders
@@ -150,7 +152,7 @@ def make_genai(work, out):
     made = work / "made"
     for name, precision, device, more in [
         ("fp32", "fp32", "cpu", []),
-        ("fp16", "fp16", "cuda", []),  # the graph that a GPU is given; a CPU runs it as well
+        ("fp16", "fp16", "cuda", []),  # the graph for a GPU; a CPU runs it as well
         ("int4", "int4", "cpu", []),
         ("last", "fp32", "cpu", ["--extra_options", "prune_lm_head=true"]),
     ]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Builds the fuzz targets and runs each for so many seconds of processor time; exits 1 if an input fails.
+"""Builds the fuzz targets and runs each for N seconds of processor time; exits 1 if an input fails.
 
     tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise] [--build]
 
-What a run finds that reaches new code is kept in .cache/fuzz/corpus and is where the next one begins; an input that
+Inputs that reach new code are kept in .cache/fuzz/corpus, where the next run begins; an input that
 fails is kept in .cache/fuzz/failed.
 """
 import argparse
@@ -21,14 +21,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")) / "fuzz"
 TARGETS = ["verify", "stream", "request", "tokenizer", "wire", "session", "snapshot", "exposition", "config", "admin"]
-# An input may take so many MiB and, on a busy machine, so many seconds; no target needs a tenth of either.
+# Limits of an input, MiB and, for busy machines, seconds; no target needs a tenth of either.
 LIMITS = ["-rss_limit_mb=512", "-malloc_limit_mb=256", "-timeout=10"]
-# Wall-clock seconds for one of processor time, on a machine that has others to serve.
+# Wall-clock seconds per second of processor time, for a shared machine.
 PATIENCE = 20
 
 
 def build(targets):
-    """The path of each target's program."""
+    """Builds the targets; the path of each one's program."""
     command = ["cargo", "test", "--no-run", "--quiet", "--message-format=json", "--package", "foretell", "--package", "foretell-fakes",
                "--package", "foretell-fuzz", "--features", "foretell-fuzz/engine"]
     command += [word for target in targets for word in ("--test", target)]
@@ -77,7 +77,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20, help="of processor time for each target")
     parser.add_argument("--target", action="append", choices=TARGETS, help="all unless named")
-    parser.add_argument("--minimise", action="store_true", help="first drop inputs of the corpus that reach nothing of their own")
+    parser.add_argument("--minimise", action="store_true", help="first drop inputs of the corpus that reach no code of their own")
     parser.add_argument("--build", action="store_true", help="only build the targets")
     asked = parser.parse_args()
     targets = asked.target or TARGETS

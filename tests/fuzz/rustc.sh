@@ -1,6 +1,6 @@
 #!/bin/sh
-# The compiler with the coverage that libFuzzer follows, for Cargo's RUSTC_WORKSPACE_WRAPPER. What is not of this
-# workspace is compiled as for the tests, and shared with them.
+# The compiler with the coverage that libFuzzer follows, for Cargo's RUSTC_WORKSPACE_WRAPPER. Crates
+# outside of this workspace are compiled as for the tests, and shared with them.
 case " $* " in
   *" --crate-name foretell "* | *" --crate-name foretell_fuzz "*)
     set -- "$@" -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

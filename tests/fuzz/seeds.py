@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the seed corpus of every fuzz target, made of what the repository has: answers recorded from real engines, policies,
-the process file, tokenizers and templates of the bundled models.
+"""Writes the seed corpus of every fuzz target from files of the repository.
+
+These are answers recorded from real engines, policies, the process file, tokenizers and templates
+of the bundled models.
 
     tests/fuzz/seeds.py FOLDER
 """
@@ -12,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEPARATOR = b"\x1e"
 DIALECTS = ["onnx", "vllm", "sglang", "llamacpp", "tgi", "trtllm", "triton", "lmdeploy", "openai", "ollama", "mlx"]
 FAN_OUT, TREE, SCORE = 0, 1, 2
-# Most bytes of a seed: mutations of long inputs are rarely of use.
+# Maximum bytes of a seed: mutations of long inputs are rarely useful.
 MOST = 8192
 
 
@@ -45,9 +47,9 @@ def verify():
             continue
         number = DIALECTS.index(dialect)
         bodies = list(events(answer))[:3] if "sse" in recorded else [answer]
-        plan = SCORE if "logprob" in name or "generate" in name else FAN_OUT
+        method = SCORE if "logprob" in name or "generate" in name else FAN_OUT
         for draft in (1, 3):
-            yield name, bytes([number, plan, draft & 1, draft, draft & 1]) + SEPARATOR.join(bodies)
+            yield name, bytes([number, method, draft & 1, draft, draft & 1]) + SEPARATOR.join(bodies)
     for number, dialect in enumerate(DIALECTS):
         for nodes, ids in ((1, [7, 9]), (2, [7, 8, 9]), (3, [7, 8, 9, 10, 11])):
             yield f"fan-{dialect}", bytes([number, FAN_OUT, 0, nodes, 0]) + fan_out(ids)
@@ -136,13 +138,13 @@ def wire():
 
 
 def session():
-    # Rules (20 bytes or so), then events: what matters is that both kinds of byte are there.
-    for plan in range(6):
+    # Rules (about 20 bytes), then events: the seed must contain both kinds of bytes.
+    for method in range(6):
         for kind in range(4):
-            head = bytes([0, kind, plan, 0, 0, 0, 0, kind & 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0])
+            head = bytes([0, kind, method, 0, 0, 0, 0, kind & 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0])
             step = bytes([10, 1, 0, 1, 3])
-            yield f"{plan}-{kind}", head + (step + bytes([0, 1, 0, 0])) * 30
-            yield f"{plan}-{kind}-mixed", head + b"".join(bytes([10, at % 16, at % 3, at % 8, at % 8, at % 24, 1, 0]) for at in range(40))
+            yield f"{method}-{kind}", head + (step + bytes([0, 1, 0, 0])) * 30
+            yield f"{method}-{kind}-mixed", head + b"".join(bytes([10, at % 16, at % 3, at % 8, at % 8, at % 24, 1, 0]) for at in range(40))
 
 
 def snapshot():
@@ -190,7 +192,7 @@ def admin():
     body = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
     yield "explain", b"\0" + SEPARATOR.join([b"route=chat&peer=10.0.0.1&tenant=a%20b", body, fields])
     yield "six", b"\0" + SEPARATOR.join([b"peer=%3A%3A1&tenant=%C3%A9", b'{"prompt":[1]}', b""])
-    for word in (b"off", b"ride", b"gamma=8", b"250ms", b"10MiB", b"lora-*", b"a?c*", b"*"):
+    for word in (b"off", b"plain", b"gamma=8", b"250ms", b"10MiB", b"lora-*", b"a?c*", b"*"):
         yield "word", b"\1" + word + SEPARATOR + b"lora-a"
     for net, address in ((b"10.0.0.0/8", b"10.1.2.3"), (b"::/0", b"::ffff:10.0.0.1"), (b"fe80::/10", b"fe80::1"), (b"1.2.3.4", b"1.2.3.4")):
         yield "net", b"\2" + net + SEPARATOR + address

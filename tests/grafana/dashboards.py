@@ -1,4 +1,4 @@
-"""The dashboards and alert rules as files, and every expression in them with the place that it stands at."""
+"""The dashboards and alert rules as files, and every expression in them with its location."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ def rules():
 
 
 def panels(board):
-    """The panels of a dashboard, those within closed rows too, without the rows."""
+    """The panels of a dashboard, including those of closed rows, without the rows."""
     for panel in board["panels"]:
         yield from panels(panel) if panel.get("panels") else ()
         if panel["type"] != "row":
@@ -38,7 +38,7 @@ def panels(board):
 
 
 def expressions():
-    """(place, expression as it is in the file) of all panels, annotations and variables."""
+    """(location, expression of the file) of all panels, annotations and variables."""
     for name, board in boards().items():
         for panel in panels(board):
             for target in panel["targets"]:

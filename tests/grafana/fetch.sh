@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches what these tests need into a folder, once: Python packages from PyPI, and from Debian's archive prometheus and
-# promtool, which are unpacked and not installed.
+# Fetches the dependencies of these tests into a folder, once: Python packages from PyPI, and from
+# Debian's archive prometheus and promtool, which are unpacked and not installed.
 #
 #   fetch.sh FOLDER        python/ is for PYTHONPATH, bin/ for PATH
 set -euo pipefail

@@ -1,7 +1,7 @@
-"""What docs/metrics.md says of each metric, and whether an expression of PromQL fits it.
+"""The metrics of docs/metrics.md, and a check that an expression of PromQL fits them.
 
-An expression is parsed, and for each part of it the labels that its series can have are worked out: so a matcher, a
-grouping or a match over a label that is not there is found, and so is a quotient that may divide by nothing.
+An expression is parsed, and the possible labels of each part's series are derived: so a matcher, a
+grouping or a match over a missing label is found, and so is a quotient that may divide by zero.
 """
 
 import functools
@@ -29,13 +29,19 @@ def registry():
 
 @functools.cache
 def values():
-    """The values of every label whose set is closed, by its name; of a metric's own label as `label of metric`."""
+    """The values of every label with a closed set, by its name; of a metric's own label as `label
+    of metric`."""
     rows = re.findall(r"^\| `([^`]+)` \| [^|]* \| ([^|]*) \|$", REFERENCE.read_text().split("## Labels")[1], re.M)
-    return {label: set(re.findall(r"`([^`]+)`", said)) for label, said in rows if "`" in said}
+    found = {}
+    for label, said in rows:
+        if "`" in said:  # rows such as `reason (path relayed)` share the label
+            found.setdefault(label.partition(" (")[0], set()).update(re.findall(r"`([^`]+)`", said))
+    return found
 
 
 def series(name):
-    """Kind and labels of a series: a histogram's are `_bucket`, with `le`, `_sum` and `_count`, all counters."""
+    """Kind and labels of a series: a histogram's are `_bucket`, with `le`, `_sum` and `_count`, all
+    counters."""
     known = registry()
     part = re.fullmatch(r"(\w+)_(bucket|sum|count)", name)
     if part and known.get(part[1], ("",))[0] == "histogram":
@@ -46,7 +52,7 @@ def series(name):
 
 
 def expanded(text, **variables):
-    """An expression as Grafana would send it, with all of everything chosen; `variables` for those that are different."""
+    """An expression as sent by Grafana with "all" chosen; `variables` sets others."""
     special = {"__rate_interval": "10s", "__range": "5m", "__interval": "10s", **variables}
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: special.get(found[1] or found[2], ".*"), text)
 
@@ -60,12 +66,12 @@ def selected(text):
 
 
 def check(text):
-    """Raises ValueError for what an expression gets wrong."""
+    """Raises ValueError for an invalid expression."""
     labels(ast.parse(text))
 
 
 def labels(node):
-    """The labels that the series of an expression can have; None for a scalar."""
+    """The possible labels of an expression's series; None for a scalar."""
     if isinstance(node, (ast.NumberLiteral, ast.StringLiteral)):
         return None
     if isinstance(node, (ast.ParenExpr, ast.UnaryExpr, ast.SubqueryExpr)):
@@ -150,7 +156,7 @@ def of_operator(node):
 
 
 def matched(node, left, right):
-    """The labels that both sides of an operator are matched by."""
+    """The labels by which both sides of an operator are matched."""
     matching = node.modifier.matching if node.modifier else None
     if matching is None:
         return left, right
@@ -163,7 +169,7 @@ def matched(node, left, right):
 
 
 def guarded(node):
-    """Refuses a quotient whose divisor is neither a number nor compared to be above one."""
+    """Refuses a quotient whose divisor is neither a number nor limited from below."""
     divisor = node.rhs
     while isinstance(divisor, ast.ParenExpr):
         divisor = divisor.expr

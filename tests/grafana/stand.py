@@ -1,8 +1,9 @@
-"""A live Foretell with everything that its dashboards show, before the bundled target, scraped each second by Prometheus.
+"""A live Foretell that fills every panel of its dashboards, scraped each second by Prometheus.
 
-What is in force is arranged so that every counter has something to count: two replicas, of which one is killed and comes
-back ill, more requests than lanes, one seat for the model drafter, a hosted service, policies of every mode, a lossy rule,
-and a collector of spans that is not there. The target is paced, so that leaping pays on any machine.
+It is in front of the bundled target. The setup makes every counter count: two replicas, of which
+one is killed and comes back failing, more requests than lanes, one slot for the model drafter, a
+hosted service, policies of every mode, a lossy rule, and a collector of spans that does not exist.
+The target is paced, so that speculation pays on any machine.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ FORETELL = pathlib.Path(os.environ.get("FORETELL", ROOT / "target/release/forete
 MODEL = "foretell-target"
 PACE = "step=8ms,base=1.2,node=0.02,growth=0.01"
 CLIENTS = 6
-# Of others at the engine itself: more than it has lanes.
-CROWD = 12
+# Direct requests to the engine: more than it has lanes.
+DIRECT_REQUESTS = 12
 
 PROCESS = """version: 1
 listen: [{{ address: "127.0.0.1:{front}" }}]
@@ -44,9 +45,9 @@ backends:
     dialect: openai
     replicas: ["http://127.0.0.1:{hosted}"]
     models: [{{ id: hosted-model }}]
-    plans: {{ allow: [prediction] }}
+    verify: {{ allow: [prediction] }}
 drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 1, context: 1024 }} }}
-memory: {{ bytes: 16MiB, ttl: 1m }}
+corpus: {{ bytes: 16MiB, ttl: 1m }}
 policies: {{ dir: policies }}
 observe: {{ log: text, level: error, otlp: "http://127.0.0.1:{nobody}" }}
 """
@@ -66,11 +67,11 @@ drafters: [{ kind: prompt_lookup }]
 """,
     # half is held back, so that there are pairs to compare soon, and no loss ends the comparison
     "40-rest": """drafters: [{ kind: prompt_lookup }]
-gates: { latency: 10, reprobe: 1s }
+gates: { control: 10, reprobe: 1s }
 holdback: { start: 0.5, floor: 0.5 }
 """,
 }
-# What a hosted service is sent a prediction with: a text that is to be changed a little.
+# A request with a prediction for a hosted service: a text that is to be changed a little.
 EDIT = {"model": "hosted-model", "max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content":
         "Rename the variable.\n```\n" + "number = number + 1  # one more of them\n" * 4 + "```"}]}
 SCRAPES = """global: {{ scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s }}
@@ -86,7 +87,7 @@ def free_port():
 
 
 def fetch(url, body=None):
-    """The status and the text that a URL answers, an error's too."""
+    """Status and text of a URL's answer, of errors too."""
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as answer:
@@ -102,7 +103,7 @@ def workload(name):
 
 
 class Ill(http.server.BaseHTTPRequestHandler):
-    """An engine that says it is healthy, and hangs up on every request."""
+    """An engine that reports health, and closes the connection on every request."""
 
     def do_GET(self):
         self.send_response(200 if self.path == "/health" else 404)
@@ -156,7 +157,7 @@ class Stand:
         return process
 
     def fall_ill(self, name):
-        """In place of a target that was killed: one that can be reached and answers nothing."""
+        """Replaces a killed target by one that can be reached and answers nothing."""
         server = http.server.ThreadingHTTPServer(("127.0.0.1", self.ports[name]), Ill)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -165,7 +166,7 @@ class Stand:
         self.stack.callback(server.shutdown)
 
     def wait(self, url):
-        """Until a server answers; what it logged if it never does."""
+        """Waits until a server answers; raises an error with its log if it never does."""
         until = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
@@ -194,11 +195,11 @@ class Stand:
 
 
 class Load:
-    """Clients that ask without a pause, and once in a while something happens."""
+    """Clients that send requests without a pause, with occasional events."""
 
     def __init__(self, stand):
         self.stand, self.over, self.answered, self.failures = stand, threading.Event(), 0, []
-        # from when to when a replica was being killed, by the monotonic clock
+        # start and end of the kill of a replica, by the monotonic clock
         self.killed = (math.inf, math.inf)
         self.threads = [threading.Thread(target=self.client, args=(number,)) for number in range(CLIENTS)]
 
@@ -219,7 +220,7 @@ class Load:
         for turn in itertools.count(number):
             entry = next(files[names[turn % len(names)]])
             body = {**entry["body"], "max_tokens": 40, "stream": turn % 2 == 0}
-            # half of the clients send what is compared with the control group and nothing else
+            # half of the clients send only requests that are compared with the control group
             kind = ("forced", "lossy", "shadow", "odd")[turn % 4] if number % 2 else "rest"
             if kind == "lossy":
                 body["temperature"] = 1
@@ -239,20 +240,21 @@ class Load:
                 self.failures.append((f"{status} for {headers['x-kind']}", began, time.monotonic()))
 
     def kill(self, name):
-        """Kills a target with the answers that it was giving."""
+        """Kills a target in the middle of its answers."""
         begun = time.monotonic()
         self.stand.targets[name].kill()
         self.stand.targets[name].wait()
         self.killed = (begun, time.monotonic())
 
     def unexplained(self):
-        """The failures that are not of an answer that a killed target was giving: it ends where the target ended."""
+        """Failures except those of answers that a killed target was sending: they end with the
+        target."""
         begun, done = self.killed
         return [what for what, start, end in self.failures if not (what.startswith("0 ") and start < done and end > begun)]
 
     @staticmethod
     def send(address, path, body, headers=None):
-        """The status of a request that is read to its end; 0 where there is none."""
+        """The status of a request that is read to its end; 0 without one."""
         connection = http.client.HTTPConnection(address, timeout=120)
         try:
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
@@ -265,7 +267,7 @@ class Load:
             connection.close()
 
     def happenings(self):
-        """What is done over and over while expressions wait for data; each step is short."""
+        """The events that recur while expressions wait for data; each step is short."""
         stand = self.stand
         for turn in itertools.count():
             self.leaves()
@@ -281,7 +283,7 @@ class Load:
             (stand.folder / "policies/50-bad.yaml").unlink()
             assert fetch(f"{stand.admin}/api/reload", {})[0] == 200
             yield
-            self.crowd()
+            self.load_engine()
             yield
             assert fetch(f"{stand.admin}/api/mode", {"mode": "observe", "ttl": "1s"})[0] == 200
             yield
@@ -291,7 +293,7 @@ class Load:
         return workload(name)[0]["body"]
 
     def leaves(self):
-        """A client that goes after the first piece of its answer."""
+        """A client that disconnects after the first piece of its answer."""
         connection = http.client.HTTPConnection(self.stand.front, timeout=60)
         with contextlib.suppress(OSError, http.client.HTTPException):
             body = {**self.prompt("rewrite"), "stream": True, "max_tokens": 200}
@@ -300,16 +302,16 @@ class Load:
         connection.close()
 
     def headless(self):
-        """A request without the field that every request has to have."""
+        """A request without the mandatory field."""
         with socket.create_connection(("127.0.0.1", self.stand.ports["front"]), timeout=60) as connection:
             connection.sendall(b"GET /v1/models HTTP/1.1\r\n\r\n")
             connection.recv(4096)
 
-    def crowd(self):
-        """Others who ask the engine itself, more than it has lanes."""
+    def load_engine(self):
+        """Direct requests to the engine, more than it has lanes."""
         address = f"127.0.0.1:{self.stand.ports['first']}"
         body = {**self.prompt("prose"), "max_tokens": 30}
-        others = [threading.Thread(target=self.send, args=(address, "/v1/completions", body)) for _ in range(CROWD)]
+        others = [threading.Thread(target=self.send, args=(address, "/v1/completions", body)) for _ in range(DIRECT_REQUESTS)]
         self.threads += others
         for other in others:
             other.start()

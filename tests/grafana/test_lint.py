@@ -1,4 +1,4 @@
-"""Dashboards and alert rules against the reference of metrics, by a parser of PromQL; nothing is started."""
+"""Dashboards and alert rules against the reference of metrics, by a PromQL parser alone."""
 
 import re
 import unittest
@@ -32,26 +32,26 @@ class Expressions(unittest.TestCase):
     def test_metrics_and_labels_are_those_of_the_reference_and_nothing_is_divided_by_zero(self):
         read, wrong = 0, []
         everything = [*dashboards.expressions(), *((rule["alert"], rule["expr"]) for rule in dashboards.rules())]
-        for place, expression in everything:
+        for location, expression in everything:
             read += 1
             try:
                 promql.check(promql.expanded(expression))
             except ValueError as error:
-                wrong.append(f"{place}: {error}")
+                wrong.append(f"{location}: {error}")
         self.assertEqual(wrong, [])
         self.assertGreater(read, 120)
 
     def test_what_is_wrong_is_found(self):
         for wrong in (
-            "foretell_rides",
+            "foretell_requests",
             "foretell_overhead_seconds",
-            "sum by (gate) (foretell_rides_total)",
-            "sum by (reason) (sum(foretell_rides_total))",
-            'foretell_rides_total{path="ridden"}',
+            "sum by (gate) (foretell_requests_total)",
+            "sum by (reason) (sum(foretell_requests_total))",
+            'foretell_holdback_requests_total{path="plain"}',
             'foretell_gate_open{gate="lod"}',
-            'foretell_rides_total{reason="tools"}',
+            'foretell_requests_total{reason="tols"}',
             "rate(foretell_mode[5m])",
-            "avg_over_time(foretell_rides_total[5m])",
+            "avg_over_time(foretell_requests_total[5m])",
             "histogram_quantile(0.9, sum by (stage) (rate(foretell_overhead_seconds_bucket[5m])))",
             "sum(foretell_memory_bytes) / sum(foretell_memory_limit_bytes)",
             "sum(foretell_memory_bytes) / (sum(foretell_memory_limit_bytes) > bool 0)",

@@ -1,7 +1,8 @@
-"""Every expression of the dashboards returns data: a Prometheus scrapes a live Foretell under load, and is asked.
+"""Every expression of the dashboards returns data from a Prometheus that scrapes a live Foretell.
 
-Each expression is asked again and again until it has returned data once, for every one of its happenings comes again.
-Nothing waits for a time: the deadline is only there for what never comes.
+Foretell runs under load. Each expression is queried until it has returned data once, since each of
+the events that it needs recurs. Nothing waits for a fixed time: the deadline is only for data that
+never comes.
 """
 
 import contextlib
@@ -15,18 +16,18 @@ import dashboards
 import promql
 import stand
 
-# Seconds. The ride-only windows take longest, about a minute: ten of them have to be compared.
+# Seconds. The plain windows take longest, about a minute: ten of them have to be compared.
 DEADLINE = 180
-# Seconds before that in which the process drains, whatever else has not come.
+# The process drains this many seconds before the deadline, whatever data is missing.
 LAST = 15
-# From when on the second replica is gone, as a share of the expressions that have returned data.
+# The second replica is killed once this share of the expressions has returned data.
 ENOUGH = 0.9
-# Alerts whose causes are among what happens here: their expressions have to match too.
+# Alerts whose causes occur in this test: their expressions have to match too.
 CAUSED = ("ForetellReplicaDown", "ForetellBreakerOpen", "ForetellConfigNotSynchronized")
 
 
 def holds(result):
-    """Whether a result is data: a series with a value that is a number."""
+    """True if a result is data: a series with a value that is a number."""
     return any(math.isfinite(float(series["value"][1])) for series in result)
 
 
@@ -37,8 +38,8 @@ class Live(unittest.TestCase):
             raise RuntimeError(f"{stand.FORETELL} is not built: make build, or name it by FORETELL")
         cls.waiting = {}
         alerts = [(rule["alert"], rule["expr"]) for rule in dashboards.rules() if rule["alert"] in CAUSED]
-        for place, expression in [*dashboards.expressions(), *alerts]:
-            cls.waiting.setdefault(promql.expanded(expression), []).append(place)
+        for location, expression in [*dashboards.expressions(), *alerts]:
+            cls.waiting.setdefault(promql.expanded(expression), []).append(location)
         cls.all = len(cls.waiting)
         stack = contextlib.ExitStack()
         cls.addClassCleanup(stack.close)
@@ -50,7 +51,7 @@ class Live(unittest.TestCase):
 
     @classmethod
     def run_until(cls, deadline):
-        """Lets things happen and asks, until every expression has returned data; the drain is last, as it ends the rest."""
+        """Runs the load and queries until every expression has returned data; the drain is last."""
         happenings, killed, ill, drained = cls.load.happenings(), False, False, False
         while cls.waiting and time.monotonic() < deadline:
             if not drained:
@@ -61,7 +62,7 @@ class Live(unittest.TestCase):
                 cls.page = stand.fetch(f"{cls.stand.admin}/metrics")[1]
                 cls.load.kill("second")
                 killed = True
-            if killed and not ill and cls.is_told("ForetellReplicaDown"):
+            if killed and not ill and cls.returned_data("ForetellReplicaDown"):
                 cls.stand.fall_ill("second")
                 ill = True
             others = [expression for expression in cls.waiting if "foretell_draining" not in expression]
@@ -71,9 +72,9 @@ class Live(unittest.TestCase):
             time.sleep(0.5)
 
     @classmethod
-    def is_told(cls, alert):
-        """Whether the expression of an alert has returned data."""
-        return not any(alert in places for places in cls.waiting.values())
+    def returned_data(cls, alert):
+        """True if the expression of an alert has returned data."""
+        return not any(alert in locations for locations in cls.waiting.values())
 
     @classmethod
     def ask(cls):
@@ -82,7 +83,7 @@ class Live(unittest.TestCase):
                 del cls.waiting[expression]
 
     def test_every_expression_returned_data(self):
-        lacking = [f"{', '.join(places)}: {expression}" for expression, places in self.waiting.items()]
+        lacking = [f"{', '.join(locations)}: {expression}" for expression, locations in self.waiting.items()]
         self.assertEqual(lacking, [], "\n" + "\n".join(lacking))
         self.assertGreater(self.all, 100)
 

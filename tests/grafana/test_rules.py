@@ -1,4 +1,4 @@
-"""The alert rules and the configuration of Prometheus by promtool: read, and each alert seen firing and clearing."""
+"""The alert rules and the configuration of Prometheus by promtool; each alert fires and clears."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ class Promtool(unittest.TestCase):
         self.assertIn("SUCCESS", self.passes("test", "rules", "foretell.rules.test.yaml"))
 
     def test_without_a_cause_no_alert_fires(self):
-        """The unit tests would see an alert that does not fire."""
+        """The unit tests detect an alert that does not fire."""
         text = dashboards.RULES.with_name("foretell.rules.test.yaml").read_text()
         text = text.replace("[foretell.rules.yaml]", f"[{dashboards.RULES}]").replace("90x10 50x10", "50x20")
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

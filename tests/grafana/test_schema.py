@@ -1,8 +1,9 @@
 """The dashboards against Grafana's published schema.
 
-`grafana-foundation-sdk` holds the types that Grafana generates from the schema of its dashboards and panels. A dashboard is
-read into them and written again: what the schema does not know is lost on that way, and is reported by its path. What was
-read is then compared with the declared types, so that a word that is no member of an enumeration is reported too.
+`grafana-foundation-sdk` holds the types that Grafana generates from the schema of its dashboards
+and panels. A dashboard is read into them and written again: fields outside of the schema are lost
+on that way, and are reported by their path. The result is then compared with the declared types, so
+that a word that is no member of an enumeration is reported too.
 
 Run: PYTHONPATH=.cache/grafana-tests python tests/grafana/test_schema.py
 """
@@ -19,14 +20,14 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard, units
 
 DASHBOARDS = sorted((pathlib.Path(__file__).resolve().parent.parent.parent / "grafana/dashboards").glob("*.json"))
-# Fields that Grafana's Prometheus data source reads in an annotation. The schema of annotations leaves a data source's own
-# fields open, which the generated types cannot hold.
+# Fields that Grafana's Prometheus data source reads in an annotation. The schema of annotations
+# leaves a data source's own fields open, and the generated types cannot hold them.
 OPEN = {"step", "titleFormat", "textFormat", "useValueForTime"}
 SCHEMA = "grafana_foundation_sdk."
 
 
 def lost(given, kept, path="") -> list[str]:
-    """The paths of what is in `given` and not the same in `kept`."""
+    """The paths of values in `given` that differ in `kept`."""
     if isinstance(given, dict) and isinstance(kept, dict):
         return [hit for key, value in given.items() for hit in lost(value, kept.get(key), f"{path}.{key}")]
     if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
@@ -37,13 +38,13 @@ def lost(given, kept, path="") -> list[str]:
 
 
 def open_field(hit: str) -> bool:
-    """Whether a hit of `lost` is one of the fields that the schema leaves open."""
+    """True if a hit of `lost` is one of the fields that the schema leaves open."""
     path = hit.split(":", 1)[0]
     return path.startswith(".annotations.list[") and path.rsplit(".", 1)[-1] in OPEN
 
 
 def mistyped(value, declared, path="") -> list[str]:
-    """The paths at which a value is not of its declared type, through lists, maps and the schema's own classes."""
+    """The paths of values without their declared type, in lists, maps and the schema's classes."""
     origin, parts = typing.get_origin(declared), typing.get_args(declared)
     if origin in (typing.Union, types.UnionType):
         fitting = [part for part in parts if (part is type(None)) == (value is None)]
@@ -68,7 +69,7 @@ def mistyped(value, declared, path="") -> list[str]:
         return []
     kind = origin or declared
     if isinstance(value, dict) and kind.__module__.startswith(SCHEMA):
-        value = kind.from_json(value)  # a part that the types keep as it was read
+        value = kind.from_json(value)  # a part that the types keep unparsed
     if not isinstance(value, kind):
         return [f"{path}: {value!r} is no {getattr(kind, '__name__', kind)}"]
     if kind.__module__.startswith(SCHEMA):
@@ -77,7 +78,7 @@ def mistyped(value, declared, path="") -> list[str]:
 
 
 def fields(value, path: str) -> list[str]:
-    """The same for the fields of one of the schema's classes, and for what the types leave open but a plugin fills."""
+    """The same for the fields of a schema class, and for open fields that a plugin defines."""
     hits = []
     for name, declared in typing.get_type_hints(type(value)).items():
         item = getattr(value, name)

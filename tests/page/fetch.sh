@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the tests of the status page need, into .cache/page: playwright-core (pinned by package-lock.json) from npm, and
-# Chromium from Debian where none is installed. Debian keeps only its current Chromium, so that one is not pinned; the tests
-# print which it is. Prints nothing but what goes wrong.
+# Fetches the dependencies of the status page's tests into .cache/page: playwright-core (pinned by
+# package-lock.json) from npm, and Chromium from Debian where none is installed. Debian keeps only
+# its current Chromium, so that one is not pinned; the tests print its version. Prints errors only.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 to="${FORETELL_CACHE:-$here/../../.cache}/page"
@@ -20,7 +20,7 @@ if ! cmp -s "$here/package-lock.json" "$to/package-lock.json" || [ ! -d "$to/nod
     || { rm -f "$to/package-lock.json"; tail -5 "$to/npm.log" >&2; fail "playwright-core cannot be had from npm"; }
 fi
 
-# Not named after a program: `command -v` would find the function.
+# The name must not be that of a program: `command -v` would find the function.
 browser() { [ -n "$(type -P chromium chromium-browser google-chrome "$to/debian/usr/bin/chromium")" ]; }
 browser && exit 0
 command -v apt-get >/dev/null || fail "needs Chromium: install it, or set CHROMIUM to its path"
@@ -28,10 +28,10 @@ if [ "$(id -u)" = 0 ]; then
   { apt-get update && apt-get install -y --no-install-recommends chromium; } >"$to/apt.log" 2>&1 \
     || { tail -5 "$to/apt.log" >&2; fail "Chromium cannot be had from Debian (package chromium)"; }
 else
-  # Without the right to install it, it and what it needs are laid out in the cache.
+  # Without the right to install it, Chromium and its dependencies are unpacked into the cache.
   mkdir -p "$to/packages" "$to/debian"
   (cd "$to/packages" && apt-get install -s --no-install-recommends chromium | awk '/^Inst /{print $2}' | xargs apt-get download) \
     >"$to/apt.log" 2>&1 || { tail -5 "$to/apt.log" >&2; fail "Chromium cannot be had from Debian (package chromium)"; }
   for package in "$to"/packages/*.deb; do dpkg -x "$package" "$to/debian"; done
 fi
-browser || fail "Chromium was fetched and is not there"
+browser || fail "Chromium was fetched but cannot be found"

@@ -27,7 +27,7 @@ before(async () => {
     const status = await serve.api("/api/status");
     const compared = status.compared.flatMap(({ backends }) => backends);
     return compared.some((entry) => entry.time_per_token_ratio !== null)
-      && status.compared.find(({ policy }) => policy === "watched").backends.some((entry) => entry.would_have_gained !== null)
+      && status.compared.find(({ policy }) => policy === "watched").backends.some((entry) => entry.projected_speedup !== null)
       && status.since_start.drafters.some((each) => each.drafter === "model")
       && status.samples.some((sample) => sample.rounds > 0 && sample.tolerance !== null);
   }, 5 * PATIENCE);
@@ -64,8 +64,8 @@ describe("what it shows", () => {
     for (const id of SECTIONS) {
       assert.ok((await text(page, `#${id}`)).length > 20, id);
     }
-    assert.match(await text(page, "#verdict"), /as fast as those held back/);
-    assert.match(await text(page, "#groups"), /would have been \d/);
+    assert.match(await text(page, "#summary"), /as fast as those held back/);
+    assert.match(await text(page, "#groups"), /projected: \d/);
     assert.match(await text(page, "#tiles"), /tokens\/s/);
     assert.match(await text(page, "#problems"), /Replica spare\/0 is down: .*refused/);
     assert.match(await text(page, "#reasons"), /held back as control group · holdback.*\d+ \(\d/s);
@@ -301,8 +301,8 @@ describe("by keyboard alone", () => {
     assert.deepEqual([process.mode, process.base], ["observe", "auto"]);
     assert.ok(process.ends_in_seconds > 800);
     await page.locator("#mode", { hasText: "mode observe, for 1" }).waitFor();
-    assert.match(await text(page, "#problems"), /Mode observe: nothing leaps/);
-    assert.match(await text(page, "#verdict"), /only observes/);
+    assert.match(await text(page, "#problems"), /Mode observe: no request is speculated on/);
+    assert.match(await text(page, "#summary"), /only observes/);
     await page.locator("#mode-wanted").selectOption("off");
     await page.locator("#mode-backend").selectOption("target");
     await page.locator("#mode-ttl").selectOption("");
@@ -343,7 +343,7 @@ describe("what may go wrong", () => {
     assert.match(await page.title(), /files not in force – Foretell$/);
     rmSync(file);
     await reload();
-    await page.locator("#said", { hasText: "Taken: " }).waitFor();
+    await page.locator("#said", { hasText: "Loaded: " }).waitFor();
     await page.locator("#policy-list", { hasText: "yes" }).waitFor();
     assert.equal(await page.locator("#reload-errors li").count(), 0);
     // The browser itself reports the answer 422.
@@ -362,8 +362,8 @@ describe("what may go wrong", () => {
     await own.ask(workload("completion")[0]).catch(() => null);
     await page.locator("#state", { hasText: "outage: target" }).waitFor();
     assert.equal(await page.title(), "outage: target – Foretell");
-    assert.equal(await text(page, "#verdict-word"), "Outage.");
-    assert.match(await text(page, "#verdict"), /^No replica of backend target can be reached\.$/);
+    assert.equal(await text(page, "#summary-word"), "Outage.");
+    assert.match(await text(page, "#summary"), /^No replica of backend target can be reached\.$/);
     assert.match(await text(page, "#problems"), /Outage: no replica of backend target can be reached/);
     await context.close();
     await own.end();
@@ -372,14 +372,14 @@ describe("what may go wrong", () => {
   test("a server that is gone is said, and a new one is taken up", async () => {
     const own = await Serve.start(target, { spare: false });
     const { page, context, wrong } = await open(browser, `${own.url}/`);
-    await page.locator("#verdict", { hasText: "No completion yet." }).waitFor();
+    await page.locator("#summary", { hasText: "No completion yet." }).waitFor();
     assert.match(await text(page, "#sessions"), /No completion yet/);
     assert.match(await text(page, "#drafts"), /No round yet/);
-    assert.match(await text(page, "#problems"), /Nothing that Foretell knows of/);
+    assert.match(await text(page, "#problems"), /No known problems/);
     await own.ask(workload("completion")[0]);
     await page.locator("#session-list button").first().waitFor();
     await own.kill();
-    await page.locator("#stale", { hasText: "No answer from Foretell: it cannot be reached. What is shown is of" }).waitFor();
+    await page.locator("#stale", { hasText: "No answer from Foretell: it cannot be reached. The data shown is of" }).waitFor();
     assert.equal(await page.locator("#session-list button").count(), 1, "what was shown stays");
     await own.run();
     await page.locator("#stale").waitFor({ state: "hidden" });
@@ -401,7 +401,7 @@ describe("what may go wrong", () => {
     await give("wrong");
     await until("asked again", async () => await page.locator("#token-typed").inputValue() === "" && page.locator("#token").isVisible());
     await give("s3cret-t0ken");
-    await page.locator("#verdict", { hasText: "No completion yet." }).waitFor();
+    await page.locator("#summary", { hasText: "No completion yet." }).waitFor();
     assert.equal(await page.locator("#stale").isHidden(), true);
     await page.locator("#mode-wanted").selectOption("off");
     await page.locator("#mode-form button").click();
@@ -421,7 +421,7 @@ describe("what may go wrong", () => {
   test("a drain wants its word, and ends the process", async () => {
     const own = await Serve.start(target, { spare: false });
     const { page, context } = await open(browser, `${own.url}/`);
-    await page.locator("#verdict", { hasText: "No completion yet." }).waitFor();
+    await page.locator("#summary", { hasText: "No completion yet." }).waitFor();
     await page.locator("#drain-form button").click();
     const yes = page.locator("#confirm-yes");
     assert.equal(await yes.isDisabled(), true);

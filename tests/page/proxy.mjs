@@ -61,7 +61,7 @@ export async function freePort() {
   return port;
 }
 
-/** The bundled target, with the costs of a slower machine so that leaping pays. */
+/** The bundled target, with the costs of a slower machine so that speculation pays. */
 export async function startTarget(pace = "step=12ms,base=1.35,node=0.025") {
   const argv = ["target", "--model", join(ROOT, "onnx/models/target"), "--name", "foretell-target", "--listen", "127.0.0.1:0",
     "--device", "cpu", "--threads", "1", "--log-level", "error", "--pace", pace];

@@ -1,4 +1,4 @@
-//! `foretell bench` against deterministic servers: what it sends, what it reports, how it exits.
+//! `foretell bench` against deterministic servers: its requests, its report, its exit code.
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,8 @@ struct Cli {
     args: BenchArgs,
 }
 
-const LEAPING: Behaviour =
-    Behaviour { leaps: true, lies: false, loops: false, fails_every: None, bare: false };
+const SPECULATING: Behaviour =
+    Behaviour { speculates: true, lies: false, loops: false, fails_every: None, bare: false };
 
 /// Writes a workload of `count` prompts, completions and chat in turn.
 fn workload(folder: &TempDir, name: &str, count: usize) -> PathBuf {
@@ -56,9 +56,9 @@ async fn pair(direct: Behaviour, through: Behaviour) -> (Fake, Fake) {
 }
 
 #[tokio::test]
-async fn the_report_holds_what_the_servers_told() {
+async fn the_report_holds_the_figures_of_the_servers() {
     let folder = TempDir::new().unwrap();
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, html) = (file("r.json"), file("r.html"));
     let (target, proxy) = (format!("{}/metrics", direct.url), through.url.to_string());
@@ -80,23 +80,24 @@ async fn the_report_holds_what_the_servers_told() {
     // Four alternations allow no interval: their range is shown, and the report says why.
     assert!(run["ratio"]["low"].as_f64() <= run["ratio"]["high"].as_f64(), "{run}");
     assert!(out.contains("(range)") && out.contains("Fewer than 6 alternations"), "{out}");
-    // 16 tokens in 8 rounds of one accepted token each: nothing stepped plainly.
-    assert_eq!(run["e_n"], 2.0);
-    // 320 tokens of 10 ms against 160 verify runs of 12 ms and, once in each of 4 blocks, a draft of 1 ms.
+    // 16 tokens in 8 rounds of one accepted token each: no plain steps.
+    assert_eq!(run["mean_acceptance_length"], 2.0);
+    // 320 tokens of 10 ms against 160 verify runs of 12 ms and one draft of 1 ms in each of 4
+    // blocks.
     let formula = 320.0 * 0.010 / (160.0 * 0.012 + 4.0 * 0.001);
     assert!((run["formula"].as_f64().unwrap() - formula).abs() < 1e-6, "{run}");
     let over = run["ratio"]["median"].as_f64().unwrap() / formula;
     assert!((run["gain_over_formula"].as_f64().unwrap() - over).abs() < 1e-6, "{run}");
     let html = std::fs::read_to_string(html).unwrap();
     let (url, version) = (direct.url.to_string(), foretell::cli::VERSION);
-    for told in ["code, T=0, 1 client", &url, version, "<dt>Date</dt>", "<dt>Command</dt>", " cores"] {
-        assert!(html.contains(told), "{told}");
+    for part in ["code, T=0, 1 client", &url, version, "<dt>Date</dt>", "<dt>Command</dt>", " cores"] {
+        assert!(html.contains(part), "{part}");
     }
     assert!(out.contains("100 %") && out.contains("paths: speculated 20"), "{out}");
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_tell_of_rounds_has_no_formula() {
+async fn a_server_that_does_not_report_rounds_has_no_formula() {
     let folder = TempDir::new().unwrap();
     let (direct, through) = pair(Behaviour::default(), Behaviour::default()).await;
     let (target, proxy) = (direct.url.to_string(), through.url.to_string());
@@ -104,7 +105,7 @@ async fn a_server_that_does_not_tell_of_rounds_has_no_formula() {
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
     assert_eq!(exit, Exit::Done);
     assert!(out.contains("no formula gain: the answers carry no usage.foretell"), "{out}");
-    let bare = Fake::start(Behaviour { bare: true, ..LEAPING }).await;
+    let bare = Fake::start(Behaviour { bare: true, ..SPECULATING }).await;
     let (_, out) = bench(
         &direct,
         &bare,
@@ -116,9 +117,9 @@ async fn a_server_that_does_not_tell_of_rounds_has_no_formula() {
 }
 
 #[tokio::test]
-async fn both_sides_are_asked_the_same_streamed_and_seeded() {
+async fn both_sides_get_the_same_streamed_and_seeded_requests() {
     let folder = TempDir::new().unwrap();
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     let more = ["--temperature", "0.7", "--seeded", "--max-tokens", "5", "--alternations", "2"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 7), &more).await;
     assert_eq!(exit, Exit::Done);
@@ -128,7 +129,7 @@ async fn both_sides_are_asked_the_same_streamed_and_seeded() {
     assert_eq!(
         direct.len(),
         30,
-        "each alternation's five prompts are read once, unclocked, by the server itself"
+        "the server reads each alternation's five prompts once before they are timed"
     );
     let direct: Vec<_> = direct.iter().filter(|body| body["max_tokens"] != 1).cloned().collect();
     assert_eq!(direct.len(), 20);
@@ -137,14 +138,15 @@ async fn both_sides_are_asked_the_same_streamed_and_seeded() {
         assert_eq!((body["temperature"].as_f64(), body["max_tokens"].as_u64()), (Some(0.7), Some(5)));
         assert_eq!((&body["stream"], &body["stream_options"]["include_usage"]), (&true.into(), &true.into()));
     }
-    // The eleventh is the first prompt, after a warm-up with the last ten from the back (7 prompts: wrapped).
+    // Request 11 is the first prompt, after a warm-up with the last ten prompts in reverse order (7
+    // prompts, wrapped around).
     assert_eq!((direct[10]["seed"].as_u64(), direct[0]["seed"].as_u64()), (Some(1000), Some(1006)));
 }
 
 #[tokio::test]
 async fn many_clients_are_all_counted() {
     let folder = TempDir::new().unwrap();
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     let more = ["--concurrency", "1,8", "--alternations", "2", "--require", "*.failures<=0,*.identical>=1"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 9), &more).await;
     assert_eq!(exit, Exit::Done, "{out}");
@@ -156,21 +158,21 @@ async fn many_clients_are_all_counted() {
 #[case::cut(Fault::Cut, "cut off: ")]
 #[case::short(Fault::Short, "cut off: after 3 events, no [DONE]")]
 #[tokio::test]
-async fn failed_requests_are_counted_and_told(#[case] fault: Fault, #[case] told: &str) {
+async fn failed_requests_are_counted_and_reported(#[case] fault: Fault, #[case] message: &str) {
     let folder = TempDir::new().unwrap();
     let (direct, through) =
-        pair(Behaviour::default(), Behaviour { fails_every: Some((5, fault)), ..LEAPING }).await;
+        pair(Behaviour::default(), Behaviour { fails_every: Some((5, fault)), ..SPECULATING }).await;
     let more = ["--alternations", "4", "--require", "*.failures<=0"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
     assert_eq!(exit, Exit::FellShort, "{out}");
-    assert!(out.contains(&format!("4 of the through requests failed; first: {told}")), "{out}");
+    assert!(out.contains(&format!("4 of the through requests failed; first: {message}")), "{out}");
     assert!(out.contains("0/20 → 4/20"), "{out}");
 }
 
 #[tokio::test]
 async fn an_outcome_below_the_threshold_falls_short() {
     let folder = TempDir::new().unwrap();
-    let (direct, through) = pair(Behaviour::default(), Behaviour { lies: true, ..LEAPING }).await;
+    let (direct, through) = pair(Behaviour::default(), Behaviour { lies: true, ..SPECULATING }).await;
     let more = ["--alternations", "2", "--require", "*.identical>=1,code>=0.0001,code.gain>=0.8"];
     let (exit, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
     assert_eq!(exit, Exit::FellShort);
@@ -184,10 +186,10 @@ async fn an_outcome_below_the_threshold_falls_short() {
 #[case::by_token_ids(false)]
 #[case::by_words(true)]
 #[tokio::test]
-async fn looping_outputs_are_told(#[case] bare: bool) {
+async fn looping_outputs_are_reported(#[case] bare: bool) {
     let folder = TempDir::new().unwrap();
     let direct = Behaviour { loops: true, bare, ..Behaviour::default() };
-    let (direct, through) = pair(direct, LEAPING).await;
+    let (direct, through) = pair(direct, SPECULATING).await;
     let json = folder.path().join("r.json");
     let more = ["--alternations", "2", "--max-tokens", "64", "--json", json.to_str().unwrap()];
     let (_, out) = bench(&direct, &through, &workload(&folder, "code", 10), &more).await;
@@ -200,12 +202,12 @@ async fn looping_outputs_are_told(#[case] bare: bool) {
 #[tokio::test]
 async fn a_server_that_does_not_answer_ends_the_run() {
     let folder = TempDir::new().unwrap();
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     let path = workload(&folder, "code", 10);
-    let refusing = Fake::start(Behaviour { fails_every: Some((1, Fault::Status)), ..LEAPING }).await;
+    let refusing = Fake::start(Behaviour { fails_every: Some((1, Fault::Status)), ..SPECULATING }).await;
     assert_eq!(bench(&direct, &refusing, &path, &["--alternations", "1"]).await.0, Exit::Unreachable);
 
-    // A port that nobody listens on: bound and released.
+    // A port without a listener: bound and released.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nobody = Fake::nobody(port);
     assert_eq!(bench(&nobody, &through, &path, &["--alternations", "1"]).await.0, Exit::Unreachable);
@@ -218,17 +220,20 @@ async fn a_server_that_does_not_answer_ends_the_run() {
 #[case::too_hot("code.jsonl", &["--temperature", "0,7"])]
 #[case::no_folder("code.jsonl", &["--json", "/nowhere/at/all.json"])]
 #[tokio::test]
-async fn what_cannot_be_run_is_said_before_anything_is_asked(#[case] file: &str, #[case] more: &[&str]) {
+async fn a_run_that_is_not_possible_is_refused_before_the_first_request(
+    #[case] file: &str,
+    #[case] more: &[&str],
+) {
     let folder = TempDir::new().unwrap();
     workload(&folder, "code", 10);
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     assert_eq!(bench(&direct, &through, &folder.path().join(file), more).await.0, Exit::Usage);
     assert!(direct.seen.lock().unwrap().is_empty() && through.seen.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn without_a_workload_there_are_tasks_for_the_model_that_the_server_lists() {
-    let (direct, through) = pair(Behaviour::default(), LEAPING).await;
+    let (direct, through) = pair(Behaviour::default(), SPECULATING).await;
     let (one, other) = (direct.url.to_string(), through.url.to_string());
     let asked = ["bench", "--direct", &one, "--through", &other, "--alternations", "6", "--max-tokens", "8"];
     let cli = Cli::try_parse_from(asked).unwrap();
@@ -249,9 +254,9 @@ async fn a_bad_line_of_a_workload_is_named() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("w.jsonl");
     std::fs::write(&path, "{\"route\":\"chat\",\"body\":{}}\nnonsense\n").unwrap();
-    let told = foretell::lab::workload::Workload::read(&path).unwrap_err().to_string();
+    let error = foretell::lab::workload::Workload::read(&path).unwrap_err().to_string();
     let wanted = format!("{}:2: column 2: expected ident; expected {{\"route\": ", path.display());
-    assert!(told.starts_with(&wanted), "{told}");
+    assert!(error.starts_with(&wanted), "{error}");
 }
 
 #[rstest]

@@ -1,4 +1,5 @@
-//! A client that compares: one request in four ways, and what of the answers must be the same.
+//! A client that compares: one request sent in four ways, and the parts of the answers that must
+//! be equal.
 
 use std::net::SocketAddr;
 
@@ -8,25 +9,27 @@ use serde_json::{Value, json};
 
 use crate::wire::{Message, Wire, post};
 
-/// Leap at every token, from the request's own text.
+/// Speculates at every token, with drafts from the request's own text.
 pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 
-/// A policy whose requests all stay plain, as the control group of one that speculates: what is asked of the server is asked,
-/// and a first call that breaks off is gone on with.
+/// A policy whose requests are all plain, as the control group of one that speculates: the proxy
+/// sends its own calls, and it continues an answer whose first call breaks off.
 pub const HELD_BACK: &str = "version: 1\nname: held\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8 }\nholdback: { start: 1, floor: 1 }\n";
 
-/// The value of a series, or the sum of all series of a metric that is named without labels.
+/// The value of a series, or the sum of all series if the metric is named without labels.
 pub async fn metric(address: SocketAddr, name: &str) -> f64 {
     let page = get(address, "/metrics").await.text();
+    let (name, labels) = name.trim_end().split_once('{').unwrap_or((name.trim_end(), ""));
+    let labels: Vec<&str> =
+        labels.trim_end_matches('}').split(',').filter(|label| !label.is_empty()).collect();
     let of = |line: &str| {
-        let rest = line.strip_prefix(name.trim_end())?;
-        let value = match rest.strip_prefix('{') {
-            Some(labels) if !name.contains('{') => labels.rsplit_once('}')?.1,
-            _ => rest,
-        };
-        value.strip_prefix(' ')?.parse::<f64>().ok()
+        let (series, value) = line.rsplit_once(' ')?;
+        let (found, has) = series.split_once('{').unwrap_or((series, ""));
+        let has: Vec<&str> = has.trim_end_matches('}').split(',').collect();
+        (found == name && labels.iter().all(|label| has.contains(label)))
+            .then(|| value.parse::<f64>().ok())?
     };
     page.lines().filter_map(of).sum()
 }
@@ -42,7 +45,7 @@ pub async fn send(address: SocketAddr, path: &str, fields: &str, body: &Value) -
     Wire::connect(address).await.ask(request).await
 }
 
-/// A request of a client, less the way it is sent.
+/// A request of a client, independent of route and streaming.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub route: Route,
@@ -90,12 +93,12 @@ impl Ask {
     }
 }
 
-/// What a client can compare.
+/// The parts of an answer that a client can compare.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plain {
     pub status: u16,
     pub text: String,
-    /// What a parser of reasoning took out of the text.
+    /// Text that a reasoning parser took out.
     pub thought: String,
     pub finish: String,
     /// `stop_reason` or `matched_stop` of the last choice that has one.
@@ -122,11 +125,11 @@ impl Answer {
         let (mut usage, mut ids, mut prompt_ids) = (Value::Null, Vec::new(), Vec::new());
         for value in &values {
             for choice in value["choices"].as_array().into_iter().flatten() {
-                let places = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
+                let texts = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
                 let said = if choice["delta"].is_object() { &choice["delta"] } else { &choice["message"] };
                 let thoughts = [&said["reasoning"], &said["reasoning_content"]];
                 plain.thought.extend(thoughts.iter().find_map(|thought| thought.as_str()));
-                plain.text.extend(places.iter().filter_map(|place| place.as_str()));
+                plain.text.extend(texts.iter().filter_map(|text| text.as_str()));
                 if let Some(finish) = choice["finish_reason"].as_str() {
                     plain.finish.push_str(finish);
                 }
@@ -147,7 +150,8 @@ impl Answer {
         Self { plain, usage, ids, prompt_ids, told, message }
     }
 
-    /// How it went: by its usage where it was speculated on, else by its header fields or trailers.
+    /// Path and reason: from usage if the request was speculated on, else from header fields or
+    /// trailers.
     pub fn foretell(&self) -> &Value {
         &self.told
     }
@@ -163,7 +167,7 @@ fn told(usage: &Value, message: &Message) -> Value {
     };
     let field = |name: &str| trailer(name).or(message.head.get(name));
     let path = match field("x-foretell-path") {
-        Some("eligible" | "ridden") => "ridden",
+        Some("eligible" | "plain") => "plain",
         _ => return Value::Null,
     };
     json!({"path": path, "reason": field("x-foretell-reason"), "policy": field("x-foretell-policy"), "rounds": 0,
@@ -184,19 +188,19 @@ pub fn events(message: &Message) -> Vec<Value> {
 
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// What has panicked so far, in any thread.
+/// Panics so far, in any thread.
 pub fn panics() -> Vec<String> {
     PANICS.lock().clone()
 }
 
-/// A panic of any thread but one that was told to is a fault, whatever the client got.
+/// A panic in any thread is a fault, whatever the client received, unless the test planted it.
 pub fn watch_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let text = panic.to_string();
-            if !text.contains("told to crash") {
+            if !text.contains("planted crash") {
                 PANICS.lock().push(text);
                 usual(panic);
             }

@@ -1,4 +1,4 @@
-//! `foretell demo` against deterministic servers: what it shows and how it exits.
+//! `foretell demo` against deterministic servers: its output and its exit code.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use super::bench::fake::{self, Behaviour, Fake, Fault};
 
-const LEAPING: Behaviour =
-    Behaviour { leaps: true, lies: false, loops: false, fails_every: None, bare: false };
+const SPECULATING: Behaviour =
+    Behaviour { speculates: true, lies: false, loops: false, fails_every: None, bare: false };
 
 fn workloads() -> TempDir {
     let folder = TempDir::new().unwrap();
@@ -48,7 +48,7 @@ async fn demo(direct: &Fake, through: &Fake, folder: &Path, canvas: Canvas) -> (
 
 #[tokio::test]
 async fn equal_texts_are_shown_once_with_their_figures() {
-    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(LEAPING).await);
+    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(SPECULATING).await);
     let folder = workloads();
     let (exit, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
     assert_eq!(exit, Exit::Done, "{out}");
@@ -59,25 +59,28 @@ async fn equal_texts_are_shown_once_with_their_figures() {
     assert!(out.contains("4 rounds, 4 of 12 drafted tokens accepted; same text"), "{out}");
     assert!(out.contains("3 of 3 texts are the same both ways"), "{out}");
     assert!(!out.contains('\u{1b}'), "no colours into a pipe: {out:?}");
-    let shown = fake::words(&through.seen.lock().unwrap()[6], &LEAPING).concat();
+    let shown = fake::words(&through.seen.lock().unwrap()[6], &SPECULATING).concat();
     assert_eq!(out.matches(shown.trim_end()).count(), 1, "{out}");
 }
 
 #[tokio::test]
-async fn on_a_terminal_both_ways_stand_side_by_side() {
-    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(LEAPING).await);
+async fn a_terminal_shows_both_texts_side_by_side() {
+    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(SPECULATING).await);
     let folder = workloads();
     let (_, out) = demo(&direct, &through, folder.path(), Canvas::terminal(120, true)).await;
-    let words = fake::words(&through.seen.lock().unwrap()[6], &LEAPING);
+    let words = fake::words(&through.seen.lock().unwrap()[6], &SPECULATING);
     let line = out.lines().find(|line| line.matches(&words[0]).count() == 2).expect(&out);
-    let (plain, leapt) = line.split_once('│').unwrap();
+    let (plain, speculated) = line.split_once('│').unwrap();
     // Left without colour, right with every run of two tokens coloured.
-    assert!(!plain.contains("\u{1b}[32m") && leapt.contains(&format!("\u{1b}[32m{}", words[0])), "{line:?}");
+    assert!(
+        !plain.contains("\u{1b}[32m") && speculated.contains(&format!("\u{1b}[32m{}", words[0])),
+        "{line:?}"
+    );
 }
 
 #[tokio::test]
 async fn different_texts_are_both_shown_and_fall_short() {
-    let liar = Behaviour { lies: true, ..LEAPING };
+    let liar = Behaviour { lies: true, ..SPECULATING };
     let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(liar).await);
     let folder = workloads();
     let (exit, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
@@ -88,7 +91,7 @@ async fn different_texts_are_both_shown_and_fall_short() {
 
 #[tokio::test]
 async fn a_server_that_fails_ends_the_demonstration() {
-    let failing = Behaviour { fails_every: Some((3, Fault::Status)), ..LEAPING };
+    let failing = Behaviour { fails_every: Some((3, Fault::Status)), ..SPECULATING };
     let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(failing).await);
     let folder = workloads();
     assert_eq!(demo(&direct, &through, folder.path(), Canvas::plain()).await.0, Exit::Unreachable);
@@ -96,7 +99,7 @@ async fn a_server_that_fails_ends_the_demonstration() {
 
 #[tokio::test]
 async fn without_workloads_there_is_nothing_to_show() {
-    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(LEAPING).await);
+    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(SPECULATING).await);
     let empty = TempDir::new().unwrap();
     assert_eq!(demo(&direct, &through, empty.path(), Canvas::plain()).await.0, Exit::Usage);
     assert_eq!(demo(&direct, &through, Path::new("/nowhere"), Canvas::plain()).await.0, Exit::Usage);
@@ -105,7 +108,7 @@ async fn without_workloads_there_is_nothing_to_show() {
 #[tokio::test]
 async fn prompts_whose_plain_answers_loop_are_passed_over_and_counted() {
     let looping = Behaviour { loops: true, ..Behaviour::default() };
-    let (direct, through) = (Fake::start(looping).await, Fake::start(LEAPING).await);
+    let (direct, through) = (Fake::start(looping).await, Fake::start(SPECULATING).await);
     let folder = TempDir::new().unwrap();
     let line = |i: usize| {
         format!(
@@ -117,12 +120,12 @@ async fn prompts_whose_plain_answers_loop_are_passed_over_and_counted() {
     let (exit, out) = demo(&direct, &through, folder.path(), Canvas::plain()).await;
     assert_eq!(exit, Exit::Done, "{out}");
     assert!(out.contains("0 of 0 texts are the same"), "{out}");
-    assert!(out.contains("5 more prompts were passed over: their plain answers loop."), "{out}");
+    assert!(out.contains("5 more prompts were skipped: their plain answers loop."), "{out}");
 }
 
 #[tokio::test]
 async fn a_prompt_that_says_what_to_look_for_is_shown_whole() {
-    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(LEAPING).await);
+    let (direct, through) = (Fake::start(Behaviour::default()).await, Fake::start(SPECULATING).await);
     let folder = TempDir::new().unwrap();
     let line = r#"{"route":"completions","says":"Mind the gap","body":{"model":"m","prompt":"one\ntwo\n","max_tokens":8}}"#;
     std::fs::write(folder.path().join("edit.jsonl"), line).unwrap();

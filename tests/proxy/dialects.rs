@@ -1,10 +1,10 @@
-//! What every engine is owed through the proxy, told once, and asked of every dialect against its fake.
+//! The contract of the proxy, written once and tested for every dialect against its fake engine.
 
 pub mod contract;
+mod distribution;
 mod evidence;
 mod explained;
 mod house;
 mod identity;
-mod law;
 pub mod parameters;
 pub mod table;

@@ -1,5 +1,5 @@
-//! Client, proxy and target together, over real sockets: what the client gets is what the target would have
-//! said, whatever happens in between.
+//! Client, proxy and target together, over real sockets: the client gets the text of the target
+//! alone, whatever happens in between.
 
 mod contract;
 mod drift;

@@ -1,13 +1,13 @@
-//! What a client gets when its engine fails: every row of the table in docs/faults.md, with a fake engine behind
-//! the real proxy. No hang, no panic, and never a wrong token: the text is that of the engine alone, or the
-//! client is told that it broke off.
+//! Answers to clients when the engine fails: every row of the table in docs/faults.md, with a fake
+//! engine behind the real proxy. No hang, no panic and no wrong token: the text is that of the
+//! engine alone, or the answer says that it broke off.
 
 use crate::client::HELD_BACK;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::drive::drafters::Drafters;
 use foretell::lab::local;
+use foretell::serving::drafters::Drafters;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ const TABLE: &str = include_str!("../../docs/faults.md");
 const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 const TOKENS: u64 = 40;
-/// A text that it wrote itself guides the fake to repeat itself.
+/// A text of the fake's own model, which makes it repeat itself.
 const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";
 
 struct House {
@@ -48,7 +48,7 @@ impl House {
     }
 
     fn body(stream: bool) -> Value {
-        // Everything is said, so that no default of the server is in doubt and tails are scored.
+        // Every field is set, so that no default of the server is in doubt and tails are scored.
         let sampling = json!({"temperature": 0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0});
         let mut body = json!({"model": "toy", "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": true, "stream": stream});
@@ -71,7 +71,7 @@ impl House {
         tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
     }
 
-    /// Calls on which nothing came.
+    /// Calls that went silent.
     async fn silences(&self) -> String {
         let page = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n";
         let metrics = Wire::connect(self.proxy.gateway.admin.unwrap()).await.ask(page).await.text();
@@ -80,7 +80,7 @@ impl House {
     }
 }
 
-/// What a client makes of an answer.
+/// The parts of an answer that the tests compare.
 #[derive(Debug, Default, PartialEq)]
 struct Got {
     status: u16,
@@ -109,16 +109,16 @@ fn read(message: &Message) -> Got {
         if let Some(finish) = choice["finish_reason"].as_str() {
             finish.clone_into(&mut got.finish);
         }
-        let told = &event["usage"]["foretell"];
-        if let Some(path) = told["path"].as_str() {
+        let foretell = &event["usage"]["foretell"];
+        if let Some(path) = foretell["path"].as_str() {
             path.clone_into(&mut got.path);
-            told["reason"].as_str().unwrap_or_default().clone_into(&mut got.reason);
+            foretell["reason"].as_str().unwrap_or_default().clone_into(&mut got.reason);
         }
         if let Some(code) = event["error"]["code"].as_str() {
             code.clone_into(&mut got.error);
         }
     }
-    // An answer that stayed plain says nothing of it in its usage.
+    // The usage of a plain answer does not name its path.
     let trailer = |name: &str| {
         let mut lines = message.trailers.iter().filter_map(|line| line.split_once(": "));
         lines.find_map(|(found, value)| (found == name).then_some(value)).or(message.head.get(name))
@@ -130,16 +130,17 @@ fn read(message: &Message) -> Got {
     got
 }
 
-/// What the table promises.
+/// The outcome that the table promises.
 #[derive(Clone, Copy, Debug)]
 enum Outcome {
-    /// 200, the text of the engine alone; with this reason, unless it leapt again before its end.
+    /// 200, the text of the engine alone; with this reason, unless the request was speculated on
+    /// again before its end.
     Text(&'static str),
     /// The engine's own answer, with this status.
     Own(u16),
-    /// An error of Foretell's: this status and code.
+    /// An error of Foretell: this status and code.
     Error(u16, &'static str),
-    /// What was there is sent; then a stream tells an error, an answer is a 502.
+    /// The text so far is sent; then a stream ends with an error event, a whole answer is a 502.
     BrokenOff,
 }
 
@@ -165,29 +166,29 @@ fn later() -> When {
 fn rows() -> Vec<Row> {
     let row = |name, when: fn() -> When, fault, outcome| Row { name, when, fault, outcome };
     vec![
-        row("first ride: 400", first, Fault::Status(400), Outcome::Own(400)),
-        row("first ride: 500", first, Fault::Status(500), Outcome::Own(500)),
-        row("first ride: 429 with Retry-After", first, Fault::Later(429, 7), Outcome::Own(429)),
-        // The connection has answered before, so the request is sent once more over a fresh one.
-        row("first ride: reset before the answer", first, Fault::Reset, Outcome::Text("")),
-        row("first ride: cut before its first event", first, Fault::CutAfter(0), Outcome::Text("fault")),
+        row("first call: 400", first, Fault::Status(400), Outcome::Own(400)),
+        row("first call: 500", first, Fault::Status(500), Outcome::Own(500)),
+        row("first call: 429 with Retry-After", first, Fault::Later(429, 7), Outcome::Own(429)),
+        // The connection has answered before, so the request is sent once more over a new one.
+        row("first call: reset before the answer", first, Fault::Reset, Outcome::Text("")),
+        row("first call: cut before its first event", first, Fault::CutAfter(0), Outcome::Text("fault")),
         row(
-            "first ride: garbage in place of its first event",
+            "first call: garbage in place of its first event",
             first,
             Fault::GarbageAfter(0),
             Outcome::Text("fault"),
         ),
-        row("first ride: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("verify_fault")),
-        row("first ride: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("verify_fault")),
-        row("first ride: half an event", first, Fault::HalfEventAfter(5), Outcome::Text("verify_fault")),
+        row("first call: cut in the stream", first, Fault::CutAfter(5), Outcome::Text("verify_fault")),
+        row("first call: reset in the stream", first, Fault::ResetAfter(5), Outcome::Text("verify_fault")),
+        row("first call: half an event", first, Fault::HalfEventAfter(5), Outcome::Text("verify_fault")),
         row(
-            "first ride: garbage in the stream",
+            "first call: garbage in the stream",
             first,
             Fault::GarbageAfter(5),
             Outcome::Text("verify_fault"),
         ),
-        row("first ride: an error in the stream", first, Fault::ErrorAfter(5), Outcome::Text("verify_fault")),
-        row("first ride: silence in the stream", first, Fault::HangAfter(5), Outcome::Text("verify_fault")),
+        row("first call: an error in the stream", first, Fault::ErrorAfter(5), Outcome::Text("verify_fault")),
+        row("first call: silence in the stream", first, Fault::HangAfter(5), Outcome::Text("verify_fault")),
         row("verify: 400", verify, Fault::Status(400), Outcome::Text("verify_fault")),
         row("verify: 500", verify, Fault::Status(500), Outcome::Text("verify_fault")),
         row("verify: 429 with Retry-After", verify, Fault::Later(429, 30), Outcome::Text("retry_after")),
@@ -198,8 +199,8 @@ fn rows() -> Vec<Row> {
         row("verify: reset", verify, Fault::Reset, Outcome::Text("verify_fault")),
         row("verify: no answer", verify, Fault::Hang, Outcome::Text("verify_fault")),
         row("verify: an answer that stalls", verify, Fault::Stall, Outcome::Text("verify_fault")),
-        row("killed in the first ride", first, Fault::Kill, Outcome::Error(502, "backend_unreachable")),
-        row("killed in a verify call", verify, Fault::Kill, Outcome::BrokenOff),
+        row("killed in the first call", first, Fault::Kill, Outcome::Error(502, "backend_unreachable")),
+        row("killed in a verify request", verify, Fault::Kill, Outcome::BrokenOff),
     ]
 }
 
@@ -209,20 +210,22 @@ fn judge(row: &Row, got: &Got, plain: &Got, stream: bool, message: &Message) -> 
         Outcome::Text(_) if (&got.text, &got.finish, got.status) != (&plain.text, &plain.finish, 200) => {
             wrong("not the engine's own text")
         }
-        // It stands until the request leaps again.
+        // The reason is kept until the request is speculated on again.
         Outcome::Text(reason) if got.reason != reason && !got.reason.is_empty() => wrong("another reason"),
-        Outcome::Text("verify_fault") if got.path != "speculated" => wrong("it never leapt"),
-        Outcome::Text("retry_after") if got.reason.is_empty() => wrong("it leapt before it was time"),
+        Outcome::Text("verify_fault") if got.path != "speculated" => wrong("it was not speculated on"),
+        Outcome::Text("retry_after") if got.reason.is_empty() => {
+            wrong("it was speculated on before Retry-After was over")
+        }
         Outcome::Own(status) if got.status != status || got.error.starts_with("backend") => {
             wrong("not its own answer")
         }
-        Outcome::Own(429) if message.head.get("retry-after").is_none() => wrong("when to come back is lost"),
+        Outcome::Own(429) if message.head.get("retry-after").is_none() => wrong("no Retry-After"),
         Outcome::Error(status, code) if (got.status, got.error.as_str()) != (status, code) => {
             wrong("another error")
         }
         Outcome::BrokenOff if !plain.text.starts_with(&got.text) => wrong("a wrong text"),
-        Outcome::BrokenOff if got.error != "backend_broke_off" => wrong("nothing is told"),
-        Outcome::BrokenOff if !stream && got.status != 502 => wrong("a broken answer is no answer"),
+        Outcome::BrokenOff if got.error != "backend_broke_off" => wrong("no error"),
+        Outcome::BrokenOff if !stream && got.status != 502 => wrong("a broken answer without a 502"),
         _ => Ok(()),
     }
 }
@@ -242,12 +245,12 @@ async fn every_fault_of_an_engine_ends_as_the_table_says() {
             assert_eq!((&undisturbed.text, undisturbed.path.as_str()), (&plain.text, "speculated"));
             house.engine.house.faults.at((row.when)(), 0, row.fault.clone());
             let message = house.ask(true, stream).await;
-            assert_eq!(house.engine.house.faults.struck(), 1, "{}: it did not strike", row.name);
-            let verdict = judge(&row, &read(&message), &plain, stream, &message).err();
+            assert_eq!(house.engine.house.faults.struck(), 1, "{}: the fault did not occur", row.name);
+            let result = judge(&row, &read(&message), &plain, stream, &message).err();
             let said = format!("| {} |", row.name);
-            let documented = (!TABLE.contains(&said)).then(|| format!("docs/faults.md does not say: {said}"));
+            let documented = (!TABLE.contains(&said)).then(|| format!("docs/faults.md has no row: {said}"));
             assert_eq!(house.engine.house.fatal(), Vec::<String>::new());
-            verdict.into_iter().chain(documented).collect::<Vec<_>>()
+            result.into_iter().chain(documented).collect::<Vec<_>>()
         })
         .buffer_unordered(4)
         .flat_map(stream::iter)
@@ -257,7 +260,7 @@ async fn every_fault_of_an_engine_ends_as_the_table_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_breaks_off_again_and_again_is_given_up_and_said_so() {
+async fn an_engine_that_breaks_off_repeatedly_is_given_up_with_an_error() {
     let house = House::build().await;
     let plain = read(&house.ask(false, true).await);
     house.engine.house.faults.always(first(), Fault::CutAfter(5));
@@ -266,10 +269,10 @@ async fn an_engine_that_breaks_off_again_and_again_is_given_up_and_said_so() {
     let got = read(&house.ask(true, true).await);
     assert!(plain.text.starts_with(&got.text) && !got.text.is_empty(), "{got:?}");
     assert_eq!(got.error, "backend_broke_off");
-    assert!(TABLE.contains("| every ride is cut |"));
+    assert!(TABLE.contains("| every plain call is cut |"));
 }
 
-/// The first call is cut before its first event, and the one that repeats it somewhere behind its beginning.
+/// The first call is cut before its first event, and the call that repeats it somewhere later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repeated_first_call_that_ends_early_too_leaves_no_half_event_and_no_clean_end() {
     for again in [
@@ -298,9 +301,9 @@ async fn a_repeated_first_call_that_ends_early_too_leaves_no_half_event_and_no_c
     }
 }
 
-/// Whether the second ride's head comes or not.
+/// With and without a head of the second plain call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {
+async fn an_engine_that_goes_silent_repeatedly_is_given_up_with_an_error() {
     for (again, stream) in [(Fault::HangAfter(0), true), (Fault::Hang, true), (Fault::HangAfter(0), false)] {
         let house = House::build().await;
         let plain = read(&house.ask(false, true).await);
@@ -313,26 +316,26 @@ async fn an_engine_that_goes_silent_again_and_again_is_given_up_and_said_so() {
         assert!(message.text().contains("the backend went silent"), "{}", message.text());
         assert_eq!(got.status, if stream { 200 } else { 504 });
         assert!(plain.text.starts_with(&got.text) && got.text.is_empty() != stream, "{got:?}");
-        assert_eq!(house.silences().await, "2", "the ride and the one after it");
+        assert_eq!(house.silences().await, "2", "the first call and the plain call after it");
     }
-    assert!(TABLE.contains("| every ride goes silent |"));
+    assert!(TABLE.contains("| every plain call goes silent |"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ride_on_which_nothing_comes_is_left_and_the_text_goes_on() {
+async fn a_silent_first_call_is_dropped_and_the_text_is_continued() {
     let house = House::under(HELD_BACK).await;
     for (stream, count) in [(true, "1"), (false, "2")] {
         let plain = read(&house.ask(false, stream).await);
         house.engine.house.faults.clear();
         house.engine.house.faults.at(first(), 0, Fault::HangAfter(5));
         let got = read(&house.ask(true, stream).await);
-        assert_eq!((got.text, got.finish, got.path.as_str()), (plain.text, plain.finish, "ridden"));
+        assert_eq!((got.text, got.finish, got.path.as_str()), (plain.text, plain.finish, "plain"));
         assert_eq!(house.silences().await, count);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_was_started_again_is_another_one_and_is_learnt_anew() {
+async fn a_restarted_engine_is_a_new_epoch_and_is_identified_anew() {
     let house = House::build().await;
     let admin = house.proxy.gateway.admin.unwrap();
     let epoch = async || {

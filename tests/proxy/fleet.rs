@@ -1,4 +1,4 @@
-//! Several replicas behind Foretell: who gets a request, what a dying one costs, and who may speak to whom.
+//! Several replicas behind Foretell: routing, failures of a replica, keys and TLS.
 
 mod breaker;
 mod discovery;

@@ -1,4 +1,5 @@
-//! The gateway from outside: a client and a backend that speak raw bytes, and Foretell between them.
+//! The gateway from outside: a client and a backend that exchange raw bytes, and Foretell in
+//! between.
 
 mod admin;
 mod disconnect;

@@ -1,4 +1,4 @@
-//! Control groups, what leaping would have gained, ride-only windows and alarms, as an operator sees them.
+//! Control groups, projected speedup, plain windows and alarms, as an operator sees them.
 
 mod alarms;
 pub mod house;

@@ -1,4 +1,5 @@
-//! The proxy over real sockets, before fakes of engines and before a target whose every logit is known.
+//! The proxy over real sockets, in front of fake engines and of a target whose every logit is
+//! known.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 use foretell_fakes::{self as fakes, wire};
@@ -17,6 +18,6 @@ mod reasons;
 mod reload;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 mod target;
-mod text_rides;
+mod text_only;
 mod traces;
 mod transparent;

@@ -1,4 +1,4 @@
-//! What a probe finds at engines that are made on purpose, what it costs them, and what the proxy makes of it.
+//! Probes of purpose-built engines: their findings, their cost, and their effect on the proxy.
 
 mod command;
 mod cpu_build;

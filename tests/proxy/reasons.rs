@@ -1,9 +1,10 @@
-//! Every reason not to leap, provoked: the answer, the metrics and the log of the deployed binary tell the same.
+//! Every reason not to speculate, provoked: the answer, the metrics and the log of the deployed
+//! binary agree.
 
-mod bypass;
 mod engines;
+mod plain;
 pub mod proxy;
-mod ride;
+mod relayed;
 pub mod scene;
 mod sources;
 mod told;

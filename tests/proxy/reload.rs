@@ -1,4 +1,5 @@
-//! Policies that change under a running proxy: what is taken, what is refused, and what requests notice of it.
+//! Policies that change under a running proxy: changes that are taken or refused, and their effect
+//! on requests.
 
 mod bad;
 mod live;
@@ -15,7 +16,7 @@ use serde_json::Value;
 use crate::reasons::proxy::Proxy;
 use crate::wire::PATIENCE;
 
-/// Whether `holds` becomes true of what `/api/policies` says, within the patience of a busy machine.
+/// Waits until `holds` is true of `/api/policies`, within a limit for busy machines.
 async fn comes(proxy: &Proxy, holds: impl Fn(&Value) -> bool) {
     let found = async {
         loop {
@@ -30,7 +31,7 @@ async fn comes(proxy: &Proxy, holds: impl Fn(&Value) -> bool) {
 }
 
 fn write(folder: &Path, name: &str, text: &str) {
-    // In one step, as an operator's tools do: the watcher may look at any moment.
+    // In one step, as an operator's tools do: the watcher may read at any moment.
     let new = folder.join(format!(".{name}.new"));
     std::fs::write(&new, text).unwrap();
     std::fs::rename(new, folder.join(name)).unwrap();

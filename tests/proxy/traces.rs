@@ -1,4 +1,5 @@
-//! Spans of requests and rounds as a collector gets them, the ids that engines get, and that neither holds any text.
+//! Spans of requests and rounds as a collector gets them, and the ids that engines get; neither
+//! holds any text.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use crate::wire::PATIENCE;
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const SECRET: &str = "opensesame";
 
-/// A collector that keeps what it gets.
+/// A collector that keeps all spans.
 struct Collector {
     address: SocketAddr,
     bodies: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -117,7 +118,7 @@ fn ask(prompt: &str) -> Ask {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_and_its_rounds_are_spans_in_the_client_s_trace_and_the_engine_s_own_hang_below_them() {
+async fn request_and_rounds_are_spans_of_the_client_s_trace_and_parents_of_the_engine_s() {
     let (engine, collector) = (engine(Pace::default()).await, Collector::start().await);
     let otlp = format!("otlp: \"http://{}\"", collector.address);
     let proxy = before(&engine, &otlp, &forced("own")).await;
@@ -181,18 +182,20 @@ async fn a_secret_in_a_prompt_is_in_no_span_log_metric_or_answer_of_the_admin() 
     for body in collector.bodies.lock().iter() {
         assert!(!String::from_utf8_lossy(body).contains(SECRET));
     }
-    for path in ["/metrics", "/api/sessions", "/api/replicas", "/api/policies", "/api/memory", "/"] {
+    for path in ["/metrics", "/api/sessions", "/api/replicas", "/api/policies", "/api/corpus", "/"] {
         assert!(!proxy.get(path).await.text().contains(SECRET), "{path}");
     }
     assert!(!proxy.log().contains(SECRET), "{}", proxy.log());
 }
 
-/// The output of a request in the list of the latest completions, once it is there; `None` if none is kept.
+/// The output of a request in the list of the latest completions, once it is there; `None` if none
+/// is kept.
 async fn kept(proxy: &Proxy, id: &str) -> Option<String> {
     let listed = async {
         loop {
-            let told = proxy.get("/api/sessions").await.json();
-            let found = told["sessions"].as_array().and_then(|all| all.iter().find(|told| told["id"] == id));
+            let sessions = proxy.get("/api/sessions").await.json();
+            let found =
+                sessions["sessions"].as_array().and_then(|all| all.iter().find(|one| one["id"] == id));
             if let Some(found) = found {
                 return found["text"].clone();
             }
@@ -205,7 +208,7 @@ async fn kept(proxy: &Proxy, id: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_output_is_shown_where_operator_and_client_let_it_be_and_nowhere_else() {
+async fn an_output_is_shown_only_where_operator_and_client_allow_it() {
     let collector = Collector::start().await;
     for allowed in [true, false] {
         let engine = engine(Pace::default()).await;
@@ -229,10 +232,10 @@ async fn an_output_is_shown_where_operator_and_client_let_it_be_and_nowhere_else
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_sampled_has_no_spans_and_no_line_and_its_trace_context_is_the_client_s() {
+async fn an_unsampled_request_has_no_spans_and_no_line_and_keeps_the_client_s_trace_context() {
     let (engine, collector) = (engine(Pace::default()).await, Collector::start().await);
     let observe = format!("share: 0, otlp: \"http://{}\"", collector.address);
-    let proxy = before(&engine, &observe, &policy("own", "mode: ride")).await;
+    let proxy = before(&engine, &observe, &policy("own", "mode: plain")).await;
     let unsampled = format!("{}0", PARENT.trim_end_matches('1'));
     ask("by lot").send(proxy.front, "x-request-id: lot\r\n").await;
     ask("by the client")
@@ -250,20 +253,20 @@ async fn what_is_not_sampled_has_no_spans_and_no_line_and_its_trace_context_is_t
 async fn a_client_that_does_not_sample_its_trace_takes_no_line_out_of_the_log() {
     let (engine, collector) = (engine(Pace::default()).await, Collector::start().await);
     let proxy =
-        before(&engine, &format!("otlp: \"http://{}\"", collector.address), &policy("own", "mode: ride"))
+        before(&engine, &format!("otlp: \"http://{}\"", collector.address), &policy("own", "mode: plain"))
             .await;
     let unsampled = format!("{}0", PARENT.trim_end_matches('1'));
     let fields = format!("traceparent: {unsampled}\r\nx-request-id: quiet\r\n");
     ask("no spans, a line").send(proxy.front, &fields).await;
     let line = proxy.line_of("quiet").await;
-    assert_eq!((&line["path"], &line["trace_id"]), (&json!("ridden"), &serde_json::Value::Null));
+    assert_eq!((&line["path"], &line["trace_id"]), (&json!("plain"), &serde_json::Value::Null));
     ask("both").send(proxy.front, "x-request-id: told\r\n").await;
     collector.of("told").await;
     assert_eq!(collector.spans().len(), 1, "the other one has none");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_away_costs_spans_and_a_count_and_no_request() {
+async fn an_unreachable_collector_drops_spans_with_a_count_and_fails_no_request() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "otlp: \"http://127.0.0.1:9\"", &forced("own")).await;
     let answer = ask("one two three one two three one two").send(proxy.front, "").await;

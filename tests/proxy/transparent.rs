@@ -1,7 +1,7 @@
-//! Nothing may tell a client that Foretell is there: what every engine answers, direct and through, in every mode.
+//! Clients must not notice Foretell: answers of every engine, direct and through, in every mode.
 //!
-//! A request that is not speculated on leaves and returns byte for byte. A speculated answer has the same joined
-//! text, fields and kinds of events. Ids, times and `usage.foretell` may differ.
+//! A request that is not speculated on leaves and returns byte for byte. A speculated answer has
+//! the same joined text, fields and kinds of events. Ids, times and `usage.foretell` may differ.
 
 mod aborted;
 mod cases;
@@ -26,10 +26,10 @@ async fn nothing_differs_before(
     name: &str,
 ) {
     let engine = ENGINES.iter().find(|engine| engine.name == name).expect("an engine of that name");
-    let told = run::all(engine).await;
-    let list: Vec<String> = told.different.iter().map(|(cell, what)| format!("{cell}: {what}")).collect();
-    assert!(list.is_empty(), "{} of {} cells differ\n{}", list.len(), told.cells, list.join("\n"));
-    let (count, reasons) = (told.speculated, &told.reasons);
+    let result = run::all(engine).await;
+    let list: Vec<String> = result.different.iter().map(|(cell, what)| format!("{cell}: {what}")).collect();
+    assert!(list.is_empty(), "{} of {} cells differ\n{}", list.len(), result.cells, list.join("\n"));
+    let (count, reasons) = (result.speculated, &result.reasons);
     assert_eq!(
         count > 0,
         engine.speculates,

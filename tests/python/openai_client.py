@@ -1,10 +1,11 @@
-"""The official `openai` client, through Foretell and directly: both must see the same.
+"""The official `openai` client, through Foretell and direct: both must see the same.
 
     openai_client.py DIRECT THROUGH TOOLS_DIRECT TOOLS_THROUGH
 
-DIRECT and THROUGH serve the model `toy`, TOOLS_* a server that answers every chat with a tool call. Every scenario
-runs against both; what the client returned or raised is compared, less ids, times and what Foretell adds to `usage`.
-Prints one line per scenario, exits 1 on the first difference.
+DIRECT and THROUGH serve the model `toy`, TOOLS_* a server that answers every chat with a tool call.
+Every scenario runs against both; the values that the client returned or raised are compared,
+without ids, times and Foretell's own fields in `usage`. Prints one line per scenario, exits 1 on
+the first difference.
 """
 
 import json
@@ -25,7 +26,7 @@ def client(url, **more):
 
 def stable(value):
     if isinstance(value, dict):
-        # a fresh seed differs from call to call, but it is told or not
+        # a fresh seed differs from call to call; only its presence is compared
         return {k: v is not None if k == "seed" else stable(v) for k, v in value.items() if k not in VOLATILE}
     return [stable(v) for v in value] if isinstance(value, list) else value
 
@@ -35,7 +36,7 @@ def plain(answer):
 
 
 def streamed(chunks):
-    """What a program makes of a stream; how it is cut into chunks is not part of it."""
+    """A stream as a program reads it, independent of its division into chunks."""
     text, calls, finish, usage, roles = "", {}, None, None, []
     for chunk in chunks:
         usage = plain(chunk.usage) if chunk.usage else usage
@@ -111,7 +112,7 @@ ON_TOOLS = {
 
 
 def left_early(url):
-    """A client that leaves a stream in the middle, and asks again."""
+    """A client that drops a stream in the middle, and sends another request."""
     api = client(url)
     with completion(api, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}) as stream:
         for seen, _ in enumerate(stream):
@@ -130,11 +131,11 @@ def main():
             print(f"{name}: DIFFERS\n  direct  {expected}\n  through {got}")
             return 1
         print(f"{name}: the same")
-    told = completion(client(through)).usage.model_dump()["foretell"]
-    if told["path"] != "speculated" or told["accepted"] == 0:
-        print(f"nothing was speculated: {told}")
+    foretell = completion(client(through)).usage.model_dump()["foretell"]
+    if foretell["path"] != "speculated" or foretell["accepted"] == 0:
+        print(f"nothing was speculated: {foretell}")
         return 1
-    print(f"{len(scenarios)} scenarios, speculated: {told['rounds']} rounds, {told['accepted']} accepted")
+    print(f"{len(scenarios)} scenarios, speculated: {foretell['rounds']} rounds, {foretell['accepted']} accepted")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How grafana/build.py makes the dashboards. Run: python tests/python/test_dashboards.py"""
+"""The dashboards that grafana/build.py makes. Run: python tests/python/test_dashboards.py"""
 
 import contextlib
 import io
@@ -31,9 +31,9 @@ class Expressions(unittest.TestCase):
 
     def test_what_the_reference_does_not_have_is_refused(self):
         for series, matcher in (
-            ("foretell_rides", None),
-            ("foretell_rides_total_bucket", None),
-            ("foretell_rides_total", 'gate="load"'),
+            ("foretell_requests", None),
+            ("foretell_requests_total_bucket", None),
+            ("foretell_requests_total", 'gate="load"'),
         ):
             with self.subTest(series), self.assertRaises(ValueError):
                 promql.of(series, *[matcher] * (matcher is not None))
@@ -76,10 +76,10 @@ class Dashboards(unittest.TestCase):
         for name, board in self.boards.items():
             with self.subTest(name):
                 self.assertEqual(len({panel["id"] for panel in board["panels"]}), len(board["panels"]))
-                places = [panel["gridPos"] for panel in board["panels"]]
+                boxes = [panel["gridPos"] for panel in board["panels"]]
                 cells = [
                     (x, y)
-                    for at in places
+                    for at in boxes
                     for x in range(at["x"], at["x"] + at["w"])
                     for y in range(at["y"], at["y"] + at["h"])
                 ]

@@ -1,7 +1,7 @@
-"""The bundled models compute what they should, in every form they are written in.
+"""The bundled models compute the same in every form that they are written in.
 
-The reference is numpy in double precision on the safetensors export; nothing here
-needs PyTorch. Run: python tests/python/test_models.py
+The reference is numpy in double precision on the safetensors export; nothing here needs PyTorch.
+Run: python tests/python/test_models.py
 """
 
 import json
@@ -33,7 +33,7 @@ TEXT = "def read_lines(path):\n    with open(path) as file:\n        return [lin
 
 
 class Slots:
-    """A slot cache around an ONNX session: what the runtime does, in a few lines of numpy."""
+    """A slot cache around an ONNX session, as in the runtime, in a few lines of numpy."""
 
     def __init__(self, model, config, lanes, length):
         options = ort.SessionOptions()
@@ -134,7 +134,8 @@ class Logits(unittest.TestCase):
                 weights, config, model = self.parts(name)
                 ids = token_ids(name)
                 past, n = ids[:10], 10
-                # two branches under the last token: rows 10, 11, 12 and rows 13, 14, 15 (the true text)
+                # two branches under the last token: rows 10, 11, 12 and rows 13, 14, 15 (the true
+                # text)
                 wrong, right = [7, 8, 9], ids[10:13]
                 slots = Slots(model, config, 1, 64)
                 slots.run([past], [range(n)], [0], [n], causal([0], [n], n, 64))
@@ -188,7 +189,7 @@ class Formats(unittest.TestCase):
 
 
 class ForeignFiles(unittest.TestCase):
-    """A GGUF file of somebody else's becomes a model directory that says and computes the same."""
+    """A foreign GGUF file becomes a model directory with the same metadata and results."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -200,13 +201,13 @@ class ForeignFiles(unittest.TestCase):
         gguf.export(source, self.out / "model.gguf")
         from_gguf.export(self.out / "model.gguf", back, "onnx")
         weights, config = bundle.load(source)
-        read, told = bundle.load(back)
+        read, settings = bundle.load(back)
         self.assertEqual(sorted(read), sorted(weights))
         for name, array in weights.items():
             self.assertEqual(read[name].tobytes(), array.tobytes(), name)
         ends = config.pop("eos_token_id")
-        self.assertEqual(told["eos_token_id"][0], ends)
-        self.assertEqual({k: told[k] for k in told if k in config}, {k: config[k] for k in told if k in config})
+        self.assertEqual(settings["eos_token_id"][0], ends)
+        self.assertEqual({k: settings[k] for k in settings if k in config}, {k: config[k] for k in settings if k in config})
         self.assertEqual((back / "chat_template.jinja").read_text(), (source / "chat_template.jinja").read_text().rstrip("\n"))
         ours, theirs = (tokenizers.Tokenizer.from_file(str(f / "tokenizer.json")) for f in (back, source))
         for text in (TEXT, "<|user|>\n Zwölf 12345 \t\n  x<|end|>\n"):
@@ -247,8 +248,8 @@ class ForeignFiles(unittest.TestCase):
         for name, words in (("smollm", ["1", "2"]), ("qwen2", ["1", "2"]), ("gpt-2", ["12"])):
             normalizer, before = from_gguf.PRE[name]
             model = {"type": "BPE", "vocab": {"1": 0, "2": 1, "12": 2}, "merges": [["1", "2"]]}
-            told = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": model}
-            self.assertEqual(tokenizers.Tokenizer.from_str(json.dumps(told)).encode("12").tokens, words, name)
+            settings = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": before, "model": model}
+            self.assertEqual(tokenizers.Tokenizer.from_str(json.dumps(settings)).encode("12").tokens, words, name)
 
     def test_safetensors_hold_bfloat16(self):
         array = np.array([[1.5, -3.0]], ml_dtypes.bfloat16)
@@ -260,7 +261,7 @@ class ForeignFiles(unittest.TestCase):
 
 
 class Inflate(unittest.TestCase):
-    """A dearer model, the same function, in all three formats."""
+    """A more expensive model, the same function, in all three formats."""
 
     def check(self, depth, width, equal):
         name = "draft-same"

@@ -1,4 +1,4 @@
-"""The figures of tests/bench/paced.py and the cells that it takes. Run: python tests/python/test_paced.py"""
+"""The figures of tests/bench/paced.py and its cells. Run: python tests/python/test_paced.py"""
 
 import pathlib
 import sys
@@ -47,16 +47,16 @@ class Figures(unittest.TestCase):
 
     def test_auto_is_held_against_the_best_fixed_length_of_each_part(self):
         sides = {"direct": answers([1.0] * 20), "auto": answers([0.5] * 20, rounds=2, accepted=6),
-                 "2": answers([0.4] * 10 + [0.8] * 10), "8": answers([0.8] * 10 + [0.4] * 10), "ride": answers([0.1] * 20)}
-        told, against = figures.conclude(sides)
+                 "2": answers([0.4] * 10 + [0.8] * 10), "8": answers([0.8] * 10 + [0.4] * 10), "plain": answers([0.1] * 20)}
+        result, against = figures.conclude(sides)
         self.assertEqual((against["first"]["best"], against["rest"]["best"]), ("2", "8"))
         self.assertAlmostEqual(against["rest"]["ratio"], 0.8)
-        self.assertEqual((told["auto"]["rest"]["e_n"], told["auto"]["rest"]["leapt"]), (4.0, 1.0))
+        self.assertEqual((result["auto"]["rest"]["e_n"], result["auto"]["rest"]["speculated"]), (4.0, 1.0))
 
-    def test_another_text_is_told(self):
+    def test_another_text_is_reported(self):
         sides = {"direct": answers([1.0] * 10), "auto": answers([1.0] * 9) + answers([1.0], text="b")}
-        told, _ = figures.conclude(sides)
-        self.assertEqual(list(figures.wrong("cell", {"sides": told})), ["cell: auto, first: 1 texts differ"])
+        result, _ = figures.conclude(sides)
+        self.assertEqual(list(figures.wrong("cell", {"sides": result})), ["cell: auto, first: 1 texts differ"])
 
     def test_kept_is_what_steps_took_over_what_was_asked_for(self):
         metrics = ('foretell_target_step_seconds_sum{kind="decode"} 1.2\nforetell_target_step_seconds_count{kind="decode"} 10\n'

@@ -18,9 +18,9 @@ ARGS = argparse.Namespace(requests=120, idle=60)
 
 
 def short(**more):
-    told = {"ratios": [1.0, 1.01, 0.99], "failures": [], "share": 0.001, "idle": 0.002, "looks": 30, **more}
+    result = {"ratios": [1.0, 1.01, 0.99], "failures": [], "share": 0.001, "idle": 0.002, "looks": 30, **more}
     with contextlib.redirect_stdout(io.StringIO()):
-        return page.report(told, ARGS)
+        return page.report(result, ARGS)
 
 
 class Page(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""The bench of real models, without models: its prompts, its parts, and what it makes of a text that differs."""
+"""The bench of real models, without models: its prompts, its parts, its handling of differences."""
 
 import gzip
 import json
@@ -123,8 +123,8 @@ class Parts(unittest.TestCase):
                    "drafted": 0, "accepted": 0}] * 6
         lookups = [{**one, "seconds": 1.0, "path": "speculated", "rounds": 1, "drafted": 4, "accepted": 1} for one in direct]
         given = {"direct": direct, "lookups": lookups}
-        told = {name: real.figures.figures(some, direct) for name, some in given.items()}
-        lines = list(real.table("pair, edit", {"sides": told, "failed": ["lookups: HTTP 500"]}))
+        result = {name: real.figures.figures(some, direct) for name, some in given.items()}
+        lines = list(real.table("pair, edit", {"sides": result, "failed": ["lookups: HTTP 500"]}))
         self.assertTrue(lines[0].startswith("**pair, edit**: 6 prompts"))
         self.assertIn("| lookups | 2.0 | 2.00 (2.00 – 2.00) | 6/6 | 2.00 | 4.0 | 6/6 | speculated 6 |", lines)
         self.assertIn("lookups: HTTP 500", lines)
@@ -133,7 +133,7 @@ class Parts(unittest.TestCase):
 
 
 class Proxies(unittest.TestCase):
-    def test_a_proxy_has_the_models_that_it_is_told(self):
+    def test_a_proxy_has_the_models_that_it_is_given(self):
         text = sides.PROCESS.format(port=1, admin=2, target="t", backend="", policies="p",
                                     models=sides.drafter_models({"mini": "/m"}, 3))
         self.assertIn("drafters: { mini: { path: /m, slots: 3, context: 2048 } }", text)

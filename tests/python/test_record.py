@@ -1,4 +1,4 @@
-"""What tests/control/record.py lets differ when it checks. Run: python tests/python/test_record.py"""
+"""Allowed differences in tests/control/record.py --check. Run: python tests/python/test_record.py"""
 
 import pathlib
 import sys
@@ -14,7 +14,8 @@ KEPT = {"prompt": [1, 2], "output": [5, 6, 7, 8], "choices": [5, 9, 7, 8], "marg
 
 
 def target(written, logprobs):
-    """A server that writes what is given for each number of recorded tokens before it, and scores tokens."""
+    """A server with a given output for each number of recorded tokens before it; it scores
+    tokens."""
     def ask(_, __, body):
         tokens = body["prompt"]
         if "prompt_logprobs" in body:
@@ -26,10 +27,10 @@ def target(written, logprobs):
 
 class Noise(unittest.TestCase):
     def test_it_is_the_noise_of_the_target(self):
-        # Of src/runtime/noise.rs.
-        for seed, place, token, noise in ((0, 0, 0, 0.09627294808926974), (1, 5, 9, 0.3090246338265206),
+        # Values of src/runtime/noise.rs.
+        for seed, position, token, noise in ((0, 0, 0, 0.09627294808926974), (1, 5, 9, 0.3090246338265206),
                                           (42, 1023, 8191, -0.9940151572007916)):
-            self.assertAlmostEqual(record.noise(seed, place, token), noise, places=12)
+            self.assertAlmostEqual(record.noise(seed, position, token), noise, places=12)
 
 
 class Forks(unittest.TestCase):
@@ -43,7 +44,7 @@ class Forks(unittest.TestCase):
     def test_behind_one_it_goes_on_from_the_recorded_text(self):
         written = {0: [5, 4, 3, 3], 2: [7, 2]}
         found = self.found(written, {4: -1.0, 6: -1.01, 2: -1.0, 8: -3.0})
-        self.assertEqual([(place, token) for place, token, _ in found], [(1, 4), (3, 2)])
+        self.assertEqual([(position, token) for position, token, _ in found], [(1, 4), (3, 2)])
         self.assertAlmostEqual(found[0][2], 0.01)
         self.assertAlmostEqual(found[1][2], 2.0)
 
@@ -52,8 +53,8 @@ class Forks(unittest.TestCase):
         self.assertAlmostEqual(by, 4.0 + record.noise(3, 5, 4) - record.noise(3, 5, 8))
 
     def test_a_text_that_ends_early_is_no_close_draw(self):
-        (place, token, by), = self.found({0: [5, 6]}, {})
-        self.assertEqual((place, token, by), (2, None, float("inf")))
+        (position, token, by), = self.found({0: [5, 6]}, {})
+        self.assertEqual((position, token, by), (2, None, float("inf")))
 
 
 class Differences(unittest.TestCase):
@@ -61,7 +62,7 @@ class Differences(unittest.TestCase):
         again = [5, 8, 7, 8]
         self.assertEqual(list(record.differences(KEPT, again, [1.01, 0.0, 2.0, 3.0])), [])
         found = list(record.differences(KEPT, [4, 9, 7, 8], [1.0, 0.01, 2.1, 3.0]))
-        self.assertEqual(found, ["place 0: choice 4 instead of 5", "place 2: margin 2.1 instead of 2.0"])
+        self.assertEqual(found, ["position 0: choice 4 instead of 5", "position 2: margin 2.1 instead of 2.0"])
 
 
 if __name__ == "__main__":

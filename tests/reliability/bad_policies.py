@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Policy files that cannot be taken: each is refused within a second, the old ones stay in force, and the gauge says so.
+"""Invalid policy files: each is refused within a second, the old ones stay in force.
 
     bad_policies.py [--foretell BIN]
 
-Anchors that multiply, 10 MiB, a link out of the folder and links that lead nowhere, a FIFO, a folder, half a file, bytes that are no text. After each the file is
-taken out again and the policies have to be in force as before. A link that can be read is a file like any other (a ConfigMap is made of them).
+Anchors that multiply, 10 MiB, a link out of the folder and links that lead nowhere, a FIFO, a
+folder, half a file, bytes that are not text. After each the file is removed and the policies must
+be in force as before; meanwhile foretell_config_synchronized must be 0. A link that can be read is
+a file like any other (a ConfigMap is made of them).
 """
 
 import contextlib
@@ -16,7 +18,7 @@ import urllib.request
 
 import kit
 
-GOOD = "version: 1\nname: good\nmode: ride\n"
+GOOD = "version: 1\nname: good\nmode: plain\n"
 
 
 def laughs(depth=12):
@@ -26,14 +28,14 @@ def laughs(depth=12):
 
 
 def cases(folder):
-    """Names, and what puts the file `bad.yaml` there."""
+    """Names, and functions that write the file `bad.yaml`."""
     file = folder / "bad.yaml"
     yield "anchors that multiply", lambda: file.write_text(laughs())
     yield "10 MiB of comment", lambda: file.write_text("version: 1\nname: bad\n" + "# x\n" * (10 * kit.MIB // 4))
     yield "10 MiB in one text", lambda: file.write_text(f"version: 1\nname: bad\nmatch: {{ models: ['{'x' * 10 * kit.MIB}'] }}\n")
     yield "10 MiB of lists in lists", lambda: file.write_text("version: 1\nname: " + "[" * 10 * kit.MIB)
     yield "100,000 keys", lambda: file.write_text("version: 1\nname: bad\n" + "".join(f"k{n}: 1\n" for n in range(100_000)))
-    yield "a link to a file outside that is no policy", lambda: file.symlink_to("/etc/passwd")
+    yield "a link to a file outside that is not a policy", lambda: file.symlink_to("/etc/passwd")
     yield "a link to nothing", lambda: file.symlink_to(folder / "nowhere")
     yield "a link to itself", lambda: file.symlink_to(file)
     yield "a FIFO", lambda: os.mkfifo(file)
@@ -86,15 +88,15 @@ def bad(args, numbers):
                 file.unlink()
             if reload(proxy)[0] != 200 or in_force(proxy) != before or proxy.metric("foretell_config_synchronized") != 1:
                 lost.append(f"{name}, after it was taken out")
-    for what, names in (("taken", taken), ("not told", unsaid), ("the old ones were lost", lost)):
+    for what, names in (("taken", taken), ("not reported", unsaid), ("the old ones were lost", lost)):
         if names:
             print(f"  {what}: {', '.join(names)}")
-    numbers.tell(21, "files that cannot be taken", kept)
-    numbers.most(21, "of them taken", len(taken), 0)
-    numbers.most(21, "of them after which foretell_config_synchronized was not 0", len(unsaid), 0)
-    numbers.most(21, "of them after which other policies were in force", len(lost), 0)
-    numbers.most(21, f"the longest time of a reload ({longest[1]})", longest[0], 1.0, "s")
-    numbers.most(21, "memory", most / kit.MIB, 64.0, "MiB")
+    numbers.note(21, "files that cannot be taken", kept)
+    numbers.at_most(21, "of them taken", len(taken), 0)
+    numbers.at_most(21, "of them after which foretell_config_synchronized was not 0", len(unsaid), 0)
+    numbers.at_most(21, "of them after which other policies were in force", len(lost), 0)
+    numbers.at_most(21, f"the longest time of a reload ({longest[1]})", longest[0], 1.0, "s")
+    numbers.at_most(21, "memory", most / kit.MIB, 64.0, "MiB")
 
 
 if __name__ == "__main__":

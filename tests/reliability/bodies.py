@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Strange JSON to the completion routes: it passes unchanged or is refused, soon, and costs little memory.
+"""Strange JSON to the completion routes: passed on or refused, soon, with little memory.
 
     bodies.py [--foretell BIN]
 
-Deep nesting, a million keys, keys that repeat, numbers that no double holds, lone surrogates, NaN, cut bodies, in sizes up to the 8 MiB that are read. The
-backend answers with the SHA-256 of what it got. Asked for: an answer of 4xx or the same bytes; at most 50 ms more than direct for bodies below 1 MiB (medians
-of several); a peak of memory of at most three times the body and 8 MiB.
+Deep nesting, a million keys, repeated keys, numbers beyond a double, lone surrogates, NaN, cut
+bodies, in sizes up to the 8 MiB that are read. The backend answers with the SHA-256 of the body
+that it got. Bounds: an answer of 4xx or the same bytes; at most 50 ms more than direct for bodies
+below 1 MiB (medians of several); a peak of memory of at most three times the body and 8 MiB.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ TIMES = 5
 
 
 def bodies():
-    """Names and bodies; in most the strange part is in a field that the proxy has to read over."""
+    """Names and bodies; in most the strange part is in a field that the proxy has to skip."""
     def completion(strange):
         return b'{"model": "toy", "prompt": "a", "max_tokens": 4, ' + strange + b"}"
 
@@ -73,8 +74,8 @@ async def asked(address, path, body):
     try:
         await kit.ask(reader, writer, kit.post("/v1/files", b"{}"))
         begun = time.perf_counter()
-        status, _, told, whole = await kit.ask(reader, writer, kit.post(path, body))
-        return (status, told, (time.perf_counter() - begun) * 1e3) if whole else (0, b"", 0.0)
+        status, _, answer, whole = await kit.ask(reader, writer, kit.post(path, body))
+        return (status, answer, (time.perf_counter() - begun) * 1e3) if whole else (0, b"", 0.0)
     except (OSError, EOFError):
         return 0, b"", 0.0
     finally:
@@ -82,9 +83,9 @@ async def asked(address, path, body):
 
 
 def times(address, path, body):
-    """Statuses, bodies and the median time of several askings."""
+    """Statuses, bodies and the median time of several requests."""
     found = [asyncio.run(asked(address, path, body)) for _ in range(TIMES if len(body) < kit.MIB else 1)]
-    return {status for status, _, _ in found}, {told for _, told, _ in found}, statistics.median(ms for *_, ms in found)
+    return {status for status, _, _ in found}, {answer for _, answer, _ in found}, statistics.median(ms for *_, ms in found)
 
 
 def address_of(text):
@@ -94,7 +95,8 @@ def address_of(text):
 
 def strange(args, numbers):
     with contextlib.ExitStack() as stack:
-        # Before a server that is only relayed to, bytes pass; before an engine that is leapt on a body is judged, and may be written anew.
+        # In front of a server that is only relayed to, bytes pass; with an engine that is
+        # speculated with a body is judged, and may be rewritten.
         backend, engine = stack.enter_context(kit.backend(serve)), kit.fake_engine(stack, "vllm")
         relay = kit.Proxy(stack, args.foretell, kit.before(backend))
         judge = kit.Proxy(stack, args.foretell, kit.toy(engine), "limits: { speculate_body: 16MiB }")
@@ -104,8 +106,8 @@ def strange(args, numbers):
         changed, failed, slowest, most = [], [], (0.0, ""), (0.0, "")
         for name, body in bodies():
             path = "/v1/chat/completions" if b"messages" in body[:40] else "/v1/completions"
-            _, told, _ = times(relay.address, path, body)
-            if told != {hashlib.sha256(body).hexdigest().encode()}:
+            _, answer, _ = times(relay.address, path, body)
+            if answer != {hashlib.sha256(body).hexdigest().encode()}:
                 changed.append(name)
             alone, _, direct = times(address_of(engine), path, body)
             pathlib.Path(f"/proc/{judge.pid}/clear_refs").write_text("5")
@@ -117,16 +119,16 @@ def strange(args, numbers):
             if len(body) < kit.MIB:
                 slowest = max(slowest, (through - direct, name))
             print(f"  {name}: {len(body):,} bytes, engine alone {sorted(alone)} in {direct:.1f} ms, through {sorted(status)} in {through:.1f} ms, {rose / kit.MIB:.1f} MiB")
-            # An engine may say that it cannot; anything but 4xx has to be its own word.
+            # An engine may refuse; anything but 4xx has to be its own status.
             if not all(one == 200 or 400 <= one < 500 or one in alone for one in status):
                 failed.append(f"{name}: HTTP {sorted(status)}")
         judge.page("/healthz")
     for line in changed + failed:
         print("  wrong: " + line)
-    numbers.most(20, "bodies that were changed on their way to a server that is relayed to", len(changed), 0)
-    numbers.most(20, "answers that were neither 200, 4xx nor the engine's own", len(failed), 0)
-    numbers.most(20, f"the longest time that Foretell adds, bodies below 1 MiB ({slowest[1]})", slowest[0], 50.0, "ms")
-    numbers.most(20, f"the most memory above 8 MiB, in sizes of the body ({most[1]})", most[0], 3.0)
+    numbers.at_most(20, "bodies that were changed on their way to a server that is relayed to", len(changed), 0)
+    numbers.at_most(20, "answers that were neither 200, 4xx nor the engine's own", len(failed), 0)
+    numbers.at_most(20, f"the longest time that Foretell adds, bodies below 1 MiB ({slowest[1]})", slowest[0], 50.0, "ms")
+    numbers.at_most(20, f"maximum memory above 8 MiB, in sizes of the body ({most[1]})", most[0], 3.0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Marked requests over connections that are used again, before a backend that misbehaves: whose bytes come back?
+"""Marked requests over reused connections in front of a faulty backend: no answer reaches another.
 
     canaries.py [--foretell BIN] [--requests N] [--clients N]
 
-Every request has a mark in its path, a header field and its body; the backend answers with all three, and every seventh answer
-is broken: shorter or longer than its length, cut, with another answer behind it, preceded by interim answers, or without any. What a client
-reads has to be its own mark alone, or an error. Asked for: no byte of another's answer.
+Every request has a mark in its path, a header field and its body; the backend answers with all
+three, and every seventh answer is broken: shorter or longer than its length, cut, followed by
+another answer, preceded by interim answers, or empty. A client must read its own mark alone, or an
+error. Bound: no byte of another request's answer.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ BREAKS = ("short", "behind", "cut", "interim", "nothing", "half_chunk", "garbage
 
 
 async def serve(reader, writer, opened):
-    """Answers with the mark; how it breaks is in the path."""
+    """Answers with the mark; the path names the fault."""
     opened.value += 1
     while (lines := await kit.read_head(reader)) is not None:
         fields = kit.fields_of(lines)
@@ -32,16 +33,16 @@ async def serve(reader, writer, opened):
             writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
             continue
         mark, how = MARK.search(path)[0], path.rsplit(b"/", 1)[1].decode()
-        told = b"%s %s %s" % (mark, fields[b"x-mark"], body)
+        answer = b"%s %s %s" % (mark, fields[b"x-mark"], body)
         head = b"HTTP/1.1 200 OK\r\nx-mark: %s\r\ncontent-length: %d\r\n\r\n"
-        good = head % (mark, len(told)) + told
+        good = head % (mark, len(answer)) + answer
         chunked = b"HTTP/1.1 200 OK\r\nx-mark: %s\r\ntransfer-encoding: chunked\r\n\r\n" % mark
         if how in ("whole", "chunks"):
-            writer.write(good if how == "whole" else chunked + kit.chunk(told[:9]) + kit.chunk(told[9:]) + b"0\r\n\r\n")
+            writer.write(good if how == "whole" else chunked + kit.chunk(answer[:9]) + kit.chunk(answer[9:]) + b"0\r\n\r\n")
             await writer.drain()
             continue
         if how == "behind":
-            # Somebody else's answer follows; the connection stays open.
+            # Another request's answer follows; the connection stays open.
             writer.write(good + head.replace(b"200 OK", b"201 Created") % (b"canary-0-0", 10) + b"canary-0-0")
             await writer.drain()
             continue
@@ -49,32 +50,32 @@ async def serve(reader, writer, opened):
             writer.write(b"HTTP/1.1 103 Early Hints\r\nx-mark: %s\r\n\r\n" % mark * 20 + good)
             await writer.drain()
             continue
-        writer.write({"short": head % (mark, len(told) + 50) + told, "cut": good[:-7], "nothing": b"",
-                      "half_chunk": chunked + kit.chunk(told)[:-6], "garbage": b"\x00\x01 canary-0-0\r\n\r\n",
+        writer.write({"short": head % (mark, len(answer) + 50) + answer, "cut": good[:-7], "nothing": b"",
+                      "half_chunk": chunked + kit.chunk(answer)[:-6], "garbage": b"\x00\x01 canary-0-0\r\n\r\n",
                       "early": good[:20]}[how])
         return
 
 
 async def client(number, address, requests, seen):
-    dice, streams = random.Random(number), None
+    rng, streams = random.Random(number), None
     for request in range(requests):
         mark = b"canary-%d-%d" % (number + 1, request)
-        how = dice.choice(BREAKS) if dice.randrange(7) == 0 else dice.choice(["whole", "chunks"])
-        path = dice.choice(["/v1/files", "/v1/completions", "/v1/embeddings"]) + f"/{mark.decode()}/{how}"
+        how = rng.choice(BREAKS) if rng.randrange(7) == 0 else rng.choice(["whole", "chunks"])
+        path = rng.choice(["/v1/files", "/v1/completions", "/v1/embeddings"]) + f"/{mark.decode()}/{how}"
         body = b'{"prompt": "%s", "model": "m"}' % mark
         try:
             if streams is None:
                 streams = await asyncio.open_connection(*address)
             request = kit.post(path, body, f"x-mark: {mark.decode()}")
-            status, fields, told, whole = await kit.ask(*streams, request)
+            status, fields, answer, whole = await kit.ask(*streams, request)
         except (OSError, EOFError, ValueError):
             seen["connection ended"] += 1
             streams = None
             continue
-        text = told + b" ".join(fields.values())
+        text = answer + b" ".join(fields.values())
         seen["strange"] += any(found != mark for found in MARK.findall(text))
         if how in ("whole", "chunks", "behind", "interim"):
-            good = whole and status == 200 and told == b"%s %s %s" % (mark, mark, body)
+            good = whole and status == 200 and answer == b"%s %s %s" % (mark, mark, body)
             seen["right" if good else "a good answer that was not passed on"] += 1
         else:
             seen["an error" if status >= 500 or not whole else "a broken answer that passed for whole"] += 1
@@ -94,11 +95,11 @@ def canaries(args, numbers):
         proxy = kit.Proxy(stack, args.foretell, kit.before(address))
         asyncio.run(clients(args, proxy.address, seen))
     print("  " + ", ".join(f"{what} {count:,}" for what, count in seen.most_common()))
-    numbers.tell(18, "connections that the backend accepted", opened.value)
-    numbers.least(18, "marked requests", args.requests // args.clients * args.clients, args.requests)
-    numbers.most(18, "answers with bytes of another request", seen["strange"], 0)
-    numbers.most(18, "broken answers that passed for whole", seen["a broken answer that passed for whole"], 0)
-    numbers.most(18, "good answers that were not passed on", seen["a good answer that was not passed on"], 0)
+    numbers.note(18, "connections that the backend accepted", opened.value)
+    numbers.at_least(18, "marked requests", args.requests // args.clients * args.clients, args.requests)
+    numbers.at_most(18, "answers with bytes of another request", seen["strange"], 0)
+    numbers.at_most(18, "broken answers that passed for whole", seen["a broken answer that passed for whole"], 0)
+    numbers.at_most(18, "good answers that were not passed on", seen["a good answer that was not passed on"], 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""SIGTERM under a thousand streams: none is cut, and what is still there after the grace is told and cut.
+"""SIGTERM under a thousand streams: none is cut within the grace; later ones are cut and counted.
 
     drain.py [--foretell BIN] [--streams N]
 
-Three runs. In the first, all streams end by themselves within the grace: whole, exit code 0. In the second they never end: they are cut
-after the grace, and the log says how many. In the third a second signal ends it at once.
+Three runs. In the first, all streams end by themselves within the grace: complete, exit code 0. In
+the second they never end: they are cut after the grace, and the log has their number. In the third
+a second signal ends the process at once.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ EVENTS = 60
 
 
 async def serve(reader, writer):
-    """Sixty events, one each half second; or one and no more."""
+    """Sixty events, one each half second; or a single one."""
     while (lines := await kit.read_head(reader)) is not None:
         body, _ = await kit.read_body(reader, kit.fields_of(lines))
         if b"stream" not in body:
@@ -45,7 +46,7 @@ async def begun(address, kind, begins):
 
 
 async def signalled(proxy, streams, kind, signals):
-    """How many streams came whole, and seconds from the first signal to the process's end."""
+    """Number of complete streams, and seconds from the first signal to the process's end."""
     begins = []
     tasks = [asyncio.ensure_future(begun(proxy.address, kind, begins)) for _ in range(streams)]
     while len(begins) < streams:
@@ -79,18 +80,18 @@ def run(stack, args, grace, kind, *signals):
 def drain(args, numbers):
     with contextlib.ExitStack() as stack:
         whole, ready, not_ready, took, code, _ = run(stack, args, "120s", b"ends", 0)
-    numbers.least(28, "streams that came whole after SIGTERM", whole, args.streams)
-    numbers.most(28, "seconds until it is not ready", not_ready if ready and not_ready is not None else 9e9, 1.0, "s")
-    numbers.most(28, "seconds until the process ended", took, 120.0, "s")
-    numbers.most(28, "exit code", code, 0)
+    numbers.at_least(28, "streams that came whole after SIGTERM", whole, args.streams)
+    numbers.at_most(28, "seconds until it is not ready", not_ready if ready and not_ready is not None else 9e9, 1.0, "s")
+    numbers.at_most(28, "seconds until the process ended", took, 120.0, "s")
+    numbers.at_most(28, "exit code", code, 0)
     with contextlib.ExitStack() as stack:
         whole, _, _, took, _, log = run(stack, args, "5s", b"endless", 0)
     cut = max((int(n) for n in re.findall(r"cut[^0-9\n]*?(\d+)", re.sub(r"\x1b\[[0-9;]*m", "", log))), default=0)
-    numbers.least(28, "endless streams that the log says were cut after a grace of 5 s", cut, args.streams)
-    numbers.most(28, "seconds until that process ended", took, 15.0, "s")
+    numbers.at_least(28, "endless streams that the log says were cut after a grace of 5 s", cut, args.streams)
+    numbers.at_most(28, "seconds until that process ended", took, 15.0, "s")
     with contextlib.ExitStack() as stack:
         *_, took, _, _ = run(stack, args, "120s", b"endless", 0, 2)
-    numbers.most(28, "seconds to the end by a second signal 2 s after the first", took, 5.0, "s")
+    numbers.at_most(28, "seconds to the end by a second signal 2 s after the first", took, 5.0, "s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The program by itself: its size, the time from its start to the first `/readyz` of 200, its resident memory without a model.
+"""The program itself: size, time from start to the first `/readyz` of 200, memory without a model.
 
     footprint.py [--foretell BIN] [--starts N]
 
-The time is asked for as a ratio too, to starting nginx and asking it for a page, beside it and in turn: a busy machine delays both.
+The time is also given as a ratio to starting nginx and fetching a page from it, alternating: a busy
+machine delays both.
 """
 
 import contextlib
@@ -41,11 +42,11 @@ def footprint(args, numbers):
             resident.append(proxy.resident())
         if nginx:
             theirs.append(nginx_starts(nginx))
-    numbers.most(8, "size of the program", pathlib.Path(args.foretell).stat().st_size / 1e6, 40.0, "MB")
-    numbers.most(8, "from its start to ready, median", statistics.median(ours) * 1e3, 200.0, "ms")
+    numbers.at_most(8, "size of the program", pathlib.Path(args.foretell).stat().st_size / 1e6, 40.0, "MB")
+    numbers.at_most(8, "from its start to ready, median", statistics.median(ours) * 1e3, 200.0, "ms")
     if theirs:
-        numbers.tell(8, "the same of nginx", statistics.median(theirs) * 1e3, "ms")
-    numbers.tell(8, "resident memory without a model", statistics.median(resident) / kit.MIB, "MiB")
+        numbers.note(8, "the same of nginx", statistics.median(theirs) * 1e3, "ms")
+    numbers.note(8, "resident memory without a model", statistics.median(resident) / kit.MIB, "MiB")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""HTTP/2 against its own rules, frames by hand: what ends the connection, how soon, and what it costs.
+"""HTTP/2 protocol abuse, with frames by hand: the end of the connection, its time and its cost.
 
     h2_abuse.py [--foretell BIN]
 
-Rapid reset, CONTINUATION without an end, floods of SETTINGS, PING, PRIORITY and empty DATA, an HPACK bomb, a window that stays at nothing, and breaches of the
-framing that RFC 9113 calls connection errors (sections in the table). Asked for: rapid reset and
-CONTINUATION end within a second of the flood; no flood adds more than 16 MiB; every breach is an error; another client is answered throughout.
+Rapid reset, CONTINUATION without an end, floods of SETTINGS, PING, PRIORITY and empty DATA, an
+HPACK bomb, a window that stays at zero, and breaches of the framing that RFC 9113 calls connection
+errors (sections in the table). Bounds: rapid reset and CONTINUATION end within a second of the
+flood; no flood adds more than 16 MiB; every breach is an error; another client is answered
+throughout.
 """
 
 import contextlib
@@ -53,7 +55,7 @@ class H2:
             return False
 
     def frames(self, limit):
-        """What comes within `limit` seconds: frames, and None at the end of the connection."""
+        """Frames within `limit` seconds, and None at the end of the connection."""
         left, until = b"", time.monotonic() + limit
         while (now := time.monotonic()) < until:
             while len(left) >= 9 and len(left) >= 9 + (size := int.from_bytes(left[:3], "big")):
@@ -72,7 +74,7 @@ class H2:
             left += data
 
     def end(self, limit=5, stream=None):
-        """How the connection, or the stream, ended: an error's name, `closed`, `answered`, or `open`."""
+        """End of the connection or the stream: an error's name, `closed`, `answered`, or `open`."""
         for found in self.frames(limit):
             if found is None:
                 return "closed"
@@ -94,7 +96,7 @@ async def serve(reader, writer):
         await writer.drain()
 
 
-# ------------------------------------------------------------------------------------------------ floods
+# ------------------------------------------------------------------------------------------ floods
 
 def rapid_reset(n):
     stream = 2 * n + 1
@@ -102,7 +104,7 @@ def rapid_reset(n):
 
 
 def flood(address, first, each, seconds=8, batch=100):
-    """Sends frames until the connection ends: seconds, frames sent, and how it ended."""
+    """Sends frames until the connection ends; returns seconds, frames sent, and its end."""
     peer, begun, sent = H2(address), time.monotonic(), 0
     peer.send(first)
     peer.socket.settimeout(seconds)
@@ -126,12 +128,12 @@ FLOODS = {  # name: (first bytes, frames, must end)
 
 
 def bomb():
-    """A field of 4,000 bytes is put into the table once, and named 8,000 times in 8,000 bytes."""
+    """A field of 4,000 bytes, put into the table once and named 8,000 times in 8,000 bytes."""
     first = b"\x40" + b"\x01x" + b"\x7f" + bytes([0x80 | ((4000 - 127) & 0x7F), (4000 - 127) >> 7]) + b"v" * 4000
     return block() + first + b"\xbe" * 8000
 
 
-# ------------------------------------------------------------------------------------------------ breaches
+# ---------------------------------------------------------------------------------------- breaches
 
 def headers(stream=1, flags=END_HEADERS | END_STREAM, data=None):
     return frame(HEADERS, flags, stream, block() if data is None else data)
@@ -175,7 +177,7 @@ BREACHES = {
     "6.9 WINDOW_UPDATE of another size": frame(WINDOW, 0, 0, b"xxx"),
     "6.9.1 a window above 2^31-1": frame(WINDOW, 0, 0, struct.pack(">I", 0x7FFFFFFF)) * 2,
     "3.4 a preface that is none": None,
-    # Stream errors or a connection error: both are right.
+    # Stream errors and a connection error are both correct.
     "5.3 a stream that depends on itself": frame(HEADERS, END_HEADERS | WITH_PRIORITY | END_STREAM, 1, struct.pack(">IB", 1, 1) + block()),
     "5.1 HEADERS after the end of the stream": headers() + headers(),
     "8.1 trailers without an end": headers(flags=END_HEADERS) + headers(flags=END_HEADERS, data=literal(b"x", b"y")),
@@ -184,7 +186,7 @@ BREACHES = {
     "8.2.2 a field of the connection": headers(data=block() + literal(b"connection", b"keep-alive")),
     "8.2.2 transfer-encoding": headers(data=block() + literal(b"transfer-encoding", b"chunked")),
     "8.2.2 TE other than trailers": headers(data=block() + literal(b"te", b"gzip")),
-    "8.3 a pseudo-field that nobody knows": headers(data=block() + literal(b":x", b"v")),
+    "8.3 an unknown pseudo-field": headers(data=block() + literal(b":x", b"v")),
     "8.3 a pseudo-field of answers": headers(data=block() + literal(b":status", b"200")),
     "8.3 a pseudo-field after the others": headers(data=literal(b"x", b"y") + block()),
     "8.3.1 no :method": headers(data=literal(b":scheme", b"http") + literal(b":path", b"/") + literal(b":authority", b"a")),
@@ -214,12 +216,13 @@ def breach(address, data):
         if kind == RST:
             return ERRORS.get(int.from_bytes(payload[:4], "big"), "reset")
         if kind == HEADERS and on in streams:
-            # 400 by number 12 of the static table, 408, 411 and others by literals that begin with the name's index 8.
+            # 400 by entry 12 of the static table, 408, 411 and others by literals that begin with
+            # the name's index 8.
             return "HTTP 200" if 0x88 in payload[:2] else "refused"
     return "open"
 
 
-# ------------------------------------------------------------------------------------------------ the run
+# ----------------------------------------------------------------------------------------- the run
 
 def answered(address):
     try:
@@ -236,9 +239,9 @@ def floods(proxy, numbers):
         rose = (proxy.resident() - before) / kit.MIB
         print(f"  {name}: {sent:,} frames in {took:.2f} s, then {how}; {rose:+.1f} MiB")
         if must_end:
-            numbers.most(15, f"{name}: seconds until the connection ends", took, 1.0, "s")
-        numbers.most(15, f"{name}: memory", max(rose, 0.0), 16.0, "MiB")
-        numbers.most(15, f"{name}: others that were not answered after it", sum(not answered(proxy.address) for _ in range(5)), 0)
+            numbers.at_most(15, f"{name}: seconds until the connection ends", took, 1.0, "s")
+        numbers.at_most(15, f"{name}: memory", max(rose, 0.0), 16.0, "MiB")
+        numbers.at_most(15, f"{name}: others that were not answered after it", sum(not answered(proxy.address) for _ in range(5)), 0)
 
 
 def stalls(proxy, numbers):
@@ -246,16 +249,16 @@ def stalls(proxy, numbers):
     peer = H2(proxy.address)
     peer.send(headers(data=bomb()[:16384]))
     how = peer.end(5, 1)
-    numbers.most(15, "HPACK bomb: memory", max((proxy.resident() - before) / kit.MIB, 0.0), 16.0, "MiB")
+    numbers.at_most(15, "HPACK bomb: memory", max((proxy.resident() - before) / kit.MIB, 0.0), 16.0, "MiB")
     print(f"  HPACK bomb: {how}")
-    # With a window of nothing, no answer can be sent; `keep_alive` is 3 s here.
+    # With a window of zero, no answer can be sent; `keep_alive` is 3 s here.
     peers = [H2(proxy.address, setting(4, 0)) for _ in range(100)]
     begun = time.monotonic()
     for peer in peers:
         peer.send(headers(data=block(b"GET", b"/large")))
     while proxy.metric("foretell_requests_in_flight") > 0 and time.monotonic() - begun < 60:
         time.sleep(0.2)
-    numbers.most(15, "100 windows of nothing: seconds until no request is in flight", time.monotonic() - begun, 10.0, "s")
+    numbers.at_most(15, "100 windows of nothing: seconds until no request is in flight", time.monotonic() - begun, 10.0, "s")
     for peer in peers:
         peer.socket.close()
 
@@ -275,9 +278,9 @@ def abuse(args, numbers):
                 wrong[name] = how
         for name, how in wrong.items():
             print(f"  taken: {name}: {how}")
-        numbers.tell(15, "breaches of RFC 9113", len(BREACHES))
-        numbers.most(15, "breaches that were taken", len(wrong), 0)
-        numbers.most(15, "others that were not answered after them", sum(not answered(proxy.address) for _ in range(5)), 0)
+        numbers.note(15, "breaches of RFC 9113", len(BREACHES))
+        numbers.at_most(15, "breaches that were accepted", len(wrong), 0)
+        numbers.at_most(15, "others that were not answered after them", sum(not answered(proxy.address) for _ in range(5)), 0)
 
 
 if __name__ == "__main__":

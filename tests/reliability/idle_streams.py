@@ -3,8 +3,9 @@
 
     tests/reliability/idle_streams.py [--binary target/release/foretell] [--count 4500] [--limit-kib 40]
 
-Each stream is one client connection and one connection to the backend. Prints the growth of resident memory per stream, with
-that of the connections after it has ended, and exits 2 where a stream takes more than the limit.
+Each stream is one client connection and one connection to the backend. Prints the growth of
+resident memory per stream, including that of the connections after it has ended, and exits 2 where
+a stream takes more than the limit.
 """
 
 import argparse
@@ -21,7 +22,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 async def backend(reader, writer):
-    """One event for every completion, and then nothing; 404 for everything else."""
+    """One event for every completion, then silence; 404 for everything else."""
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -64,7 +65,7 @@ async def main():
     descriptors(2 * args.count + 256)
     server = await asyncio.start_server(backend, "127.0.0.1", 0, backlog=4096)
     with Proxy(args.binary, server.sockets[0].getsockname()[1]) as proxy:
-        # What the first requests allocate once and for all is no stream's.
+        # One-time allocations of the first requests are not counted to streams.
         for writer in await streams(proxy.port, 50):
             writer.close()
         before = await settled(proxy)

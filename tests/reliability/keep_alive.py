@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""The keep-alive race: a backend closes what was idle at the moment in which it is asked again.
+"""The keep-alive race: a backend closes an idle connection at the moment of the next request.
 
     keep_alive.py [--foretell BIN] [--requests N] [--clients N] [--idle MS]
 
-The backend closes a connection after IDLE milliseconds without a request; clients ask at gaps around that time, so that many requests
-meet the end of their connection. Completions, other POSTs and GETs, streamed and whole. A request that was read is answered,
-and counted. Asked for: no failure that a client can see of completions and GETs. What may not be asked twice, a POST that
-is no completion, is told apart; so is a completion that the backend has seen twice.
+The backend closes a connection after IDLE milliseconds without a request; clients send at gaps
+around that time, so that many requests meet the end of their connection. Completions, other POSTs
+and GETs, streamed and whole. The backend answers and counts every request that it read. Bounds: no
+failure of a completion or a GET that a client can see. Requests that may not be sent twice, POSTs
+that are no completions, are counted apart; so are completions that the backend has seen twice.
 """
 
 import asyncio
@@ -36,33 +37,33 @@ async def serve(reader, writer, idle, closed):
         lines[0] = first + lines[0]
         fields = kit.fields_of(lines)
         body, _ = await kit.read_body(reader, fields)
-        told = body or b"{}"
+        answer = body or b"{}"
         if b'"stream"' in body:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-                         + kit.chunk(b"data: " + told + b"\n\n") + kit.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+                         + kit.chunk(b"data: " + answer + b"\n\n") + kit.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         else:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(told) + told)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
         await writer.drain()
 
 
 async def client(number, address, requests, idle, seen):
-    dice, streams = random.Random(number), None
-    await asyncio.sleep(dice.uniform(0, max(2 * idle, 5)))
+    rng, streams = random.Random(number), None
+    await asyncio.sleep(rng.uniform(0, max(2 * idle, 5)))
     for request in range(requests):
-        kind = dice.choices(list(PATHS), [6, 1, 3])[0]
-        stream = b', "stream": true' if dice.randrange(2) else b""
+        kind = rng.choices(list(PATHS), [6, 1, 3])[0]
+        stream = b', "stream": true' if rng.randrange(2) else b""
         body = b'{"model": "m", "prompt": "%d-%d"%s}' % (number, request, stream)
         sent = kit.post(PATHS[kind], body) if kind != "get" else b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
         try:
             streams = streams or await asyncio.open_connection(*address)
-            status, _, told, whole = await kit.ask(*streams, sent)
-            good = status == 200 and whole and (kind == "get" or b"%d-%d" % (number, request) in told)
+            status, _, answer, whole = await kit.ask(*streams, sent)
+            good = status == 200 and whole and (kind == "get" or b"%d-%d" % (number, request) in answer)
             what = "answered" if good else f"HTTP {status}"
         except (OSError, EOFError) as error:
             streams, what = None, type(error).__name__
         seen[kind, what] += 1
-        # Most gaps end within some milliseconds of the backend's patience.
-        await asyncio.sleep(max(0.0, dice.gauss(idle, idle / 10) if dice.randrange(4) else dice.uniform(0, 2 * idle)))
+        # Most gaps end within some milliseconds of the backend's idle timeout.
+        await asyncio.sleep(max(0.0, rng.gauss(idle, idle / 10) if rng.randrange(4) else rng.uniform(0, 2 * idle)))
 
 
 def race(args, numbers):
@@ -78,14 +79,14 @@ def race(args, numbers):
         asyncio.run(all_of_them())
         again = proxy.metric("foretell_replica_retries_total")
     print("  " + ", ".join(f"{kind} {what} {count:,}" for (kind, what), count in sorted(seen.items())))
-    numbers.tell(23, "requests", sum(seen.values()))
-    numbers.tell(23, "connections that the backend closed for being idle", closed.value)
-    numbers.tell(23, "requests sent again", again)
+    numbers.note(23, "requests", sum(seen.values()))
+    numbers.note(23, "connections that the backend closed for being idle", closed.value)
+    numbers.note(23, "requests sent again", again)
     for kind in ("completion", "get"):
         failed = sum(count for (of, what), count in seen.items() if of == kind and what != "answered")
-        numbers.most(23, f"failures that a client saw, {kind}s", failed, 0)
+        numbers.at_most(23, f"failures that a client saw, {kind}s", failed, 0)
     failed = sum(count for (of, what), count in seen.items() if of == "post" and what != "answered")
-    numbers.tell(23, "failures that a client saw, of POSTs that may not be sent twice", failed)
+    numbers.note(23, "failures that a client saw, of POSTs that may not be sent twice", failed)
 
 
 if __name__ == "__main__":

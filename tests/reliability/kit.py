@@ -1,6 +1,6 @@
-"""What the scripts of `make reliability` share: a proxy and its figures, a backend, the numbers that are asked for.
+"""Shared parts of the scripts of `make reliability`: proxy and figures, backend, bounds.
 
-Loopback only. A script prints a line for each number, and ends with 2 if one is beyond what is asked.
+Loopback only. A script prints a line for each number, and ends with 2 if one is beyond its bound.
 """
 
 import argparse
@@ -26,25 +26,25 @@ FAKE = pathlib.Path(os.environ.get("FAKE", ROOT / "target/release/examples/fake"
 
 
 class Wrong(Exception):
-    """A measurement that cannot be made."""
+    """A measurement that is not possible."""
 
 
-# ------------------------------------------------------------------------------------------------ numbers
+# ----------------------------------------------------------------------------------------- numbers
 
 class Numbers:
-    """The numbers of a script, each printed when it is known."""
+    """The numbers of a script, each printed when it is measured."""
 
     def __init__(self):
         self.beyond = 0
 
-    def most(self, row, what, measured, asked, unit=""):
+    def at_most(self, row, what, measured, asked, unit=""):
         self._line(row, what, measured, f"at most {shown(asked)}", unit, measured <= asked)
 
-    def least(self, row, what, measured, asked, unit=""):
+    def at_least(self, row, what, measured, asked, unit=""):
         self._line(row, what, measured, f"at least {shown(asked)}", unit, measured >= asked)
 
-    def tell(self, row, what, measured, unit=""):
-        """A number that nothing is asked of."""
+    def note(self, row, what, measured, unit=""):
+        """A number without a bound."""
         self._line(row, what, measured, None, unit, True)
 
     def _line(self, row, what, measured, asked, unit, good):
@@ -64,7 +64,7 @@ def main(script, doc, *more):
     for name, default, text in more:
         parser.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=text)
     args, numbers = parser.parse_args(), Numbers()
-    # A script that is ended takes with it what it has started.
+    # A script that is ended ends its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(64))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -81,7 +81,7 @@ def quantile(values, at):
     return values[min(int(len(values) * at), len(values) - 1)]
 
 
-# ------------------------------------------------------------------------------------------------ processes
+# --------------------------------------------------------------------------------------- processes
 
 def free_port():
     with socket.socket() as taken:
@@ -90,7 +90,7 @@ def free_port():
 
 
 def wait_for(what, found, limit=PATIENCE, every=0.05):
-    """Polls until `found` gives something true; an error of the connection is not yet."""
+    """Polls until `found` returns a true value; connection errors are retried."""
     until = time.monotonic() + limit
     while time.monotonic() < until:
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def wait_for(what, found, limit=PATIENCE, every=0.05):
 
 
 def started(stack, argv, **more):
-    """A process that ends with the stack."""
+    """Starts a process that ends with the stack."""
     process = subprocess.Popen([str(part) for part in argv], **more)
 
     def end():
@@ -158,12 +158,12 @@ class Proxy:
             raise Wrong(f"{path}: HTTP {error.code}: {error.read().decode()[:300]}") from None
 
     def metric(self, name):
-        """The sum of all samples whose line begins with `name`, labels as far as given."""
+        """The sum of all samples whose line begins with `name` and the given labels."""
         lines = [line for line in self.page("/metrics").splitlines() if line.startswith(name)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def recognised(self, dialect):
-        """Waits until the replica is known to speak `dialect` and has a plan."""
+        """Waits until the replica is identified as `dialect` and has a verification method."""
         wait_for(f"the replica is recognised as {dialect}",
                  lambda: f'"dialect":"{dialect}"' in self.page("/api/replicas").replace(": ", ":"), every=0.2)
 
@@ -193,7 +193,7 @@ def status(pid, name):
 
 
 def processor(pid):
-    """Seconds of processor time so far of its threads that live, to the nanosecond (`stat` counts in hundredths)."""
+    """Processor seconds so far of its live threads, to the nanosecond (`stat` has hundredths)."""
     return sum(int(times.read_text().split()[0]) for times in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
@@ -212,7 +212,7 @@ def fake_engine(stack, kind, *arguments):
     return f"127.0.0.1:{port}"
 
 
-# ------------------------------------------------------------------------------------------------ the wire
+# ---------------------------------------------------------------------------------------- the wire
 
 async def read_head(reader):
     """Lines of a head, or None where the connection ended before its first byte."""
@@ -230,7 +230,7 @@ def fields_of(lines):
 
 
 async def read_body(reader, fields, until_end=False):
-    """The body of a message, and whether it came whole."""
+    """The body of a message, and True if it is complete."""
     try:
         if fields.get(b"transfer-encoding", b"").lower() == b"chunked":
             body = []
@@ -266,7 +266,7 @@ def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-# ------------------------------------------------------------------------------------------------ the backend
+# ------------------------------------------------------------------------------------- the backend
 
 @contextlib.contextmanager
 def backend(serve, *arguments):

@@ -1,4 +1,4 @@
-"""A proxy under test: started before a backend, with its port and its resident memory."""
+"""A proxy under test: started in front of a backend, with its port and its resident memory."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import urllib.request
 
 
 def descriptors(wanted):
-    """Raises the limit of open files of this process and of what it starts."""
+    """Raises the limit of open files of this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise SystemExit(f"{wanted} descriptors are needed, the hard limit is {hard}: a smaller --count, or `ulimit -n`")
@@ -20,7 +20,7 @@ def descriptors(wanted):
 
 
 class Proxy:
-    """`foretell serve` before 127.0.0.1:PORT; ends with the block."""
+    """`foretell serve` in front of 127.0.0.1:PORT; ends with the block."""
 
     def __init__(self, binary, backend, more=""):
         self.folder = tempfile.TemporaryDirectory()
@@ -48,7 +48,7 @@ class Proxy:
         self.folder.cleanup()
 
     def listening(self):
-        """Ports by address, as /proc writes it, of the sockets on which it listens."""
+        """Ports of its listening sockets by address, as /proc writes it."""
         held = set()
         for entry in os.scandir(f"/proc/{self.process.pid}/fd"):
             try:
@@ -70,7 +70,8 @@ class Proxy:
 
 
 async def settled(proxy, below=None, patience=30):
-    """Resident memory once it has not changed by more than 1 % for 2 s; with `below`, at the latest when it is below that."""
+    """Resident memory once it has changed by at most 1 % in 2 s, or as soon as it is below
+    `below`."""
     history = [await asyncio.to_thread(proxy.resident)]
     for _ in range(4 * patience):
         await asyncio.sleep(0.25)

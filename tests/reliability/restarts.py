@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What changes behind and before a running proxy: an engine that restarts, a listener's certificate. Seconds until requests succeed again.
+"""Changes around a running proxy: an engine restarts, a listener's certificate is replaced.
 
     restarts.py [--foretell BIN] [--times N]
 
-Addresses behind a DNS name are changed in `cargo nextest run --test proxy fleet::discovery`, by a resolver of the test's own.
+Prints the seconds until requests succeed again. Changes of addresses behind a DNS name are tested
+in `cargo nextest run --test proxy fleet::discovery`, with a resolver of the test.
 """
 
 import contextlib
@@ -53,8 +54,8 @@ def engine_restarts(args, numbers):
             took.append(time.monotonic() - begun)
             kit.wait_for("it is recognised again", lambda: kit.Proxy.recognised(proxy, "vllm") or True)
             kept.append(time.monotonic() - begun)
-    numbers.most(31, f"an engine that restarts: until a request succeeds, the longest of {args.times}", max(took), 5.0, "s")
-    numbers.tell(31, "and until it is recognised", max(kept), "s")
+    numbers.at_most(31, f"an engine that restarts: until a request succeeds, the longest of {args.times}", max(took), 5.0, "s")
+    numbers.note(31, "and until it is recognised", max(kept), "s")
 
 
 def certificate(folder, serial):
@@ -66,7 +67,7 @@ def certificate(folder, serial):
 
 
 def shown(port):
-    """The certificate that the listener shows, or nothing."""
+    """The certificate of the listener, or nothing."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(("127.0.0.1", port), 5) as raw, context.wrap_socket(raw) as stream:
@@ -85,9 +86,9 @@ def certificates_rotate(args, numbers):
             certificate(folder, serial)
             wanted, begun = (folder / "cert.pem").read_text().strip(), time.monotonic()
             with contextlib.suppress(kit.Wrong):
-                kit.wait_for("the new certificate is shown", lambda: shown(port) == wanted, limit=30)
+                kit.wait_for("the new certificate is used", lambda: shown(port) == wanted, limit=30)
             took.append(time.monotonic() - begun)
-    numbers.most(31, f"a listener's certificate that is replaced: until it is shown, the longest of {args.times}", max(took), 5.0, "s")
+    numbers.at_most(31, f"a listener's certificate that is replaced: until it is shown, the longest of {args.times}", max(took), 5.0, "s")
 
 
 def restarts(args, numbers):

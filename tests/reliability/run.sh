@@ -3,12 +3,12 @@
 #
 #   tests/reliability/run.sh PART        quick | latency | memory | abuse | parsing | faults | lifecycle | tests | soak | all (all but soak)
 #
-# FORETELL names the binary. Exits 2 if a number is beyond what is asked. `latency` needs nginx and wrk, `parsing` nginx (Debian packages), `tests` cargo-nextest
-# or cargo. Loopback only.
+# FORETELL names the binary. Exits 2 if a number is beyond its bound. `latency` needs nginx and wrk,
+# `parsing` nginx (Debian packages), `tests` cargo-nextest or cargo. Loopback only.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-all}
-foretell=$(realpath "${FORETELL:-target/dist/foretell}") # scripts start it in folders of their own
+foretell=$(realpath "${FORETELL:-target/dist/foretell}") # scripts start it in other folders
 here=tests/reliability
 export PATH=$PATH:/usr/sbin PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH=${PYTHONPATH:-}:.cache/python

@@ -3,8 +3,8 @@
 
     tests/reliability/slow_heads.py [--binary target/release/foretell] [--count 9000] [--limit-mib 64]
 
-Prints by how much resident memory grows, and what is left of that when the connections have ended. Exits 2 where it grows by
-more than the limit, or where more than half of the growth stays.
+Prints the growth of resident memory, and the part of it that is left when the connections have
+ended. Exits 2 where it grows by more than the limit, or where more than half of the growth stays.
 """
 
 import argparse
@@ -24,7 +24,7 @@ async def half(port):
 
 
 async def drip(writers):
-    """A byte now and then, as slow clients do."""
+    """A byte from time to time, as slow clients send."""
     while True:
         await asyncio.sleep(2)
         for writer in writers:

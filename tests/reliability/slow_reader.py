@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Clients that read 1 KB/s from a backend that writes as fast as it can: what is kept for them, and whether the backend is held back.
+"""Clients that read 1 KB/s from a fast backend: buffered bytes per stream, and backpressure.
 
     slow_reader.py [--foretell BIN] [--clients N] [--seconds S]
 
-Both ends have small socket buffers, so that what the kernel keeps does not hide what the process keeps. Asked for: at most 128 KiB of resident memory
-per stream, a backend whose writes block, no stream cut.
+Both ends have small socket buffers, so that the kernel's buffers do not hide the process's own.
+Bounds: at most 128 KiB of resident memory per stream, a backend whose writes block, no stream cut.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PIECE = b"x" * 4096
 
 
 async def serve(reader, writer, written):
-    """Writes without end; `written` counts what was taken."""
+    """Writes without end; `written` counts the bytes that were taken."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * kit.KIB)
     writer.transport.set_write_buffer_limits(high=0)
     while (lines := await kit.read_head(reader)) is not None:
@@ -76,11 +76,12 @@ def slow_readers(args, numbers):
         asyncio.run(slow(proxy.address, 1, [0]))
         base = proxy.resident()
         whole, most, (written_before, read_before), (written_end, read_end) = asyncio.run(clients(args, proxy, written))
-    numbers.least(9, "streams that went on to the end", whole, args.clients)
-    numbers.most(9, "resident memory per stream", (most - base) / kit.KIB / args.clients, 128.0, "KiB")
-    numbers.tell(9, "on their way per stream at the end, the kernel's buffers included", (written_end - read_end) / kit.KIB / args.clients, "KiB")
-    # Held back: once the kernel's buffers are full the backend could write hardly more than was read.
-    numbers.most(9, "written by the backend in the last quarter, more than was read, per stream",
+    numbers.at_least(9, "streams that lasted to the end", whole, args.clients)
+    numbers.at_most(9, "resident memory per stream", (most - base) / kit.KIB / args.clients, 128.0, "KiB")
+    numbers.note(9, "in transit per stream at the end, including the kernel's buffers", (written_end - read_end) / kit.KIB / args.clients, "KiB")
+    # Backpressure: once the kernel's buffers are full the backend can write hardly more than was
+    # read.
+    numbers.at_most(9, "written by the backend in the last quarter, more than was read, per stream",
                  max(written_end - written_before - (read_end - read_before), 0) / kit.KIB / args.clients, 128.0, "KiB")
 
 

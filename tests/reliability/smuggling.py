@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Where a request ends: a corpus of heads and framings through Foretell, nginx and h11, before a backend that writes down what it reads.
+"""Request smuggling: a corpus of heads and framings through Foretell, nginx and h11.
 
     smuggling.py [--foretell BIN]
 
-Every request is sent with a second one behind it on the same connection. What reaches the backend is compared: a request that Foretell passes on has to be
-read by the backend as it was sent: one message, its body as the strict reader below reads it, the second
-request as a second message or not at all. nginx and h11 are given the same bytes: where one of them takes a request that
-Foretell takes, both have to agree where it ends. Asked for: at least 200 requests, no disagreement, all the listed breaches refused.
+The backend writes down the messages that it reads. Every request is sent with a second one behind
+it on the same connection, and the messages that reach the backend are compared: a request that
+Foretell passes on must be read by the backend as it was sent: one message, its body as the strict
+reader below reads it, the second request as a second message or not at all. nginx and h11 get the
+same bytes: where one of them accepts a request that Foretell accepts, both must agree on its end.
+Bounds: at least 200 requests, no disagreement, all the listed breaches refused.
 """
 
 import asyncio
@@ -40,8 +42,10 @@ FIRST = "POST /first HTTP/1.1\r\nhost: a\r\n"
 
 
 def corpus():
-    """Pairs of what has to become of a request and its bytes: it is `refused`; it `passes`; `either`, then all read it alike; or it is read by its coding
-    alone and the connection `closes` behind it (RFC 9112, 6.3; docs/reviews.md)."""
+    """Pairs of a required outcome and the bytes of a request.
+
+    Outcomes: it is `refused`; it `passes`; `either`, then all read it alike; or it is read by its
+    coding alone and the connection `closes` after it (RFC 9112, 6.3; docs/reviews.md)."""
     given = []
 
     def add(wanted, *texts):
@@ -49,7 +53,7 @@ def corpus():
 
     chunked = "transfer-encoding: chunked\r\n"
     body = "\r\n2\r\n{}\r\n0\r\n\r\n"
-    # Lengths and codings together, twice, or written otherwise.
+    # Lengths and codings together, twice, or in other spellings.
     for length in ("0", "2", "5", "999"):
         add("closes", f"{FIRST}content-length: {length}\r\n{chunked}{body}", f"{FIRST}{chunked}content-length: {length}\r\n{body}")
     for a, b in itertools.permutations(("0", "2", "3"), 2):
@@ -67,7 +71,7 @@ def corpus():
         add("refused", FIRST + "".join(f"transfer-encoding: {coding}\r\n" for coding in twice) + body)
     for old in ("HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "HTTP/11", "http/1.1", "HTTP/1", "HTTP/1.1 x", "XTTP/1.1"):
         add("refused", f"POST /first {old}\r\nhost: a\r\n{chunked}{body}")
-    # Names and values that two readers take differently.
+    # Names and values that two readers may read differently.
     for name in ("content-length ", "content-length\t", " content-length", "content_length\x00", "content-length\x0b", "content\x7flength",
                  "content-length\r", "content length", "content-length(", "content-length:", "(content-length"):
         add("refused", f"{FIRST}{name}: 2\r\n\r\n{{}}")
@@ -102,7 +106,7 @@ def corpus():
         add("either", f"{FIRST}{chunked}\r\n2\r\n{{}}\r\n0\r\n{trailers}\r\n")
     for trailers in ("x y\r\n", "x\x00: y\r\n", "x : y\r\n"):
         add("refused", f"{FIRST}{chunked}\r\n2\r\n{{}}\r\n0\r\n{trailers}\r\n")
-    # An upgrade that is refused, with a body; what comes after it must not be read as the other protocol.
+    # A refused upgrade with a body; later bytes must not be read as the other protocol.
     for up in ("upgrade: websocket\r\nconnection: upgrade\r\n", "upgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AAMAAABk\r\n",
                "upgrade: x\r\nconnection: upgrade\r\n", "expect: 100-continue\r\n", "connection: content-length\r\n", "connection: transfer-encoding\r\n"):
         add("either", f"{FIRST}{up}content-length: 2\r\n\r\n{{}}", f"{FIRST}{up}{chunked}{body}")
@@ -115,7 +119,7 @@ def corpus():
     return given
 
 
-# ------------------------------------------------------------------------------------------------ the ends
+# ---------------------------------------------------------------------------------------- the ends
 
 async def serve(reader, writer, kept):
     """Writes down each message: target and body. `kept` is a file."""
@@ -129,7 +133,7 @@ async def serve(reader, writer, kept):
 
 
 async def statuses(address, request):
-    """What is answered to the request with the second one behind it."""
+    """The answers to the request with the second one behind it."""
     reader, writer = await asyncio.open_connection(*address)
     found = []
     with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError):
@@ -180,7 +184,7 @@ def start_nginx(stack, backend):
 
 
 class Way:
-    """A proxy before a backend of its own."""
+    """A proxy in front of a separate backend."""
 
     def __init__(self, stack, start):
         self.kept = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "seen"
@@ -195,12 +199,12 @@ class Way:
         return found, [(target, b"" if body == b"-" else bytes.fromhex(body.decode()), how == b"whole") for target, body, how in seen]
 
 
-def told(target):
+def origin_form(target):
     return target.replace(b"http://a", b"")
 
 
 def judge(wanted, given, messages, others):
-    """What is wrong with how Foretell took a request, or None."""
+    """The fault in Foretell's handling of a request, or None."""
     first = [m for m in messages if b"/first" in m[0] and m[2]]
     if wanted == "refused":
         return f"passed on as {messages}, answered {given}" if first or 200 in given[:1] else None
@@ -208,11 +212,11 @@ def judge(wanted, given, messages, others):
         return f"went on: {messages}"
     if wanted == "passes" and not first:
         return f"refused: {given}"
-    if len(first) > 1 or any(told(m[0]) not in (b"/first", b"/second") for m in messages):
+    if len(first) > 1 or any(origin_form(m[0]) not in (b"/first", b"/second") for m in messages):
         return f"became {messages}"
     for name, read in others.items():
-        theirs = [(told(target), body) for target, body in (m[:2] for m in read or [])]
-        if first and theirs and (told(first[0][0]), first[0][1]) != theirs[0]:
+        theirs = [(origin_form(target), body) for target, body in (m[:2] for m in read or [])]
+        if first and theirs and (origin_form(first[0][0]), first[0][1]) != theirs[0]:
             return f"{messages}, but {name} reads {theirs}"
     return None
 
@@ -239,11 +243,11 @@ def smuggling(args, numbers):
         alive = asyncio.run(statuses(ours.address, b"GET /first HTTP/1.1\r\nhost: a\r\n\r\n"))
     for line in wrong:
         print("  " + line)
-    numbers.least(17, "requests of the corpus", len(given), 200)
-    numbers.tell(17, "of them passed on by Foretell", passed)
-    numbers.tell(17, "of them passed on by nginx", by_nginx)
-    numbers.most(17, "taken wrongly, or read otherwise by nginx or h11", len(wrong), 0)
-    numbers.least(17, "answers afterwards", alive.count(200), 2)
+    numbers.at_least(17, "requests of the corpus", len(given), 200)
+    numbers.note(17, "of them passed on by Foretell", passed)
+    numbers.note(17, "of them passed on by nginx", by_nginx)
+    numbers.at_most(17, "handled wrongly, or read differently by nginx or h11", len(wrong), 0)
+    numbers.at_least(17, "answers afterwards", alive.count(200), 2)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""An hour of mixed requests at a modest rate: what stays behind.
+"""An hour of mixed requests at a modest rate: leaks of memory, descriptors and connections.
 
     soak.py [--foretell BIN] [--minutes N] [--rate N]
 
-A fake vLLM behind `foretell serve`. Every second RATE requests: streams and whole answers that are speculated on, relayed ones, errors,
-clients that leave in mid-stream, new connections and kept ones. Resident memory each ten seconds. Asked for: a slope of at
-most 1 MiB per hour after the first ten minutes; at the end open descriptors, connections, requests in flight and the memory
-of bodies as they were before.
+A fake vLLM behind `foretell serve`. RATE requests per second: streams and whole answers that are
+speculated on, relayed ones, errors, clients that disconnect in mid-stream, new and kept
+connections. Resident memory every ten seconds. Bounds: a slope of at most 1 MiB per hour after the
+first ten minutes; at the end open descriptors, connections, requests in flight and the memory of
+bodies as they were before.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import time
 
 import kit
 
-MORE = """memory: { bytes: 4MiB, ttl: 5m }
+MORE = """corpus: { bytes: 4MiB, ttl: 5m }
 drain: { delay: 0s, grace: 1s }"""
 POLICY = """version: 1
 name: soak
@@ -32,25 +33,25 @@ holdback: { start: 0, floor: 0 }
 WARM = 600
 
 
-def body(dice, stream):
-    words = [100 + dice.randrange(8) for _ in range(dice.randrange(16, 200))]
-    told = {"model": "toy", "prompt": words, "max_tokens": dice.randrange(8, 48), "temperature": 0, "stream": stream}
-    return json.dumps(told).encode()
+def body(rng, stream):
+    words = [100 + rng.randrange(8) for _ in range(rng.randrange(16, 200))]
+    request = {"model": "toy", "prompt": words, "max_tokens": rng.randrange(8, 48), "temperature": 0, "stream": stream}
+    return json.dumps(request).encode()
 
 
-async def one(address, dice, counts):
-    """One request on a connection of its own, of a kind drawn by chance."""
-    kind = dice.choices(["stream", "whole", "relayed", "error", "leaves"], [4, 2, 8, 1, 1])[0]
+async def one(address, rng, counts):
+    """One request on a new connection, of a random kind."""
+    kind = rng.choices(["stream", "whole", "relayed", "error", "leaves"], [4, 2, 8, 1, 1])[0]
     reader, writer = await asyncio.open_connection(*address)
     try:
-        for _ in range(dice.choice([1, 1, 3])):
+        for _ in range(rng.choice([1, 1, 3])):
             if kind == "leaves":
-                writer.write(kit.post("/v1/completions", body(dice, True)))
-                await reader.read(dice.randrange(1, 2000))
+                writer.write(kit.post("/v1/completions", body(rng, True)))
+                await reader.read(rng.randrange(1, 2000))
                 counts["left"] += 1
                 return
             path, data = {"relayed": ("/tokenize", b'{"prompt": "some words", "model": "toy"}'),
-                          "error": ("/v1/completions", b'{"prompt": 1e999, ')}.get(kind, ("/v1/completions", body(dice, kind == "stream")))
+                          "error": ("/v1/completions", b'{"prompt": 1e999, ')}.get(kind, ("/v1/completions", body(rng, kind == "stream")))
             status, _, _, whole = await kit.ask(reader, writer, kit.post(path, data))
             counts[kind] += 1
             if not whole or (kind != "error" and status != 200) or (kind == "error" and not 400 <= status < 500):
@@ -62,11 +63,11 @@ async def one(address, dice, counts):
         writer.close()
 
 
-async def loaded(address, seconds, rate, dice, counts, each=None):
+async def loaded(address, seconds, rate, rng, counts, each=None):
     """Open loop: a request every 1/rate seconds."""
     begun, running, number, due = time.monotonic(), set(), 0, 0.0
     while (now := time.monotonic() - begun) < seconds:
-        task = asyncio.ensure_future(one(address, dice, counts))
+        task = asyncio.ensure_future(one(address, rng, counts))
         running.add(task)
         task.add_done_callback(running.discard)
         number += 1
@@ -79,14 +80,16 @@ async def loaded(address, seconds, rate, dice, counts, each=None):
 
 
 def standing(proxy):
-    """What has to be as before once nobody asks for anything."""
+    """Figures that have to be as before once there are no requests."""
     page = {name: proxy.metric(name) for name in ("foretell_requests_in_flight", "foretell_streams_in_flight",
                                                   "foretell_replica_requests_in_flight", "foretell_memory_bytes")}
     return {"descriptors": proxy.descriptors(), "threads": proxy.threads(), **page}
 
 
 def settled(proxy):
-    """The least of each in ten seconds, after ten in which nobody asks: being looked at takes a descriptor now and then."""
+    """The minimum of each in ten seconds, after ten without requests.
+
+    Scrapes sometimes take a descriptor."""
     time.sleep(10)
     looks = []
     for _ in range(20):
@@ -104,12 +107,12 @@ def slope(samples):
 
 
 def soak(args, numbers):
-    dice, counts, samples = random.Random(1), dict.fromkeys(["stream", "whole", "relayed", "error", "left", "failed"], 0), []
+    rng, counts, samples = random.Random(1), dict.fromkeys(["stream", "whole", "relayed", "error", "left", "failed"], 0), []
     with contextlib.ExitStack() as stack:
         engine = kit.fake_engine(stack, "vllm", "--pace-us", 2000)
         proxy = kit.Proxy(stack, args.foretell, kit.toy(engine), MORE, {"soak.yaml": POLICY})
         proxy.recognised("vllm")
-        asyncio.run(loaded(proxy.address, 20, args.rate, dice, counts))
+        asyncio.run(loaded(proxy.address, 20, args.rate, rng, counts))
         base, used = settled(proxy), kit.processor(proxy.pid)
 
         def sample(now):
@@ -120,19 +123,19 @@ def soak(args, numbers):
                 print(f"  {now / 60:.0f} min: {samples[-1][1] / kit.MIB:.2f} MiB{so_far}, {proxy.descriptors()} descriptors, "
                       f"{sum(counts.values())} requests, {counts['failed']} failed, load {kit.load():.0f}", flush=True)
 
-        asyncio.run(loaded(proxy.address, args.minutes * 60, args.rate, dice, counts, sample))
+        asyncio.run(loaded(proxy.address, args.minutes * 60, args.rate, rng, counts, sample))
         used = kit.processor(proxy.pid) - used
         after = settled(proxy)
-        rounds = proxy.metric("foretell_verify_calls_total") or proxy.metric("foretell_rounds_total")
+        rounds = proxy.metric("foretell_verify_requests_total")
     late = [(t, v / kit.MIB) for t, v in samples if t >= WARM] or [(t, v / kit.MIB) for t, v in samples]
-    numbers.tell(10, "requests", sum(counts.values()))
+    numbers.note(10, "requests", sum(counts.values()))
     print("  " + ", ".join(f"{kind} {count:,}" for kind, count in counts.items()) + f"; {rounds:,.0f} rounds")
-    numbers.tell(10, "processor time of foretell", 100 * used / (args.minutes * 60), "% of a core")
-    numbers.tell(10, "resident at the end", late[-1][1], "MiB")
-    numbers.most(10, "failed requests", counts["failed"], 0)
-    numbers.most(10, "slope of resident memory after ten minutes", slope(late), 1.0, "MiB/h")
+    numbers.note(10, "processor time of foretell", 100 * used / (args.minutes * 60), "% of a core")
+    numbers.note(10, "resident at the end", late[-1][1], "MiB")
+    numbers.at_most(10, "failed requests", counts["failed"], 0)
+    numbers.at_most(10, "slope of resident memory after ten minutes", slope(late), 1.0, "MiB/h")
     for name in base:
-        numbers.most(10, f"{name} at the end, more than before (before: {base[name]:,.0f})", after[name] - base[name], 0)
+        numbers.at_most(10, f"{name} at the end, more than before (before: {base[name]:,.0f})", after[name] - base[name], 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A thousand streams that are speculated on at a time: resident memory of each.
+"""A thousand speculated streams at a time: resident memory of each.
 
     speculating.py [--foretell BIN] [--streams N]
 
-A fake vLLM whose every step takes long, so that all of them are under way together. Asked for: at most 256 KiB each, every stream whole and the number
-of its tokens as asked for.
+A fake vLLM with long steps, so that all streams are in flight together. Bounds: at most 256 KiB
+each, every stream complete with the requested number of tokens.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ name: active
 drafters:
   - { kind: prompt_lookup, ngram: { min: 1, max: 8 } }
 gamma: { max: 8, fixed: 4 }
-gates: { waiting: 1000000, kv: 1.0, stale: 24h, latency: 10 }
+gates: { waiting: 1000000, kv: 1.0, stale: 24h, control: 10 }
 holdback: { start: 0, floor: 0 }
 """
 TOKENS = 48
 
 
 async def one(address, number, begun):
-    dice = random.Random(number)
-    told = {"model": "toy", "prompt": [100 + dice.randrange(8) for _ in range(500)], "max_tokens": TOKENS, "temperature": 0, "stream": True,
+    rng = random.Random(number)
+    request = {"model": "toy", "prompt": [100 + rng.randrange(8) for _ in range(500)], "max_tokens": TOKENS, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}}
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(kit.post("/v1/completions", json.dumps(told).encode()))
+    writer.write(kit.post("/v1/completions", json.dumps(request).encode()))
     lines = await kit.read_head(reader)
     begun.append(number)
     body, whole = await kit.read_body(reader, kit.fields_of(lines))
@@ -58,11 +58,11 @@ def speculating(args, numbers):
         asyncio.run(one(proxy.address, 0, []))
         base = proxy.resident()
         ends, most, at_once = asyncio.run(active(args, proxy))
-    numbers.tell(7, "streams at a time, as Foretell counts them", at_once)
-    numbers.tell(7, "rounds per stream", sum(rounds for _, rounds in ends) / len(ends))
-    numbers.most(7, "streams that were not whole", sum(not whole for whole, _ in ends), 0)
-    numbers.least(7, "streams that were speculated on", sum(rounds > 0 for _, rounds in ends), args.streams)
-    numbers.most(7, "resident memory per stream that is speculated on", (most - base) / kit.KIB / args.streams, 256.0, "KiB")
+    numbers.note(7, "streams at a time, as Foretell counts them", at_once)
+    numbers.note(7, "rounds per stream", sum(rounds for _, rounds in ends) / len(ends))
+    numbers.at_most(7, "streams that were not whole", sum(not whole for whole, _ in ends), 0)
+    numbers.at_least(7, "streams that were speculated on", sum(rounds > 0 for _, rounds in ends), args.streams)
+    numbers.at_most(7, "resident memory per stream that is speculated on", (most - base) / kit.KIB / args.streams, 256.0, "KiB")
 
 
 if __name__ == "__main__":

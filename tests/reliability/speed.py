@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Large prompts, saturation and the cost of a decision, beside nginx in the same run.
+"""Large prompts, saturation and the cost of a decision, compared with nginx in the same run.
 
     speed.py [--foretell BIN] [--seconds S] [--rounds N]
 
-nginx answers as the server; nginx and Foretell stand before it and are asked in turn. Large bodies: medians of what each adds to the time without a
-proxy, Foretell to nginx. Saturation: wrk with 64 connections, requests per second, Foretell to nginx, and no 5xx. The decision: processor time of
-Foretell per request with 200 policies of which the last matches, less that with one.
-Asked for here, where the load and all the servers share the cores: at most 1.5 times what nginx adds (the answers of small requests are
-`foretell bench-relay`'s), at least half of nginx's requests per second, at most 5 us for 200 policies.
+nginx is the server; nginx and Foretell are in front of it and are asked in turn. Large bodies:
+medians of the time that each adds to that without a proxy, Foretell to nginx. Saturation: wrk with
+64 connections, requests per second, Foretell to nginx, and no 5xx. The decision: processor time of
+Foretell per request with 200 policies of which the last matches, minus that with one.
+Bounds here, where the load and all the servers share the cores: at most 1.5 times nginx's addition
+(answers of small requests are measured by `foretell bench-relay`), at least half of nginx's
+requests per second, at most 5 us for 200 policies.
 """
 
 import contextlib
@@ -54,9 +56,10 @@ http {
     server { listen 127.0.0.1:%(sink)d backlog=4096; default_type application/json; location / { return 200 '{"object": "list", "data": []}'; } }
 }
 """
-# What is relayed unread passes in pieces; what a policy may speculate on is read first.
+# Bodies that are relayed unread pass in pieces; those that a policy may speculate on are read
+# first.
 SIZES = {"32 KB": 32 << 10, "220 KB": 220_000, "1 MB": 1 << 20, "8 MB": 8 << 20}
-POLICY = "version: 1\nname: p{n}\nmode: ride\nmatch: {{ models: ['other-{n}-*'], headers: {{ x-team: [red, blue] }} }}\n"
+POLICY = "version: 1\nname: p{n}\nmode: plain\nmatch: {{ models: ['other-{n}-*'], headers: {{ x-team: [red, blue] }} }}\n"
 LAST = "version: 1\nname: last\nmode: off\n"
 
 
@@ -68,7 +71,7 @@ def program(name):
 
 
 async def serve(reader, writer):
-    """Reads the whole body, which nginx as a server does not."""
+    """Reads the whole body, unlike nginx as a server."""
     while (lines := await kit.read_head(reader)) is not None:
         fields = kit.fields_of(lines)
         body, _ = await kit.read_body(reader, fields)
@@ -77,7 +80,7 @@ async def serve(reader, writer):
 
 
 def start_nginx(stack, reads):
-    """Addresses of the sink and of nginx before it and before `reads`."""
+    """Addresses of the sink and of nginx in front of it and of `reads`."""
     ports = {"sink": kit.free_port(), "front": kit.free_port(), "reads": reads}
     for name, text in (("sink", SINK), ("front", NGINX)):
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -114,15 +117,15 @@ def prompts(args, numbers, ports):
                 took[way].append(asking.ask(body))
         middle = {way: statistics.median(times) for way, times in took.items()}
         print(f"  {name}: " + ", ".join(f"{way} {ms:.2f} ms" for way, ms in middle.items()))
-        numbers.tell(3, f"{name}: added by Foretell, median", middle["foretell"] - middle["direct"], "ms")
-        numbers.most(3, f"{name}: time through Foretell / through nginx, median", middle["foretell"] / middle["nginx"], 1.5)
+        numbers.note(3, f"{name}: added by Foretell, median", middle["foretell"] - middle["direct"], "ms")
+        numbers.at_most(3, f"{name}: time through Foretell / through nginx, median", middle["foretell"] / middle["nginx"], 1.5)
 
 
 def wrk(port, connections, seconds, *more):
-    told = subprocess.run([program("wrk"), "-t2", f"-c{connections}", f"-d{seconds}s", "--latency", *more, f"http://127.0.0.1:{port}/v1/models"],
+    output = subprocess.run([program("wrk"), "-t2", f"-c{connections}", f"-d{seconds}s", "--latency", *more, f"http://127.0.0.1:{port}/v1/models"],
                           capture_output=True, text=True, check=True).stdout
-    rate = float(re.search(r"Requests/sec:\s*([\d.]+)", told)[1])
-    bad = sum(int(n) for n in re.findall(r"Non-2xx or 3xx responses: (\d+)|(?:connect|read|write) (\d+)", told) for n in n if n)
+    rate = float(re.search(r"Requests/sec:\s*([\d.]+)", output)[1])
+    bad = sum(int(n) for n in re.findall(r"Non-2xx or 3xx responses: (\d+)|(?:connect|read|write) (\d+)", output) for n in n if n)
     return rate, bad
 
 
@@ -134,11 +137,11 @@ def saturation(args, numbers, ports):
             given.append(rate)
             bad += wrong if way == "foretell" else 0
     middle = {way: statistics.median(given) for way, given in rates.items()}
-    numbers.tell(4, "requests per second through Foretell, 64 connections", middle["foretell"])
-    numbers.tell(4, "requests per second through nginx", middle["nginx"])
-    numbers.least(4, "Foretell / nginx", middle["foretell"] / middle["nginx"], 0.5)
+    numbers.note(4, "requests per second through Foretell, 64 connections", middle["foretell"])
+    numbers.note(4, "requests per second through nginx", middle["nginx"])
+    numbers.at_least(4, "Foretell / nginx", middle["foretell"] / middle["nginx"], 0.5)
     _, wrong = wrk(ports["foretell"], 1000, args.seconds)
-    numbers.most(4, "answers other than 2xx, and errors of connections, at 64 and at 1,000 connections", bad + wrong, 0)
+    numbers.at_most(4, "answers other than 2xx, and errors of connections, at 64 and at 1,000 connections", bad + wrong, 0)
 
 
 def decision(args, numbers, backend):
@@ -155,8 +158,8 @@ def decision(args, numbers, backend):
                     asking.ask(b'{"model": "m", "prompt": "a"}')
                 costs.setdefault(count, []).append((kit.processor(proxy.pid) - before) / (args.rounds * 20) * 1e6)
     one, all_of_them = (statistics.median(costs[count]) for count in (1, 200))
-    numbers.tell(5, "processor time of a completion that is relayed, one policy", one, "us")
-    numbers.most(5, "more of it with 200 policies of which the last matches", max(all_of_them - one, 0.0), 5.0, "us")
+    numbers.note(5, "processor time of a completion that is relayed, one policy", one, "us")
+    numbers.at_most(5, "its increase with 200 policies of which the last matches", max(all_of_them - one, 0.0), 5.0, "us")
 
 
 def speed(args, numbers):
@@ -164,7 +167,7 @@ def speed(args, numbers):
         reads = stack.enter_context(kit.backend(serve))
         sink, front = start_nginx(stack, reads)
         readers = kit.Proxy(stack, args.foretell, kit.before(reads))
-        numbers.tell(3, "load of the machine before", kit.load())
+        numbers.note(3, "load of the machine before", kit.load())
         prompts(args, numbers, {"direct": int(reads.split(":")[1]), "nginx": front, "foretell": readers.port})
         proxy = kit.Proxy(stack, args.foretell, kit.before(f"127.0.0.1:{sink}"))
         saturation(args, numbers, {"nginx": front, "foretell": proxy.port})

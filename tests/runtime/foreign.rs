@@ -1,22 +1,23 @@
-//! Models that other tools exported, against what PyTorch makes of the same weights.
+//! Models exported by other tools, compared with PyTorch on the same weights.
 //!
-//! `tests/exports/` holds them, by which commands is in its README.
+//! They are in `tests/exports/`; its README has the export commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use foretell::openai::Sampling;
 use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::drafter::{DraftFault, DrafterService, Noise, Seat};
+use foretell::runtime::drafter::{DraftFault, DrafterService, DrafterSlot, Noise};
 use foretell::runtime::forward::{Feed, Forward, Lane, ModelError, Rows};
 use foretell::runtime::model::{Model, OpenError, Options};
 use foretell::runtime::open::open;
 use foretell::text::Tokenizer;
-use foretell::words::Past;
+use foretell::words::TokenContext;
 use rstest::rstest;
 use serde::Deserialize;
 
-/// What PyTorch gives: a text, the logits after each of its tokens, and its greedy continuation.
+/// Reference from PyTorch: a text, the logits after each of its tokens, and its greedy
+/// continuation.
 #[derive(Deserialize)]
 struct Reference {
     text: String,
@@ -53,11 +54,11 @@ fn rows(model: &mut dyn Forward, lane: Lane, tokens: &[u32], rows: Rows) -> Vec<
 
 fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], within: f32, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
-    for (place, (got, want)) in got.iter().zip(want).enumerate() {
+    for (position, (got, want)) in got.iter().zip(want).enumerate() {
         assert_eq!(got.len(), want.len(), "{what}");
         let worst = got.iter().zip(want).map(|(got, want)| (got - want).abs()).fold(0.0_f32, f32::max);
         assert!(got.iter().all(|value| value.is_finite()), "{what}");
-        assert!(worst <= within, "{what}: off by {worst} at {place}");
+        assert!(worst <= within, "{what}: off by {worst} at {position}");
     }
 }
 
@@ -73,10 +74,7 @@ fn best(row: &[f32]) -> u32 {
 #[case("genai/fp32", 1e-4)]
 #[case("genai/last", 1e-4)]
 #[case("genai/fp16", 5e-2)]
-fn logits_are_those_of_pytorch_whatever_way_tokens_get_into_the_cache(
-    #[case] name: &str,
-    #[case] within: f32,
-) {
+fn logits_are_those_of_pytorch_for_every_way_into_the_cache(#[case] name: &str, #[case] within: f32) {
     let Reference { tokens, logits: want, .. } = reference();
     let mut model = load(name, 2);
     let model = model.as_mut();
@@ -85,9 +83,9 @@ fn logits_are_those_of_pytorch_whatever_way_tokens_get_into_the_cache(
     assert_eq!(model.len(lane), tokens.len());
 
     model.rewind(lane, 0);
-    for (place, token) in tokens.iter().enumerate() {
+    for (position, token) in tokens.iter().enumerate() {
         let row = rows(model, lane, std::slice::from_ref(token), Rows::Last);
-        assert_close(&row, &want[place..=place], within, "step by step");
+        assert_close(&row, &want[position..=position], within, "step by step");
     }
 
     model.rewind(lane, 9);
@@ -134,9 +132,9 @@ fn numbers_of_four_bits_give_the_same_in_every_way_and_choose_mostly_as_pytorch_
     let alike = want.iter().zip(&full).filter(|(a, b)| best(a) == best(b)).count();
     assert!(alike * 3 > tokens.len(), "{alike} of {}", tokens.len());
     model.rewind(lane, 6);
-    for (place, token) in tokens.iter().enumerate().skip(6) {
+    for (position, token) in tokens.iter().enumerate().skip(6) {
         let row = rows(model, lane, std::slice::from_ref(token), Rows::Last);
-        assert_close(&row, &want[place..=place], 1e-3, "step by step");
+        assert_close(&row, &want[position..=position], 1e-3, "step by step");
     }
 }
 
@@ -171,7 +169,7 @@ fn long_feeds_are_split_and_end_at_the_context(#[case] name: &str) {
 #[rstest]
 #[case("optimum/fp32")]
 #[case("genai/fp32")]
-fn what_such_a_model_cannot_do_is_refused_in_words(#[case] name: &str) {
+fn unsupported_operations_of_such_a_model_are_refused(#[case] name: &str) {
     let tokens = reference().tokens;
     let mut model = load(name, 1);
     let lane = model.reserve().unwrap();
@@ -191,9 +189,9 @@ fn what_such_a_model_cannot_do_is_refused_in_words(#[case] name: &str) {
     assert_eq!(model.len(lane), 4);
 }
 
-async fn seat(service: &DrafterService) -> Seat {
+async fn slot(service: &DrafterService) -> DrafterSlot {
     let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
-    service.seat(noise).await.expect("a seat is free")
+    service.slot(noise).await.expect("a slot is free")
 }
 
 #[rstest]
@@ -212,23 +210,23 @@ async fn the_drafter_drafts_what_pytorch_would_write(#[case] name: &str) {
     assert_eq!(tokenizer.encode(&text, false).unwrap(), tokens);
     let service = DrafterService::start(&folder, &options(2)).expect("the drafter opens");
     service.try_out().unwrap();
-    let (seat, other) = (seat(&service).await, seat(&service).await);
+    let (slot, other) = (slot(&service).await, slot(&service).await);
     let ids = |drafted: Vec<(u32, f32)>| drafted.into_iter().map(|(token, _)| token).collect::<Vec<_>>();
     let mut output: Vec<u32> = Vec::new();
     while output.len() + 6 <= continuation.len() {
-        let past = Past::new(&tokens, &output);
-        let elsewhere = Past::new(&tokens[..12], &output[..output.len() / 2]);
-        let (drafted, _) = tokio::join!(seat.draft(past, 6), other.draft(elsewhere, 3));
+        let token_context = TokenContext::new(&tokens, &output);
+        let elsewhere = TokenContext::new(&tokens[..12], &output[..output.len() / 2]);
+        let (drafted, _) = tokio::join!(slot.draft(token_context, 6), other.draft(elsewhere, 3));
         let drafted = ids(drafted.unwrap());
         assert_eq!(drafted, continuation[output.len()..output.len() + 6]);
-        // Half of a draft is refused: the next one begins in the middle of what the cache holds.
+        // Half of a draft is refused: the next one begins in the middle of the cached tokens.
         output.extend(drafted.into_iter().take(3));
     }
-    let past = Past::new(&tokens, &continuation);
-    let shadow = seat.shadow(past, 1).await.unwrap();
+    let token_context = TokenContext::new(&tokens, &continuation);
+    let shadow = slot.shadow(token_context, 1).await.unwrap();
     assert_eq!(shadow[..continuation.len() - 1], continuation[1..]);
     let long = vec![2; 257];
-    assert!(matches!(seat.draft(Past::new(&long, &[]), 1).await, Err(DraftFault::TooLong { .. })));
+    assert!(matches!(slot.draft(TokenContext::new(&long, &[]), 1).await, Err(DraftFault::TooLong { .. })));
 }
 
 /// A copy of an export that a test may damage.
@@ -254,15 +252,15 @@ fn copy_into(from: &Path, to: &Path) {
 fn rename(path: &Path, from: &str, to: &str) {
     assert_eq!(from.len(), to.len());
     let mut bytes = fs::read(path).unwrap();
-    let places: Vec<usize> = bytes
+    let positions: Vec<usize> = bytes
         .windows(from.len())
         .enumerate()
         .filter(|(_, part)| *part == from.as_bytes())
         .map(|it| it.0)
         .collect();
-    assert!(!places.is_empty(), "{from} is not in {}", path.display());
-    for place in places {
-        bytes[place..place + to.len()].copy_from_slice(to.as_bytes());
+    assert!(!positions.is_empty(), "{from} is not in {}", path.display());
+    for position in positions {
+        bytes[position..position + to.len()].copy_from_slice(to.as_bytes());
     }
     fs::write(path, bytes).unwrap();
 }
@@ -304,7 +302,7 @@ fn an_input_of_which_nothing_is_known_is_named() {
     let folder = copy("optimum/fp32");
     rename(&folder.path().join("model.onnx"), "position_ids", "position_idz");
     let message = refusal(folder.path());
-    assert!(message.contains("the graph takes position_idz, of which nothing is known"), "{message}");
+    assert!(message.contains("the graph takes the unknown input position_idz"), "{message}");
 }
 
 #[rstest]
@@ -339,7 +337,7 @@ fn names_and_file_are_taken_from_the_genai_config() {
 }
 
 #[test]
-fn a_folder_without_a_graph_or_with_several_says_what_it_holds() {
+fn a_folder_without_a_graph_or_with_several_lists_its_files() {
     let folder = copy("optimum/fp32");
     let graph = folder.path().join("model.onnx");
     let alone = folder.path().join("model_q4.onnx");
@@ -370,7 +368,7 @@ fn files_that_are_damaged_are_named() {
 }
 
 #[test]
-fn a_target_says_that_it_needs_an_export_of_ours() {
+fn a_target_needs_one_of_our_exports() {
     for name in ["optimum/fp32", "optimum/hub", "genai/fp32"] {
         let refused = Model::open(&exports().join(name), &options(1));
         let Err(error @ OpenError::Foreign { .. }) = refused else { panic!("{name} is not refused") };

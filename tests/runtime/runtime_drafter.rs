@@ -1,4 +1,4 @@
-//! The drafter service over a real model: its drafts are those of the model run plainly.
+//! The drafter service over a real model: its drafts are those of plain decoding by the model.
 //!
 //! Runs on the bundled drafter, or on the model folder that `FORETELL_TEST_DRAFTER` names.
 
@@ -10,7 +10,7 @@ use foretell::runtime::drafter::{DrafterService, Noise};
 use foretell::runtime::forward::{Feed, Forward, Rows};
 use foretell::runtime::model::{Model, Options};
 use foretell::runtime::sampler::Sampler;
-use foretell::words::Past;
+use foretell::words::TokenContext;
 
 fn folder() -> PathBuf {
     std::env::var_os("FORETELL_TEST_DRAFTER").map_or_else(
@@ -23,12 +23,12 @@ fn options(lanes: usize) -> Options {
     Options { device: DeviceChoice::Cpu, lanes, threads: 1, ..Options::default() }
 }
 
-fn past(text: &[u32], prompt_len: usize) -> Past {
+fn token_context(text: &[u32], prompt_len: usize) -> TokenContext {
     let (prompt, output) = text.split_at(prompt_len);
-    Past::new(prompt, output)
+    TokenContext::new(prompt, output)
 }
 
-/// The logits after a text, computed from nothing.
+/// The logits after a text, computed without a cache.
 fn logits(model: &mut Model, text: &[u32]) -> Vec<f32> {
     let lane = model.reserve().unwrap();
     let rows =
@@ -37,7 +37,8 @@ fn logits(model: &mut Model, text: &[u32]) -> Vec<f32> {
     rows.row(0, 0).unwrap().to_vec()
 }
 
-/// Every token of a draft is the plain choice, or as good as it: within what another batch shape may differ.
+/// Every token of a draft is the plain choice, or its score differs by no more than another batch
+/// shape may cause.
 fn assert_drafted(model: &mut Model, sampler: &Sampler, context: &[u32], prompt_len: usize, drafted: &[u32]) {
     let mut text = context.to_vec();
     for &token in drafted {
@@ -63,19 +64,19 @@ async fn drafts_of_many_sessions_at_once_are_those_of_the_plain_model() {
             let temperature = if number % 2 == 0 { 0.0 } else { 0.8 };
             let sampling = Sampling { temperature, ..Sampling::default() };
             let noise = Noise { seed: Some(u64::from(number)), choice: 0, sampling: sampling.clone() };
-            let seat = service.seat(noise).await.expect("six seats");
+            let slot = service.slot(noise).await.expect("six slots");
             let prompt_len = 20 + 60 * number as usize;
             let mut text: Vec<u32> =
                 (0..prompt_len as u32).map(|index| (index * 37 + number) % vocabulary).collect();
             let mut rounds = Vec::new();
             for round in 0..6_usize {
-                let drafted = seat.draft(past(&text, prompt_len), 4).await.unwrap();
+                let drafted = slot.draft(token_context(&text, prompt_len), 4).await.unwrap();
                 let ids: Vec<u32> = drafted.iter().map(|&(token, _)| token).collect();
                 rounds.push((text.clone(), ids.clone()));
                 text.extend(ids.iter().take(round));
                 text.push((round as u32 * 101) % vocabulary);
             }
-            let shadow = seat.shadow(past(&text, prompt_len), 1).await.unwrap();
+            let shadow = slot.shadow(token_context(&text, prompt_len), 1).await.unwrap();
             (Sampler::new(sampling, u64::from(number), 0), prompt_len, rounds, text, shadow)
         }
     });
@@ -85,8 +86,8 @@ async fn drafts_of_many_sessions_at_once_are_those_of_the_plain_model() {
             assert_drafted(&mut model, &sampler, &context, prompt_len, &drafted);
         }
         assert_eq!(shadow.len(), text.len() - prompt_len);
-        for (place, &token) in (prompt_len + 1..=text.len()).zip(&shadow) {
-            assert_drafted(&mut model, &sampler, &text[..place], prompt_len, &[token]);
+        for (position, &token) in (prompt_len + 1..=text.len()).zip(&shadow) {
+            assert_drafted(&mut model, &sampler, &text[..position], prompt_len, &[token]);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The model on ONNX Runtime: whatever way tokens get into the cache, the logits are those of the plain way.
+//! The model on ONNX Runtime: the logits are the same for every way in which tokens get into the
+//! cache.
 //!
 //! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names.
 
@@ -33,7 +34,7 @@ fn chain(lane: Lane, tokens: &[u32], rows: Rows) -> Feed<'_> {
     Feed { lane, tokens, parents: None, rows, draft: None }
 }
 
-/// Logits after each token, fed one by one into a lane of its own.
+/// Logits after each token, fed one by one into a separate lane.
 fn plain(model: &mut Model, tokens: &[u32]) -> Vec<Vec<f32>> {
     let lane = model.reserve().expect("a lane is free");
     let rows = tokens
@@ -75,7 +76,7 @@ fn prefill_in_chunks_equals_token_by_token() {
 }
 
 #[test]
-fn only_the_rows_asked_for_come_back() {
+fn only_requested_rows_are_returned() {
     let mut model = open(2);
     let text = tokens(&model, 2, 200);
     let want = plain(&mut model, &text);
@@ -118,11 +119,11 @@ fn a_ragged_batch_equals_each_alone_however_sets_are_put_together() {
         let logits = model.run(&feeds).unwrap();
         for (feed, &(index, size)) in taken.iter().enumerate() {
             for row in 0..size {
-                let place = done[index] + row;
+                let position = done[index] + row;
                 assert_close(
                     logits.row(feed, row).unwrap(),
-                    &want[index][place],
-                    &format!("text {index} at {place}"),
+                    &want[index][position],
+                    &format!("text {index} at {position}"),
                 );
             }
             done[index] += size;
@@ -227,7 +228,7 @@ fn a_sequence_grows_through_every_length_up_to_the_context_and_no_further() {
 }
 
 #[test]
-fn what_cannot_be_run_is_refused_before_anything_changes() {
+fn invalid_feeds_are_refused_before_any_change() {
     let mut model = open(1);
     let lane = model.reserve().unwrap();
     assert!(model.reserve().is_none());
@@ -244,7 +245,7 @@ fn what_cannot_be_run_is_refused_before_anything_changes() {
 }
 
 #[test]
-fn cuda_that_is_not_there_is_an_error_that_says_what_is_missing() {
+fn missing_cuda_is_an_error_that_names_the_library() {
     let options = Options { device: DeviceChoice::Cuda, lanes: 1, ..Options::default() };
     match Model::open(&folder(), &options) {
         Ok(model) => assert!(model.device().starts_with("cuda"), "{}", model.device()),

@@ -1,7 +1,8 @@
-//! The target on a real model: seeded output is the same however it is computed.
+//! The target on a real model: seeded output does not depend on how it is computed.
 //!
-//! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names. A run of another shape
-//! may round differently; a first difference is only accepted where the two best scores are as good as equal.
+//! Runs on the bundled target, or on the model folder that `FORETELL_TEST_MODEL` names. A run of
+//! another shape may round differently; a first difference is accepted only if the two best scores
+//! are nearly equal.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ use foretell::runtime::model::Options;
 use foretell::runtime::noise::gumbel;
 use foretell::session::accept::{Accept, Judge, Judged, Rule, Walk};
 use foretell::units::TokenId;
-use foretell::words::{Dist, Row, Verdict};
+use foretell::words::{Dist, Row, VerifyResult};
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -83,8 +84,8 @@ fn settings() -> [Value; 3] {
     ]
 }
 
-/// The same tokens; or up to a place where both have as good as the same score, for which another batch shape
-/// may decide otherwise.
+/// The same tokens, or the same up to a position at which both tokens have nearly the same score,
+/// where another batch shape may decide differently.
 async fn assert_same(server: &Server, setting: &Value, prompt: &[u32], want: &[u32], got: &[u32], way: &str) {
     let Some(at) = (0..want.len().max(got.len())).find(|&at| want.get(at) != got.get(at)) else { return };
     let (Some(&one), Some(&other)) = (want.get(at), got.get(at)) else {
@@ -142,22 +143,22 @@ async fn by_trees(server: &Server, setting: &Value, prompt: &[u32], plain: &[u32
     let mut out = Vec::new();
     while out.len() < plain.len() && plain.starts_with(&out) {
         let right = &plain[out.len()..(out.len() + 3).min(plain.len() - 1)];
-        // Every right token has a wrong elder sibling, so the accepted branch has to be moved.
+        // Every right token has a wrong sibling before it, so the accepted branch has to be moved.
         let tokens: Vec<u32> = right.iter().flat_map(|&token| [(token + 1) % 100 + 300, token]).collect();
         let parents: Vec<i64> =
             (0..right.len() as i64).flat_map(|depth| [2 * depth - 1, 2 * depth - 1]).collect();
         let context = [prompt.to_vec(), out.clone()].concat();
         let length = context.len() as u64;
         let body = json!({"context": context, "generated": out.len(), "tokens": tokens, "parents": parents});
-        let verdict = server.ask("/v1/verify", &with(setting, body)).await;
+        let result = server.ask("/v1/verify", &with(setting, body)).await;
         if !out.is_empty() {
-            let cached = verdict["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+            let cached = result["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
             assert_eq!(length - cached, 1, "all but the last token is cached");
         }
-        let accepted = ids(&verdict["accepted"]);
+        let accepted = ids(&result["accepted"]);
         out.extend(accepted.iter().map(|&node| tokens[node as usize]));
         let last = accepted.last().map_or(0, |&node| node as usize + 1);
-        out.push(verdict["rows"][last]["sample"].as_u64().unwrap() as u32);
+        out.push(result["rows"][last]["sample"].as_u64().unwrap() as u32);
     }
     out
 }
@@ -175,23 +176,24 @@ async fn a_chat_is_answered_with_the_models_own_template() {
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
 }
 
-/// The law that a place really has under a relaxed rule, by ten thousand draws of the target itself: the draft token comes
-/// out as often as the rule's formula says, and no further from the target's own law than what the ledger was charged.
+/// Empirical distribution of a position under a lossy rule, from ten thousand draws of the target
+/// itself: the draft token is as frequent as by the rule's formula, and the distance from the
+/// target's own distribution is within the ledger's charge.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
+async fn ten_thousand_draws_of_one_position_lie_within_the_ledger() {
     const DRAWS: usize = 10_000;
     const AT_ONCE: usize = 100;
     let server = serve().await;
     let sampling = json!({"temperature": 0.9, "top_p": 0.95});
     let tokens = server.ask("/tokenize", &json!({"prompt": PROMPT})).await;
-    // The place of the prompt whose second choice is likeliest: likely, and often not taken.
+    // The prompt position with the likeliest second choice: likely, and often not sampled.
     let all = ids(&tokens["tokens"]);
     let ask = with(&sampling, json!({"context": all[..1], "tokens": all[1..], "top_logprobs": 3}));
     let rows = server.ask("/v1/verify", &ask).await["rows"].clone();
-    let second = |place: usize| rows[place]["top"][1][1].as_f64().unwrap_or(f64::NEG_INFINITY);
-    let place = (0..all.len()).max_by(|&a, &b| second(a).total_cmp(&second(b))).unwrap();
-    let context = all[..=place].to_vec();
-    let drafted = rows[place]["top"][1][0].as_u64().unwrap() as TokenId;
+    let second = |row: usize| rows[row]["top"][1][1].as_f64().unwrap_or(f64::NEG_INFINITY);
+    let row = (0..all.len()).max_by(|&a, &b| second(a).total_cmp(&second(b))).unwrap();
+    let context = all[..=row].to_vec();
+    let drafted = rows[row]["top"][1][0].as_u64().unwrap() as TokenId;
     let draft = Tree::chain(&[drafted], Source::Model, Features::default());
     let ask =
         with(&sampling, json!({"context": context, "tokens": [drafted], "parents": [-1], "top_logprobs": 3}));
@@ -229,11 +231,11 @@ async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
         let (mut kept, mut own, mut charged) = (0_usize, 0_usize, 0.0);
         for (number, &sample) in samples.iter().enumerate() {
             let first = Row { dist: Some(dist.clone()), entropy: row["entropy"].as_f64(), ..Row::of(sample) };
-            let verdict = Verdict { rows: vec![first, behind.clone()], ..Verdict::default() };
+            let result = VerifyResult { rows: vec![first, behind.clone()], ..VerifyResult::default() };
             let mut judge = Judge::new(accept.clone(), number as u64);
             let judged = Judged {
                 draft: &draft,
-                verdict: &verdict,
+                result: &result,
                 context: context.len(),
                 output: 0,
                 tolerance,
@@ -248,7 +250,7 @@ async fn ten_thousand_draws_of_one_place_lie_within_the_ledger() {
         let share = |count: usize| count as f64 / DRAWS as f64;
         let spread = 4.0 * (0.25 / DRAWS as f64).sqrt();
         assert!((share(own) - p).abs() < spread, "the target's own: {} of {p}", share(own));
-        // Only the draft token gains, so that is the whole distance.
+        // Only the draft token gains probability, so this is the total variation distance.
         let moved = share(kept) - p;
         assert!((moved - charged).abs() < spread, "{rule:?}: {moved} moved, {charged} charged");
         assert!(charged > 0.01, "{rule:?} is too tame: {charged}");

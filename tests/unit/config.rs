@@ -1,4 +1,5 @@
-//! Settings: what is good is understood, and everything that is bad is told at once, with its place.
+//! Settings: valid files are parsed, and all errors of a file are reported at once, with their
+//! lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +10,7 @@ use foretell::config::effect::{self, Kind};
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
-    self, Device, Dialect, PlanName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
+    self, Device, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
 };
 use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
 use foretell::openai::Route;
@@ -44,7 +45,7 @@ fn check_table(table: &str, parse: impl Fn(&str) -> Result<(), Vec<Problem>>) ->
 }
 
 #[test]
-fn every_bad_file_is_told_exactly_what_is_wrong_with_it() {
+fn every_bad_file_has_exact_errors() {
     let processes = check_table(BAD_PROCESS, |source| process::parse("f", source).map(|_| ()));
     let policies = check_table(BAD_POLICY, |source| policy::parse("f", source).map(|_| ()));
     assert!(processes + policies >= 60, "{processes} + {policies}");
@@ -66,11 +67,11 @@ fn an_almost_empty_process_file_is_the_documented_one() {
     assert_eq!(empty, Process::default());
     let mut full = process::parse("f", include_str!("../../deploy/foretell.yaml")).unwrap();
     let mut backend = full.backends.pop().unwrap();
-    // The plans that are written down are named, though they are the usual ones.
-    assert!(std::mem::replace(&mut backend.plans.explicit, false));
+    // Explicit verification methods are marked as such, even if they are the defaults.
+    assert!(std::mem::replace(&mut backend.methods.explicit, false));
     full.drafters.clear();
     full.listen = empty.listen.clone();
-    // It is beside no policies of its own, and what is written down is waited for.
+    // This file has no policies next to it, and an explicit drain delay is waited for.
     assert!(full.policies == Path::new("../policies") && !full.drain.early && empty.drain.early);
     (full.policies, full.drain.early) = (empty.policies.clone(), true);
     assert_eq!(full, empty);
@@ -96,7 +97,7 @@ backends:
     dialect: sglang
     replicas: { dns: "a:1" }
     models: [{ id: m, tokenizer: some/file.json }]
-    plans: { allow: [tree] }
+    verify: { allow: [tree] }
     budget: { switchback: null }
     billed: true
   - name: b
@@ -121,7 +122,7 @@ backends:
         Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
     );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
-    assert_eq!(backend.plans.allow, [PlanName::Tree]);
+    assert_eq!(backend.methods.allow, [MethodName::Tree]);
     let other = &process.backends[1];
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
@@ -156,7 +157,7 @@ fn a_policy_file_is_understood() {
 }
 
 #[test]
-fn a_policy_that_says_nothing_is_the_built_in_one() {
+fn an_empty_policy_is_the_built_in_one() {
     let built_in = policy::built_in().unwrap();
     let built_in = built_in.policies()[0].as_ref();
     assert_eq!(built_in.name, "default");
@@ -219,7 +220,7 @@ fn a_temperature_that_is_not_known_matters_only_where_it_is_bounded() {
     let subject = Subject { temperature: Fact::Unknown("nobody said"), ..subject(&headers) };
     let of = |source: &str| policy(&format!("match: {source}"));
     assert_eq!(of("{}").matches(&subject), Fact::Known(true));
-    assert_eq!(of("{ models: [x] }").matches(&subject), Fact::Known(false), "whatever the temperature");
+    assert_eq!(of("{ models: [x] }").matches(&subject), Fact::Known(false), "for any temperature");
     let bounded = of("{ temperature: { max: 0.6 } }");
     assert_eq!(bounded.matches(&subject), Fact::Unknown("nobody said"));
     assert_eq!(
@@ -296,7 +297,7 @@ fn variables_of_the_environment_stand_for_values_of_the_process_file_and_of_no_p
         loaded.process.backends[0].replicas,
         Replicas::Urls(vec!["http://engine:8000".parse().unwrap()])
     );
-    assert_eq!(loaded.warnings, Vec::<String>::new(), "what a variable stands for is what counts");
+    assert_eq!(loaded.warnings, Vec::<String>::new(), "the value of the variable counts");
     let models = loaded.policies.policies()[0].matcher.models.clone().unwrap();
     assert_eq!(models[0].as_str(), "${HOST}");
 
@@ -338,7 +339,7 @@ fn addresses_may_leave_the_ip_out() {
         let source = format!("version: 1\nlisten: [{{ address: \"{wrong}\" }}]\n");
         assert!(process::parse("f", &source).is_err(), "{wrong}");
     }
-    // To be open to others is a wish that the admin API needs a token for, however it is said.
+    // A non-loopback admin address needs a token, also if it is set by a flag.
     let flags = Flags { admin: Some(":9464".to_owned()), ..Flags::default() };
     let told = lines(&load(&flags, &BTreeMap::new()).unwrap_err());
     assert!(told.starts_with("--admin: admin.address: open to others without a token"), "{told}");
@@ -360,14 +361,13 @@ fn a_server_without_a_tokenizer_of_its_own_is_given_one_by_a_flag() {
     );
     for backend in [None, Some("onnx:some/folder")] {
         let told = lines(&load(&flags(backend, &path), &BTreeMap::new()).unwrap_err());
-        let says =
-            "--tokenizer: backends[0].models[0].tokenizer: no server for it, allowed beside --backend URL";
+        let says = "--tokenizer: backends[0].models[0].tokenizer: no server for it, allowed together with --backend URL";
         assert!(told.starts_with(says), "{told}");
     }
 }
 
 #[test]
-fn a_bad_flag_is_told_by_its_name() {
+fn a_bad_flag_is_named() {
     let flags = Flags {
         listen: Some("here".to_owned()),
         dialect: Some("onyx".to_owned()),
@@ -411,7 +411,7 @@ fn without_policy_files_the_built_in_one_is_there() {
 }
 
 #[test]
-fn what_is_wrong_in_several_files_is_told_at_once() {
+fn errors_of_several_files_are_reported_at_once() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "policies/a.yaml", "version: 1\nname: x\n");
     write(folder.path(), "policies/b.yaml", "version: 1\nmode: auto\nname: x\n");
@@ -424,9 +424,10 @@ fn what_is_wrong_in_several_files_is_told_at_once() {
         load_from(folder.path(), process).unwrap_err(),
         "/policies/b.yaml:3: name: not unique, allowed a name that no other policy has, got \"x\"\n\
          /policies/c.yaml:5: drafters[1].model: not declared under drafters of the process file, allowed draft-same|draft-other, got \"draft-sane\"; did you mean draft-same?\n\
-         /policies/d.yaml:3: mode: unknown value, allowed off|shadow|ride|auto, got \"on\"\n"
+         /policies/d.yaml:3: mode: unknown value, allowed off|shadow|plain|auto, got \"on\"\n"
     );
-    // A process file that cannot be read declares nothing, which is not the policies' fault.
+    // A process file that cannot be read declares nothing, which is not reported as an error of the
+    // policies.
     let told = load_from(folder.path(), "version: 1\nmode: x\ndrafters: {}\n").unwrap_err();
     assert!(told.starts_with("/foretell.yaml:2: mode:") && !told.contains("declared"), "{told}");
 }
@@ -454,7 +455,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         "version: 1\nname: y\naccept: { rule: exact }\ngamma: { fixed: null }\n",
     );
     let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, text: false }\ntenant: { header: x-t }\n\
-                   limits: { sessions: 3 }\nmemory:\n  bytes: 1MiB\n";
+                   limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n";
     let loaded = load_from(folder.path(), process).unwrap();
     let named = folder.path().display().to_string();
     let told: Vec<String> = loaded.warnings.iter().map(|line| line.replace(&named, "")).collect();
@@ -465,8 +466,8 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
              max_drift_rate, and each answer says what it was charged",
             "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
              allows more with every token",
-            "/policies/a.yaml:13: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps",
-            "tenant.header: x-t is never believed: tenant.trusted_peers names nobody",
+            "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
+            "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",
             "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",
         ]
     );
@@ -513,7 +514,7 @@ fn every_file_that_is_shipped_is_good() {
         assert!(!files.is_empty(), "{folder}");
         files
     };
-    // The other files of that folder are of programs beside; tests/deploy reads those.
+    // The other files of that folder belong to other programs; tests/deploy reads those.
     for (file, text) in yaml_in("deploy").into_iter().filter(|(file, _)| file.ends_with("/foretell.yaml")) {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
         assert_eq!(
@@ -530,7 +531,7 @@ fn as_json(text: &str) -> Option<serde_json::Value> {
     serde_saphyr::from_str(text).ok()
 }
 
-/// What a schema cannot say, and `check` does.
+/// Errors that a schema cannot express and `check` reports.
 const BEYOND_A_SCHEMA: [&str; 8] = [
     "bounds the wrong way round",
     "n-grams the wrong way round",
@@ -572,15 +573,15 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     for (name, source, _) in
         cases(BAD_POLICY).into_iter().filter(|(name, ..)| !BEYOND_A_SCHEMA.contains(name))
     {
-        // What is no YAML at all is no matter of a schema.
+        // Text that is not YAML is outside the scope of a schema.
         assert!(as_json(&source).is_none_or(|value| !schema.is_valid(&value)), "{name} passes");
     }
 }
 
-/// The same of the process file.
+/// The same for the process file.
 const BEYOND_THE_PROCESS_SCHEMA: [&str; 12] = [
     "a key twice",
-    // The reader of this test takes YAML 1.1's `yes` for `true`.
+    // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
     "a network that is none",
     "a replica twice",
@@ -614,7 +615,8 @@ fn the_schema_of_the_process_file_is_the_reader_s_and_takes_what_it_takes() {
     }
 }
 
-/// Each by itself, before a process file that has a backend and nothing else; and nothing in it names a file beside it.
+/// Each policy alone, with a process file that has only a backend; and it refers to no file next to
+/// it.
 #[test]
 fn the_examples_pass_wherever_they_are_copied_to() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -629,7 +631,7 @@ fn the_examples_pass_wherever_they_are_copied_to() {
     }
 }
 
-/// 200 files cut off or with one byte changed: each is taken as a whole or changes nothing.
+/// 200 files, truncated or with one byte changed: each is applied as a whole or changes nothing.
 #[test]
 fn a_damaged_file_is_taken_whole_or_not_at_all() {
     let good = include_str!("../../policies/examples/ide-code.yaml");
@@ -639,15 +641,15 @@ fn a_damaged_file_is_taken_whole_or_not_at_all() {
         parse_policies(&[("a.yaml".to_owned(), text)], &process)
     };
     let store = PolicyStore::new(read(good.as_bytes()).unwrap());
-    let mut dice = foretell::units::Dice::new(10);
+    let mut rng = foretell::units::SplitMix64::new(10);
     let (mut taken, mut refused) = (0, 0);
     for round in 0..200 {
         let mut bytes = good.as_bytes().to_vec();
-        let at = dice.below(bytes.len() as u64) as usize;
+        let at = rng.below(bytes.len() as u64) as usize;
         if round % 2 == 0 {
             bytes.truncate(at);
         } else {
-            bytes[at] = dice.below(256) as u8;
+            bytes[at] = rng.below(256) as u8;
         }
         let before = store.current().policies()[0].label();
         if let Ok(policies) = store.reload(|| read(&bytes), |_| Ok(())) {

@@ -1,4 +1,4 @@
-//! `foretell check` and `foretell explain`, as people read them.
+//! Text output of `foretell check` and `foretell explain`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,7 +67,7 @@ impl Folder {
 const ONE_BACKEND: &str = "version: 1\nbackends: [{ name: a, dialect: onnx, replicas: [\"http://a:1\"] }]\n";
 
 #[test]
-fn good_settings_are_told_with_their_revisions_and_warnings() {
+fn good_settings_are_listed_with_revisions_and_warnings() {
     let fixed = "version: 1\nname: sweep\ngamma: { fixed: 4 }\n";
     let folder = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("policies/a.yaml", fixed)]);
     let (code, told) = folder.check();
@@ -75,7 +75,7 @@ fn good_settings_are_told_with_their_revisions_and_warnings() {
     assert_eq!(
         told,
         "foretell.yaml: ok\npolicies/a.yaml: ok\n\
-         warning: policies/a.yaml:3: gamma.fixed: 4 leaps whatever it costs: it is for tests and sweeps\n\
+         warning: policies/a.yaml:3: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps\n\
          backends: a\npolicies: sweep@"
             .to_owned()
             + &foretell::config::values::Revision::of(fixed.as_bytes()).to_string()
@@ -98,7 +98,7 @@ fn a_model_here_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn bad_settings_are_told_all_at_once_with_exit_code_64() {
+fn bad_settings_are_reported_at_once_with_exit_code_64() {
     let folder = Folder::new(&[
         ("foretell.yaml", "version: 1\nmode: on\nlimts: {}\n"),
         ("policies/a.yaml", "version: 1\nname: x\ngamma: { max: 99 }\n"),
@@ -108,14 +108,14 @@ fn bad_settings_are_told_all_at_once_with_exit_code_64() {
     assert_eq!(
         told,
         "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
-         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|memory|ready|policies|observe, got limts; did you mean limits?\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|corpus|ready|policies|observe, got limts; did you mean limits?\n\
          policies/a.yaml:3: gamma.max: out of range, allowed 1..=32, got 99\n\
          3 errors\n"
     );
 }
 
 #[test]
-fn that_no_backend_is_named_is_held_against_no_policy() {
+fn a_missing_backend_is_not_an_error_of_a_policy() {
     let folder = Folder::new(&[("policies/a.yaml", "version: 1\nname: x\n")]);
     let (code, told) = folder.check();
     assert_eq!(code, 64);
@@ -125,7 +125,7 @@ fn that_no_backend_is_named_is_held_against_no_policy() {
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"12345678"}],"temperature":0.7}"#;
 
 #[test]
-fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
+fn an_explanation_names_parameters_policies_and_the_result() {
     let folder = Folder::new(&[
         ("foretell.yaml", ONE_BACKEND),
         (
@@ -142,31 +142,31 @@ fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
     assert_eq!(
         told,
         format!(
-            "undecided: whether it may leap is not decided at step server: the server was not asked\n\
-             asked        nobody: what a server would say is not known\n\
+            "undecided: whether it may be speculated on is not decided at step server: the server was not asked\n\
+             asked        nobody: the server's properties are not known\n\
              route        chat\n\
              model        m (backend a, replica a/0 at http://a:1/)\n\
              temperature  0.7\n\
              prompt       2 tokens (estimated: a quarter of the bytes)\n\
-             steps, of which the first that does not pass counts\n  \
+             steps (the first that does not pass decides)\n  \
                client       passed   the client asks for nothing\n  \
                mode         passed   auto\n  \
                fleet        passed   some server may be able to verify\n  \
                encoding     passed   the body is not compressed\n  \
                body         passed   its parameters do not prevent it\n  \
                backend      passed   a\n  \
-               session      passed   there is a place for one more\n  \
+               session      passed   a session slot is free\n  \
                server       unknown  the server was not asked\n  \
                dialect      unknown  it depends on the server, which is not known\n  \
                policy       passed   rest@{rest} matches\n  \
                permission   unknown  it depends on the server, which is not known\n  \
-               plans        unknown  it depends on the server, which is not known\n  \
+               verify       unknown  it depends on the server, which is not known\n  \
                drafters     passed   some drafter drafts\n\
              parameters\n  \
                model                        carried (openai)\n  \
                messages                     carried (openai)\n  \
                temperature                  carried (openai)\n\
-             policies, of which the first that matches counts\n  \
+             policies (the first that matches applies)\n  \
                code@{}                does not match: models wants *coder*, got m; temperature wants ..=0.5, got 0.7\n  \
                rest@{rest}                matches (mode auto)\n\
              drafters\n  \
@@ -178,28 +178,28 @@ fn an_explanation_in_words_names_parameters_policies_and_the_verdict() {
 
 #[rstest]
 #[case::plain("", "", CHAT, &[], "undecided", None)]
-#[case::off("mode: off", "", CHAT, &[], "bypassed", Some("off"))]
+#[case::off("mode: off", "", CHAT, &[], "relayed", Some("off"))]
 #[case::observe("mode: observe", "", CHAT, &[], "undecided", Some("observe"))]
-#[case::client_off("", "", CHAT, &["X-Foretell: off"], "bypassed", Some("client"))]
-#[case::client_unreadable("", "", CHAT, &["X-Foretell: gama=3"], "bypassed", Some("client"))]
-#[case::client_rides("", "", CHAT, &["x-foretell: ride"], "undecided", Some("client"))]
+#[case::client_off("", "", CHAT, &["X-Foretell: off"], "relayed", Some("client"))]
+#[case::client_unreadable("", "", CHAT, &["X-Foretell: gama=3"], "relayed", Some("client"))]
+#[case::client_plain("", "", CHAT, &["x-foretell: plain"], "undecided", Some("client"))]
 #[case::client_may_not("client: { control: off }", "", CHAT, &["x-foretell: off"], "undecided", None)]
-#[case::encoded("", "", CHAT, &["content-encoding: gzip"], "bypassed", Some("encoded"))]
-#[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "bypassed", Some("body"))]
-#[case::no_body("", "", "[1]", &[], "bypassed", Some("body"))]
-#[case::no_place("limits: { sessions: 0 }", "", CHAT, &[], "bypassed", Some("sessions"))]
-#[case::no_policy("", "match: { models: [other] }", CHAT, &[], "bypassed", Some("no_policy"))]
-#[case::policy_off("", "mode: off", CHAT, &[], "bypassed", Some("policy"))]
-#[case::policy_rides("", "mode: ride", CHAT, &[], "undecided", Some("policy"))]
+#[case::encoded("", "", CHAT, &["content-encoding: gzip"], "relayed", Some("encoded"))]
+#[case::too_large("limits: { speculate_body: 10B }", "", CHAT, &[], "relayed", Some("body"))]
+#[case::no_body("", "", "[1]", &[], "relayed", Some("body"))]
+#[case::no_session_slot("limits: { sessions: 0 }", "", CHAT, &[], "relayed", Some("sessions"))]
+#[case::no_policy("", "match: { models: [other] }", CHAT, &[], "relayed", Some("no_policy"))]
+#[case::policy_off("", "mode: off", CHAT, &[], "relayed", Some("policy"))]
+#[case::policy_plain("", "mode: plain", CHAT, &[], "undecided", Some("policy"))]
 #[case::policy_shadows("", "mode: shadow", CHAT, &[], "undecided", Some("shadow"))]
-#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1]}"#, &[], "bypassed", Some("tools"))]
-#[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "bypassed", Some("unknown_parameter"))]
-#[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("billed"))]
-#[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
-#[case::predicted("backends: [{ name: a, dialect: openai, plans: { allow: [prediction] }, replicas: ['http://a:1'] }]", "", CHAT, &[], "bypassed", Some("no_plan"))]
+#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1]}"#, &[], "relayed", Some("tools"))]
+#[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "relayed", Some("unknown_parameter"))]
+#[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("billed"))]
+#[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]
+#[case::predicted("backends: [{ name: a, dialect: openai, verify: { allow: [prediction] }, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]
 #[case::nobody("backends: []", "", CHAT, &[], "failed", Some("no_backend"))]
-#[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "bypassed", Some("policy"))]
-#[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "bypassed", Some("no_policy"))]
+#[case::tenant("tenant: { header: x-tenant, trusted_peers: [10.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("policy"))]
+#[case::strange_tenant("tenant: { header: x-tenant, trusted_peers: [11.0.0.0/8] }", "match: { tenants: [ide] }\nmode: off", CHAT, &["x-tenant: ide"], "relayed", Some("no_policy"))]
 #[case::bounded_temperature("", "match: { temperature: { max: 0.5 } }\nmode: off", r#"{"model":"m","prompt":"x"}"#, &[], "undecided", None)]
 fn an_explanation_gives_the_path_and_the_reason(
     #[case] process: &str,
@@ -246,7 +246,7 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
 }
 
 #[test]
-fn what_cannot_be_explained_is_a_usage_error() {
+fn an_invalid_explain_call_is_a_usage_error() {
     let folder = Folder::new(&[("request.json", CHAT)]);
     assert_eq!(folder.explain(&["no header"], false).0, 64);
     let nothing = Folder::new(&[]);
@@ -258,7 +258,8 @@ fn what_cannot_be_explained_is_a_usage_error() {
     );
 }
 
-/// A policy that wants a drafter which the process file does not have is good with the stanza that `check` prints.
+/// A policy with a drafter that the process file lacks is valid with the stanza that `check`
+/// prints.
 #[test]
 fn check_prints_what_the_process_file_lacks() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -266,7 +267,7 @@ fn check_prints_what_the_process_file_lacks() {
     let (code, told) = Folder::new(&[("foretell.yaml", ONE_BACKEND), ("policies/a.yaml", text)]).check();
     assert_eq!(code, 64, "{told}");
     let (_, stanza) =
-        told.split_once("the process file wants, with the folder of each model:\n").expect(&told);
+        told.split_once("add to the process file, with the folder of each model:\n").expect(&told);
     let models = root.join("onnx/models").display().to_string();
     let process = format!("{ONE_BACKEND}{}", stanza.replace("onnx/models", &models));
     let (code, told) = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", text)]).check();

@@ -1,7 +1,9 @@
-//! The controller before one engine and one client at a time: ranges of speed, leaping and cost.
+//! The controller with one engine and one client at a time: ranges of speed, share of speculated
+//! requests and cost.
 //!
-//! A verify call costs a stair of four tokens, the pace has a heavy tail, and the drafter computes on the engine's own
-//! processor, as on a machine where both run on the same cores. What fleets do is in `tests/control`.
+//! The cost of a verify request rises in steps of four tokens, step times have a heavy tail, and
+//! the drafter shares the engine's processor, as on a machine where both run on the same cores.
+//! Fleets are tested in `tests/control`.
 
 use foretell::lab::sim::drafter::DrafterSpec;
 use foretell::lab::sim::engine::EngineSpec;
@@ -20,7 +22,7 @@ use rstest::rstest;
 struct Machine {
     /// One target step for one token.
     token: f64,
-    /// What four more tokens in a step cost.
+    /// Cost of four more tokens in a step.
     four: f64,
     /// One call over HTTP.
     call: f64,
@@ -30,12 +32,12 @@ struct Machine {
 
 /// The inflated target of the bench.
 const SLOW: Machine = Machine { token: 15.5, four: 2.8, call: 0.6, right: None };
-/// The target as it is.
+/// The target without inflation.
 const FAST: Machine = Machine { token: 1.8, four: 0.5, call: 0.6, right: None };
 /// A backend far away: a call costs more than two tokens.
 const FAR: Machine = Machine { token: 15.0, four: 2.0, call: 40.0, right: None };
 /// A backend for which more tokens in a step cost as much as more steps.
-const DEAR: Machine = Machine { token: 15.0, four: 55.0, call: 1.0, right: None };
+const EXPENSIVE: Machine = Machine { token: 15.0, four: 55.0, call: 1.0, right: None };
 
 impl Machine {
     fn curve(self) -> Curve {
@@ -63,7 +65,8 @@ fn played(setup: &Setup, mode: Mode) -> Record {
     World::play(Setup { mode, ..setup.clone() }).expect("exact")
 }
 
-/// Seconds from the first token to the last: reading the prompt is the same for all, and long where tokens are dear.
+/// Seconds from the first token to the last: prefill is the same for all modes, and long where
+/// tokens are expensive.
 fn writing(served: &Served) -> f64 {
     served.ended.seconds_since(served.first)
 }
@@ -72,7 +75,7 @@ fn seconds(served: &[Served]) -> f64 {
     served.iter().map(writing).sum()
 }
 
-fn leapt(served: &[Served]) -> usize {
+fn speculations(served: &[Served]) -> usize {
     served.iter().filter(|served| served.summary.as_ref().is_some_and(|summary| summary.speculated)).count()
 }
 
@@ -82,8 +85,8 @@ const REWRITE: Copied = Copied::Rewrite(0.05);
 #[rstest]
 #[case::far_rewrite(FAR, Copied::Rewrite(0.02), 2.0, 6.0)]
 #[case::far_completion(Machine { right: Some(0.6), ..FAR }, FRESH, 0.97, 1.02)]
-#[case::dear_rewrite(DEAR, REWRITE, 0.96, 1.3)]
-#[case::dear_completion(Machine { right: Some(0.7), ..DEAR }, FRESH, 0.96, 1.1)]
+#[case::expensive_rewrite(EXPENSIVE, REWRITE, 0.96, 1.3)]
+#[case::expensive_completion(Machine { right: Some(0.7), ..EXPENSIVE }, FRESH, 0.96, 1.1)]
 #[case::slow_rewrite(SLOW, REWRITE, 2.2, 6.0)]
 #[case::slow_rewrite_with_model(Machine { right: Some(0.3), ..SLOW }, REWRITE, 2.2, 6.0)]
 #[case::slow_completion(Machine { right: Some(0.65), ..SLOW }, FRESH, 1.25, 2.3)]
@@ -100,26 +103,26 @@ fn the_speed_is_in_its_range(
     #[case] high: f64,
 ) {
     let setup = machine.setup(text, 30);
-    let (ride, auto) = (played(&setup, Mode::Ride), played(&setup, Mode::Auto));
-    let ratio = seconds(&ride.served) / seconds(&auto.served);
-    let leapt = leapt(&auto.served);
-    let seen = format!("ratio {ratio:.3}, leapt {leapt} of 30, drafter {:.2} s", auto.drafting);
+    let (plain_run, auto) = (played(&setup, Mode::Plain), played(&setup, Mode::Auto));
+    let ratio = seconds(&plain_run.served) / seconds(&auto.served);
+    let speculations = speculations(&auto.served);
+    let seen = format!("ratio {ratio:.3}, {speculations} of 30 speculated, drafter {:.2} s", auto.drafting);
     println!("{seen}");
     assert!((low..=high).contains(&ratio), "{seen}");
-    // Where nothing leaps, the drafter has computed for nothing but to find that out.
-    assert!(leapt > 0 || auto.drafting < 0.02 * seconds(&auto.served), "{seen}");
+    // Without speculation the drafter has computed only for drafter evaluation.
+    assert!(speculations > 0 || auto.drafting < 0.02 * seconds(&auto.served), "{seen}");
 }
 
 #[test]
-fn a_backend_that_turns_dear_is_left_and_one_that_turns_cheap_is_found_again() {
+fn speculation_stops_when_a_backend_becomes_expensive_and_resumes_when_inexpensive() {
     let setup = SLOW.setup(REWRITE, 70);
-    let plain = played(&setup, Mode::Ride);
-    // Ten requests, a minute and a half in which it is dear, and the rest.
-    let leaping = played(&setup, Mode::Auto);
-    let dear = leaping.served[9].ended;
-    let cheap = Tick(dear.0 + 90_000_000);
+    let plain = played(&setup, Mode::Plain);
+    // Ten requests, a minute and a half in which tokens are expensive, and the rest.
+    let speculating = played(&setup, Mode::Auto);
+    let expensive = speculating.served[9].ended;
+    let inexpensive = Tick(expensive.0 + 90_000_000);
     let mut changing = setup.clone();
-    changing.engine.changes = vec![(dear, DEAR.curve()), (cheap, SLOW.curve())];
+    changing.engine.changes = vec![(expensive, EXPENSIVE.curve()), (inexpensive, SLOW.curve())];
     let auto = played(&changing, Mode::Auto);
     let during = |from: Tick, until: Tick| {
         let within = |served: &&Served| served.began >= from && served.ended <= until;
@@ -131,21 +134,22 @@ fn a_backend_that_turns_dear_is_left_and_one_that_turns_cheap_is_found_again() {
         (count, took / f64::from(count))
     };
     let plain = seconds(&plain.served) / 70.0;
-    let (first, second, third) = (during(Tick(0), dear), during(dear, cheap), during(cheap, auto.ended));
-    println!("plain {plain:.2} s; cheap {first:?}, dear {second:?}, again {third:?}");
-    assert!(plain / first.1 > 2.0 && first.0 >= 8, "cheap {first:?}");
-    assert!(plain / second.1 > 0.94 && second.0 >= 10, "dear {second:?}");
+    let (first, second, third) =
+        (during(Tick(0), expensive), during(expensive, inexpensive), during(inexpensive, auto.ended));
+    println!("plain {plain:.2} s; inexpensive {first:?}, expensive {second:?}, again {third:?}");
+    assert!(plain / first.1 > 2.0 && first.0 >= 8, "inexpensive {first:?}");
+    assert!(plain / second.1 > 0.94 && second.0 >= 10, "expensive {second:?}");
     assert!(plain / third.1 > 1.5 && third.0 >= 20, "again {third:?}");
 }
 
 #[test]
-fn texts_are_the_same_whoever_serves_them() {
+fn texts_are_the_same_in_every_mode() {
     let scripts: Scripts =
         Kind { prompt: 50, output: 60, vary: 0.5, copied: REWRITE, agreement: Agreement::Even(0.5) }
             .scripts(20, 1);
     let mut setup = Machine { right: Some(0.5), ..FAST }.setup(REWRITE, 1);
     setup.streams = vec![Stream::one_client(scripts)];
-    for mode in [Mode::Direct, Mode::Ride, Mode::Auto, Mode::Fixed(0), Mode::Fixed(3)] {
+    for mode in [Mode::Direct, Mode::Plain, Mode::Auto, Mode::Fixed(0), Mode::Fixed(3)] {
         let tokens = played(&setup, mode).served.iter().map(|served| served.tokens).sum::<usize>();
         assert_eq!(tokens, setup.streams[0].scripts.iter().map(|script| script.output.len()).sum::<usize>());
     }

@@ -1,9 +1,9 @@
-//! Which requests may leap: every parameter of the table at a harmless and at a harmful value, every reason,
-//! and what an eligible request is understood to say.
+//! Eligibility of requests for speculation: every parameter of the table at a harmless and at a
+//! harmful value, every reason, and the parsed form of an eligible request.
 
 use foretell::openai::parameters::{Field, Plain, TABLE, Treatment, find};
 use foretell::openai::{Judgement, Prompt, Request, Route, judge, understand};
-use foretell::words::BypassReason as R;
+use foretell::words::RelayReason as R;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,8 @@ fn base(route: Route) -> Map<String, Value> {
     body.as_object().unwrap().clone()
 }
 
-/// The base request with one more parameter, which may be a member such as `stream_options.include_usage`.
+/// The base request with one more parameter, which may be a member such as
+/// `stream_options.include_usage`.
 fn with(route: Route, name: &str, value: &Value) -> String {
     let mut body = base(route);
     match name.split_once('.') {
@@ -30,10 +31,10 @@ fn with(route: Route, name: &str, value: &Value) -> String {
     Value::Object(body).to_string()
 }
 
-fn verdict(route: Route, body: &str) -> Result<Request, (R, Option<String>)> {
+fn result(route: Route, body: &str) -> Result<Request, (R, Option<String>)> {
     match judge(route, body.as_bytes()) {
         Judgement::Eligible(request) => Ok(*request),
-        Judgement::Bypass { reason, parameter } => Err((reason, parameter)),
+        Judgement::Relay { reason, parameter } => Err((reason, parameter)),
     }
 }
 
@@ -49,7 +50,7 @@ fn plain_value(plain: Plain) -> Value {
     }
 }
 
-/// A value that is carried and one that is not, with the reason, for every field.
+/// For every field a value that is carried, one that is not, and the reason.
 fn samples(field: Field) -> (Value, Value, R) {
     match field {
         Field::Model => (json!("m"), json!(7), R::Body),
@@ -82,10 +83,10 @@ fn samples(field: Field) -> (Value, Value, R) {
 }
 
 #[test]
-fn every_row_of_the_table_does_what_it_says() {
+fn every_row_of_the_table_is_applied() {
     for route in ROUTES {
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
-            let judged = |value: &Value| verdict(route, &with(route, row.name, value)).map(|_| ());
+            let judged = |value: &Value| result(route, &with(route, row.name, value)).map(|_| ());
             let refused = |reason| Err((reason, Some(row.name.to_owned())));
             assert_eq!(judged(&Value::Null).is_err(), ["model", "prompt", "messages"].contains(&row.name));
             match row.treatment {
@@ -101,13 +102,13 @@ fn every_row_of_the_table_does_what_it_says() {
                     }
                     assert_eq!(judged(&json!("something else")), refused(reason), "{}", row.name);
                 }
-                Treatment::Bypass(reason) => assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name),
+                Treatment::Relay(reason) => assert_eq!(judged(&json!("x")), refused(reason), "{}", row.name),
             }
         }
     }
 }
 
-/// Written down from the schemas themselves, so that no row can get lost.
+/// Copied from the engines' schemas, so that no row can get lost.
 #[rstest]
 #[case::openai_completions(
     Route::Completions,
@@ -190,12 +191,12 @@ fn no_field_of_a_schema_is_missing(#[case] route: Route, #[case] names: &str) {
     R::Structured,
     Some("regex")
 )]
-fn a_completion_that_may_not_leap_says_why(
+fn an_ineligible_completion_has_a_reason(
     #[case] body: &str,
     #[case] reason: R,
     #[case] parameter: Option<&str>,
 ) {
-    assert_eq!(verdict(Route::Completions, body).map(|_| ()), Err((reason, parameter.map(str::to_owned))));
+    assert_eq!(result(Route::Completions, body).map(|_| ()), Err((reason, parameter.map(str::to_owned))));
 }
 
 #[rstest]
@@ -213,9 +214,9 @@ fn a_completion_that_may_not_leap_says_why(
 #[case::unknown_key(json!([{"role": "user", "content": "x", "mood": "good"}]), R::UnknownParameter)]
 #[case::unknown_part(json!([{"role": "user", "content": [{"type": "hologram"}]}]), R::UnknownParameter)]
 #[case::marked_part(json!([{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}]), R::UnknownParameter)]
-fn messages_that_may_not_leap_say_why(#[case] messages: Value, #[case] reason: R) {
+fn ineligible_messages_have_a_reason(#[case] messages: Value, #[case] reason: R) {
     let body = with(Route::Chat, "messages", &messages);
-    assert_eq!(verdict(Route::Chat, &body).map(|_| ()), Err((reason, Some("messages".to_owned()))));
+    assert_eq!(result(Route::Chat, &body).map(|_| ()), Err((reason, Some("messages".to_owned()))));
 }
 
 #[test]
@@ -225,7 +226,7 @@ fn a_full_completion_is_understood() {
         "logit_bias": {"9": 1.5, "4": -100}, "seed": 7, "stop": "\n\n", "stop_token_ids": [5],
         "include_stop_str_in_output": true, "min_tokens": 2, "ignore_eos": true, "stream": true,
         "stream_options": {"include_usage": true}, "return_token_ids": true, "user": "u", "n": 1, "echo": false});
-    let request = verdict(Route::Completions, &body.to_string()).unwrap();
+    let request = result(Route::Completions, &body.to_string()).unwrap();
     assert_eq!(request.prompt, Prompt::Ids(vec![1, 2, 3]));
     assert_eq!((request.model.as_str(), request.max_tokens), ("m", Some(64)));
     let sampling = &request.sampling;
@@ -254,7 +255,7 @@ fn a_chat_is_understood_and_the_newer_limit_wins_in_any_order() {
         let body = format!(
             r#"{{"model":"m","messages":[{{"role":"system","content":[{{"type":"text","text":"abcd"}}]}},{{"role":"user","name":"u","content":"é"}}],{limits},"prediction":{{"type":"content","content":[{{"type":"text","text":"a"}},{{"type":"text","text":"b"}}]}},"tool_choice":"none","logprobs":false}}"#
         );
-        let request = verdict(Route::Chat, &body).unwrap();
+        let request = result(Route::Chat, &body).unwrap();
         assert_eq!(request.max_tokens, Some(9));
         assert_eq!(request.prediction.as_deref(), Some("ab"));
         assert!(
@@ -267,12 +268,12 @@ fn a_chat_is_understood_and_the_newer_limit_wins_in_any_order() {
 
 #[test]
 fn one_text_in_a_list_is_one_text() {
-    let request = verdict(Route::Completions, r#"{"model":"m","prompt":["x"]}"#).unwrap();
+    let request = result(Route::Completions, r#"{"model":"m","prompt":["x"]}"#).unwrap();
     assert_eq!(request.prompt, Prompt::Text("x".to_owned()));
 }
 
 #[test]
-fn explaining_tells_about_every_parameter_and_not_only_the_first() {
+fn explaining_lists_every_parameter_and_not_only_the_first() {
     let body = br#"{"model":"m","regex":"a","prompt":"x","bogus":1,"echo":null}"#;
     let (_, findings) = understand(Route::Completions, body).unwrap();
     let told: Vec<_> = findings.iter().map(|f| (f.parameter.as_str(), f.row.is_some(), f.refused)).collect();
@@ -291,7 +292,7 @@ fn explaining_tells_about_every_parameter_and_not_only_the_first() {
 fn every_reason_has_a_name_of_its_own() {
     let names: std::collections::BTreeSet<&str> = R::ALL.iter().map(|reason| reason.name()).collect();
     let expected = "off client policy no_policy route body encoded parameter unknown_parameter defaults_unknown \
-        structured tools reasoning multimodal choices seed tokenizer no_plan unreachable balanced billed sessions memory fault";
+        structured tools reasoning multimodal choices seed tokenizer no_verify_method unreachable balanced billed sessions memory fault";
     assert_eq!(names, expected.split_whitespace().collect());
     assert!(R::ALL.iter().all(|reason| !reason.words().is_empty()));
 }

@@ -1,11 +1,12 @@
-//! Exactness of the core: its law by full enumeration, its text by identity with the plain run.
+//! Exactness of the core: its output distribution by full enumeration, its text by identity with
+//! plain decoding.
 
 mod ahead;
 mod backend;
 mod bugs;
+mod distribution;
 mod drawn;
 mod greedy;
-mod law;
 mod lossy;
 mod sampled;
 mod seeded;

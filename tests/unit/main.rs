@@ -1,4 +1,5 @@
-//! The rooms by themselves: no socket, no model that computes, nothing to fetch. `make quick` runs these.
+//! The layers in isolation: no socket, no model computation, no downloads. `make quick` runs these
+//! tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 #![allow(clippy::float_cmp, reason = "what was written is read back")]
 
@@ -12,5 +13,5 @@ mod session;
 mod sim;
 mod text;
 mod text_models;
-mod tongues;
+mod trained_tokenizers;
 mod translate;

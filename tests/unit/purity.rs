@@ -1,18 +1,18 @@
-//! The house keeps its order: a room uses only rooms below it, pure rooms touch no world, and no function takes more
-//! than can be read.
+//! Architecture rules: a layer uses only the layers below it, pure layers have no side effects, and
+//! no function has too many parameters.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The rooms from top to bottom. A room may use those that stand after it.
+/// The layers from top to bottom. A layer may use those after it.
 const ROOMS: [&str; 22] = [
     "cli",
     "lab",
     "app",
     "admin",
     "gateway",
-    "drive",
+    "serving",
     "observe",
     "onnx_server",
     "runtime",
@@ -31,13 +31,13 @@ const ROOMS: [&str; 22] = [
     "units",
 ];
 
-/// Rooms without sockets, clocks and randomness of their own.
+/// Layers without sockets, clocks and random numbers of their own.
 const PURE: [&str; 8] = ["policy", "dialect", "openai", "text", "session", "control", "draft", "words"];
 
-/// Where a pure room may read a file after all: tokenizers can be opened by their path.
+/// The exception in which a pure layer may read a file: tokenizers can be opened by their path.
 const READS: (&str, &str) = ("src/text.rs", "std::fs");
 
-/// What a pure file may not name. The list is of words, matched at their boundaries, comments left out.
+/// Words that a pure file may not contain, matched at word boundaries outside of comments.
 const FORBIDDEN: [&str; 14] = [
     "tokio",
     "hyper",
@@ -55,7 +55,7 @@ const FORBIDDEN: [&str; 14] = [
     "std::thread",
 ];
 
-/// Most parameters of a function, `self` among them.
+/// Maximum number of parameters of a function, including `self`.
 const PARAMETERS: usize = 7;
 
 fn root() -> &'static Path {
@@ -85,7 +85,7 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     files.into_iter().map(named).collect()
 }
 
-/// The room of a source file; none for `lib.rs` and `main.rs`.
+/// The layer of a source file; none for `lib.rs` and `main.rs`.
 fn room(file: &str) -> Option<&str> {
     let path = file.strip_prefix("src/")?;
     let room = path.split('/').next()?;
@@ -99,9 +99,10 @@ fn code(text: &str) -> String {
     code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-// ---------------------------------------------------------------------------------------------- layers
+// ------------------------------------------------------------------------ Layers
 
-/// The paths below the crate that a file names: what follows `crate::`, or as many `super::` as lead there.
+/// The paths from the crate root that a file names: after `crate::`, or after enough `super::` to
+/// reach it.
 fn paths(file: &str, code: &str) -> Vec<String> {
     let depth = file.matches('/').count();
     let way_up = "super::".repeat(depth);
@@ -133,16 +134,16 @@ fn members(rest: &str) -> Vec<String> {
     pieces.iter().map(|piece| piece.trim().trim_end_matches("::").to_owned()).collect()
 }
 
-/// Why a file may not name this path, if it may not.
+/// Reason for which a file may not name this path, if any.
 fn upward(file: &str, path: &str) -> Option<String> {
-    let place = |room: &str| ROOMS.iter().position(|known| *known == room);
+    let position = |room: &str| ROOMS.iter().position(|known| *known == room);
     let (own, other) = (room(file)?, path.split("::").next()?);
-    let (from, to) = (place(own)?, place(other)?);
+    let (from, to) = (position(own)?, position(other)?);
     (to < from).then(|| format!("{file}: {own} uses {path}, which is above it"))
 }
 
 #[test]
-fn a_room_uses_only_rooms_below_it() {
+fn a_layer_uses_only_layers_below_it() {
     let mut found = Vec::new();
     for (file, text) in sources("src") {
         found.extend(paths(&file, &code(&text)).iter().filter_map(|path| upward(&file, path)));
@@ -151,7 +152,7 @@ fn a_room_uses_only_rooms_below_it() {
 }
 
 #[test]
-fn every_room_has_its_place_and_its_line_on_the_map() {
+fn every_layer_is_declared_and_on_the_map() {
     let map = fs::read_to_string(root().join("src/lib.rs")).expect("readable");
     let declared = map.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'));
     let declared: BTreeSet<&str> = declared.collect();
@@ -160,24 +161,24 @@ fn every_room_has_its_place_and_its_line_on_the_map() {
         assert!(map.contains(&format!("[`{room}`]")), "lib.rs has no link to {room}");
     }
     for (file, _) in sources("src") {
-        assert!(room(&file).is_none_or(|room| ROOMS.contains(&room)), "{file} is in no room");
+        assert!(room(&file).is_none_or(|room| ROOMS.contains(&room)), "{file} is in no layer");
     }
 }
 
 #[test]
-fn the_reading_of_paths_sees_every_way_to_name_another_room() {
+fn every_way_to_name_another_layer_is_found() {
     let file = "src/draft/tree.rs";
-    let code = "use crate::{units, session::{Start, Rules},\n  gateway::proxy};\nuse crate::drive;\nlet a = crate::app::start();\n\
+    let code = "use crate::{units, session::{Start, Rules},\n  gateway::proxy};\nuse crate::serving;\nlet a = crate::app::start();\n\
                 use super::super::control::Run;\nuse super::merge;\nuse mycrate::cli;";
     assert_eq!(
         paths(file, code),
-        ["units", "session", "gateway::proxy", "drive", "app::start", "control::Run"]
+        ["units", "session", "gateway::proxy", "serving", "app::start", "control::Run"]
     );
     assert!(upward(file, "gateway::proxy").is_some() && upward(file, "units").is_none());
     assert!(upward("src/lib.rs", "cli").is_none());
 }
 
-// ---------------------------------------------------------------------------------------------- purity
+// ------------------------------------------------------------------------ Purity
 
 fn names(line: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -185,7 +186,7 @@ fn names(line: &str, word: &str) -> bool {
         .any(|(at, _)| !part(line[..at].chars().next_back()) && !part(line[at + word.len()..].chars().next()))
 }
 
-/// What a file names that it may not; its unit tests may read files.
+/// The forbidden words in a file; its unit tests are exempt.
 fn impurities(file: &str, text: &str) -> Vec<String> {
     let code = code(text);
     let lines = code.lines().enumerate();
@@ -197,7 +198,7 @@ fn impurities(file: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn pure_rooms_touch_no_world_and_read_no_clock() {
+fn pure_layers_have_no_side_effects_and_read_no_clock() {
     let files = sources("src");
     for pure in PURE {
         let own = files.iter().filter(|(file, _)| room(file) == Some(pure) && !file.ends_with("tests.rs"));
@@ -212,7 +213,7 @@ fn the_check_sees_what_it_forbids() {
     assert!(impurities("f", "// tokio would do this\nlet sort = import(report);").is_empty());
 }
 
-// ------------------------------------------------------------------------------------------ parameters
+// -------------------------------------------------------------------- Parameters
 
 /// The functions of a text with more parameters than are allowed.
 fn too_many(code: &str) -> Vec<String> {
@@ -225,7 +226,7 @@ fn too_many(code: &str) -> Vec<String> {
     functions.filter(|(_, count)| *count > PARAMETERS).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// How many parameters a signature has that begins at the end of the function's name.
+/// Number of parameters of a signature that begins at the end of the function's name.
 fn parameters(signature: &str) -> usize {
     let (mut level, mut open, mut commas, mut last) = (0_i32, false, 0, ' ');
     let mut filled = false;
@@ -253,8 +254,9 @@ fn parameters(signature: &str) -> usize {
 }
 
 #[test]
-fn no_function_takes_more_than_can_be_read() {
-    // Unit tests are left to the lint: what draws many values for a property is no function that anybody calls.
+fn no_function_has_too_many_parameters() {
+    // Unit tests are left to the lint: a property that draws many values is not called by other
+    // code.
     let files = sources("src").into_iter().filter(|(file, _)| !file.ends_with("tests.rs"));
     let of = |(file, text): (String, String)| {
         too_many(&code(&text)).into_iter().map(move |name| (file.clone(), name)).collect::<Vec<_>>()

@@ -1,17 +1,17 @@
-//! The session step by step: what it asks for after each event, and how every fault ends.
+//! The session step by step: its actions after each event, and the outcome of every fault.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::control::costs::NODES_MAX;
-use foretell::control::{Control, Heat, Way};
-use foretell::draft::{Company, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
+use foretell::control::{Control, TemperatureBucket, Way};
+use foretell::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
 use foretell::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, RidePlan, Rules,
+    Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, PlainRequest, Rules,
     Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Plan, Put, RideReason, Row, Verdict};
+use foretell::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
 use rstest::rstest;
 
 /// Token n is the n-th letter.
@@ -31,7 +31,7 @@ impl Decode for Letters {
     }
 }
 
-/// A session, its clock, and what it has asked for.
+/// A session, its clock, and its actions.
 struct Desk {
     session: Session,
     control: Arc<Control>,
@@ -64,7 +64,7 @@ impl Desk {
         Self { session, control, now, text: String::new(), tokens: Vec::new() }
     }
 
-    /// What the session asks for; pieces of output are collected.
+    /// The session's actions; pieces of output are collected.
     fn asks(&mut self) -> Vec<(ActionId, Action)> {
         let mut asked = Vec::new();
         while let Some((id, action)) = self.session.poll() {
@@ -90,29 +90,30 @@ impl Desk {
         self.tell(id, Event::Token { tokens: vec![token], text, tail: Tail::Open })
     }
 
-    /// The first ride, its prompt "abcabc" told.
-    fn ride(&mut self) -> ActionId {
+    /// The first call, with its prompt "abcabc" reported.
+    fn plain(&mut self) -> ActionId {
         let asked = self.asks();
-        let [(id, Action::Ride(RidePlan::First))] = asked[..] else { panic!("{asked:?}") };
+        let [(id, Action::Plain(PlainRequest::First))] = asked[..] else { panic!("{asked:?}") };
         assert_eq!(self.tell(id, Event::Prompt(vec![0, 1, 2, 0, 1, 2])), []);
         id
     }
 
-    /// Rides one token and leaps; the verify call and its draft.
-    fn leap(&mut self) -> (ActionId, Tree) {
-        let ride = self.ride();
-        let asked = self.token(ride, 0);
-        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, Plan::Tree, _))] = &asked[..] else {
+    /// Decodes one token plainly and speculates; returns the verify request and its draft.
+    fn take_step(&mut self) -> (ActionId, Tree) {
+        let plain = self.plain();
+        let asked = self.token(plain, 0);
+        let [(_, Action::Cancel(gone)), (id, Action::Verify(draft, VerifyMethod::Tree, _))] = &asked[..]
+        else {
             panic!("{asked:?}")
         };
-        assert_eq!(*gone, ride);
+        assert_eq!(*gone, plain);
         (*id, Tree::clone(draft))
     }
 }
 
 fn rules() -> Rules {
     Rules {
-        plans: vec![Plan::Tree],
+        methods: vec![VerifyMethod::Tree],
         gamma_fixed: Some(2),
         lookups: vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
         ..Rules::default()
@@ -125,12 +126,12 @@ fn desk() -> Desk {
 
 fn rows(samples: &[TokenId]) -> Event {
     let rows = samples.iter().copied().map(Row::of).collect();
-    Event::Verdict(Verdict { rows, ..Verdict::default() })
+    Event::VerifyResult(VerifyResult { rows, ..VerifyResult::default() })
 }
 
-/// The one action asked for is a ride on; its id.
-fn rides_on(asked: &[(ActionId, Action)]) -> ActionId {
-    let Some((id, Action::Ride(RidePlan::Continue { .. }))) = asked.last() else { panic!("{asked:?}") };
+/// The last action continues plain decoding; returns its id.
+fn stays_plain(asked: &[(ActionId, Action)]) -> ActionId {
+    let Some((id, Action::Plain(PlainRequest::Continue { .. }))) = asked.last() else { panic!("{asked:?}") };
     *id
 }
 
@@ -140,9 +141,9 @@ fn summary(asked: &[(ActionId, Action)]) -> Summary {
 }
 
 #[test]
-fn a_round_emits_the_accepted_run_and_one_token_more() {
+fn a_round_emits_the_accepted_run_and_one_more_token() {
     let mut desk = desk();
-    let (verify, draft) = desk.leap();
+    let (verify, draft) = desk.take_step();
     assert_eq!(draft.path(1), [1, 2]);
     let asked = desk.tell(verify, rows(&[1, 2, 7]));
     assert_eq!(desk.text, "abch");
@@ -152,11 +153,11 @@ fn a_round_emits_the_accepted_run_and_one_token_more() {
 }
 
 #[test]
-fn a_session_accounts_for_its_lookups_as_they_grow() {
+fn the_memory_of_a_session_includes_its_growing_lookups() {
     let grown = |lookups: Vec<LookupSpec>| {
         let mut desk = Desk::new(Rules { lookups, ..rules() }, Ending::default());
         let fresh = desk.session.bytes();
-        let (verify, _) = desk.leap();
+        let (verify, _) = desk.take_step();
         desk.tell(verify, rows(&[1, 2, 7]));
         (fresh, desk.session.bytes())
     };
@@ -164,7 +165,7 @@ fn a_session_accounts_for_its_lookups_as_they_grow() {
     let (fresh, once) = grown(vec![one.clone()]);
     let (_, twice) = grown(vec![one.clone(), one]);
     let lookup = twice - once;
-    // Ten tokens: their ids, and at least a state of 24 bytes for each.
+    // Ten tokens: their ids, and a state of at least 24 bytes for each.
     assert!(lookup >= 10 * (4 + 24), "{lookup}");
     assert!(once - fresh >= 10 * 28, "{fresh} to {once}");
 }
@@ -189,12 +190,12 @@ fn an_object_is_drafted_by_the_schema_in_the_prompt_from_its_first_quote_on() {
     let lookups = vec![LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true }];
     let mut desk = Desk::new(Rules { lookups, shared, gamma_fixed: Some(4), ..rules() }, Ending::default());
     let asked = desk.asks();
-    let [(ride, Action::Ride(RidePlan::First))] = asked[..] else { panic!("{asked:?}") };
+    let [(plain, Action::Plain(PlainRequest::First))] = asked[..] else { panic!("{asked:?}") };
     let tokens = |text: &str| text.bytes().map(TokenId::from).collect::<Vec<_>>();
-    // Longer than what is read at one token event.
+    // Longer than the part that is read per token event.
     let prompt = format!("{}{{\"properties\": {{\"on\": {{\"const\": true}}}}}}", " ".repeat(1_100));
-    desk.tell(ride, Event::Prompt(tokens(&prompt)));
-    let asked = desk.token(ride, b'{'.into());
+    desk.tell(plain, Event::Prompt(tokens(&prompt)));
+    let asked = desk.token(plain, b'{'.into());
     let [_, (verify, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert!(draft.is_empty(), "a brace alone may be anything: {draft:?}");
     let asked = desk.tell(*verify, rows(&tokens("\"")));
@@ -208,9 +209,10 @@ fn an_object_is_drafted_by_the_schema_in_the_prompt_from_its_first_quote_on() {
     assert_eq!((desk.session.summary().drafted, desk.session.summary().accepted), (8, 8));
 }
 
-/// What was learnt of verify calls by a plan: seconds by number of nodes, for contexts like the tests'.
-fn cost(desk: &Desk, plan: Plan) -> Option<Vec<f64>> {
-    let way = Way::by(plan, 0);
+/// Learnt costs of verify requests by a method: seconds by number of nodes, for contexts like those
+/// of the tests.
+fn cost(desk: &Desk, method: VerifyMethod) -> Option<Vec<f64>> {
+    let way = Way::by(method, 0);
     desk.control.with(|learnt| {
         let measured = learnt.costs.verify_measured(way);
         measured.then(|| (0..=NODES_MAX).map(|nodes| learnt.costs.verify(way, nodes)).collect())
@@ -218,163 +220,175 @@ fn cost(desk: &Desk, plan: Plan) -> Option<Vec<f64>> {
 }
 
 #[test]
-fn a_call_is_booked_to_the_plan_that_was_used_and_to_the_nodes_that_were_put() {
-    let rules = Rules { plans: vec![Plan::Score, Plan::FanOut], gamma_fixed: Some(4), ..rules() };
+fn a_cost_is_recorded_for_the_used_method_and_the_sent_nodes() {
+    let rules =
+        Rules { methods: vec![VerifyMethod::Score, VerifyMethod::FanOut], gamma_fixed: Some(4), ..rules() };
     let mut desk = Desk::new(rules, Ending::default());
-    let ride = desk.ride();
-    let asked = desk.token(ride, 0);
-    let Some((score, Action::Verify(_, Plan::Score, _))) = asked.last() else { panic!("{asked:?}") };
-    // The score decides nothing after 10 ms; the fan-out that follows takes 10 ms more.
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
+    let Some((score, Action::Verify(_, VerifyMethod::Score, _))) = asked.last() else { panic!("{asked:?}") };
+    // The score decides nothing and takes 10 ms; the fan-out after it takes 10 ms more.
     let asked = desk.tell(*score, rows(&[]));
-    let Some((fan_out, Action::Verify(_, Plan::FanOut, _))) = asked.last() else { panic!("{asked:?}") };
-    assert_eq!(cost(&desk, Plan::FanOut), None, "not called yet");
-    let put = Some(Put { plan: Plan::FanOut, nodes: 1 });
-    let asked =
-        desk.tell(*fan_out, Event::Verdict(Verdict { rows: vec![Row::of(9)], put, ..Verdict::default() }));
-    let fan_out = cost(&desk, Plan::FanOut).expect("measured");
+    let Some((fan_out, Action::Verify(_, VerifyMethod::FanOut, _))) = asked.last() else {
+        panic!("{asked:?}")
+    };
+    assert_eq!(cost(&desk, VerifyMethod::FanOut), None, "not called yet");
+    let put = Some(Put { method: VerifyMethod::FanOut, nodes: 1 });
+    let asked = desk.tell(
+        *fan_out,
+        Event::VerifyResult(VerifyResult { rows: vec![Row::of(9)], put, ..VerifyResult::default() }),
+    );
+    let fan_out = cost(&desk, VerifyMethod::FanOut).expect("measured");
     assert!((fan_out[1] - 0.010).abs() < 1e-9, "10 ms with one node: {fan_out:?}");
-    assert_eq!(cost(&desk, Plan::Score), None, "the first call after a ride shows what the switch costs");
-    let Some((_, Action::Verify(_, Plan::Score, _))) = asked.last() else { panic!("{asked:?}") };
+    assert_eq!(
+        cost(&desk, VerifyMethod::Score),
+        None,
+        "the first verify request after plain decoding includes the cost of the switch"
+    );
+    let Some((_, Action::Verify(_, VerifyMethod::Score, _))) = asked.last() else { panic!("{asked:?}") };
 }
 
 #[rstest]
-#[case::refused(Event::Fault(Fault::Verify), RideReason::VerifyFault)]
-#[case::drafter(Event::Fault(Fault::Draft), RideReason::VerifyFault)]
-#[case::a_row_more(rows(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]), RideReason::VerifyFault)]
-#[case::too_long(Event::Fault(Fault::TooLong), RideReason::ContextTooLong)]
-#[case::busy(Event::Fault(Fault::RetryAfter(Duration::from_secs(9))), RideReason::RetryAfter)]
-fn a_verify_call_that_fails_ends_in_a_ride(#[case] event: Event, #[case] reason: RideReason) {
+#[case::refused(Event::Fault(Fault::Verify), PlainReason::VerifyFault)]
+#[case::drafter(Event::Fault(Fault::Draft), PlainReason::VerifyFault)]
+#[case::a_row_more(rows(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]), PlainReason::VerifyFault)]
+#[case::too_long(Event::Fault(Fault::TooLong), PlainReason::ContextTooLong)]
+#[case::busy(Event::Fault(Fault::RetryAfter(Duration::from_secs(9))), PlainReason::RetryAfter)]
+fn a_failed_verify_request_ends_in_plain_decoding(#[case] event: Event, #[case] reason: PlainReason) {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let asked = desk.tell(verify, event);
-    let ride = rides_on(&asked);
-    // Nothing leaps while the fault is fresh, and the ride brings the rest.
+    let plain = stays_plain(&asked);
+    // No speculation while the fault is recent; the rest is decoded plainly.
     for token in 1..11 {
-        assert_eq!(desk.token(ride, token), [], "token {token}");
+        assert_eq!(desk.token(plain, token), [], "token {token}");
     }
-    let end = summary(&desk.token(ride, 11));
+    let end = summary(&desk.token(plain, 11));
     assert_eq!((end.finish, end.reason, end.output_tokens), (Some(Finish::Length), Some(reason), 12));
     assert_eq!(desk.text, "abcdefghijkl");
 }
 
 #[test]
-fn a_verify_call_that_is_too_late_is_cancelled_and_its_answer_ignored() {
+fn a_late_verify_request_is_cancelled_and_its_answer_ignored() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let deadline = desk.session.deadline().expect("a verify call has a deadline");
     desk.now = Tick(deadline.0 - 20_000);
     assert_eq!(desk.tell(ActionId::WORLD, Event::Timeout), []);
     desk.now = deadline;
     let asked = desk.tell(ActionId::WORLD, Event::Timeout);
     assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == verify));
-    rides_on(&asked);
+    stays_plain(&asked);
     assert_eq!(desk.tell(verify, rows(&[1, 2, 7])), []);
     assert_eq!(desk.text, "a");
 }
 
 #[test]
-fn a_ride_that_breaks_before_any_token_is_the_backend_s_own_error() {
+fn a_plain_request_that_fails_before_any_token_is_the_backend_s_error() {
     let mut desk = desk();
-    let ride = desk.ride();
-    let end = summary(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    let plain = desk.plain();
+    let end = summary(&desk.tell(plain, Event::Fault(Fault::Plain)));
     assert_eq!((end.finish, end.output_tokens), (None, 0));
 }
 
 #[test]
-fn a_ride_that_breaks_later_goes_on_once_from_what_is_the_past() {
+fn a_plain_request_that_fails_later_continues_once_from_the_context() {
     let mut desk = Desk::new(
-        Rules { permission: Permission::Shadow(RideReason::Observe), ..rules() },
+        Rules { permission: Permission::Shadow(PlainReason::Observe), ..rules() },
         Ending::default(),
     );
-    let ride = desk.ride();
-    assert_eq!(desk.token(ride, 0), []);
-    let on = rides_on(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    let plain = desk.plain();
+    assert_eq!(desk.token(plain, 0), []);
+    let on = stays_plain(&desk.tell(plain, Event::Fault(Fault::Plain)));
     assert_eq!(desk.token(on, 1), []);
-    let again = rides_on(&desk.tell(on, Event::Fault(Fault::Ride)));
-    let end = summary(&desk.tell(again, Event::Fault(Fault::Ride)));
+    let again = stays_plain(&desk.tell(on, Event::Fault(Fault::Plain)));
+    let end = summary(&desk.tell(again, Event::Fault(Fault::Plain)));
     assert_eq!((end.finish, desk.text.as_str()), (None, "ab"));
 }
 
-/// What came next might be another model's.
+/// The continuation might come from another model.
 #[rstest]
 #[case::another_process(Fault::Changed)]
 #[case::a_lost_connection(Fault::Lost)]
 fn an_answer_that_may_be_another_model_s_ends_the_output(#[case] fault: Fault) {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     assert_eq!(desk.tell(ActionId::WORLD, Event::Fault(fault)), [], "it answers nothing that was asked");
     let end = summary(&desk.tell(verify, Event::Fault(fault)));
     assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (None, 1, "a"));
     let mut desk = self::desk();
-    let (verify, _) = desk.leap();
-    let on = rides_on(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    let (verify, _) = desk.take_step();
+    let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));
     assert_eq!(desk.token(on, 1), []);
     let end = summary(&desk.tell(on, Event::Fault(fault)));
     assert_eq!((end.finish, desk.text.as_str()), (None, "ab"));
 }
 
 #[test]
-fn a_pause_without_a_ride_is_sat_out() {
+fn a_pause_without_a_plain_request_is_waited_out() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
-    let on = rides_on(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    let (verify, _) = desk.take_step();
+    let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));
     let pause = Duration::from_secs(3);
     assert_eq!(desk.tell(on, Event::Fault(Fault::RetryAfter(pause))), []);
     assert_eq!(desk.session.deadline(), Some(desk.now.after(pause)));
     desk.now = desk.now.after(pause);
-    rides_on(&desk.tell(ActionId::WORLD, Event::Timeout));
+    stays_plain(&desk.tell(ActionId::WORLD, Event::Timeout));
 }
 
 #[test]
 fn doubt_means_the_backend_s_own_text_to_the_end() {
     let mut desk = desk();
-    let ride = desk.ride();
-    desk.tell(ride, Event::Doubt);
+    let plain = desk.plain();
+    desk.tell(plain, Event::Doubt);
     assert_eq!(
-        desk.tell(ride, Event::Token { tokens: vec![0, 1], text: "anything".into(), tail: Tail::Open }),
+        desk.tell(plain, Event::Token { tokens: vec![0, 1], text: "anything".into(), tail: Tail::Open }),
         []
     );
-    let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Stop)));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.finish, end.speculated), (Some(Finish::Stop), false));
     assert_eq!(desk.text, "anything");
 }
 
 #[test]
-fn text_that_a_parser_keeps_back_never_leaps() {
+fn text_held_back_by_a_parser_is_never_speculated_on() {
     let mut desk = desk();
-    let ride = desk.ride();
+    let plain = desk.plain();
     for token in 0..4 {
         assert_eq!(
-            desk.tell(ride, Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open }),
+            desk.tell(plain, Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open }),
             []
         );
     }
-    let asked = desk.tell(ride, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
-    assert_eq!((asked, desk.session.summary().reason), (vec![], Some(RideReason::NoDraft)));
+    let asked = desk.tell(plain, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
+    assert_eq!((asked, desk.session.summary().reason), (vec![], Some(PlainReason::UntrustedIds)));
 }
 
 #[test]
-fn text_that_a_parser_swallows_is_not_taken_for_what_a_long_stop_text_holds_back() {
+fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
     for hold in [Hold::Beginning, Hold::Longest] {
         let stop = vec!["a stop text longer than what is swallowed".to_owned()];
         let mut desk = Desk::new(rules(), Ending { stop, hold, ..Ending::default() });
-        let ride = desk.ride();
+        let plain = desk.plain();
         for token in [0, 1, 2] {
             let swallowed = Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open };
-            assert_eq!(desk.tell(ride, swallowed), [], "{hold:?}: token {token}");
+            assert_eq!(desk.tell(plain, swallowed), [], "{hold:?}: token {token}");
         }
-        assert_eq!((desk.session.summary().reason, desk.text.as_str()), (Some(RideReason::NoDraft), ""));
+        assert_eq!(
+            (desk.session.summary().reason, desk.text.as_str()),
+            (Some(PlainReason::HeldBackText), "")
+        );
     }
 }
 
 #[test]
-fn what_a_backend_holds_back_for_a_stop_text_is_said_when_its_ride_is_left() {
+fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
     let ending = |hold| Ending { stop: vec!["bcx".to_owned()], hold, ..Ending::default() };
     for (hold, token) in [(Hold::Beginning, 1), (Hold::Longest, 4)] {
         let mut desk = Desk::new(rules(), ending(hold));
-        let ride = desk.ride();
+        let plain = desk.plain();
         let asked =
-            desk.tell(ride, Event::Token { tokens: vec![0, token], text: "a".into(), tail: Tail::Open });
+            desk.tell(plain, Event::Token { tokens: vec![0, token], text: "a".into(), tail: Tail::Open });
         assert!(
             matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
             "{hold:?}: {asked:?}"
@@ -388,36 +402,36 @@ fn what_a_backend_holds_back_for_a_stop_text_is_said_when_its_ride_is_left() {
 }
 
 #[test]
-fn a_mark_in_the_first_ride_is_doubt() {
+fn a_mark_in_the_first_call_makes_ids_untrusted() {
     let mut desk =
         Desk::marked(rules(), Ending { eos: vec![9], ignore_eos: true, ..Ending::default() }, &[5, 9]);
-    let ride = desk.ride();
-    // The end of a text is a mark too, but what the backend makes of it is known.
-    assert_eq!(desk.token(ride, 9).len(), 2, "cancels and verifies");
+    let plain = desk.plain();
+    // The end of a text is a mark too, but its handling by the backend is known.
+    assert_eq!(desk.token(plain, 9).len(), 2, "cancels and verifies");
     let mut desk = Desk::marked(rules(), Ending::default(), &[5, 9]);
-    let ride = desk.ride();
-    assert_eq!(desk.token(ride, 5), []);
-    assert_eq!(desk.token(ride, 0), []);
-    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
+    let plain = desk.plain();
+    assert_eq!(desk.token(plain, 5), []);
+    assert_eq!(desk.token(plain, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::UntrustedIds));
 }
 
 #[test]
 fn an_id_that_no_token_has_counts_on_the_accepted_path_alone() {
     let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let asked = desk.tell(verify, rows(&[1, 7, 4_000_000]));
     assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
     assert_eq!(desk.text, "abh");
     let mut desk = Desk::new(Rules { vocabulary: 20, ..rules() }, Ending::default());
-    let (verify, _) = desk.leap();
-    rides_on(&desk.tell(verify, rows(&[1, 4_000_000, 7])));
+    let (verify, _) = desk.take_step();
+    stays_plain(&desk.tell(verify, rows(&[1, 4_000_000, 7])));
     assert_eq!(desk.text, "a");
 }
 
 #[test]
-fn a_client_that_left_cancels_what_is_under_way() {
+fn a_disconnected_client_cancels_pending_actions() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let asked = desk.tell(ActionId::WORLD, Event::ClientGone);
     assert!(matches!(asked[0], (_, Action::Cancel(id)) if id == verify));
     assert_eq!(summary(&asked).finish, None);
@@ -428,10 +442,10 @@ fn a_client_that_left_cancels_what_is_under_way() {
 #[test]
 fn the_operator_s_mode_holds_from_the_next_token() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
-    assert_eq!(desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::Observe))), []);
-    let on = rides_on(&desk.tell(verify, rows(&[1, 7, 7])));
-    assert_eq!(desk.session.summary().reason, Some(RideReason::Observe));
+    let (verify, _) = desk.take_step();
+    assert_eq!(desk.tell(ActionId::WORLD, Event::Mode(Some(PlainReason::Observe))), []);
+    let on = stays_plain(&desk.tell(verify, rows(&[1, 7, 7])));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::Observe));
     assert_eq!(desk.token(on, 0), []);
     desk.tell(ActionId::WORLD, Event::Mode(None));
     assert!(matches!(desk.token(on, 1)[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]));
@@ -440,25 +454,26 @@ fn the_operator_s_mode_holds_from_the_next_token() {
 #[test]
 fn a_gate_is_kept_but_for_those_that_fixed_gamma_ignores() {
     let mut desk = desk();
-    let ride = desk.ride();
-    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateHealth)));
-    assert_eq!(desk.token(ride, 0), []);
-    assert_eq!(desk.session.summary().reason, Some(RideReason::GateHealth));
-    desk.tell(ActionId::WORLD, Event::Mode(Some(RideReason::GateLoad)));
-    assert_eq!(desk.token(ride, 1).len(), 2);
+    let plain = desk.plain();
+    desk.tell(ActionId::WORLD, Event::Mode(Some(PlainReason::GateHealth)));
+    assert_eq!(desk.token(plain, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::GateHealth));
+    desk.tell(ActionId::WORLD, Event::Mode(Some(PlainReason::GateLoad)));
+    assert_eq!(desk.token(plain, 1).len(), 2);
 }
 
 #[test]
 fn the_draft_asks_for_no_more_tokens_than_the_limit_and_the_context_leave() {
     let mut desk = Desk::new(Rules { context_max: 9, ..rules() }, Ending::default());
-    let (verify, draft) = desk.leap();
+    let (verify, draft) = desk.take_step();
     assert_eq!(draft.len(), 1, "7 tokens of context, one draft, one sample");
-    rides_on(&desk.tell(verify, rows(&[1, 2])));
-    assert_eq!(desk.session.summary().reason, Some(RideReason::ContextTooLong));
+    stays_plain(&desk.tell(verify, rows(&[1, 2])));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::ContextTooLong));
 
-    // "abcabc…" goes on by three tokens a round, until the limit of 12 leaves room for one and its sample.
+    // "abcabc…" continues by three tokens a round, until the limit of 12 leaves room for one and
+    // its sample.
     let mut desk = self::desk();
-    let (mut verify, mut draft) = desk.leap();
+    let (mut verify, mut draft) = desk.take_step();
     for _ in 0..3 {
         assert_eq!(draft.len(), 2);
         let mut asked = desk.tell(verify, rows(&[1, 2, 0]));
@@ -473,17 +488,17 @@ fn the_draft_asks_for_no_more_tokens_than_the_limit_and_the_context_leave() {
 #[test]
 fn the_end_of_text_inside_a_run_ends_it() {
     let mut desk = Desk::new(rules(), Ending { eos: vec![1], ..Ending::default() });
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let end = summary(&desk.tell(verify, rows(&[1, 2, 7])));
     assert_eq!((end.finish, end.output_tokens, end.accepted), (Some(Finish::Stop), 2, 1));
     assert_eq!(desk.text, "a");
 }
 
-/// A forced session with a model drafter, and its first draft asked for.
+/// A session with fixed gamma and a model drafter, after its first draft request.
 fn asking(more: Rules) -> (Desk, ActionId) {
     let mut desk = Desk::new(Rules { model: Some(0), ..more }, Ending::default());
-    let ride = desk.ride();
-    let asked = desk.token(ride, 0);
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
     let [(_, Action::Cancel(_)), (draft, Action::Draft { gamma: 2, .. })] = asked[..] else {
         panic!("{asked:?}")
     };
@@ -494,7 +509,7 @@ fn chain(tokens: &[TokenId]) -> Tree {
     Tree::chain(tokens, Source::Model, Features::default())
 }
 
-/// Lets time pass up to the session's deadline.
+/// Advances the clock to the session's deadline.
 fn expire(desk: &mut Desk) -> Vec<(ActionId, Action)> {
     desk.now = desk.session.deadline().expect("a deadline").max(desk.now);
     desk.tell(ActionId::WORLD, Event::Timeout)
@@ -530,22 +545,24 @@ fn a_late_draft_costs_its_round_and_nothing_else(#[case] lookups: Vec<LookupSpec
     let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
     assert_eq!((*gone, tokens.as_slice()), (late, sent));
     assert_eq!(desk.tell(late, Event::Draft(chain(&[9, 9]).into())), [], "too late");
-    // The next round asks the drafter again.
+    // The next round uses the drafter again.
     let asked = desk.tell(*verify, rows(&[7, 7, 7][..=sent.len()]));
     assert!(matches!(asked[..], [(_, Action::Draft { .. })]), "{asked:?}");
     assert_eq!((desk.text.as_str(), desk.session.summary().reason), ("abcah", None));
 }
 
 #[test]
-fn everybody_who_proposed_a_token_is_credited() {
+fn every_drafter_that_proposed_a_token_is_counted() {
     let (mut desk, draft) = asking(rules());
-    // The lookup says the same two tokens.
+    // The lookup drafts the same two tokens.
     let asked = desk.tell(draft, Event::Draft(chain(&[1, 2]).into()));
     let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((sent.path(1), sent.len()), (vec![1, 2], 2));
     desk.tell(*verify, rows(&[1, 7, 7]));
     for source in [Source::PromptLookup, Source::Model] {
-        let seen = desk.control.with(|learnt| learnt.survival.first_tokens(Heat::Greedy, source.into()));
+        let seen = desk
+            .control
+            .with(|learnt| learnt.survival.first_tokens(TemperatureBucket::Greedy, source.into()));
         assert_eq!(seen, (1.0, 1.0), "{source:?}");
     }
 }
@@ -553,41 +570,43 @@ fn everybody_who_proposed_a_token_is_credited() {
 #[test]
 fn a_drafter_that_fails_is_left_alone_for_a_while() {
     let (mut desk, draft) = asking(rules());
-    let ride = rides_on(&desk.tell(draft, Event::Fault(Fault::Draft)));
-    assert_eq!(desk.session.summary().reason, Some(RideReason::VerifyFault));
-    let asked = desk.token(ride, 1);
+    let plain = stays_plain(&desk.tell(draft, Event::Fault(Fault::Draft)));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::VerifyFault));
+    let asked = desk.token(plain, 1);
     assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
 }
 
-/// Riding takes 10 ms a token, and the model drafter is right and quick.
+/// Plain decoding takes 10 ms a token, and the model drafter is accurate and fast.
 fn teach(control: &Control) {
     control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.rode(0.010, 1, Tick(0)));
+        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, Tick(0)));
         for nodes in 0..9 {
-            learnt.costs.verified(Way::by(Plan::Tree, 0), nodes, 0.010, Tick(1_000_000));
+            learnt.costs.verified(Way::by(VerifyMethod::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }
         learnt.costs.drafted(0, 4, 0.001, Tick(0));
         let vote = Vote::new(Source::Model, Features::default());
-        (0..40).for_each(|_| learnt.survival.observe(Heat::Greedy, vote, Company::Alone, 0, true));
+        (0..40).for_each(|_| {
+            learnt.survival.observe(TemperatureBucket::Greedy, vote, Agreement::Alone, 0, true);
+        });
     });
 }
 
 #[test]
-fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
+fn without_a_limit_a_draft_is_waited_for_the_time_of_two_plain_tokens() {
     let free = Rules { gamma_fixed: None, model: Some(0), lookups: Vec::new(), ..rules() };
     let mut desk = Desk::new(free, Ending::default());
     teach(&desk.control);
-    let ride = desk.ride();
-    let asked = desk.token(ride, 0);
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
     let [(shadow, Action::Shadow { from: 0 })] = asked[..] else { panic!("{asked:?}") };
-    assert_eq!(desk.session.deadline(), None, "a pass beside the ride delays nobody");
+    assert_eq!(desk.session.deadline(), None, "a shadow pass concurrent with plain decoding delays nobody");
     assert_eq!(desk.tell(shadow, Event::Shadow(vec![Some(0), Some(1)])), []);
-    let asked = desk.token(ride, 1);
+    let asked = desk.token(plain, 1);
     let [(_, Action::Cancel(_)), (_, Action::Draft { .. })] = asked[..] else { panic!("{asked:?}") };
     let patience = desk.session.deadline().expect("a deadline") - desk.now;
-    let pace = desk.control.with(|learnt| learnt.costs.ride_token()).expect("measured");
+    let pace = desk.control.with(|learnt| learnt.costs.plain_token()).expect("measured");
     assert!((patience.as_secs_f64() - 2.0 * pace).abs() < 1e-5, "{patience:?} at {pace} s a token");
-    // It costs the round, at the price of what was waited.
+    // The round is lost, and the wait is recorded as the drafter's cost.
     let before = desk.control.with(|learnt| learnt.costs.draft_token(0));
     let asked = expire(&mut desk);
     assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
@@ -595,54 +614,57 @@ fn without_a_limit_a_draft_is_waited_for_as_long_as_two_ridden_tokens_take() {
 }
 
 #[test]
-fn a_ride_to_the_limit_tells_the_reason_that_bound_it() {
+fn plain_decoding_to_the_limit_has_its_reason() {
     let free = Rules { gamma_fixed: None, ..rules() };
     let mut desk = Desk::new(free, Ending::default());
-    let ride = desk.ride();
-    // Nothing of this text was there before, so there is never a draft.
+    let plain = desk.plain();
+    // Nothing in this text repeats, so there is never a draft.
     for token in 10..21 {
-        assert_eq!(desk.token(ride, token), [], "token {token}");
+        assert_eq!(desk.token(plain, token), [], "token {token}");
     }
-    assert_eq!(desk.session.summary().reason, Some(RideReason::NoDraft));
-    let held = desk.token(ride, 21);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::NoDraft));
+    let held = desk.token(plain, 21);
     assert_eq!(held, []);
-    let end = summary(&desk.tell(ride, Event::RideEnded(Finish::Length)));
-    assert_eq!((end.reason, end.output_tokens), (Some(RideReason::NoDraft), 12));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Length)));
+    assert_eq!((end.reason, end.output_tokens), (Some(PlainReason::NoDraft), 12));
 }
 
 #[test]
-fn a_ride_in_pieces_goes_on_and_a_short_piece_is_the_end() {
-    let shadow = Permission::Shadow(RideReason::Observe);
+fn plain_decoding_in_pieces_continues_and_a_short_piece_is_the_end() {
+    let shadow = Permission::Shadow(PlainReason::Observe);
     let mut desk = Desk::new(Rules { segment: Some(2), permission: shadow, ..rules() }, Ending::default());
-    let ride = desk.ride();
-    desk.token(ride, 0);
-    let on = rides_on(&desk.tell(ride, Event::Fault(Fault::Ride)));
+    let plain = desk.plain();
+    desk.token(plain, 0);
+    let on = stays_plain(&desk.tell(plain, Event::Fault(Fault::Plain)));
     desk.token(on, 1);
     desk.token(on, 2);
-    let on = rides_on(&desk.tell(on, Event::RideEnded(Finish::Length)));
+    let on = stays_plain(&desk.tell(on, Event::PlainEnded(Finish::Length)));
     desk.token(on, 3);
-    let end = summary(&desk.tell(on, Event::RideEnded(Finish::Length)));
+    let end = summary(&desk.tell(on, Event::PlainEnded(Finish::Length)));
     assert_eq!((end.finish, desk.text.as_str()), (Some(Finish::Length), "abcd"));
 }
 
 #[test]
-fn a_place_that_one_plan_cannot_decide_is_taken_by_the_next_and_then_by_a_ride() {
-    let mut desk = Desk::new(Rules { plans: vec![Plan::Score, Plan::FanOut], ..rules() }, Ending::default());
-    let ride = desk.ride();
-    let asked = desk.token(ride, 0);
-    let [_, (score, Action::Verify(draft, Plan::Score, _))] = &asked[..] else { panic!("{asked:?}") };
+fn an_undecided_position_goes_to_the_next_method_and_then_to_plain_decoding() {
+    let mut desk = Desk::new(
+        Rules { methods: vec![VerifyMethod::Score, VerifyMethod::FanOut], ..rules() },
+        Ending::default(),
+    );
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
+    let [_, (score, Action::Verify(draft, VerifyMethod::Score, _))] = &asked[..] else { panic!("{asked:?}") };
     let asked = desk.tell(*score, rows(&[]));
-    let [(fan_out, Action::Verify(again, Plan::FanOut, _))] = &asked[..] else { panic!("{asked:?}") };
+    let [(fan_out, Action::Verify(again, VerifyMethod::FanOut, _))] = &asked[..] else { panic!("{asked:?}") };
     assert_eq!((again, desk.text.as_str()), (draft, "a"));
     let asked = desk.tell(*fan_out, rows(&[]));
-    rides_on(&asked);
+    stays_plain(&asked);
     assert_eq!((desk.text.as_str(), desk.session.summary().rounds), ("a", 0));
 }
 
 #[test]
-fn a_place_left_open_inside_a_run_ends_the_round_before_it() {
+fn an_open_position_inside_a_run_ends_the_round_before_it() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let asked = desk.tell(verify, rows(&[1, 2]));
     assert_eq!(desk.text, "abc");
     assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
@@ -650,13 +672,16 @@ fn a_place_left_open_inside_a_run_ends_the_round_before_it() {
 }
 
 #[test]
-fn a_token_that_the_backend_says_ends_the_text_ends_it_without_being_text() {
+fn a_reported_end_token_ends_the_text_without_being_text() {
     let mut desk = desk();
-    let (verify, _) = desk.leap();
+    let (verify, _) = desk.take_step();
     let ends = Row { ends: true, ..Row::of(1) };
     let asked = desk.tell(
         verify,
-        Event::Verdict(Verdict { rows: vec![ends, Row::of(2), Row::of(3)], ..Verdict::default() }),
+        Event::VerifyResult(VerifyResult {
+            rows: vec![ends, Row::of(2), Row::of(3)],
+            ..VerifyResult::default()
+        }),
     );
     let end = summary(&asked);
     assert_eq!((end.finish, end.output_tokens, desk.text.as_str()), (Some(Finish::Stop), 2, "a"));

@@ -1,4 +1,4 @@
-//! The simulated fleet: known truths of speculative decoding, and the grid of known costs.
+//! The simulated fleet: known results of speculative decoding, and the grid of known costs.
 
 use foretell::lab::sim::drafter::DrafterSpec;
 use foretell::lab::sim::engine::EngineSpec;
@@ -16,7 +16,7 @@ fn workload(name: &str) -> Workload {
 }
 
 #[test]
-fn the_grid_knows_what_pays_and_plays_the_same_twice() {
+fn the_grid_finds_what_pays_and_is_reproducible() {
     let workloads = [workload("rewrite"), workload("hostile")];
     let servers = [(1.1, 0.005), (4.0, 0.4)].map(|(base, node)| Paced {
         step: 0.02,
@@ -36,7 +36,7 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
             ("rewrite", Drafters::Lookup, true) => assert!(gamma >= 8 && best > 3.0, "{gamma}: {best}"),
             ("rewrite", Drafters::Model, true) => assert!(gamma >= 4 && best > 1.3, "{gamma}: {best}"),
             ("hostile", _, _) => assert_eq!(gamma, 0, "nothing pays"),
-            (_, Drafters::Model, false) => assert_eq!(gamma, 0, "too dear"),
+            (_, Drafters::Model, false) => assert_eq!(gamma, 0, "too expensive"),
             _ => {}
         }
         assert_eq!(outcome.fixed.len(), GAMMAS.len());
@@ -47,34 +47,36 @@ fn the_grid_knows_what_pays_and_plays_the_same_twice() {
 }
 
 #[test]
-fn riding_through_foretell_costs_its_calls_and_nothing_else() {
+fn plain_decoding_through_foretell_costs_only_its_calls() {
     let rewrite = workload("rewrite");
     let paced = Paced { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prompt: 0.0001 };
     let permit = Drafters::Both.permit().expect("a policy");
     let cell = Cell { paced, workload: &rewrite, drafters: Drafters::Both, permit };
     let size = Size { first: 0, rest: 6 };
-    let (direct, ride) = (cell.play(Mode::Direct, size), cell.play(Mode::Ride, size));
-    let more = ride.expect("exact").1 - direct.expect("exact").1;
+    let (direct, plain_run) = (cell.play(Mode::Direct, size), cell.play(Mode::Plain, size));
+    let more = plain_run.expect("exact").1 - direct.expect("exact").1;
     assert!((more - 6.0 * 0.3e-3).abs() < 1e-9, "{more}");
 }
 
-/// Leviathan et al., theorem 3.8: with i.i.d. acceptance α, a verify call as long as a step and c steps a drafted token,
-/// gamma drafted tokens a round make (1 − α^(γ+1)) / ((1 − α)(γc + 1)) times as fast.
+/// Leviathan et al., theorem 3.8: with i.i.d. acceptance α, a verify request as long as a step and
+/// c steps per drafted token, the speedup with gamma drafted tokens per round is (1 − α^(γ+1)) /
+/// ((1 − α)(γc + 1)).
 #[rstest]
-fn speed_is_as_the_formula_says(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3, 7)] gamma: usize) {
+fn speed_follows_the_formula(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3, 7)] gamma: usize) {
     let output = 8_000;
     let kind =
         Kind { prompt: 8, output, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(alpha) };
     let scripts = kind.scripts(1, 11);
-    // What was drawn, which is within 0.02 of what was asked for.
-    let right = (0..output).filter(|&place| scripts[0].choice(place, 0) == scripts[0].truth(place)).count();
+    // The drawn acceptance, within 0.02 of the requested one.
+    let right =
+        (0..output).filter(|&position| scripts[0].choice(position, 0) == scripts[0].truth(position)).count();
     let drawn = right as f64 / output as f64;
     assert!((drawn - alpha).abs() < 0.02, "{drawn}");
     let expected = |c: f64| (1.0 - drawn.powi(gamma as i32 + 1)) / ((1.0 - drawn) * (gamma as f64 * c + 1.0));
     let permit = Drafters::Model.permit().expect("a policy");
     for c in [0.0, 0.2] {
         let paced = Paced { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
-        let drafter = DrafterSpec { token: c * paced.step, read: 0.0, growth: 0.0, seats: 1, shared: false };
+        let drafter = DrafterSpec { token: c * paced.step, read: 0.0, growth: 0.0, slots: 1, shared: false };
         let setup = Setup {
             drafter: Some(drafter),
             net: Net::default(),
@@ -94,15 +96,16 @@ fn speed_is_as_the_formula_says(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1
     }
 }
 
-/// With acceptance α, calls of V seconds and c seconds a drafted token the best gamma is that of the largest
-/// (1 − α^(γ+1)) / ((1 − α)(V + γc)): it grows by the logarithm of the delay (UCB-SpecStop, arXiv 2606.20591).
+/// With acceptance α, verify requests of V seconds and c seconds per drafted token, the best gamma
+/// maximises (1 − α^(γ+1)) / ((1 − α)(V + γc)): it grows with the logarithm of the delay
+/// (UCB-SpecStop, arXiv 2606.20591).
 #[test]
-fn drafts_get_longer_with_the_way_to_the_engine_as_its_measured_costs_say() {
+fn drafts_get_longer_with_the_delay_to_the_engine() {
     let kind =
         Kind { prompt: 8, output: 400, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(0.8) };
     let permit = Drafters::Model.permit().expect("a policy");
     let paced = Paced { step: 0.1, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
-    let drafter = DrafterSpec { token: 0.005, read: 0.0, growth: 0.0, seats: 1, shared: false };
+    let drafter = DrafterSpec { token: 0.005, read: 0.0, growth: 0.0, slots: 1, shared: false };
     let gammas = [0.0, 0.05, 0.2].map(|rtt| {
         let streams = vec![Stream::one_client(kind.scripts(30, 5))];
         let net = Net { rtt, ..Net::default() };

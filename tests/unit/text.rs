@@ -1,4 +1,5 @@
-//! Tokens to text, on tokenizers trained here: in sum the incremental text is the text of all tokens.
+//! Tokens to text, on tokenizers trained here: the concatenated incremental text is the text of all
+//! tokens.
 
 use std::sync::{Arc, LazyLock};
 
@@ -6,12 +7,12 @@ use foretell::session::Decode;
 use foretell::text::Tokenizer;
 use proptest::prelude::*;
 
-use crate::tongues::{TEXT, byte_level, sentence_pieces};
+use crate::trained_tokenizers::{TEXT, byte_level, sentence_pieces};
 
 static BYTES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(byte_level(400)));
 static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(sentence_pieces(500)));
 
-/// Every piece is made of whole characters by its type; returns them.
+/// The pieces of the incremental detokenizer; as `String`s they hold whole characters.
 fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = tokenizer.detokenizer(&[], skip_special);
     let mut pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -20,7 +21,7 @@ fn pieces(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip_special: bool) -> Vec<St
 }
 
 #[test]
-fn real_text_comes_back_whole_and_without_replacement_characters() {
+fn real_text_is_complete_and_without_replacement_characters() {
     for tokenizer in [&*BYTES, &*PIECES] {
         let ids = tokenizer.encode(TEXT, false).unwrap();
         let pieces = pieces(tokenizer, &ids, true);
@@ -49,7 +50,7 @@ fn a_character_that_never_ends_becomes_one_replacement_character_at_the_end() {
 }
 
 #[test]
-fn special_tokens_are_left_out_only_when_asked() {
+fn special_tokens_are_left_out_only_on_request() {
     let end = BYTES.id("</s>").unwrap();
     let odd = BYTES.id("<|ü ü|>").unwrap();
     let ids = [BYTES.encode("a", false).unwrap(), vec![end, odd]].concat();

@@ -1,5 +1,5 @@
-//! Between two vocabularies: whatever a text is made of, both sides tell the same text, and a draft is translated without
-//! a byte lost or added.
+//! Translation between two vocabularies: for any text, both sides have the same text, and a draft
+//! is translated without a byte lost or added.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -7,11 +7,11 @@ use std::sync::{Arc, LazyLock};
 use foretell::session::Decode;
 use foretell::text::Tokenizer;
 use foretell::text::translate::{Ends, Pair, Translator};
-use foretell::units::Dice;
-use foretell::words::Past;
+use foretell::units::SplitMix64;
+use foretell::words::TokenContext;
 use rstest::rstest;
 
-use crate::tongues::{byte_level, sentence_pieces};
+use crate::trained_tokenizers::{byte_level, sentence_pieces};
 
 fn bundled(model: &str) -> Arc<Tokenizer> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models").join(model).join("tokenizer.json");
@@ -28,19 +28,20 @@ static OTHER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| bundled("draft-other")
 static BYTES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(byte_level(320)));
 static PIECES: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| Arc::new(sentence_pieces(500)));
 
-fn below(dice: &mut Dice, bound: usize) -> usize {
-    dice.below(bound as u64) as usize
+fn below(rng: &mut SplitMix64, bound: usize) -> usize {
+    rng.below(bound as u64) as usize
 }
 
-/// The text of tokens without marks, with U+FFFD for broken characters and nothing for one that may still be completed.
+/// The text of tokens without marks, with U+FFFD for broken characters and nothing for one that may
+/// still be completed.
 fn text(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
     let mut decode = tokenizer.detokenizer(&[], false);
     let piece = |&id: &u32| if tokenizer.is_special(id) { decode.flush() } else { decode.push(id) };
     ids.iter().map(piece).collect()
 }
 
-/// A text of everything that makes trouble, by the dice.
-fn trouble(dice: &mut Dice) -> String {
+/// A random text of difficult parts.
+fn trouble(rng: &mut SplitMix64) -> String {
     const BITS: [&str; 24] = [
         "the ",
         "return x + 1\n",
@@ -67,26 +68,28 @@ fn trouble(dice: &mut Dice) -> String {
         "0123456789",
         "—…",
     ];
-    let count = 1 + below(dice, 12);
-    (0..count).map(|_| BITS[below(dice, BITS.len())]).collect()
+    let count = 1 + below(rng, 12);
+    (0..count).map(|_| BITS[below(rng, BITS.len())]).collect()
 }
 
-/// Tokens as a model writes them: mostly those of a text, sometimes any token at all, so that bytes may be broken.
-fn tokens(tokenizer: &Tokenizer, dice: &mut Dice) -> Vec<u32> {
-    let mut tokens = tokenizer.encode(&trouble(dice), false).unwrap();
-    if below(dice, 3) == 0 {
-        let at = below(dice, tokens.len() + 1);
+/// Tokens as a model writes them: mostly those of a text, sometimes an arbitrary token, so that
+/// bytes may be broken.
+fn tokens(tokenizer: &Tokenizer, rng: &mut SplitMix64) -> Vec<u32> {
+    let mut tokens = tokenizer.encode(&trouble(rng), false).unwrap();
+    if below(rng, 3) == 0 {
+        let at = below(rng, tokens.len() + 1);
         let strange: Vec<u32> =
-            (0..=below(dice, 3)).map(|_| below(dice, tokenizer.end() as usize) as u32).collect();
+            (0..=below(rng, 3)).map(|_| below(rng, tokenizer.end() as usize) as u32).collect();
         tokens.splice(at..at, strange);
     }
     tokens
 }
 
-/// What both sides of a translator tell must be one text. Byte-level drafters keep every byte; others every word.
+/// Both sides of a translator must have the same text. Byte-level drafters keep every byte; others
+/// every word.
 fn in_step(translator: &Translator, target: &Arc<Tokenizer>, drafter: &Arc<Tokenizer>, heard: &[u32]) {
     let said = text(target, heard);
-    // Nothing of a character that is not whole is told, so this is all text.
+    // Incomplete characters are held back, so this is the whole text.
     let words: Vec<u32> = translator.ids().iter().copied().filter(|&id| !drafter.is_special(id)).collect();
     let told = drafter.decode(&words, false).unwrap();
     if drafter.is_byte_level() {
@@ -100,15 +103,15 @@ fn in_step(translator: &Translator, target: &Arc<Tokenizer>, drafter: &Arc<Token
 fn fuzz(target: &Arc<Tokenizer>, drafter: &Arc<Tokenizer>, strings: u64) {
     let pair = pair(target, drafter);
     for string in 0..strings {
-        let mut dice = Dice::new(string);
-        let all: Vec<u32> = (0..4).flat_map(|_| tokens(target, &mut dice)).collect();
+        let mut rng = SplitMix64::new(string);
+        let all: Vec<u32> = (0..4).flat_map(|_| tokens(target, &mut rng)).collect();
         let mut translator = Translator::new(Arc::clone(&pair));
-        let (mut past, mut at) = (Past::new(&all[..1.min(all.len())], &[]), 1);
+        let (mut context, mut at) = (TokenContext::new(&all[..1.min(all.len())], &[]), 1);
         while at < all.len() {
-            let more = (1 + below(&mut dice, 20)).min(all.len() - at);
-            past.push(&all[at..at + more]);
+            let more = (1 + below(&mut rng, 20)).min(all.len() - at);
+            context.push(&all[at..at + more]);
             at += more;
-            translator.follow(&past);
+            translator.follow(&context);
             in_step(&translator, target, drafter, &all[..at]);
         }
     }
@@ -128,19 +131,20 @@ fn the_two_streams_of_ten_thousand_strings_stay_in_step(
     fuzz(target, drafter, strings);
 }
 
-/// Cuts texts anywhere, lets the drafter say how they go on, and counts the translations that say something.
+/// Cuts texts at random positions, lets the drafter continue them, and counts the translations that
+/// are not empty.
 fn told(target: &Arc<Tokenizer>, drafter: &Arc<Tokenizer>, strings: u64) -> (usize, usize) {
     let pair = pair(target, drafter);
     let (mut spoken, mut asked) = (0, 0);
     for string in 0..strings {
-        let mut dice = Dice::new(string);
-        let whole: String = (0..3).map(|_| trouble(&mut dice)).collect();
+        let mut rng = SplitMix64::new(string);
+        let whole: String = (0..3).map(|_| trouble(&mut rng)).collect();
         let ids = target.encode(&whole, false).unwrap();
-        let cut = 1 + below(&mut dice, ids.len());
+        let cut = 1 + below(&mut rng, ids.len());
         let known = text(target, &ids[..cut]);
         let rest = &whole[known.len()..];
         let mut translator = Translator::new(Arc::clone(&pair));
-        translator.follow(&Past::new(&ids[..cut], &[]));
+        translator.follow(&TokenContext::new(&ids[..cut], &[]));
         let mut drafted = drafter.encode(rest, false).unwrap();
         drafted.truncate(12);
         let translated = translator.anchor().translate(&drafted);

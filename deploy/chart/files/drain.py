@@ -1,4 +1,4 @@
-# Empties Foretell before the engine is told to stop. Ends once no request is under way.
+# Drains Foretell before the engine is stopped. Ends once no request is in flight.
 import http.client, os, sys
 headers, token = {}, "@TOKEN@"
 if os.path.exists(token):

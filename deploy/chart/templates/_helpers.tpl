@@ -23,7 +23,7 @@ app.kubernetes.io/component: {{ .Values.shape }}
 {{- if or .Values.tokenizer.model .Values.tokenizer.volume }}yes{{ end -}}
 {{- end }}
 
-{{/* Fetches the tokenizer, where no volume has it. */}}
+{{/* Fetches the tokenizer if no volume has it. */}}
 {{- define "foretell.tokenizer" -}}
 {{- if and .Values.tokenizer.model (not .Values.tokenizer.volume) -}}
 name: tokenizer
@@ -41,7 +41,7 @@ volumeMounts: [{ name: tokenizer, mountPath: /tokenizer }]
 {{- end -}}
 {{- end }}
 
-{{/* The process file: the values, and what follows from the shape. */}}
+{{/* The process file: the values, and the settings that follow from the shape. */}}
 {{- define "foretell.process" -}}
 {{- $process := deepCopy .Values.process -}}
 {{- $backend := deepCopy .Values.backend -}}
@@ -74,8 +74,8 @@ args: [serve, --config, /etc/foretell/process/foretell.yaml]
 ports:
   - { name: http, containerPort: {{ include "foretell.clientPort" . }} }
   - { name: metrics, containerPort: {{ include "foretell.port" .Values.process.metrics.address }} }
-# All on the metrics listener: the admin interface is on loopback, where no kubelet asks.
-# Alive and started say nothing of the engine: in the sidecar's pod it is started after this container has started.
+# All on the metrics listener: the admin interface is on loopback, which the kubelet cannot reach.
+# Startup and liveness do not depend on the engine: in the sidecar's pod it starts later.
 startupProbe:
   httpGet: { path: /healthz, port: metrics }
   periodSeconds: 1
@@ -91,7 +91,7 @@ readinessProbe:
 resources: {{- toYaml .Values.resources | nindent 2 }}
 {{ include "foretell.confined" . }}
 volumeMounts:
-  # Folders, never subPath: a file that is mounted by subPath never changes.
+  # Folders, never subPath: a file that is mounted by subPath is never updated.
   - { name: process, mountPath: /etc/foretell/process, readOnly: true }
   - { name: policies, mountPath: /etc/foretell/policies, readOnly: true }
   {{- if include "foretell.hasTokenizer" . }}

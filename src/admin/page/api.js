@@ -1,9 +1,10 @@
-// The admin API: every request of the page, with the token if one is needed. The token lives as long as its tab.
+// The admin API: every request of the page, with the token if one is needed. The token lives as long
+// as its tab.
 
 const KEY = "foretell-admin-token";
 const WITHIN_MS = 5000;
 
-/** An answer that is not the one asked for; `status` 0: there was none. */
+/** An error answer; `status` 0: there was no answer. */
 export class Refused extends Error {
   constructor(status, message, body) {
     super(message);

@@ -1,4 +1,4 @@
-// Small plots, drawn as SVG. Every one says in words what it shows.
+// Small plots, drawn as SVG. Each one describes its content in an `aria-label`.
 
 import { clock, element, name, say, shape } from "./dom.js";
 
@@ -6,14 +6,15 @@ const WIDTH = 300;
 const HEIGHT = 64;
 const SPAN = 900;
 
-/** A number at or above `value` that reads well. */
+/** A round number at or above `value`. */
 function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
-/** A plot over time: `value` of a sample (null: nothing to tell), `told` of a value, `most` of its axis if that is fixed. */
+/** A plot over time: `value` of a sample (null: no value), `told` is a value's text, `most` the end
+ * of the axis if that is fixed. */
 export class Plot {
   constructor(title, unit, value, told, most) {
     Object.assign(this, { title, value, told, most, samples: [], now: 0, at: null });
@@ -50,7 +51,7 @@ export class Plot {
     const end = () => {
       if (run.length > 0) {
         const points = run.map(([across, up]) => `${across.toFixed(1)} ${up.toFixed(1)}`);
-        // A sample alone is a short line.
+        // A single sample is a short line.
         line += `M${points.join("L")}${run.length === 1 ? "h1.5" : ""}`;
         area += `M${run[0][0].toFixed(1)} ${HEIGHT}L${points.join("L")}V${HEIGHT}Z`;
       }
@@ -98,13 +99,13 @@ export class Plot {
       name(this.mark, "x2", across);
     }
     const known = this.samples.map(this.value).filter((each) => each !== null);
-    const range = known.length === 0 ? "nothing yet"
-      : `${value === null ? "nothing now" : this.told(value)}, from ${this.told(Math.min(...known))} to ${this.told(Math.max(...known))}`;
+    const range = known.length === 0 ? "no value yet"
+      : `${value === null ? "no value now" : this.told(value)}, from ${this.told(Math.min(...known))} to ${this.told(Math.max(...known))}`;
     name(this.frame, "aria-label", `${this.title}: ${range}${sample === null ? "" : `, at ${clock(sample.at)}`}`);
   }
 }
 
-/** An interval on a line from a quarter to four times as fast; beyond that it ends at the edge. */
+/** An interval of speedups on a line from ¼ to 4 times; beyond that it ends at the edge. */
 export function interval(low, middle, high) {
   const x = (value) => 60 + 58 * Math.max(-1, Math.min(1, Math.log(value) / Math.log(4)));
   const kind = low > 1 ? "good" : high < 1 ? "bad" : "open";
@@ -116,7 +117,7 @@ export function interval(low, middle, high) {
     shape("line", { class: "middle", x1: x(middle), x2: x(middle), y1: 2, y2: 14 }));
 }
 
-/** Accepted shares by place, as one row of bars per drafter. */
+/** Acceptance by draft position, as one row of bars per drafter. */
 export function places(drafter, counts) {
   const bar = counts.length > 16 ? 11 : 18;
   const bars = counts.flatMap(([drafted, accepted], place) => {
@@ -126,7 +127,7 @@ export function places(drafter, counts) {
       shape("rect", { class: "bar", x: place * bar, y: 40 - high, width: bar - 2, height: high }),
     ];
   });
-  const told = counts.map(([drafted, accepted], place) => `place ${place + 1}: ${drafted > 0 ? Math.round((100 * accepted) / drafted) : 0} %`);
+  const told = counts.map(([drafted, accepted], place) => `position ${place + 1}: ${drafted > 0 ? Math.round((100 * accepted) / drafted) : 0} %`);
   const width = counts.length * bar;
   return shape("svg", { class: "by-place", viewBox: `0 0 ${width} 40`, width, height: 40, role: "img",
     "aria-label": `${drafter}: ${told.join(", ")}` }, ...bars);

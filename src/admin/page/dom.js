@@ -1,4 +1,4 @@
-// Elements and figures. Whatever comes from elsewhere becomes text, never markup.
+// Elements and figures. Data from the API becomes text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,7 +15,7 @@ function filled(node, attributes, children) {
 export const element = (tag, attributes, ...children) => filled(document.createElement(tag), attributes, children);
 export const shape = (tag, attributes, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
 
-/** Sets a text without touching the page where it is the same. */
+/** Sets a text, without touching the page if it is the same. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -25,7 +25,8 @@ export function name(node, attribute, value) {
   else if (node.getAttribute(attribute) !== String(value)) node.setAttribute(attribute, value);
 }
 
-/** Makes the children of `parent` those of `items`, by key: what is there already is kept, and with it the focus. */
+/** Makes the children of `parent` those of `items`, by key: existing children are kept, and with them
+ * the focus. */
 export function list(parent, items, key, make, fill) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   let place = parent.firstElementChild;
@@ -44,8 +45,8 @@ export function list(parent, items, key, make, fill) {
   for (const child of old.values()) child.remove();
 }
 
-/** Rows of a table: each cell is a text, or `{ text, title, class }`, or `{ node, same, fill }`: what `node` makes stays while `same`
- * does, and with it the focus; `fill` brings it up to date. */
+/** Rows of a table: each cell is a text, or `{ text, title, class }`, or `{ node, same, fill }`: the
+ * element made by `node` stays while `same` does, and with it the focus; `fill` updates it. */
 export function rows(body, items, key, cells, empty) {
   const columns = body.parentElement.tHead.rows[0].cells;
   const shown = items.length > 0 ? items : [null];
@@ -108,7 +109,7 @@ export function duration(seconds) {
   return `${Math.floor(rest / 86_400)} d ${Math.floor((rest % 86_400) / 3600)} h`;
 }
 
-/** How long ago a moment was (Unix seconds), in words that do not change every second. */
+/** A duration in seconds as the time since a moment, in words that do not change every second. */
 export function ago(seconds) {
   if (seconds < 5) return "just now";
   if (seconds < 60) return `${Math.floor(seconds / 5) * 5} s ago`;

@@ -1,4 +1,4 @@
-// The page's clock: asks while it can be seen, shows what came, and says so when nothing does.
+// The page's timer: polls while the page is visible, shows the answers, and reports when none comes.
 
 import { get, token } from "./api.js";
 import { byId, clock, name, say } from "./dom.js";
@@ -8,7 +8,7 @@ import * as switches from "./switches.js";
 
 const EVERY_MS = 2000;
 const SPAN_SECONDS = 905;
-/** Replicas are asked at every second look, policies at every fifth. */
+/** Replicas are polled at every second look, policies at every fifth. */
 const LOOKS = { replicas: 2, policies: 5 };
 
 const state = { look: 0, started: null, samples: [], listed: -1, replicas: null, policies: null, heard: null, span: "lately" };
@@ -16,12 +16,12 @@ let timer = null;
 let asking = false;
 let again = false;
 
-/** Asks for what may have changed and shows it. `whole`: for everything. */
+/** Requests what may have changed and shows it. `whole`: requests everything. */
 async function look(whole) {
   const last = state.samples.at(-1)?.number ?? 0;
   let status = await get(`/api/status?after=${last}`);
   if (status.started !== state.started) {
-    // Another process answers: nothing of the last one holds.
+    // Another process answers: the samples of the last one are dropped.
     if (state.started !== null && last > 0) status = await get("/api/status?after=0");
     Object.assign(state, { started: status.started, samples: [], listed: -1 });
     whole = true;
@@ -45,7 +45,7 @@ async function look(whole) {
   state.listed = status.sessions;
 }
 
-/** What a process without a configuration says of its policies. */
+/** The policies of a process without a configuration. */
 function none(error) {
   if (error.status !== 404) throw error;
   return { policies: [], refused: [], synchronized: true };
@@ -94,15 +94,15 @@ function failed(error) {
     stale("The admin token is missing or wrong: nothing is shown.");
     switches.askToken();
   } else if (error.status === undefined) {
-    stale(`The page is at fault: ${error.message}`);
+    stale(`Error in this page: ${error.message}`);
     console.error(error);
   } else {
-    const since = state.heard === null ? "" : ` What is shown is of ${clock(state.heard / 1000)}.`;
-    stale(`No answer from Foretell: ${error.message}.${since} Asking again.`);
+    const since = state.heard === null ? "" : ` The data shown is of ${clock(state.heard / 1000)}.`;
+    stale(`No answer from Foretell: ${error.message}.${since} Retrying.`);
   }
 }
 
-/** Says why nothing new is shown; `null`: it is new. */
+/** Shows why the data is old; `null`: it is current. */
 function stale(why) {
   const banner = byId("stale");
   name(banner, "hidden", why === null ? "" : null);

@@ -1,4 +1,4 @@
-// The sections that only show: each takes what the API said and writes it into the page.
+// The read-only sections: each takes an answer of the API and writes it into the page.
 
 import { interval, places, Plot } from "./charts.js";
 import { absolute, ago, byId, clock, duration, element, figure, list, millis, name, percent, rows, say, share, whole } from "./dom.js";
@@ -7,7 +7,7 @@ const body = (id) => byId(id).tBodies[0];
 
 // ------------------------------------------------------------------------------------------------ top
 
-/** What an operator has to know first, in a few words; `null` where nothing is wrong. */
+/** The most important problem, in a few words; `null` if there is none. */
 function trouble(status) {
   if (status.draining) return "draining";
   const out = status.out.length > 0 ? `outage: ${status.out.join(", ")}` : status.unready;
@@ -32,21 +32,22 @@ export function top(status) {
 
 // ------------------------------------------------------------------------------------------------ helping
 
-/** The comparisons of all policies: `fast` is how many times as fast leaping is, or (`would`) would have been. */
+/** The comparisons of all policies: `fast` is the measured speedup by speculation, `would` the
+ * projected one. */
 function comparisons(status) {
   return status.compared.flatMap(({ policy, backends }) => backends.map((entry) => {
     const ratio = entry.time_per_token_ratio;
-    const would = entry.would_have_gained;
+    const would = entry.projected_speedup;
     const fast = ratio === null ? null : { low: 1 / ratio.high, middle: 1 / ratio.middle, high: 1 / ratio.low };
-    return { policy, ...entry, fast, would: would === null ? null : { ...would.ratio, requests: would.requests, rests_on: would.rests_on } };
+    return { policy, ...entry, fast, would: would === null ? null : { ...would.ratio, requests: would.requests, basis: would.basis } };
   }));
 }
 
 const times = ({ low, middle, high }) => `${figure(middle)} times (${figure(low)} to ${figure(high)})`;
-const RESTS_ON = { guess: "by a guess of what verifying costs", probe: "by the costs that a probe measured", measured: "by measured costs" };
+const BASIS = { guess: "from guessed verification costs", probe: "from the verification costs that a probe measured", measured: "from measured verification costs" };
 
 /** The answer: a word, and one or two sentences. */
-function verdict(status) {
+function summary(status) {
   const { completions } = status.since_start;
   const out = status.out.length > 0;
   const dead = out ? [`No replica of ${status.out.length === 1 ? "backend" : "backends"} ${status.out.join(", ")} can be reached.`] : [];
@@ -54,25 +55,25 @@ function verdict(status) {
   if (completions === 0) return [first, [...dead, "No completion yet."].join(" ")];
   const all = comparisons(status).filter(({ backend }) => !status.out.includes(backend));
   const most = (which, requests) => all.filter(which).sort((a, b) => requests(b) - requests(a))[0];
-  const best = most((entry) => entry.fast !== null, (entry) => entry.requests.leaping);
+  const best = most((entry) => entry.fast !== null, (entry) => entry.requests.speculating);
   const would = most((entry) => entry.would !== null, (entry) => entry.would.requests);
   const of = (entry) => (all.length > 1 ? ` (${entry.policy} at ${entry.backend})` : "");
   const said = dead;
   let word = first;
   if (status.mode.process.mode === "off") said.push("Switched off: everything is relayed.");
-  if (status.mode.process.mode === "observe") said.push("It only observes: nothing leaps.");
+  if (status.mode.process.mode === "observe") said.push("It only observes: no request is speculated on.");
   if (best !== undefined) {
     const { low, high } = best.fast;
-    if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Not shown either way.";
+    if (!out) word = low > 1 ? "Yes." : high < 1 ? "No." : "Inconclusive.";
     const was = status.mode.process.mode === "auto" ? "are" : "were";
-    said.push(`Requests that may leap ${was} ${times(best.fast)} as fast as those held back${of(best)}.`);
+    said.push(`Requests that may be speculated on ${was} ${times(best.fast)} as fast as those held back${of(best)}.`);
   }
   if (would !== undefined && (best === undefined || status.mode.process.mode !== "auto")) {
-    said.push(`Leaping would have been ${times(would.would)} as fast as riding, ${RESTS_ON[would.would.rests_on] ?? would.would.rests_on}${of(would)}.`);
+    said.push(`Projected: ${times(would.would)} as fast as plain decoding, ${BASIS[would.would.basis] ?? would.would.basis}${of(would)}.`);
   }
   if (best === undefined && would === undefined && status.mode.process.mode !== "off" && (all.length > 0 || !out)) {
-    const [leaping, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.leaping, sum[1] + entry.requests.held_back], [0, 0]);
-    said.push(`Too early to say: ${whole(leaping)} ${leaping === 1 ? "request" : "requests"} in the group that may leap and ${whole(held)} held back; ten pairs are needed.`);
+    const [free, held] = all.reduce((sum, entry) => [sum[0] + entry.requests.speculating, sum[1] + entry.requests.held_back], [0, 0]);
+    said.push(`Too early to say: ${whole(free)} ${free === 1 ? "request" : "requests"} in the group that may be speculated on and ${whole(held)} held back; ten pairs are needed.`);
   }
   return [word, said.join(" ")];
 }
@@ -97,22 +98,22 @@ function tiles(status, span) {
     [sum[0] + each.rounds, sum[1] + each.drafted, sum[2] + each.accepted], [0, 0, 0]);
   const pace = (group) => (group.seconds_per_token === null ? ["–", ""] : [figure(1 / group.seconds_per_token), "tokens/s"]);
   const token = (group) => (group.seconds_per_token === null ? "no request yet"
-    : `${millis(1000 * group.seconds_per_token)} a token, ${whole(group.requests)} ${group.requests === 1 ? "request" : "requests"}`);
+    : `${millis(1000 * group.seconds_per_token)} per token, ${whole(group.requests)} ${group.requests === 1 ? "request" : "requests"}`);
   return [
     tile("Output, all requests", sums.completions > 0 ? [figure(sums.tokens / seconds), "tokens/s"] : ["–", ""],
       `${whole(sums.completions)} completions, ${whole(sums.tokens)} tokens`),
-    tile("A request that leapt", pace(sums.leapt), token(sums.leapt)),
-    tile("A request held back", pace(sums.held_back), token(sums.held_back)),
+    tile("Speculated requests", pace(sums.speculated), token(sums.speculated)),
+    tile("Held-back requests", pace(sums.held_back), token(sums.held_back)),
     tile("Drafted tokens accepted", drafted > 0 ? [((100 * accepted) / drafted).toFixed(1), "%"] : ["–", ""],
-      rounds > 0 ? `${figure(drafted / rounds)} a draft, ${whole(rounds)} rounds` : "no round yet"),
+      rounds > 0 ? `${figure(drafted / rounds)} per draft, ${whole(rounds)} rounds` : "no round yet"),
   ];
 }
 
 export function helping(status, span) {
-  const [word, sentences] = verdict(status);
-  say(byId("verdict-word"), word);
-  name(byId("verdict-word"), "class", status.out.length > 0 ? "bad" : null);
-  say(byId("verdict"), sentences);
+  const [word, sentences] = summary(status);
+  say(byId("summary-word"), word);
+  name(byId("summary-word"), "class", status.out.length > 0 ? "bad" : null);
+  say(byId("summary"), sentences);
   const make = () => element("div", {}, element("dt", {}),
     element("dd", {}, element("strong", {}), " ", element("span", { class: "unit" }), element("small", {})));
   list(byId("tiles"), tiles(status, span), (each) => each.title, make, (node, each) => {
@@ -124,7 +125,7 @@ export function helping(status, span) {
   });
   rows(body("groups"), comparisons(status), (each) => `${each.policy} ${each.backend}`, (each) => {
     const known = each.fast ?? each.would;
-    const words = known === null ? "no figure yet" : `${each.fast === null ? "would have been " : ""}${times(known)}`;
+    const words = known === null ? "no figure yet" : `${each.fast === null ? "projected: " : ""}${times(known)}`;
     return [
       { text: each.policy, class: "name" },
       { text: each.backend, class: "name" },
@@ -132,7 +133,7 @@ export function helping(status, span) {
         same: words,
         node: () => element("span", { class: "told" }, interval(known.low, known.middle, known.high), element("span", {}, words)),
       },
-      whole(each.requests.leaping),
+      whole(each.requests.speculating),
       whole(each.requests.held_back),
       state(status, each),
     ];
@@ -148,32 +149,32 @@ export function wrong(status, replicas, policies) {
   else if (status.unready !== null) add("bad", "unready", `Not ready: ${status.unready}.`);
   if (status.synchronized === false) {
     const problems = policies?.refused?.length ?? 0;
-    add("bad", "files", `The configuration's files are not in force as they are${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
+    add("bad", "files", `The configuration files on disk are not in force${problems > 0 ? `: ${problems} ${problems === 1 ? "problem" : "problems"}, listed below` : ""}.`);
   }
   for (const backend of status.out) {
-    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; what is asked of it fails.`);
+    add("bad", `out ${backend}`, `Outage: no replica of backend ${backend} can be reached; requests to it fail.`);
   }
   for (const replica of replicas ?? []) {
     if (replica.state !== "ready") {
       const cause = replica.last_error === null ? "" : `: ${replica.last_error.text}`;
       add(replica.state === "disabled" ? "warn" : "bad", `state ${replica.name}`, `Replica ${replica.name} is ${replica.state}${cause}`);
     }
-    if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.verdict}`);
+    if (replica.probe?.pays === false) add("warn", `probe ${replica.name}`, `Replica ${replica.name}: ${replica.probe.conclusion}`);
   }
   for (const { policy, backend, closed } of comparisons(status)) {
-    if (closed) add("warn", `closed ${policy} ${backend}`, `Leaping under ${policy} was slower than riding at ${backend}; it is tried again after a while.`);
+    if (closed) add("warn", `closed ${policy} ${backend}`, `Speculation under ${policy} was slower than plain decoding at ${backend}; it is retried later.`);
   }
   const { failed, completions, left } = status.lately;
   if (failed > 0) add("warn", "failed", `${whole(failed)} of ${whole(completions)} completions of the last 15 min ended with an error.`);
   if (left > 0) add("warn", "left", `${whole(left)} of ${whole(completions)} clients of the last 15 min left before the end of their answer.`);
-  if (status.mode.process.mode !== "auto") add("warn", "mode", `Mode ${status.mode.process.mode}: nothing leaps.`);
+  if (status.mode.process.mode !== "auto") add("warn", "mode", `Mode ${status.mode.process.mode}: no request is speculated on.`);
   for (const backend of status.mode.backends) {
-    if (backend.mode !== status.mode.process.mode) add("warn", `mode ${backend.name}`, `Mode ${backend.mode} at backend ${backend.name}: nothing leaps there.`);
+    if (backend.mode !== status.mode.process.mode) add("warn", `mode ${backend.name}`, `Mode ${backend.mode} at backend ${backend.name}: no request is speculated on there.`);
   }
-  problems(byId("problems"), found, "Nothing that Foretell knows of.");
+  problems(byId("problems"), found, "No known problems.");
 }
 
-/** A list of `{ level, key, text }`; without any, `none` is said. */
+/** A list of `{ level, key, text }`; `none` is shown if it is empty. */
 export function problems(node, found, none) {
   const shown = found.length > 0 || none === null ? found : [{ level: "good", key: "none", text: none }];
   const make = () => element("li", {});
@@ -188,9 +189,9 @@ export function problems(node, found, none) {
 const rate = (part, all) => (all > 0 ? part / all : null);
 const PLOTS = [
   new Plot("Output", "tokens/s", (s) => s.tokens / s.seconds, figure),
-  new Plot("Completions", "a second", (s) => s.completions / s.seconds, figure),
+  new Plot("Completions", "per second", (s) => s.completions / s.seconds, figure),
   new Plot("Accepted", "of drafted", (s) => rate(s.accepted, s.drafted), percent, 1),
-  new Plot("Gamma", "tokens drafted a round", (s) => rate(s.drafted, s.rounds), figure),
+  new Plot("Gamma", "drafted tokens per round", (s) => rate(s.drafted, s.rounds), figure),
   new Plot("Load", "of the busiest engine", (s) => s.load, percent, 1),
   new Plot("Tolerance τ", "at temperature 1", (s) => s.tolerance, figure),
 ];
@@ -212,21 +213,21 @@ export function why(status, span) {
   const { reasons, completions } = status[span];
   const sorted = [...reasons].sort((a, b) => b.requests - a.requests);
   const make = () => element("li", {}, element("span", { class: "words" }), element("span", { class: "count" }), element("span", { class: "track" }, element("span", {})));
-  const shown = sorted.length > 0 ? sorted : [{ kind: "none", reason: "", words: completions === 0 ? "No completion yet." : "Every completion leapt to its end.", requests: 0 }];
+  const shown = sorted.length > 0 ? sorted : [{ kind: "none", reason: "", words: completions === 0 ? "No completion yet." : "Every completion was speculated on to its end.", requests: 0 }];
   list(byId("reasons"), shown, (each) => `${each.kind} ${each.reason}`, make, (item, each) => {
     const [words, count, track] = item.children;
     say(words, each.reason === "" ? each.words : `${each.words} · ${each.reason}`);
     say(count, each.requests > 0 ? `${whole(each.requests)} (${share(each.requests, completions)})` : "");
     track.firstChild.style.width = `${completions > 0 ? (100 * each.requests) / completions : 0}%`;
     name(item, "class", each.kind);
-    name(item, "title", { ride: "rode", bypass: "bypassed" }[each.kind]);
+    name(item, "title", { plain: "plain", relayed: "relayed" }[each.kind]);
   });
   gates(status);
 }
 
 function gates(status) {
   const head = byId("gates").tHead.rows[0];
-  const names = ["load", "stale", "acceptance", "latency", "memory", "health"];
+  const names = ["load", "stale", "acceptance", "control", "memory", "health"];
   if (head.cells.length === 0) {
     head.append(...["Policy", "Replica", ...names].map((title) => element("th", { scope: "col" }, title)));
   }
@@ -261,7 +262,7 @@ export function drafts(status, span) {
     millis((1000 * each.draft_seconds) / each.rounds),
     millis((1000 * each.verify_seconds) / each.rounds),
   ], "No round yet.");
-  const figures = drafters.filter((each) => each.places.length > 0);
+  const figures = drafters.filter((each) => each.positions.length > 0);
   const shown = figures.length > 0 ? figures : [{ drafter: "", places: [] }];
   const make = () => element("div", { class: "drafter" }, element("span", {}), element("span", { class: "scroll" }), element("small", {}));
   const caption = byId("places").firstElementChild;
@@ -271,15 +272,15 @@ export function drafts(status, span) {
     byId("places").append(holder);
   }
   list(holder, shown, (each) => each.drafter, make, (node, each) => {
-    const same = JSON.stringify(each.places);
+    const same = JSON.stringify(each.positions);
     if (node.dataset.same === same) return;
     node.dataset.same = same;
     const [title, plot, ends] = node.children;
     say(title, each.drafter === "" ? "No round yet." : DRAFTERS[each.drafter] ?? each.drafter);
-    plot.replaceChildren(...(each.places.length > 0 ? [places(each.drafter, each.places)] : []));
-    const first = each.places[0];
-    const last = each.places.at(-1);
-    say(ends, first === undefined ? "" : `place 1 ${share(first[1], first[0])}${each.places.length > 1 ? `, place ${each.places.length} ${share(last[1], last[0])}` : ""}`);
+    plot.replaceChildren(...(each.positions.length > 0 ? [places(each.drafter, each.positions)] : []));
+    const first = each.positions[0];
+    const last = each.positions.at(-1);
+    say(ends, first === undefined ? "" : `position 1: ${share(first[1], first[0])}${each.positions.length > 1 ? `, position ${each.positions.length}: ${share(last[1], last[0])}` : ""}`);
   });
 }
 
@@ -299,19 +300,19 @@ export function replicas(found, now) {
       load === null ? "–" : whole(load.running),
       load === null ? "–" : whole(load.waiting),
       load === null || load.kv_usage === null ? "–" : percent(load.kv_usage),
-      { text: probe?.verdict ?? "not probed", title: probed(probe), class: "words" },
+      { text: probe?.conclusion ?? "not probed", title: probed(probe), class: "words" },
       error === null ? { text: "none", class: "muted" }
         : { text: `${ago(error.age_seconds)}: ${error.text}`, title: absolute(now - error.age_seconds), class: "words bad" },
     ];
   }, "No replica.");
 }
 
-/** What a probe measured, in a line. */
+/** The measurements of a probe, in one line. */
 function probed(probe) {
   const token = probe?.times?.token?.[0];
   if (token === undefined) return null;
-  const verify = (probe.verify ?? []).slice(0, 6).map((call) => `${call.plan} of ${call.gamma} ${millis(call.ms)}`);
-  return `a ridden token ${millis(token.ms)}; ${verify.join(", ")}`;
+  const verify = (probe.verify ?? []).slice(0, 6).map((call) => `${call.method} of ${call.gamma} ${millis(call.ms)}`);
+  return `a plain token ${millis(token.ms)}; ${verify.join(", ")}`;
 }
 
 export function policies(answer) {

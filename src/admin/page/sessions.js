@@ -1,4 +1,4 @@
-// The last sessions: a list that can be filtered, and the rounds of the one that is chosen.
+// The last sessions: a list with filters, and the rounds of the selected one.
 
 import { get } from "./api.js";
 import { squares } from "./charts.js";
@@ -9,7 +9,7 @@ let sessions = [];
 let chosen = null;
 let now = 0;
 
-/** What a filter looks at. */
+/** The value that a filter compares. */
 const value = {
   path: (session) => session.path,
   reason: (session) => session.reason ?? "none",
@@ -33,7 +33,7 @@ export function take(found, at) {
   show();
 }
 
-/** The moments that the list shows move on. */
+/** Updates the relative times in the list. */
 export function tick(at) {
   now = at;
   show();
@@ -101,11 +101,11 @@ async function choose(number, byButton) {
     if (chosen !== number) return;
     place.replaceChildren(...detail(session));
   } catch (error) {
-    const gone = error.status === 404 ? "It is not kept any more: only the last 50 are." : `Not to be had: ${error.message}.`;
+    const gone = error.status === 404 ? "Not kept any more: only the last 50 sessions are." : `Not available: ${error.message}.`;
     place.replaceChildren(heading(number), element("p", { class: "empty" }, gone));
   }
   name(place, "hidden", null);
-  // Whoever came by keyboard, or by a click on the same button, goes on from there.
+  // The focus moves to the details, for users of the keyboard.
   if (byButton) place.querySelector("h3").focus();
   place.scrollIntoView({ block: "nearest" });
 }
@@ -143,18 +143,18 @@ function detail(session) {
   return [heading(session.number), element("dl", { class: "facts" }, ...terms), ...output(session.text), rounds(session)];
 }
 
-// The output, where operator and client let it be seen; what a round brought is marked with its number.
+// The output, if operator and client allow it; text from a round is marked with the round's number.
 function output(text) {
   if (text === null) return [];
   const pieces = text.pieces.map((piece) => piece.round === null
     ? piece.text
     : element("mark", { title: `round ${piece.round}` }, piece.text));
   const note = text.cut ? [element("p", { class: "note" }, "The rest of the output is not kept.")] : [];
-  return [element("pre", { id: "output", class: "scroll", tabindex: "0", "aria-label": "Output; marked: what rounds brought" }, ...pieces), ...note];
+  return [element("pre", { id: "output", class: "scroll", tabindex: "0", "aria-label": "Output; text from rounds is marked" }, ...pieces), ...note];
 }
 
 function rounds(session) {
-  if (session.rounds.length === 0) return element("p", { class: "empty" }, "No round: it did not leap.");
+  if (session.rounds.length === 0) return element("p", { class: "empty" }, "No round: it was not speculated on.");
   const titles = [["Round", ""], ["Drafter", ""], ["Drafted", "n"], ["Accepted", "n"], ["Rejected", "n"], ["Draft", "n"], ["Verify", "n"], ["Tokens", ""]];
   const head = element("tr", {}, ...titles.map(([title, kind]) => element("th", { scope: "col", class: kind || null }, title)));
   const skipped = session.rounds_played - session.rounds.length;
@@ -164,7 +164,7 @@ function rounds(session) {
     ...[round.drafted, round.accepted, round.drafted - round.accepted].map((count) => element("td", { class: "n" }, whole(count))),
     ...[round.draft_ms, round.verify_ms].map((ms) => element("td", { class: "n" }, millis(ms))),
     element("td", {}, squares(round.drafted, round.accepted))));
-  const caption = skipped > 0 ? `The last ${session.rounds.length} of ${session.rounds_played} rounds` : `${session.rounds.length} ${session.rounds.length === 1 ? "round" : "rounds"}, ${figure(1 + session.accepted / session.rounds_played)} tokens a round`;
+  const caption = skipped > 0 ? `The last ${session.rounds.length} of ${session.rounds_played} rounds` : `${session.rounds.length} ${session.rounds.length === 1 ? "round" : "rounds"}, mean acceptance length ${figure(1 + session.accepted / session.rounds_played)}`;
   const table = element("table", { id: "rounds" }, element("caption", {}, caption), element("thead", {}, head), element("tbody", {}, ...lines));
   return element("div", { class: "list scroll", tabindex: "0", role: "region", "aria-label": `Rounds of session ${session.number}` }, table);
 }

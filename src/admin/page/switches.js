@@ -1,4 +1,4 @@
-// What an operator may switch: the mode, the policies' files, and the end of the process. Each asks first.
+// The operator's switches: the mode, reloading the policies, and draining. Each asks for confirmation.
 
 import { post, token } from "./api.js";
 import { byId, duration, element, list, name, say } from "./dom.js";
@@ -7,9 +7,9 @@ import { problems, told } from "./sections.js";
 let refresh = () => {};
 
 const MEANS = {
-  auto: "Requests leap where it pays.",
-  observe: "Requests ride; drafts are made in the shadow, and nothing leaps.",
-  off: "Everything is relayed, and nothing leaps.",
+  auto: "Requests are speculated on where it pays.",
+  observe: "Requests decode plainly; shadow drafts are scored and not sent.",
+  off: "Everything is relayed.",
 };
 
 export function prepare(after) {
@@ -25,10 +25,10 @@ export function prepare(after) {
     name(byId("token-ask"), "hidden", null);
     refresh();
   });
-  byId("token-ask").addEventListener("click", () => askToken("Give another token, or close this."));
+  byId("token-ask").addEventListener("click", () => askToken("Enter another token, or close this dialog."));
 }
 
-/** Nothing is ever sent by a form itself. */
+/** Forms never submit by themselves. */
 function submitted(id, act) {
   byId(id).addEventListener("submit", (event) => {
     event.preventDefault();
@@ -36,20 +36,20 @@ function submitted(id, act) {
   });
 }
 
-/** Asks for the token; `why` says what was wrong with the last one. */
+/** Asks for the token; `why`: the reason, if the last one was wrong. */
 export function askToken(why) {
   const dialog = byId("token");
-  say(byId("token-text"), why ?? "This admin API wants its token (admin.token_file). It is kept in this tab only.");
+  say(byId("token-text"), why ?? "This admin API requires its token (admin.token_file). The token is kept in this tab only.");
   name(byId("token-ask"), "hidden", null);
   if (!dialog.open) dialog.showModal();
 }
 
-/** Shows the modes that hold now. */
+/** Shows the modes in force. */
 export function show(status) {
   const { process, backends } = status.mode;
   const rest = (held) => (held.ends_in_seconds === null ? "" : ` for ${duration(held.ends_in_seconds)} more, then ${held.base}`);
   const own = backends.filter((backend) => backend.own !== null).map((backend) => `${backend.name}: ${backend.own.mode}${rest(backend.own)}`);
-  say(byId("mode-now"), `Now ${process.mode}${rest(process)}.${own.length > 0 ? ` Of single backends ${own.join("; ")}; the stricter one counts.` : ""}`);
+  say(byId("mode-now"), `Now ${process.mode}${rest(process)}.${own.length > 0 ? ` By backend: ${own.join("; ")}; the stricter mode applies.` : ""}`);
   const select = byId("mode-backend");
   const kept = select.value;
   const options = [{ key: "", text: "the whole process" }, ...backends.map(({ name }) => ({ key: name, text: `backend ${name}` }))];
@@ -60,7 +60,7 @@ export function show(status) {
   }
 }
 
-/** Asks in a dialog, for a word to be typed if there is one, and then acts. */
+/** Asks in a dialog, with a word to be typed if there is one, and then calls `act`. */
 function confirm({ title, text, yes, word, act }) {
   const dialog = byId("confirm");
   say(byId("confirm-title"), title);
@@ -68,7 +68,7 @@ function confirm({ title, text, yes, word, act }) {
   say(byId("confirm-yes"), yes);
   name(byId("confirm-yes"), "class", word === undefined ? null : "danger");
   name(byId("confirm-label"), "hidden", word === undefined ? "" : null);
-  say(byId("confirm-ask"), word === undefined ? "" : `Type “${word}” to go on:`);
+  say(byId("confirm-ask"), word === undefined ? "" : `Type “${word}” to continue:`);
   const typed = byId("confirm-typed");
   typed.value = "";
   const ready = () => word === undefined || typed.value.trim() === word;
@@ -84,7 +84,7 @@ function confirm({ title, text, yes, word, act }) {
   dialog.showModal();
 }
 
-/** Does it, says what came of it, and shows the new state. */
+/** Calls `act`, shows its outcome, and refreshes the page. */
 async function done(what, act) {
   const said = byId("said");
   name(said, "class", "said");
@@ -95,7 +95,7 @@ async function done(what, act) {
   } catch (error) {
     say(said, `${what}: ${error.message}.`);
     name(said, "class", "said bad");
-    if (error.status === 401) askToken("The token was not taken. Give it again.");
+    if (error.status === 401) askToken("The token was rejected. Enter it again.");
   }
   refresh();
 }
@@ -103,15 +103,15 @@ async function done(what, act) {
 function mode() {
   const [wanted, backend, ttl] = ["mode-wanted", "mode-backend", "mode-ttl"].map((id) => byId(id).value);
   const of = backend === "" ? "the whole process" : `backend ${backend}`;
-  const long = ttl === "" ? "for good" : `for ${byId("mode-ttl").selectedOptions[0].textContent}`;
+  const long = ttl === "" ? "until changed" : `for ${byId("mode-ttl").selectedOptions[0].textContent}`;
   const asked = { mode: wanted, ...(backend === "" ? {} : { backend }), ...(ttl === "" ? {} : { ttl }) };
   confirm({
     title: `Switch ${of} to ${wanted}, ${long}?`,
-    text: `${MEANS[wanted]} Requests under way go on without a break.`,
+    text: `${MEANS[wanted]} Requests in flight continue.`,
     yes: `Switch to ${wanted}`,
     act: () => done("Switching the mode", async () => {
       const set = await post("/api/mode", asked);
-      const stricter = set.mode === wanted ? "" : ` It is ${set.mode} all the same: the stricter of process and backend counts.`;
+      const stricter = set.mode === wanted ? "" : ` The mode in force is ${set.mode}: the stricter of process and backend applies.`;
       return `Mode ${wanted} set for ${of}, ${long}.${stricter}`;
     }),
   });
@@ -120,15 +120,15 @@ function mode() {
 function reload() {
   const errors = byId("reload-errors");
   confirm({
-    title: "Read the policies again?",
-    text: "All of the files are taken, or none of them: if one is wrong, the policies in force stay.",
-    yes: "Read them",
-    act: () => done("Reading the policies", async () => {
+    title: "Reload the policies?",
+    text: "All files are loaded, or none: if one has an error, the policies in force stay.",
+    yes: "Reload",
+    act: () => done("Reloading the policies", async () => {
       problems(errors, [], null);
       try {
         const taken = await post("/api/reload");
         const left = taken.refused.length;
-        return `Taken: ${taken.policies.map(({ name, revision }) => `${name}@${revision}`).join(", ")}.${left > 0 ? " Some settings wait for a restart." : ""}`;
+        return `Loaded: ${taken.policies.map(({ name, revision }) => `${name}@${revision}`).join(", ")}.${left > 0 ? " Some settings need a restart." : ""}`;
       } catch (error) {
         if (error.status !== 422) throw error;
         const found = error.body.errors.map((problem, place) => ({ level: "bad", key: place, text: told(problem) }));
@@ -142,12 +142,12 @@ function reload() {
 function drain() {
   confirm({
     title: "Drain this process?",
-    text: "It takes no new requests, answers those under way, and ends. It cannot be taken back from here.",
+    text: "It takes no new requests, answers those in flight, and ends. This cannot be undone.",
     yes: "Drain",
     word: "drain",
     act: () => done("Draining", async () => {
       await post("/api/drain");
-      return "It drains, and ends once the requests under way are answered.";
+      return "Draining: the process ends once the requests in flight are answered.";
     }),
   });
 }

@@ -1,4 +1,4 @@
-//! Where a demo finds its models and where it serves.
+//! Paths of a demo's models and addresses of its servers.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,39 +10,39 @@ use crate::config::read::parse_address;
 use crate::lab::local::FREE;
 use crate::lab::workload::{Error, Workload};
 
-/// Workloads of the repository that are shown after the built-in ones, if the repository is there.
+/// Workloads of the repository that are shown after the built-in ones, if the repository exists.
 const OTHERS: [&str; 4] = ["chat", "completion", "prose", "hostile"];
 /// Folder of the models in the repository.
 const IN_REPOSITORY: &str = "onnx/models";
-/// File that tells a folder of models.
+/// File that identifies a folder of models.
 const SIGN: &str = "target/config.json";
 
-/// The places of a demo.
+/// Paths and addresses of a demo.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct DemoEndpoints {
     /// Folder of the bundled models.
     pub models: PathBuf,
-    /// Where the target serves.
+    /// Address that the target serves on.
     pub direct: SocketAddr,
-    /// Where Foretell serves.
+    /// Address that Foretell serves on.
     pub listen: SocketAddr,
-    /// Where its admin API is.
+    /// Address of its admin API.
     pub admin: SocketAddr,
 }
 
-/// Why a place is not known.
+/// Reason that a path or address is not known.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Nowhere {
+pub enum EndpointError {
     /// Not an address to listen on.
     Address {
         /// The flag or variable.
         place: String,
-        /// What it says.
+        /// Its value.
         got: String,
-        /// What it may say.
+        /// The allowed values.
         allowed: String,
     },
-    /// The folder that was named has no models.
+    /// The named folder has no models.
     Named {
         /// The flag or variable.
         place: &'static str,
@@ -53,7 +53,7 @@ pub enum Nowhere {
     Models(Vec<PathBuf>),
 }
 
-impl fmt::Display for Nowhere {
+impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { place, got, allowed } => {
@@ -70,12 +70,12 @@ impl fmt::Display for Nowhere {
     }
 }
 
-impl Places {
-    /// The places that flags, variables and defaults say.
+impl DemoEndpoints {
+    /// The paths and addresses from flags, variables and defaults.
     ///
     /// # Errors
-    /// The first that is not one.
-    pub fn read(args: &DemoArgs, environment: &dyn Strings) -> Result<Self, Nowhere> {
+    /// The first invalid one.
+    pub fn read(args: &DemoArgs, environment: &dyn Strings) -> Result<Self, EndpointError> {
         let program = std::env::current_exe().ok();
         let here = std::env::current_dir().ok();
         let models = models(args.models.as_deref(), environment, program.as_deref(), here.as_deref())?;
@@ -86,7 +86,7 @@ impl Places {
                 None => (variable.clone(), environment.get(&variable).filter(|text| !text.is_empty())),
             };
             match text {
-                Some(got) => parse_address(&got).map_err(|refusal| Nowhere::Address {
+                Some(got) => parse_address(&got).map_err(|refusal| EndpointError::Address {
                     place,
                     got,
                     allowed: refusal.allowed,
@@ -104,18 +104,19 @@ impl Places {
     }
 }
 
-/// The folder of the models: that of the flag, of the variable, beside the program, or of the repository.
+/// The folder of the models: that of the flag, of the variable, beside the program, or of the
+/// repository.
 fn models(
     flag: Option<&Path>,
     environment: &dyn Strings,
     program: Option<&Path>,
     here: Option<&Path>,
-) -> Result<PathBuf, Nowhere> {
+) -> Result<PathBuf, EndpointError> {
     let there = |folder: &Path| folder.join(SIGN).is_file();
     let variable = environment.get("FORETELL_MODELS").filter(|text| !text.is_empty()).map(PathBuf::from);
     let named = flag.map(|folder| ("--models", folder.to_owned()));
     if let Some((place, folder)) = named.or(variable.map(|folder| ("FORETELL_MODELS", folder))) {
-        return if there(&folder) { Ok(folder) } else { Err(Nowhere::Named { place, folder }) };
+        return if there(&folder) { Ok(folder) } else { Err(EndpointError::Named { place, folder }) };
     }
     let beside = program.and_then(Path::parent);
     let installed = beside.into_iter().flat_map(|beside| {
@@ -131,13 +132,13 @@ fn models(
     let mut looked: Vec<PathBuf> = installed.chain(above(here)).chain(above(beside)).collect();
     let mut known = std::collections::HashSet::new();
     looked.retain(|folder| known.insert(folder.clone()));
-    looked.iter().find(|folder| there(folder)).cloned().ok_or(Nowhere::Models(looked))
+    looked.iter().find(|folder| there(folder)).cloned().ok_or(EndpointError::Models(looked))
 }
 
-/// Workloads of the repository that the models lie in; none if they lie elsewhere.
+/// Workloads of the repository that contains the models; none if they are elsewhere.
 ///
 /// # Errors
-/// A workload that is there and cannot be used.
+/// A workload that exists but cannot be used.
 pub fn others(models: &Path) -> Result<Vec<Workload>, Error> {
     let Some(root) = models.ancestors().find(|folder| folder.join(IN_REPOSITORY) == models) else {
         return Ok(Vec::new());
@@ -156,7 +157,7 @@ mod tests {
         BTreeMap::new()
     }
 
-    /// A folder with models at this place in it.
+    /// A folder with models at this path in it.
     fn with_models(place: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let sign = folder.path().join(place).join(SIGN);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_wins_over_the_variable_and_that_over_what_is_found() {
+    fn the_flag_wins_over_the_variable_and_that_over_found_folders() {
         let [flag, variable] = [with_models(""), with_models("")];
         let installed = with_models("share/foretell/models");
         let program = installed.path().join("bin/foretell");
@@ -182,11 +183,11 @@ mod tests {
         let built = repository.path().join("target/release/foretell");
         assert_eq!(find(None, &none(), &built), repository.path().join(IN_REPOSITORY));
         let elsewhere = models(None, &none(), Some(&built), Some(Path::new("/"))).unwrap();
-        assert_eq!(elsewhere, repository.path().join(IN_REPOSITORY), "by the program's own place");
+        assert_eq!(elsewhere, repository.path().join(IN_REPOSITORY), "by the program's own path");
     }
 
     #[test]
-    fn what_is_not_found_is_said_with_every_place_that_was_looked_at() {
+    fn missing_models_are_reported_with_every_searched_path() {
         let empty = tempfile::tempdir().unwrap();
         let named = models(Some(empty.path()), &none(), None, None).unwrap_err();
         assert!(named.to_string().starts_with("--models: no bundled models in "), "{named}");
@@ -208,19 +209,19 @@ mod tests {
     fn ports_are_stable_and_free_ones_where_it_runs_once() {
         let folder = with_models("");
         let args = DemoArgs { models: Some(folder.path().to_owned()), ..DemoArgs::default() };
-        let places = Places::read(&args, &none()).unwrap();
+        let places = DemoEndpoints::read(&args, &none()).unwrap();
         let shown = [places.direct, places.listen, places.admin].map(|place| place.to_string());
         assert_eq!(shown, ["127.0.0.1:8000", "127.0.0.1:8080", "127.0.0.1:9464"]);
         let set = BTreeMap::from([("FORETELL_LISTEN".to_owned(), ":7000".to_owned())]);
-        let once = Places::read(&DemoArgs { once: true, ..args.clone() }, &set).unwrap();
+        let once = DemoEndpoints::read(&DemoArgs { once: true, ..args.clone() }, &set).unwrap();
         assert_eq!((once.direct, once.admin, once.listen.to_string().as_str()), (FREE, FREE, "0.0.0.0:7000"));
         let wrong = DemoArgs { admin: Some("there".to_owned()), ..args };
-        let told = Places::read(&wrong, &none()).unwrap_err().to_string();
+        let told = DemoEndpoints::read(&wrong, &none()).unwrap_err().to_string();
         assert!(told.starts_with("--admin: not an address, allowed IP:PORT"), "{told}");
     }
 
     #[test]
-    fn the_repository_s_own_models_bring_more_workloads() {
+    fn the_repositorys_own_models_add_workloads() {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join(IN_REPOSITORY);
         let names: Vec<String> = others(&models).unwrap().into_iter().map(|workload| workload.name).collect();
         assert_eq!(names, OTHERS);

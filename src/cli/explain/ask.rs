@@ -1,4 +1,4 @@
-//! Asks the running proxy over its admin API.
+//! Sends the request to the running proxy's admin API.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::cli::admin_port::{AdminPort, Fault};
 use crate::config::process::Process;
 use crate::policy::{Explanation, PolicySet};
 
-/// Longest time for an answer.
+/// Time limit of an answer.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Asks the proxy with these settings; `None` if no server listens on its admin address.
@@ -33,13 +33,13 @@ pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Exp
     match (status, serde_json::from_slice::<Explanation>(&body)) {
         (StatusCode::OK, Ok(told)) => Ok(Some(told)),
         (StatusCode::UNAUTHORIZED, _) => {
-            Err(format!("the proxy at {address} wants its admin token (admin.token_file)"))
+            Err(format!("the proxy at {address} requires its admin token (admin.token_file)"))
         }
-        _ => Err(format!("what listens on the admin port {address} explains nothing ({status})")),
+        _ => Err(format!("the server on the admin port {address} does not support explain ({status})")),
     }
 }
 
-/// Sends the question.
+/// Sends the request.
 async fn call(port: &AdminPort, given: &Given) -> Result<(StatusCode, Vec<u8>), Fault> {
     let mut fields = HeaderMap::new();
     for (name, value) in &given.headers {

@@ -9,13 +9,13 @@ use crate::policy::explain::{AcceptLine, DrafterLine, GateLine, ModelLine, Now, 
 pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{}: {}", told.path, told.words)?;
     head(told, out)?;
-    writeln!(out, "steps, of which the first that does not pass counts")?;
+    writeln!(out, "steps (the first that does not pass decides)")?;
     for line in &told.steps {
-        writeln!(out, "  {:<12} {:<8} {}", line.step, line.verdict, line.words)?;
+        writeln!(out, "  {:<12} {:<8} {}", line.step, line.result, line.words)?;
     }
     writeln!(out, "parameters")?;
     told.parameters.iter().try_for_each(|line| parameter(line, out))?;
-    writeln!(out, "policies, of which the first that matches counts")?;
+    writeln!(out, "policies (the first that matches applies)")?;
     told.policies.iter().try_for_each(|line| policy(line, out))?;
     if !told.drafters.is_empty() {
         writeln!(out, "drafters")?;
@@ -39,20 +39,23 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "now")?;
     let token =
         now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
-    writeln!(out, "  {:<12} {:.2}; a ridden token takes {token}", "load", now.load)?;
+    writeln!(out, "  {:<12} {:.2}; a plain token takes {token}", "load", now.load)?;
     let gain = now.gain.as_ref().map_or("not known yet".to_owned(), |gain| {
         let basis = format!("{:.0} rounds of its kind, costs: {}", gain.rounds, gain.costs);
-        format!("{:.2} times as fast as riding ({:.2} to {:.2}; {basis})", gain.middle, gain.low, gain.high)
+        format!(
+            "{:.2} times as fast as plain decoding ({:.2} to {:.2}; {basis})",
+            gain.middle, gain.low, gain.high
+        )
     });
     writeln!(out, "  {:<12} {gain}", "gain")?;
-    writeln!(out, "  {:<12} {:.1} ridden tokens that leaping may lose", "credit", now.credit)?;
+    writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret left", now.regret_budget)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
     for model in &now.models {
         let ModelLine { model, chance } = model;
         writeln!(out, "  {:<12} {model} drafts for {:.0} % of requests of this kind", "model", chance * 1e2)?;
     }
-    for why in &now.not_leaping {
-        writeln!(out, "  {:<12} {}: {}", "not leaping", why.reason, why.words)?;
+    for why in &now.not_speculating {
+        writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
     }
     Ok(())
 }
@@ -73,7 +76,7 @@ fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
     let asked = match told.asked.as_str() {
         "proxy" => "the running proxy",
         "server" => "the server",
-        _ => "nobody: what a server would say is not known",
+        _ => "nobody: the server's properties are not known",
     };
     writeln!(out, "asked        {asked}")?;
     writeln!(out, "route        {}", told.route)?;
@@ -90,8 +93,8 @@ fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
         let how = if told.prompt_tokens_exact { "counted" } else { "estimated: a quarter of the bytes" };
         writeln!(out, "prompt       {tokens} tokens ({how})")?;
     }
-    if !told.plans.is_empty() {
-        writeln!(out, "plans        {}", told.plans.join(", "))?;
+    if !told.verify.is_empty() {
+        writeln!(out, "verify       {}", told.verify.join(", "))?;
     }
     told.gamma_max.map_or(Ok(()), |gamma| writeln!(out, "gamma        {gamma} at most"))
 }
@@ -99,27 +102,27 @@ fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
 fn parameter(line: &ParameterLine, out: &mut dyn Write) -> io::Result<()> {
     let owner = line.owner.as_ref().map_or(String::new(), |owner| format!(" ({owner})"));
     let refused = line.refused.as_ref();
-    let refused = refused.map_or(String::new(), |reason| format!(", keeps it from leaping: {reason}"));
+    let refused = refused.map_or(String::new(), |reason| format!(", prevents speculation: {reason}"));
     writeln!(out, "  {:<28} {}{owner}{refused}", line.name, line.treatment)
 }
 
 fn policy(line: &PolicyLine, out: &mut dyn Write) -> io::Result<()> {
-    let verdict = match line.matches {
+    let result = match line.matches {
         Some(true) => format!("matches (mode {})", line.mode),
         Some(false) => format!("does not match: {}", line.mismatches.join("; ")),
         None if line.mismatches.is_empty() => "not known".to_owned(),
         None => format!("not known: {}", line.mismatches.join("; ")),
     };
-    writeln!(out, "  {:<28} {verdict}", line.policy)
+    writeln!(out, "  {:<28} {result}", line.policy)
 }
 
 fn drafter(line: &DrafterLine, out: &mut dyn Write) -> io::Result<()> {
     let why = line.why.as_deref().unwrap_or_default();
-    let verdict = match line.drafts {
+    let result = match line.drafts {
         Some(true) if why.is_empty() => "drafts".to_owned(),
         Some(true) => format!("drafts; {why}"),
         Some(false) => format!("drafts nothing: {why}"),
         None => format!("not known: {why}"),
     };
-    writeln!(out, "  {:<28} {verdict}", line.drafter)
+    writeln!(out, "  {:<28} {result}", line.drafter)
 }

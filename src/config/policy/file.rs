@@ -16,7 +16,7 @@ use crate::policy::{
 
 /// A policy with the lines needed to report conflicts with other files.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct ParsedPolicy {
     /// The policy.
     pub policy: Policy,
     /// The line of its name.
@@ -29,7 +29,7 @@ pub struct Placed {
 ///
 /// # Errors
 /// Every problem in the file, in the order of its lines.
-pub fn parse(file: &str, source: &str) -> Result<Placed, Vec<Problem>> {
+pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
     let root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
     let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
@@ -39,7 +39,7 @@ pub fn parse(file: &str, source: &str) -> Result<Placed, Vec<Problem>> {
     }
 }
 
-fn read(root: &Item<'_>, revision: Revision) -> Option<Placed> {
+fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let mut top = root.section();
     version(&mut top);
     let name = top.must("name", "a text", name);
@@ -57,7 +57,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<Placed> {
     let holdback = holdback(top.section("holdback"));
     top.close();
     let policy = Policy { name: name?, revision, mode, matcher, drafters, gamma, accept, gates, holdback };
-    Some(Placed { policy, name_line, drafter_lines })
+    Some(ParsedPolicy { policy, name_line, drafter_lines })
 }
 
 /// Reads a policy name. It is used in headers and metrics, so few characters are allowed.
@@ -137,7 +137,7 @@ pub(super) const KINDS: &[(&str, Kind)] = &[
 fn drafter(item: &Item<'_>) -> Option<Drafter> {
     let mut section = item.section();
     let names = KINDS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
-    // Which other keys are allowed depends on the kind.
+    // The other allowed keys depend on the kind.
     let drafter = match section.must("kind", &names, word(KINDS))? {
         Kind::PromptLookup => {
             let (ngram_min, ngram_max) = ngram(section.section("ngram"));
@@ -163,7 +163,8 @@ fn ngram(mut section: Section<'_>) -> (u32, u32) {
     (min, max)
 }
 
-/// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing: true`.
+/// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing:
+/// true`.
 fn scope(section: &mut Section<'_>) -> Scope {
     let words = &[("request", Scope::Request), ("tenant", Scope::Tenant), ("global", Scope::Global)];
     let scope = section.or("scope", Scope::default(), word(words));
@@ -181,7 +182,7 @@ fn phrasebook(section: &mut Section<'_>) -> Option<Drafter> {
     Some(Drafter::Phrasebook { schemas, phrases })
 }
 
-/// Reads `phrases`, which may only be left out where the prompt's `schemas` count.
+/// Reads `phrases`, which is optional only if the prompt's `schemas` are used.
 fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
     let Some(item) = section.item("phrases") else {
         if !schemas {
@@ -229,7 +230,7 @@ fn gamma(mut section: Section<'_>) -> Gamma {
     gamma
 }
 
-/// An accept rule, less its settings.
+/// An accept rule without its settings.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum RuleName {
     Exact,
@@ -253,11 +254,12 @@ pub(super) const RULES: &[(&str, RuleName)] = &[
 fn accept(mut section: Section<'_>) -> Accept {
     let default = Accept::default();
     let Some(name) = section.item("rule").map_or(Some(RuleName::Exact), |item| item.read(word(RULES))) else {
-        // Which other keys are allowed depends on the rule.
+        // The other allowed keys depend on the rule.
         return default;
     };
     let rule = match name {
-        // These settings bound the error of lossy rules; the exact rule has none, so they are refused.
+        // These settings bound the error of lossy rules; the exact rule has none, so they are
+        // refused.
         RuleName::Exact => {
             for key in ["kappa", "epsilon", "delta", "tolerance", "max_drift", "max_drift_rate"] {
                 section.forbid(key, "only with a lossy rule");
@@ -318,7 +320,7 @@ fn gates(mut section: Section<'_>) -> Gates {
         kv: section.or("kv", default.kv, ratio),
         stale: section.or("stale", default.stale, period),
         acceptance: section.or("acceptance", default.acceptance, ratio),
-        latency: section.or("latency", default.latency, number(1.0..=10.0)),
+        control: section.or("control", default.control, number(1.0..=10.0)),
         max_gap: section.or("max_gap", default.max_gap, period),
         reprobe: section.or("reprobe", default.reprobe, duration),
     };

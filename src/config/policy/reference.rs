@@ -1,4 +1,5 @@
-//! The reference of policy files for people, written from their JSON Schema, so that it says what the reader takes.
+//! The reference page of policy files, generated from their JSON Schema, so that it matches the
+//! reader.
 
 use std::fmt::Write;
 
@@ -30,8 +31,9 @@ pub fn text() -> String {
 const HEAD: &str = "\
 # Reference of policy files
 
-Written by `foretell check --policy-reference` from the schema of policy files ([policies/schema.json](../policies/schema.json));
-a test compares this page with the program. What the settings mean together, with examples: [policies.md](policies.md).
+Written by `foretell check --policy-reference` from the schema of policy files
+([policies/schema.json](../policies/schema.json)); a test compares this page with the program. What the settings mean
+together, with examples: [policies.md](policies.md).
 
 | setting | values | default | meaning |
 |---|---|---|---|
@@ -45,7 +47,7 @@ fn members(schema: &Value) -> Vec<(&str, &Value)> {
     members.into_iter().flatten().map(|(name, value)| (name.as_str(), value)).collect()
 }
 
-/// The alternatives of a setting that has several shapes, each with a word that tells it.
+/// The alternatives of a setting with several shapes, each identified by a constant.
 fn kinds(schema: &Value) -> Vec<&Value> {
     let shapes = schema.get("oneOf").or_else(|| schema.pointer("/items/oneOf"));
     shapes.and_then(Value::as_array).into_iter().flatten().collect()
@@ -59,7 +61,7 @@ fn says(schema: &Value) -> &str {
     schema.get("description").and_then(Value::as_str).unwrap_or("")
 }
 
-/// One shape of a setting, under the word that tells it.
+/// One shape of a setting, under the constant that identifies it.
 fn section(text: &mut String, path: &str, kind: &Value) {
     let word =
         members(kind).into_iter().find_map(|(name, value)| Some((name, value.get("const")?.as_str()?)));
@@ -71,7 +73,7 @@ fn section(text: &mut String, path: &str, kind: &Value) {
     }
 }
 
-/// A row for each member, those of its own members included.
+/// A row for each member, including nested ones.
 fn rows(text: &mut String, path: &str, schema: &Value) {
     for (name, value) in members(schema).into_iter().filter(|(_, value)| value.get("const").is_none()) {
         let path = format!("{path}.{name}");
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_of_the_schema_stands_on_the_page_with_its_meaning() {
+    fn every_setting_of_the_schema_is_on_the_page_with_its_meaning() {
         fn all(path: &str, schema: &Value, paths: &mut Vec<String>) {
             for (name, value) in members(schema).into_iter().filter(|(_, value)| value.get("const").is_none())
             {

@@ -1,8 +1,9 @@
-//! The JSON Schema of policy files, by which editors complete and check them while they are written.
+//! The JSON Schema of policy files, which editors use for completion and checks.
 //!
-//! It is built from the same tables of words and ranges that the reader uses; a test holds it against every key that the
-//! reader asks for. What a schema cannot say (bounds the wrong way round, names that two files share, drafters that the
-//! process file does not declare) is left to `foretell check`.
+//! It is built from the same tables of words and ranges that the reader uses; a test compares it
+//! with every key that the reader looks up. Conditions that a schema cannot express (bounds in the
+//! wrong order, names shared by two files, drafters that the process file does not declare) are
+//! left to `foretell check`.
 
 use serde_json::{Map, Value, json};
 
@@ -16,11 +17,11 @@ pub fn schema() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Foretell policy",
-        "description": "Which requests, drafters and bounds. The first file, by name, whose match holds applies.",
+        "description": "The requests that it applies to, drafters and limits. The first file, by name, that matches a request applies.",
         "type": "object",
         "required": ["version", "name"],
         "additionalProperties": false,
-        "patternProperties": { "^x-": { "description": "Your own: a place for anchors." } },
+        "patternProperties": { "^x-": { "description": "For your own use, such as YAML anchors." } },
         "properties": {
             "version": { "const": 1, "description": "Version of the file format." },
             "name": {
@@ -29,27 +30,27 @@ pub fn schema() -> Value {
                 "description": "Unique; answers, metrics and logs call the policy NAME@REVISION.",
             },
             "mode": words(&names(PolicyMode::NAMES), PolicyMode::default().name(),
-                "off: relay. shadow: ride, and score drafts without sending them. ride: no drafting. auto: leap where it pays."),
+                "off: relay. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays."),
             "match": matcher(),
             "drafters": {
                 "type": "array",
                 "items": { "oneOf": KINDS.iter().map(|(name, _)| drafter(name)).collect::<Vec<_>>() },
-                "description": "What proposes tokens, in order of preference. Default: prompt_lookup.",
+                "description": "Drafters, in order of preference. Default: prompt_lookup.",
             },
-            "gamma": object("Draft lengths, and the gain that leaping must promise.", &[
-                ("max", whole(1, u32::from(GAMMA_MAX), Some(gamma.max), "Most draft tokens of a round.")),
+            "gamma": object("Draft lengths (gamma is `num_speculative_tokens` in vLLM), and the predicted gain that speculation requires.", &[
+                ("max", whole(1, u32::from(GAMMA_MAX), Some(gamma.max), "Maximum draft tokens of a round.")),
                 ("fixed", or_null(&whole(1, u32::from(GAMMA_MAX), None,
-                    "Leap at every token with at most so many draft tokens, whatever it costs: for tests and sweeps."))),
+                    "Speculate at every token with at most this many draft tokens, at any cost: for tests and sweeps."))),
                 ("ahead", or_null(&whole(0, AHEAD_MAX, None,
-                    "Most verify calls sent before the call is answered that they rest on. Default: as many as pay, and none with `fixed`; with `fixed`, always so many."))),
-                ("margin", share(Some(gamma.margin), "Predicted gain over riding that is required to start leaping; 0.10 is 10 %.")),
-                ("stay", share(Some(gamma.stay), "Predicted gain over riding that is required to go on.")),
+                    "Maximum verify requests sent before the result that they assume. Default: as many as pay, and none with `fixed`; with `fixed`, always this many."))),
+                ("margin", share(Some(gamma.margin), "Predicted gain over plain decoding that is required to start speculating; 0.10 is 10 %.")),
+                ("stay", share(Some(gamma.stay), "Predicted gain over plain decoding that is required to continue.")),
             ]),
             "accept": accept(),
             "gates": gates(),
-            "holdback": object("The control group: a share of the requests only rides, for comparison.", &[
-                ("start", share(Some(holdback.start), "Share at the start; it falls as the comparison gets certain.")),
-                ("floor", share(Some(holdback.floor), "Least share.")),
+            "holdback": object("The control group: a share of the requests is always decoded plainly, for comparison.", &[
+                ("start", share(Some(holdback.start), "Share at the start; it falls as the comparison becomes certain.")),
+                ("floor", share(Some(holdback.floor), "Minimum share.")),
             ]),
         },
     })
@@ -115,14 +116,14 @@ pub(in crate::config) fn object(says: &str, properties: &[(&str, Value)]) -> Val
 fn matcher() -> Value {
     let bounds = |most: f64, says: &str| {
         let side = |says: &str| or_null(&number(0.0, most, None, says));
-        object(says, &[("min", side("Least, inclusive.")), ("max", side("Greatest, inclusive."))])
+        object(says, &[("min", side("Minimum, inclusive.")), ("max", side("Maximum, inclusive."))])
     };
     object(
-        "Conditions; every field must hold, and of a list one entry.",
+        "Conditions; every field must match, and of a list one entry.",
         &[
             ("models", texts("Model ids as clients send them, with * and ? for any characters.")),
             ("backends", texts("Names of backends, with * and ?.")),
-            ("tenants", texts("Tenants, as `tenant` of the process file finds them.")),
+            ("tenants", texts("Tenants, as determined by `tenant` of the process file.")),
             (
                 "routes",
                 json!({ "type": "array", "items": { "enum": ["completions", "chat"] }, "description": "API routes." }),
@@ -133,13 +134,13 @@ fn matcher() -> Value {
                     "type": ["object", "null"],
                     "additionalProperties": { "type": "array", "items": { "type": "string", "minLength": 1 } },
                     "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
-                    "description": "Header names, each with the values that are allowed.",
+                    "description": "Header names, each with its allowed values.",
                 }),
             ),
             ("temperature", bounds(2.0, "The effective temperature, the server's default included.")),
             (
                 "prompt_tokens",
-                bounds(1e9, "Length of the prompt, tokens; a quarter of its bytes where it is text."),
+                bounds(1e9, "Length of the prompt, tokens; for a text prompt, a quarter of its bytes."),
             ),
         ],
     )
@@ -148,7 +149,7 @@ fn matcher() -> Value {
 fn drafter(kind: &str) -> Value {
     let (says, more, required): (&str, Vec<(&str, Value)>, Vec<&str>) = match kind {
         "prompt_lookup" => (
-            "Copies what followed the longest match of the last tokens in the request's own text.",
+            "Copies the tokens that followed the longest match of the last tokens in the request's own text.",
             vec![(
                 "ngram",
                 object(
@@ -162,15 +163,19 @@ fn drafter(kind: &str) -> Value {
             vec![],
         ),
         "suffix" => (
-            "What followed most often after the present context, in this request and, by scope, in earlier ones.",
+            "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones.",
             vec![
                 (
                     "scope",
-                    words(&["request", "tenant", "global"], "request", "Whose outputs it learns from."),
+                    words(
+                        &["request", "tenant", "global"],
+                        "request",
+                        "The requests whose outputs it learns from.",
+                    ),
                 ),
                 (
                     "i_accept_sharing",
-                    json!({ "type": "boolean", "description": "Needed for scope: global, which shares text between tenants." }),
+                    json!({ "type": "boolean", "description": "Required for scope: global, which shares text between tenants." }),
                 ),
             ],
             vec![],
@@ -184,15 +189,15 @@ fn drafter(kind: &str) -> Value {
                 "properties": { "trigger": text.clone(), "continuation": text },
             });
             (
-                "Phrases of the operator: after a trigger its continuation is drafted. And the skeletons of JSON objects by the schemas and tools that are written in the prompt. At least one of both.",
+                "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt; at least one.",
                 vec![
                     (
                         "phrases",
-                        json!({ "type": "array", "items": phrase, "description": "Triggers, each with the continuation that is drafted behind it." }),
+                        json!({ "type": "array", "items": phrase, "description": "Triggers, each with the continuation that is drafted after it." }),
                     ),
                     (
                         "schemas",
-                        json!({ "type": "boolean", "default": true, "description": "Draft keys, punctuation and only choices of objects whose schema, tool or example is written in the prompt." }),
+                        json!({ "type": "boolean", "default": true, "description": "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt." }),
                     ),
                 ],
                 vec![],
@@ -210,18 +215,18 @@ fn drafter(kind: &str) -> Value {
                     words(
                         &["auto", "same", "slem", "tli"],
                         "auto",
-                        "Relation of its vocabulary to the target's: same (a model with another does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).",
+                        "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).",
                     ),
                 ),
             ],
             vec!["model"],
         ),
         "recycling" => (
-            "What the target, in its verdicts, and the text before have shown to follow the last token, in this request and in earlier ones of its tenant.",
+            "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant.",
             vec![],
             vec![],
         ),
-        _ => ("The client's own prediction, followed along and found again behind an edit.", vec![], vec![]),
+        _ => ("The client's own prediction; drafting resumes after an edit.", vec![], vec![]),
     };
     let mut properties: Vec<(&str, Value)> = vec![("kind", json!({ "const": kind }))];
     properties.extend(more);
@@ -244,10 +249,12 @@ fn curve(most: f64, says: &str) -> Value {
     json!({ "type": "array", "items": point, "minItems": 1, "description": says })
 }
 
-/// Which keys go with a rule depends on the rule.
+/// The other keys of a rule depend on the rule.
 fn accept() -> Value {
-    let exact =
-        object("Only what the target itself would have generated.", &[("rule", json!({ "const": "exact" }))]);
+    let exact = object(
+        "Only tokens that the target itself would have generated.",
+        &[("rule", json!({ "const": "exact" }))],
+    );
     let tolerance = object(
         "How far the rule is relaxed: the product of two curves, capped.",
         &[
@@ -269,14 +276,17 @@ fn accept() -> Value {
                 "max",
                 share(
                     Some(0.0),
-                    "The most that the product may be; 0 relaxes nothing. typical and fly are as published at 1.",
+                    "Maximum of the product; 0 relaxes nothing. typical and fly are as published at 1.",
                 ),
             ),
         ],
     );
     let own = |rule: &str| match rule {
         "ears_gated" => {
-            vec![("kappa", share(Some(0.3), "Least probability of the draft token ÷ that of the likeliest."))]
+            vec![(
+                "kappa",
+                share(Some(0.3), "Minimum probability of the draft token ÷ that of the likeliest."),
+            )]
         }
         "typical" => vec![
             ("epsilon", share(Some(0.09), "Threshold on the token's probability.")),
@@ -292,17 +302,17 @@ fn accept() -> Value {
                 "max_drift",
                 or_null(&share(
                     Some(0.2),
-                    "Most that may be charged to a whole output; null: any amount, so that long outputs have no bound.",
+                    "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.",
                 )),
             ),
             (
                 "max_drift_rate",
-                share(Some(0.02), "Most that may be charged per output token, on average so far."),
+                share(Some(0.02), "Maximum that may be charged per output token, on average so far."),
             ),
         ];
         properties.extend(own(name));
         let mut schema = object(
-            "A lossy rule: texts may drift from the model's own, and each answer says how far.",
+            "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
             &properties,
         );
         if let Some(schema) = schema.as_object_mut() {
@@ -311,14 +321,14 @@ fn accept() -> Value {
         }
         schema
     });
-    json!({ "oneOf": std::iter::once(exact).chain(lossy).collect::<Vec<_>>(), "description": "How draft tokens are judged." })
+    json!({ "oneOf": std::iter::once(exact).chain(lossy).collect::<Vec<_>>(), "description": "The rule by which draft tokens are accepted." })
 }
 
 fn gates() -> Value {
     let gates = Gates::default();
     let seconds = |duration: std::time::Duration| format!("{}s", duration.as_secs());
     object(
-        "Limits beyond which requests ride for a while.",
+        "Limits beyond which requests are decoded plainly for a while.",
         &[
             (
                 "waiting",
@@ -326,39 +336,39 @@ fn gates() -> Value {
                     0,
                     1_000_000,
                     Some(gates.waiting),
-                    "Most requests waiting in the engine, ours not counted.",
+                    "Maximum requests waiting in the engine, not counting ours.",
                 ),
             ),
-            ("kv", share(Some(gates.kv), "Highest share of the engine's KV cache in use.")),
-            ("stale", period(&seconds(gates.stale), "Greatest age of the engine's last load report.")),
+            ("kv", share(Some(gates.kv), "Maximum share of the engine's KV cache in use.")),
+            ("stale", period(&seconds(gates.stale), "Maximum age of the engine's last load report.")),
             (
                 "acceptance",
                 share(
                     Some(gates.acceptance),
-                    "Least accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.",
+                    "Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.",
                 ),
             ),
             (
-                "latency",
+                "control",
                 number(
                     1.0,
                     10.0,
-                    Some(gates.latency),
-                    "Time per token of leaping ÷ that of the control group: closes when surely above.",
+                    Some(gates.control),
+                    "Time per token of speculated requests ÷ that of the control group: closes when it is certainly above.",
                 ),
             ),
             (
                 "max_gap",
                 period(
                     &format!("{}ms", gates.max_gap.as_millis()),
-                    "Longest pause in a stream that a leap may cause.",
+                    "Longest pause in a stream that a round may cause.",
                 ),
             ),
             (
                 "reprobe",
                 duration(
                     &seconds(gates.reprobe),
-                    "How long the latency gate stays closed for the first time.",
+                    "Time that the `control` gate stays closed when it closes for the first time.",
                 ),
             ),
         ],

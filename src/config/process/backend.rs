@@ -7,13 +7,13 @@ use http::Uri;
 
 use super::Device;
 use crate::config::values::Glob;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
 /// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // each is the engine of its name
 pub enum Dialect {
-    /// Detected by asking the server.
+    /// Detected by requests to the server.
     #[default]
     Auto,
     /// Foretell's own ONNX server (`foretell target`, or a model in this process).
@@ -31,7 +31,7 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect that is set; `None` for `auto`, where the server is asked.
+    /// The configured dialect; `None` for `auto`, where it is detected.
     pub const fn spoken(self) -> Option<crate::dialect::Dialect> {
         use crate::dialect::Dialect as Spoken;
         Some(match self {
@@ -71,7 +71,7 @@ impl Dialect {
         super::name_of(Self::NAMES, self)
     }
 
-    /// Whether a model in this process may have this dialect: `auto` or `onnx`.
+    /// True if a model in this process may have this dialect: `auto` or `onnx`.
     pub const fn is_here(self) -> bool {
         matches!(self, Self::Auto | Self::Onnx)
     }
@@ -86,23 +86,24 @@ pub struct Backend {
     pub dialect: Dialect,
     /// Its replicas.
     pub replicas: Replicas,
-    /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not use ranks.
+    /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not
+    /// use ranks.
     pub ranks: u32,
     /// The models that it serves; empty means every model.
     pub models: Vec<Model>,
     /// How connections to it are made.
     pub connect: Connect,
-    /// Where and how often its load is read.
+    /// Path and interval of its load report.
     pub load: Load,
-    /// Plans for verifying drafts and their limits.
-    pub plans: Plans,
+    /// Methods for verifying drafts and their limits.
+    pub methods: VerifyLimits,
     /// Limits of the probe.
     pub probe: Probe,
-    /// Cost that leaping may impose on other requests (read, but not enforced yet).
+    /// Cost that speculation may impose on other requests.
     pub budget: Budget,
-    /// The operator pays per token.
+    /// True if the operator pays per token.
     pub billed: bool,
-    /// It gets the requests for models that no backend lists; at most one backend does.
+    /// True if it gets the requests for models that no backend lists; at most one backend does.
     pub default: bool,
 }
 
@@ -133,9 +134,9 @@ pub struct ServedModel {
     pub name: Option<String>,
     /// Device that it runs on.
     pub device: Device,
-    /// Most sequences in memory at a time.
+    /// Maximum number of concurrent sequences in memory.
     pub lanes: u32,
-    /// Most tokens of a sequence; `None`: as many as the model supports.
+    /// Maximum number of tokens of a sequence; `None`: as many as the model supports.
     pub context: Option<u32>,
     /// CPU threads of one step; 0: one per core.
     pub threads: u32,
@@ -153,9 +154,10 @@ impl ServedModel {
 pub struct Model {
     /// The id as clients send it, or a pattern of ids.
     pub id: Glob,
-    /// Further names of the same model; a request is sent on with the name that the client used.
+    /// Further names of the same model; a request is forwarded with the name that the client used.
     pub aliases: Vec<String>,
-    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other model).
+    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other
+    /// model).
     pub base: Option<String>,
     /// Source of its tokenizer.
     pub tokenizer: TokenizerSource,
@@ -164,7 +166,7 @@ pub struct Model {
 /// Source of a model's tokenizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// None locally: the backend is asked to tokenize.
+    /// The backend's own, fetched from its `/tokenizer.json`.
     #[default]
     Backend,
     /// A `tokenizer.json` file, or a folder that has one.
@@ -180,14 +182,15 @@ pub struct Connect {
     pub host: HostHeader,
     /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
     pub ca: Option<PathBuf>,
-    /// Client certificate chain and private key (PEM) to show the backend; `None`: no client certificate.
+    /// Client certificate chain and private key (PEM) to show the backend; `None`: no client
+    /// certificate.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Pass on the client's `Authorization` header; if false it is removed.
     pub pass_auth: bool,
     /// File with a bearer token that replaces the client's; `None`: `pass_auth` decides.
     pub token_file: Option<PathBuf>,
-    /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is never used for a
-    /// client's request. `None`: these calls are signed as `token_file` says.
+    /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is
+    /// never used for a client's request. `None`: these calls are signed as set by `token_file`.
     pub own_token_file: Option<PathBuf>,
 }
 
@@ -211,32 +214,33 @@ pub enum HostHeader {
     Client,
 }
 
-/// Where and how often the load of a backend is read.
+/// Path and interval of a backend's load report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Path of the page on each replica that tells its load; the default `/metrics` means the usual page of its engine.
+    /// Path of the load page on each replica; the default `/metrics` means the usual page of its
+    /// engine.
     pub url: String,
     /// Time between two readings.
     pub every: Duration,
 }
 
-/// Plans for verifying drafts and their limits.
+/// Methods for verifying drafts and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plans {
-    /// Allowed plans; their order has no effect.
-    pub allow: Vec<PlanName>,
-    /// `allow` is set in the file. A plan that the operator lists is used even where its first call may crash the
-    /// engine.
+pub struct VerifyLimits {
+    /// Allowed methods; their order has no effect.
+    pub allow: Vec<MethodName>,
+    /// True if `allow` is set in the file. A method that the operator lists is used even where its
+    /// first call may crash the engine.
     pub explicit: bool,
-    /// Most context tokens of a verify call.
+    /// Maximum context of a verify request, tokens.
     pub context_max: u32,
-    /// Most bytes of a verify call's request, and most bytes of its answer.
+    /// Maximum size of a verify request, and of its answer, bytes.
     pub bytes_max: u64,
 }
 
-/// Verification plans that a file may name.
+/// Verification methods that a file may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlanName {
+pub enum MethodName {
     /// One call with the draft in the prompt; the prompt's log-probabilities verify it.
     Score,
     /// One prompt per node of the draft tree.
@@ -245,18 +249,19 @@ pub enum PlanName {
     Tree,
     /// The engine takes a draft as part of an ordinary request.
     Native,
-    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify call is made.
+    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify
+    /// request is made.
     Prediction,
 }
 
-impl PlanName {
-    /// The verify plan of this name; `None` for `prediction`, which verifies nothing.
-    pub const fn plan(self) -> Option<Plan> {
+impl MethodName {
+    /// The verification method of this name; `None` for `prediction`, which verifies nothing.
+    pub const fn method(self) -> Option<VerifyMethod> {
         match self {
-            Self::FanOut => Some(Plan::FanOut),
-            Self::Tree => Some(Plan::Tree),
-            Self::Score => Some(Plan::Score),
-            Self::Native => Some(Plan::Native),
+            Self::FanOut => Some(VerifyMethod::FanOut),
+            Self::Tree => Some(VerifyMethod::Tree),
+            Self::Score => Some(VerifyMethod::Score),
+            Self::Native => Some(VerifyMethod::Native),
             Self::Prediction => None,
         }
     }
@@ -267,9 +272,9 @@ impl PlanName {
 pub struct Probe {
     /// When the probe runs.
     pub when: ProbeWhen,
-    /// Most calls of one probe.
+    /// Maximum number of calls of one probe.
     pub calls: u32,
-    /// Most time for all calls of one probe.
+    /// Maximum time for all calls of one probe.
     pub within: Duration,
 }
 
@@ -283,18 +288,20 @@ pub enum ProbeWhen {
     Never,
 }
 
-/// Cost that leaping may impose on other requests of a replica.
+/// Cost that speculation may impose on other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// Refused draft tokens ÷ tokens generated, 0 to 1; binds where requests that do not leap wait for the engine.
+    /// Rejected draft tokens ÷ generated tokens, 0 to 1; applies where requests that are not
+    /// speculated on wait for the engine.
     pub extra_tokens: f64,
     /// Extra sequence slots ÷ running requests, 0 to 1 (read, but not enforced yet).
     pub slots: f64,
-    /// Windows without leaps, for comparison; `None`: no windows.
+    /// Windows of plain decoding, for comparison; `None`: no windows.
     pub switchback: Option<Switchback>,
 }
 
-/// Time windows in which a replica only rides, as a control group.
+/// Time-sliced A/B windows in which all requests of a replica are decoded plainly, as a control
+/// group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switchback {
     /// Length of one window.

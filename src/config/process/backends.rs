@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, Model, PlanName, Plans, Probe,
-    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource,
+    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe,
+    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
 };
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
@@ -34,9 +34,9 @@ impl Default for Load {
     }
 }
 
-impl Default for Plans {
+impl Default for VerifyLimits {
     fn default() -> Self {
-        let allow = vec![PlanName::Score, PlanName::FanOut, PlanName::Tree];
+        let allow = vec![MethodName::Score, MethodName::FanOut, MethodName::Tree];
         Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
     }
 }
@@ -102,7 +102,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     let models = section.item("models").map_or_else(Vec::new, |item| models(&item, seen));
     let connect = connect(section.section("connect"));
     let load = load(section.section("load"));
-    let plans = plans(section.section("plans"));
+    let methods = methods(section.section("verify"));
     let probe = probe(section.section("probe"));
     let budget = budget(section.section("budget"));
     let billed = section.or("billed", false, boolean);
@@ -115,7 +115,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         models,
         connect,
         load,
-        plans,
+        methods,
         probe,
         budget,
         billed,
@@ -162,7 +162,8 @@ fn replicas(item: &Item<'_>) -> Option<Replicas> {
     }
 }
 
-/// Reads the other keys of `replicas: { model: … }`, a model that runs in this process; `None` if `folder` is.
+/// Reads the other keys of `replicas: { model: … }`, a model that runs in this process; `None` if
+/// `folder` is.
 fn served(folder: Option<PathBuf>, mut section: Section<'_>) -> Option<Replicas> {
     let default = ServedModel::of(folder.clone().unwrap_or_default());
     let model = ServedModel {
@@ -234,7 +235,8 @@ fn connect(mut section: Section<'_>) -> Connect {
     Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
 }
 
-/// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None` is returned.
+/// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None`
+/// is returned.
 fn identity(tls: &mut Section<'_>) -> Option<(PathBuf, PathBuf)> {
     let cert = tls.file("cert", FileKind::Chain);
     let key = tls.file("key", FileKind::KeyOf(cert.clone().unwrap_or_default()));
@@ -266,24 +268,24 @@ fn load(mut section: Section<'_>) -> Load {
     load
 }
 
-fn plans(mut section: Section<'_>) -> Plans {
-    let default = Plans::default();
+fn methods(mut section: Section<'_>) -> VerifyLimits {
+    let default = VerifyLimits::default();
     let names = &[
-        ("score", PlanName::Score),
-        ("fan_out", PlanName::FanOut),
-        ("tree", PlanName::Tree),
-        ("native", PlanName::Native),
-        ("prediction", PlanName::Prediction),
+        ("score", MethodName::Score),
+        ("fan_out", MethodName::FanOut),
+        ("tree", MethodName::Tree),
+        ("native", MethodName::Native),
+        ("prediction", MethodName::Prediction),
     ];
     let allow = section.item("allow");
-    let plans = Plans {
+    let methods = VerifyLimits {
         explicit: allow.is_some(),
         allow: allow.map_or(default.allow, |item| item.list(word(names))),
         context_max: section.or("context_max", default.context_max, whole(1..=1 << 24)),
         bytes_max: section.or("bytes_max", default.bytes_max, size),
     };
     section.close();
-    plans
+    methods
 }
 
 fn probe(mut section: Section<'_>) -> Probe {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 
 use super::{
-    Admin, ClientControl, Device, DrafterModel, Drain, Limits, Listen, LogFormat, LogLevel, Memory, Mode,
+    Admin, ClientControl, Corpus, Device, DrafterModel, Drain, Limits, Listen, LogFormat, LogLevel, Mode,
     Observe, Process, Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends,
 };
 use crate::config::flags::{Environment, Strings};
@@ -38,7 +38,7 @@ impl Default for Process {
             client: ClientControl::default(),
             backends: Vec::new(),
             drafters: IndexMap::new(),
-            memory: Memory::default(),
+            corpus: Corpus::default(),
             ready: Ready::default(),
             policies: PathBuf::from("policies"),
             policies_must_exist: false,
@@ -92,7 +92,7 @@ impl Default for Drain {
     }
 }
 
-impl Default for Memory {
+impl Default for Corpus {
     fn default() -> Self {
         Self { bytes: 256 << 20, ttl: Duration::from_hours(1), snapshot: None }
     }
@@ -118,7 +118,8 @@ pub struct Parsed {
     pub problems: Vec<Problem>,
 }
 
-/// As [`parse`], with the variables of this environment, and returns the readable settings beside the problems.
+/// As [`parse`], with the variables of this environment, and returns the readable settings besides
+/// the problems.
 pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed {
     let mut root = match yaml::parse(file, source) {
         Ok(root) => root,
@@ -151,7 +152,7 @@ fn read(root: &Item<'_>) -> Process {
         policies_read: None,
         ..default
     };
-    process.memory = memory(top.section("memory"), process.limits.memory);
+    process.corpus = corpus(top.section("corpus"), process.limits.memory);
     process.ready = ready(top.section("ready"));
     process.policies = policies(top.section("policies"), process.policies);
     process.observe = observe(top.section("observe"));
@@ -322,21 +323,21 @@ fn drafter(mut section: Section<'_>) -> Option<DrafterModel> {
     Some(DrafterModel { path: model?, tokenizer, device, slots, context })
 }
 
-/// `whole`: `limits.memory`, of which drafters may take half: the rest is for bodies and sessions.
-fn memory(mut section: Section<'_>, whole: u64) -> Memory {
-    let bytes = Memory::default().bytes.min(whole / 2);
-    let default = Memory { bytes, ..Memory::default() };
-    let memory = Memory {
+/// `whole`: `limits.memory`. Drafters may take half of it; the rest is for bodies and sessions.
+fn corpus(mut section: Section<'_>, whole: u64) -> Corpus {
+    let bytes = Corpus::default().bytes.min(whole / 2);
+    let default = Corpus { bytes, ..Corpus::default() };
+    let corpus = Corpus {
         bytes: section.or("bytes", default.bytes, size),
         ttl: section.or("ttl", default.ttl, period),
         snapshot: section.maybe("snapshot", None, path),
     };
-    if memory.bytes > whole / 2 {
+    if corpus.bytes > whole / 2 {
         let allowed = "at most half of limits.memory";
-        section.refuse("bytes", Refusal::new("too much", allowed), &memory.bytes.to_string());
+        section.refuse("bytes", Refusal::new("too much", allowed), &corpus.bytes.to_string());
     }
     section.close();
-    memory
+    corpus
 }
 
 fn ready(mut section: Section<'_>) -> Ready {

@@ -1,7 +1,9 @@
-//! The JSON Schema of the process file, as [`crate::config::policy::schema`] is that of policy files.
+//! The JSON Schema of the process file; that of policy files is in
+//! [`crate::config::policy::schema`].
 //!
-//! Any value may be a variable of the environment (`${NAME}`). What a schema cannot say (names and addresses that are used
-//! twice, an admin listener that is open to others, settings that exclude each other) is left to `foretell check`.
+//! Any value may be an environment variable (`${NAME}`). Conditions that a schema cannot express
+//! (names and addresses used twice, an admin listener that is open to others, settings that exclude
+//! each other) are left to `foretell check`.
 
 use serde_json::{Value, json};
 
@@ -19,13 +21,13 @@ pub fn schema() -> Value {
                 words(
                     &names(Mode::NAMES),
                     Mode::default().name(),
-                    "off: relay. observe: relay, and draft in the shadow. auto: leap where it pays.",
+                    "off: relay. observe: relay, and draft in the shadow. auto: speculate where it pays.",
                 ),
             ),
             (
                 "listen",
                 json!({
-                    "type": "array", "minItems": 1, "items": listener(), "description": "Where clients connect, http/1.1 and h2c.",
+                    "type": "array", "minItems": 1, "items": listener(), "description": "Listeners for clients, http/1.1 and h2c.",
                 }),
             ),
             ("admin", admin()),
@@ -37,7 +39,7 @@ pub fn schema() -> Value {
             ("client", client()),
             (
                 "backends",
-                json!({ "type": "array", "items": backend(), "description": "The services that are spoken to." }),
+                json!({ "type": "array", "items": backend(), "description": "The services that requests are sent to." }),
             ),
             (
                 "drafters",
@@ -45,7 +47,7 @@ pub fn schema() -> Value {
                     "type": ["object", "null"], "additionalProperties": drafter(), "description": "Models that draft, by name.",
                 }),
             ),
-            ("memory", memory()),
+            ("corpus", corpus()),
             ("ready", ready()),
             ("policies", policies()),
             ("observe", observe()),
@@ -63,67 +65,67 @@ pub fn text() -> String {
 
 fn admin() -> Value {
     object(
-        "The operator's listener: page, API, metrics.",
+        "The operator's listener: status page, API, metrics.",
         &[
-            ("address", address("127.0.0.1:9464", "Anything but loopback needs token_file.")),
-            ("token_file", file("The bearer token that it asks for.")),
-            ("hosts", texts("Names by which it is asked besides localhost and addresses.")),
+            ("address", address("127.0.0.1:9464", "Any other than loopback requires token_file.")),
+            ("token_file", file("File with the bearer token that it requires.")),
+            ("hosts", texts("Host names accepted in requests, besides localhost and IP addresses.")),
         ],
     )
 }
 
 fn metrics() -> Value {
     object(
-        "A listener with nothing but /metrics, /healthz and /readyz.",
-        &[("address", or_null(&address_of("Where; null: none.")))],
+        "A listener with only /metrics, /healthz and /readyz.",
+        &[("address", or_null(&address_of("Its address; null: none.")))],
     )
 }
 
 fn drain() -> Value {
     object(
-        "How the process ends.",
+        "Durations of a shutdown.",
         &[
             (
                 "delay",
                 duration(
                     "5s",
-                    "Not ready, but still accepting. Where it is left out it ends as soon as no client is connected.",
+                    "Not ready, but still accepting. If not set, it ends as soon as no client is connected.",
                 ),
             ),
-            ("grace", duration("120s", "How long answers may take to end.")),
+            ("grace", duration("120s", "Time for open answers to end.")),
         ],
     )
 }
 
 fn client() -> Value {
     object(
-        "What clients may ask for.",
-        &[("control", words(&["off", "bounded"], "bounded", "What the header x-foretell may do."))],
+        "Control by clients.",
+        &[("control", words(&["off", "bounded"], "bounded", "Permission of the header x-foretell."))],
     )
 }
 
-fn memory() -> Value {
+fn corpus() -> Value {
     object(
-        "What drafters remember over requests.",
+        "Texts that drafters keep across requests.",
         &[
-            ("bytes", size("256MiB", "At most half of limits.memory.")),
-            ("ttl", period("1h", "How long a text is remembered.")),
-            ("snapshot", file("Where it is kept over restarts.")),
+            ("bytes", size("256MiB", "Maximum size; at most half of limits.memory.")),
+            ("ttl", period("1h", "Time that an unused text is kept.")),
+            ("snapshot", file("File that preserves it over restarts.")),
         ],
     )
 }
 
 fn ready() -> Value {
     object(
-        "What /readyz waits for.",
-        &[("require_backend", boolean(false, "Until a replica of every backend can be reached."))],
+        "Conditions of /readyz.",
+        &[("require_backend", boolean(false, "Wait until a replica of every backend can be reached."))],
     )
 }
 
 fn policies() -> Value {
     object(
         "The policy files.",
-        &[("dir", file("Their folder, from that of this file; `policies` beside it if left out."))],
+        &[("dir", file("Their folder, relative to that of this file; default: `policies` beside it."))],
     )
 }
 
@@ -136,29 +138,32 @@ fn observe() -> Value {
                 words(
                     &names(LogFormat::NAMES),
                     "auto",
-                    "Form of the log; auto: text on a terminal, JSON elsewhere.",
+                    "Format of the log; auto: text on a terminal, JSON elsewhere.",
                 ),
             ),
-            ("level", words(&names(LogLevel::NAMES), "info", "Least level of its lines.")),
+            ("level", words(&names(LogLevel::NAMES), "info", "Lowest level that is logged.")),
             (
                 "otlp",
                 or_null(
-                    &json!({ "type": "string", "pattern": "^https?://", "description": "Traces by OTLP over HTTP." }),
+                    &json!({ "type": "string", "pattern": "^https?://", "description": "URL of a collector for traces by OTLP over HTTP." }),
                 ),
             ),
             (
                 "share",
                 share(
                     Some(1.0),
-                    "Of the requests that have a line in the log and spans; failures always have a line.",
+                    "Share of the requests that have a line in the log and spans; failures always have a line.",
                 ),
             ),
-            ("text", boolean(false, "Requests may let their output be seen (x-foretell-text: on).")),
+            (
+                "text",
+                boolean(false, "Requests may allow the operator to see their output (x-foretell-text: on)."),
+            ),
         ],
     )
 }
 
-/// Says at the top what the file is.
+/// Adds title and description to the schema.
 fn describe(schema: &mut Value) {
     let Some(top) = schema.as_object_mut() else { return };
     top.insert("$schema".to_owned(), "https://json-schema.org/draft/2020-12/schema".into());
@@ -168,11 +173,11 @@ fn describe(schema: &mut Value) {
     top.insert("required".to_owned(), json!(["version"]));
     top.insert(
         "patternProperties".to_owned(),
-        json!({ "^x-": { "description": "Your own: a place for anchors." } }),
+        json!({ "^x-": { "description": "For your own use, such as YAML anchors." } }),
     );
 }
 
-/// Lets every value below be a variable of the environment.
+/// Allows an environment variable for every value below.
 fn variable(schema: &mut Value) {
     let Some(members) = schema.as_object_mut() else { return };
     for word in ["properties", "items", "additionalProperties"] {
@@ -232,9 +237,9 @@ fn no_period(says: &str) -> Value {
 
 fn listener() -> Value {
     let tls = object(
-        "Certificates; null: plain.",
+        "Certificates; null: plain HTTP.",
         &[
-            ("cert", text_of("The certificates, PEM.")),
+            ("cert", text_of("The certificate chain, PEM.")),
             ("key", text_of("Their key, PEM.")),
             ("client_ca", file("Clients need a certificate of these authorities.")),
         ],
@@ -251,19 +256,27 @@ fn listener() -> Value {
 
 fn limits() -> Value {
     object(
-        "Bounds on requests and on what they hold.",
+        "Limits of requests and of their memory.",
         &[
-            ("headers", whole(1, 10_000, Some(100), "Header fields of a request.")),
-            ("header_bytes", size("32KiB", "Bytes of them.")),
-            ("uri", size("8KiB", "Bytes of its target.")),
+            ("headers", whole(1, 10_000, Some(100), "Maximum header fields of a request.")),
+            ("header_bytes", size("32KiB", "Maximum size of them.")),
+            ("uri", size("8KiB", "Maximum size of its target.")),
             ("speculate_body", size("8MiB", "Larger bodies are relayed unread.")),
-            ("relay_body", or_null(&size_of("Larger bodies are refused; null: none."))),
-            ("sessions", whole(0, 1_000_000, Some(1024), "More are relayed.")),
+            ("relay_body", or_null(&size_of("Larger bodies are refused; null: no limit."))),
+            (
+                "sessions",
+                whole(
+                    0,
+                    1_000_000,
+                    Some(1024),
+                    "Maximum concurrent speculated requests; further ones are relayed.",
+                ),
+            ),
             (
                 "memory",
                 size(
                     "512MiB",
-                    "Bodies and sessions; above it completions are relayed unread, above twice that answered with 503.",
+                    "Memory of bodies and sessions; above it completions are relayed unread, above twice that answered with 503.",
                 ),
             ),
             (
@@ -272,7 +285,7 @@ fn limits() -> Value {
                     1,
                     10_000_000,
                     None,
-                    "Clients at once; null: what the limit of open descriptors allows.",
+                    "Maximum concurrent clients; null: as many as the limit of open descriptors allows.",
                 )),
             ),
         ],
@@ -281,34 +294,50 @@ fn limits() -> Value {
 
 fn timeouts() -> Value {
     object(
-        "Longest waits.",
+        "Maximum waits.",
         &[
             ("header", period("10s", "From connecting, or its first byte, to the end of a request's head.")),
-            ("body", period("30s", "Silence inside a request's body.")),
+            ("body", period("30s", "Silence within a request's body.")),
             ("keep_alive", period("75s", "A connection without a request.")),
             ("connect", period("2s", "To connect to a replica.")),
             ("first_byte", no_period("To the head of an answer.")),
             ("idle", no_period("To the next byte of an answer that has begun.")),
-            ("verify", period("2s", "For a verify call.")),
+            ("verify", period("2s", "For a verify request.")),
             ("draft", no_period("For a draft; null: as long as a draft can pay.")),
-            ("pool_idle", duration("3s", "A connection to a replica that nobody uses.")),
+            ("pool_idle", duration("3s", "An unused connection to a replica.")),
         ],
     )
 }
 
 fn tenant() -> Value {
-    let header =
-        json!({ "type": "string", "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$", "description": "Its header." });
+    let header = json!({ "type": "string", "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$", "description": "Header that names it." });
     let peer = json!({ "type": "string", "pattern": r"^[0-9A-Fa-f:.]*[0-9A-Fa-f:](/\d+)?$" });
     object(
-        "Who a request belongs to.",
+        "The tenant of a request.",
         &[
             ("header", or_null(&header)),
             (
                 "trusted_peers",
-                json!({ "type": "array", "items": peer, "description": "Peers whose header is believed, IP or IP/BITS." }),
+                json!({ "type": "array", "items": peer, "description": "Peers whose header is trusted, IP or IP/BITS." }),
             ),
-            ("fallback", words(&["none", "authorization_hash"], "none", "Without such a header.")),
+            ("fallback", words(&["none", "authorization_hash"], "none", "Tenant without a trusted header.")),
+        ],
+    )
+}
+
+fn verify_limits() -> Value {
+    object(
+        "Verification methods and their limits.",
+        &[
+            (
+                "allow",
+                json!({
+                    "type": "array", "items": { "enum": ["score", "fan_out", "tree", "native", "prediction"] },
+                    "description": "Allowed methods. Default: score, fan_out, tree.",
+                }),
+            ),
+            ("context_max", whole(1, 1 << 24, Some(8192), "Maximum context of a verify request, tokens.")),
+            ("bytes_max", size("2MiB", "Maximum size of a round's requests.")),
         ],
     )
 }
@@ -322,7 +351,7 @@ fn backend() -> Value {
             ("base", file("The model that it is an adapter of.")),
             (
                 "tokenizer",
-                text_of("backend: asked of the server; else a tokenizer.json, or a folder with one."),
+                text_of("backend: fetched from the server; else a tokenizer.json, or a folder with one."),
             ),
         ],
     );
@@ -330,8 +359,8 @@ fn backend() -> Value {
         "A service.",
         &[
             ("name", text_of("Its name in metrics, log and policies.")),
-            ("default", boolean(false, "It gets requests for models that no backend names.")),
-            ("dialect", words(&names(Dialect::NAMES), "auto", "How it is spoken to.")),
+            ("default", boolean(false, "It gets requests for models that no backend lists.")),
+            ("dialect", words(&names(Dialect::NAMES), "auto", "API of its engine.")),
             ("replicas", replicas()),
             (
                 "ranks",
@@ -345,65 +374,56 @@ fn backend() -> Value {
             (
                 "load",
                 object(
-                    "Where its engine tells its load.",
+                    "The engine's load report.",
                     &[
                         (
                             "url",
                             json!({ "type": "string", "pattern": "^/", "default": "/metrics", "description": "A path of the backend." }),
                         ),
-                        ("every", period("500ms", "How often it is asked.")),
+                        ("every", period("500ms", "Interval of reading it.")),
                     ],
                 ),
             ),
-            (
-                "plans",
-                object(
-                    "How drafts may be verified.",
-                    &[
-                        (
-                            "allow",
-                            json!({
-                                "type": "array", "items": { "enum": ["score", "fan_out", "tree", "native", "prediction"] },
-                                "description": "Default: score, fan_out, tree.",
-                            }),
-                        ),
-                        (
-                            "context_max",
-                            whole(1, 1 << 24, Some(8192), "Most context tokens of a verify call."),
-                        ),
-                        ("bytes_max", size("2MiB", "Most bytes of a round.")),
-                    ],
-                ),
-            ),
+            ("verify", verify_limits()),
             (
                 "probe",
                 object(
-                    "Measuring what verifying costs.",
+                    "Measurement of verification costs.",
                     &[
-                        ("when", words(&["ready", "never"], "ready", "When.")),
-                        ("calls", whole(1, 10_000, Some(40), "Most calls.")),
-                        ("within", period("10s", "Longest time.")),
+                        (
+                            "when",
+                            words(
+                                &["ready", "never"],
+                                "ready",
+                                "When it runs; ready: as soon as a replica is ready.",
+                            ),
+                        ),
+                        ("calls", whole(1, 10_000, Some(40), "Maximum calls.")),
+                        ("within", period("10s", "Maximum time.")),
                     ],
                 ),
             ),
             (
                 "budget",
                 object(
-                    "What leaping may cost others.",
+                    "Cost that speculation may impose on other requests.",
                     &[
-                        ("extra_tokens", share(Some(0.25), "Tokens computed for nothing, of the engine's.")),
-                        ("slots", share(Some(0.10), "Free slots of the engine; no effect yet.")),
+                        ("extra_tokens", share(Some(0.25), "Rejected draft tokens ÷ generated tokens.")),
+                        (
+                            "slots",
+                            share(Some(0.10), "Extra sequence slots ÷ running requests; no effect yet."),
+                        ),
                         (
                             "switchback",
                             or_null(&json!({
                                 "type": "string", "pattern": r"^0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h)$", "default": "20s/30m",
-                                "description": "Ride-only windows, WINDOW/EVERY; null: none.",
+                                "description": "Time-sliced A/B windows of plain decoding, WINDOW/EVERY; null: none.",
                             })),
                         ),
                     ],
                 ),
             ),
-            ("billed", boolean(false, "It bills per token: it is never asked to verify.")),
+            ("billed", boolean(false, "It bills per token: no verify request is sent to it.")),
         ],
     );
     required(backend, &["name", "replicas"])
@@ -413,14 +433,14 @@ fn replicas() -> Value {
     let url = json!({ "type": "string", "pattern": r"^(https?://[^?#@]+|.*\$\{.*)$" });
     let urls = json!({ "type": "array", "minItems": 1, "uniqueItems": true, "items": url });
     let dns = object(
-        "Addresses behind a name.",
+        "Addresses that a name resolves to.",
         &[
             (
                 "dns",
                 json!({ "type": "string", "pattern": r"^[^/]+:\d*[1-9]\d*$", "description": "HOST:PORT." }),
             ),
-            ("every", period("5s", "How often it is resolved.")),
-            ("scheme", words(&["http", "https"], "http", "How they are spoken to.")),
+            ("every", period("5s", "Interval of resolving it.")),
+            ("scheme", words(&["http", "https"], "http", "Scheme of their URLs.")),
         ],
     );
     let model = object(
@@ -428,18 +448,18 @@ fn replicas() -> Value {
         &[
             ("model", text_of("Its folder.")),
             ("name", file("Its id; null: the name of the folder.")),
-            ("device", words(&names(Device::NAMES), "auto", "Where it runs.")),
-            ("lanes", whole(1, 1024, None, "Sequences at once.")),
+            ("device", words(&names(Device::NAMES), "auto", "Device that it runs on.")),
+            ("lanes", whole(1, 1024, None, "Maximum concurrent sequences.")),
             (
                 "context",
                 or_null(&whole(
                     1,
                     1 << 24,
                     None,
-                    "Most tokens of a sequence; null: what it was trained for.",
+                    "Maximum tokens of a sequence; null: the model's own limit.",
                 )),
             ),
-            ("threads", whole(0, 1024, None, "Threads; 0: as many as there are cores.")),
+            ("threads", whole(0, 1024, None, "Threads; 0: one per core.")),
         ],
     );
     let shapes = [urls, required(dns, &["dns"]), required(model, &["model"])];
@@ -465,19 +485,22 @@ fn connect() -> Value {
         tls.insert("dependentRequired".to_owned(), json!({ "cert": ["key"], "key": ["cert"] }));
     }
     object(
-        "How it is connected to.",
+        "Connections to it.",
         &[
-            ("http", words(&["http1", "http2"], "http1", "Version.")),
-            ("host", words(&["backend", "client"], "backend", "Whose Host field it gets.")),
+            ("http", words(&["http1", "http2"], "http1", "HTTP version.")),
+            ("host", words(&["backend", "client"], "backend", "Source of the Host field.")),
             ("tls", tls),
             (
                 "auth",
                 object(
-                    "Keys.",
+                    "API keys.",
                     &[
-                        ("pass", boolean(true, "The client's own goes on to it.")),
-                        ("token_file", file("The key that takes its place.")),
-                        ("own_token_file", file("For Foretell's own calls, never on a client's.")),
+                        ("pass", boolean(true, "Pass on the client's own.")),
+                        ("token_file", file("File with a key that replaces the client's.")),
+                        (
+                            "own_token_file",
+                            file("File with the key of Foretell's own calls, never used for a client's."),
+                        ),
                     ],
                 ),
             ),
@@ -491,9 +514,9 @@ fn drafter() -> Value {
         &[
             ("path", text_of("Its folder.")),
             ("tokenizer", file("A tokenizer.json, or a folder with one; null: that of its folder.")),
-            ("device", words(&names(Device::NAMES), "auto", "Where it runs.")),
-            ("slots", whole(1, 4096, Some(64), "Sessions whose cache it keeps.")),
-            ("context", whole(16, 1 << 20, Some(2048), "Most tokens of a sequence.")),
+            ("device", words(&names(Device::NAMES), "auto", "Device that it runs on.")),
+            ("slots", whole(1, 4096, Some(64), "Maximum concurrent sessions.")),
+            ("context", whole(16, 1 << 20, Some(2048), "Maximum tokens of a sequence.")),
         ],
     );
     required(drafter, &["path"])

@@ -1,4 +1,4 @@
-//! What the drafts and the shadow passes of each model drafter take, seconds.
+//! Times of the drafts and shadow passes of each model drafter, in seconds.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub(super) struct Drafts(Vec<Times>);
 /// The measured times of one model drafter.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Times {
-    /// A drafted token.
+    /// Per drafted token.
     pub token: Belief,
     /// A shadow pass.
     pub shadow: Belief,
@@ -23,12 +23,12 @@ pub(super) struct Times {
 }
 
 impl Drafts {
-    /// The times of a model; nothing is known of one that was never asked.
+    /// The times of a model; empty for one that never drafted.
     pub fn of(&self, model: u8) -> Times {
         self.0.get(usize::from(model)).copied().unwrap_or_default()
     }
 
-    /// Notes a draft of so many tokens.
+    /// Notes a draft of `tokens` tokens.
     pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
         self.times(model, |times| times.token.observe(seconds / tokens.max(1) as f64, now));
     }
@@ -51,11 +51,11 @@ impl Drafts {
     }
 
     fn times(&mut self, model: u8, note: impl FnOnce(&mut Times)) {
-        let place = usize::from(model);
-        if self.0.len() <= place {
-            self.0.resize_with(place + 1, Times::default);
+        let position = usize::from(model);
+        if self.0.len() <= position {
+            self.0.resize_with(position + 1, Times::default);
         }
-        self.0.get_mut(place).map(note);
+        self.0.get_mut(position).map(note);
     }
 }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_model_has_times_of_its_own() {
+    fn each_model_has_its_own_times() {
         let mut drafts = Drafts::default();
         drafts.drafted(2, 4, 0.008, Tick(0));
         drafts.shadowed(0, 0.2, false, Tick(0));

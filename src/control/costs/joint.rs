@@ -1,19 +1,22 @@
-//! What drafts change where requests share an engine, by least squares over their verify calls.
+//! Effects of drafts on requests that share an engine, by least squares over their verify requests.
 //!
-//! A table of own drafts cannot tell what a node costs the others: sessions that are alike draft alike, so calls with many
-//! nodes run beside calls with many nodes. The slope of a call's time over the mean nodes of all our calls that were under
-//! way together can: it is what every call takes longer if each has one node more. And who drafts while the engine computes
-//! for another waits less for it afterwards: the slope over the tokens that were drafted before the call tells how much less.
+//! The table of a request's own drafts cannot show the cost of a node for the others: sessions that
+//! are alike draft alike, so requests with many nodes run concurrently with requests with many
+//! nodes. The slope of a request's time over the mean nodes of all our requests in flight with it
+//! can: it is the time that every request takes longer if each has one node more. And a session
+//! that drafts while the engine computes for another waits less for it afterwards: the slope over
+//! the tokens drafted before the request is that saving.
 
 use serde::{Deserialize, Serialize};
 
-use super::pace::{Crowd, SIZES};
+use super::pace::{ConcurrencyBucket, SIZES};
 
-/// Calls that the slope remembers.
+/// Decay of the slope, in requests.
 const MEMORY: f64 = 128.0;
-/// Calls, real and decayed, before a slope is believed.
-const LEAST: f64 = 16.0;
-/// Variance of the mean nodes that is added: without it calls that are all alike would show a slope of pure noise.
+/// Minimum number of requests, real and decayed, for a slope.
+const MIN: f64 = 16.0;
+/// Ridge term added to the variance of the mean nodes: without it requests that are all alike would
+/// show a slope of pure noise.
 const RIDGE: f64 = 1.0;
 
 /// Decayed moments of nodes, or drafted tokens, and seconds.
@@ -39,32 +42,33 @@ impl Moments {
     }
 
     fn slope(&self) -> Option<f64> {
-        (self.weight >= LEAST).then(|| self.common / (self.spread + RIDGE * self.weight))
+        (self.weight >= MIN).then(|| self.common / (self.spread + RIDGE * self.weight))
     }
 }
 
-/// Seconds for each node or drafted token more, by crowd.
+/// Seconds per additional node or drafted token, by concurrency.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Joint {
-    crowds: [Moments; SIZES],
+    concurrencies: [Moments; SIZES],
 }
 
 impl Joint {
-    /// Notes a call that took `seconds`, or took them beyond what was expected.
-    pub(super) fn observe(&mut self, crowd: Crowd, nodes: f64, seconds: f64) {
-        if let Some(moments) = self.crowds.get_mut(crowd.index()).filter(|_| seconds.is_finite()) {
+    /// Notes a request that took `seconds`, or this many seconds beyond the expected ones.
+    pub(super) fn observe(&mut self, concurrency: ConcurrencyBucket, nodes: f64, seconds: f64) {
+        if let Some(moments) = self.concurrencies.get_mut(concurrency.index()).filter(|_| seconds.is_finite())
+        {
             moments.observe(nodes, seconds);
         }
     }
 
-    /// The slope; `None` before it can be told.
-    pub(super) fn slope(&self, crowd: Crowd) -> Option<f64> {
-        self.crowds.get(crowd.index())?.slope()
+    /// The slope; `None` with too few requests.
+    pub(super) fn slope(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
+        self.concurrencies.get(concurrency.index())?.slope()
     }
 
-    /// Nodes or drafted tokens of a call on average.
-    pub(super) fn mean(&self, crowd: Crowd) -> f64 {
-        self.crowds.get(crowd.index()).map_or(0.0, |moments| moments.nodes)
+    /// Mean nodes or drafted tokens per request.
+    pub(super) fn mean(&self, concurrency: ConcurrencyBucket) -> f64 {
+        self.concurrencies.get(concurrency.index()).map_or(0.0, |moments| moments.nodes)
     }
 }
 
@@ -73,17 +77,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slope_is_that_of_all_calls_together_and_needs_calls_that_differ() {
-        let (crowd, mut joint) = (Crowd::of(8), Joint::default());
-        (0..15).for_each(|_| joint.observe(crowd, 8.0, 0.03));
-        assert_eq!(joint.slope(crowd), None);
-        (0..200).for_each(|call| joint.observe(crowd, 8.0, 0.03 + 0.01 * f64::from(call % 2)));
-        assert!(joint.slope(crowd).is_some_and(|slope| slope < 1e-6), "{joint:?}");
+    fn the_slope_covers_all_requests_together_and_needs_requests_that_differ() {
+        let (concurrency, mut joint) = (ConcurrencyBucket::of(8), Joint::default());
+        (0..15).for_each(|_| joint.observe(concurrency, 8.0, 0.03));
+        assert_eq!(joint.slope(concurrency), None);
+        (0..200).for_each(|call| joint.observe(concurrency, 8.0, 0.03 + 0.01 * f64::from(call % 2)));
+        assert!(joint.slope(concurrency).is_some_and(|slope| slope < 1e-6), "{joint:?}");
         for call in 0..200 {
             let nodes = f64::from(call % 17);
-            joint.observe(crowd, nodes, 0.02 + 0.002 * nodes);
+            joint.observe(concurrency, nodes, 0.02 + 0.002 * nodes);
         }
-        assert!((0.0017..0.0021).contains(&joint.slope(crowd).unwrap_or(0.0)), "{joint:?}");
-        assert_eq!(joint.slope(Crowd::of(1)), None);
+        assert!((0.0017..0.0021).contains(&joint.slope(concurrency).unwrap_or(0.0)), "{joint:?}");
+        assert_eq!(joint.slope(ConcurrencyBucket::of(1)), None);
     }
 }

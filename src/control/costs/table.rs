@@ -1,53 +1,62 @@
-//! The time of verify calls: a table over the number of draft nodes for every plan, size of the context and crowd.
+//! The time of verify requests: a table over the number of draft nodes for every method, size of
+//! the context and concurrency.
 //!
-//! A table is made monotone and interpolated. A place that has not been measured is taken to cost what the nearest
-//! measured one does.
+//! A table is made monotone and interpolated. A key that has not been measured is assumed to cost
+//! the same as the nearest measured one.
 
 use serde::{Deserialize, Serialize};
 
 use std::collections::BTreeMap;
 
-use super::pace::Crowd;
+use super::pace::ConcurrencyBucket;
 use super::{Belief, PRIOR_WEIGHT};
 use crate::control::prospect::Prior;
 use crate::units::Tick;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// Most nodes with an entry of their own in a table; larger drafts share the last.
+/// Maximum nodes with an entry of their own in a table; larger drafts share the last.
 pub const NODES_MAX: usize = 32;
 /// Bounds between the sizes of contexts, in tokens: below the first, and from each one on.
 pub const CONTEXTS: [usize; 5] = [128, 512, 2_048, 8_192, 32_768];
-/// Nodes by which drafts must differ to show what a node costs.
+/// Minimum difference between numbers of nodes for a slope per node.
 const SLOPE_OVER: usize = 4;
-/// A draft of a size that was hardly measured yet counts at most as so many times what others say that were: a lone hiccup
-/// would keep it from being tried again.
+/// Maximum that counts for a size with few measurements, as a multiple of the prediction from the
+/// other sizes: a single hiccup would keep the size from being tried again.
 const SURPRISE: f64 = 1.5;
-/// What was hardly measured yet counts at most as so many times what a later call took, and by so much more as it had more nodes.
+/// Maximum for a size with few measurements, as a multiple of a later request's time, in proportion
+/// to the nodes where it has more than that request.
 const HICCUP: f64 = 3.0;
 /// Measurements from which on a size is well known.
 const SURE: f64 = 2.0;
-/// Share of what a call takes beyond a step that is taken to be the nodes', before two numbers of nodes are known.
+/// Share of a request's time beyond a step that is attributed to its nodes, before two numbers of
+/// nodes are known.
 const NODES_SHARE: f64 = 0.25;
 
-/// Which table a call belongs to.
+/// The table that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct Place {
-    plan: usize,
+pub(super) struct TableKey {
+    method: usize,
     size: usize,
-    crowd: Crowd,
-    /// Beside requests that ride: the engine is in a step when the call comes, and the call waits for its end.
-    riders: bool,
+    concurrency: ConcurrencyBucket,
+    /// Concurrent with plain requests: the engine is in a step when the request arrives, which
+    /// waits for its end.
+    plain_neighbours: bool,
 }
 
-impl Place {
-    pub(super) fn new(plan: Plan, context: usize, crowd: Crowd, riders: bool) -> Self {
-        Self { plan: plan.index(), size: size_of(context), crowd, riders }
+impl TableKey {
+    pub(super) fn new(
+        method: VerifyMethod,
+        context: usize,
+        concurrency: ConcurrencyBucket,
+        plain_neighbours: bool,
+    ) -> Self {
+        Self { method: method.index(), size: size_of(context), concurrency, plain_neighbours }
     }
 
-    /// How far another place of the same plan is.
+    /// Distance to another key of the same method.
     fn distance(self, other: Self) -> usize {
-        let company = usize::from(self.riders != other.riders);
-        2 * self.crowd.distance(other.crowd) + self.size.abs_diff(other.size) + company
+        let company = usize::from(self.plain_neighbours != other.plain_neighbours);
+        2 * self.concurrency.distance(other.concurrency) + self.size.abs_diff(other.size) + company
     }
 }
 
@@ -55,7 +64,8 @@ fn size_of(context: usize) -> usize {
     CONTEXTS.iter().filter(|&&edge| context >= edge).count()
 }
 
-/// How much longer a call waits for the engine in company `there` than in company `here`, seconds: beside riders for a step.
+/// Additional seconds that a request waits for the engine with plain neighbours as in `there`
+/// compared with `here`: one step if there are some.
 fn waits(here: bool, there: bool, token: f64) -> f64 {
     match (here, there) {
         (false, true) => token,
@@ -64,22 +74,22 @@ fn waits(here: bool, there: bool, token: f64) -> f64 {
     }
 }
 
-/// Seconds of verify calls.
+/// Seconds of verify requests.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Verify {
     #[serde(with = "crate::control::pairs")]
-    tables: BTreeMap<Place, Table>,
+    tables: BTreeMap<TableKey, Table>,
 }
 
-/// Draft nodes and seconds, both rising.
+/// Draft nodes and seconds, both ascending.
 type Points = Vec<(usize, f64)>;
 
 impl Verify {
-    /// Notes a call that took `took` seconds; a ridden token takes `token`.
-    pub(super) fn observe(&mut self, place: Place, nodes: usize, took: f64, token: f64, now: Tick) {
-        if !self.tables.contains_key(&place) {
-            let lent = self.nearest_place(place).map(|(known, table)| {
-                let wait = waits(known.riders, place.riders, token);
+    /// Notes a request that took `took` seconds; a plain token takes `token`.
+    pub(super) fn observe(&mut self, key: TableKey, nodes: usize, took: f64, token: f64, now: Tick) {
+        if !self.tables.contains_key(&key) {
+            let lent = self.nearest_key(key).map(|(known, table)| {
+                let wait = waits(known.plain_neighbours, key.plain_neighbours, token);
                 table
                     .points()
                     .into_iter()
@@ -87,86 +97,95 @@ impl Verify {
                     .collect()
             });
             let lent = lent.unwrap_or_default();
-            self.tables.insert(place, Table { lent, ..Table::default() });
+            self.tables.insert(key, Table { lent, ..Table::default() });
         }
-        let Some(table) = self.tables.get_mut(&place) else { return };
+        let Some(table) = self.tables.get_mut(&key) else { return };
         table.observe(nodes, took, now);
         table.rebuild(token, now);
     }
 
-    /// Takes what a probe has found. `token`: seconds per ridden token.
+    /// Takes the result of a probe. `token`: seconds per plain token.
     pub(super) fn take_prior(&mut self, prior: &Prior, token: f64, now: Tick) {
-        for (plan, curves) in prior.verify.iter().enumerate() {
+        for (method, curves) in prior.verify.iter().enumerate() {
             for curve in curves {
-                let place =
-                    Place { plan, size: size_of(curve.context), crowd: Crowd::default(), riders: false };
-                let table = self.tables.entry(place).or_default();
+                let key = TableKey {
+                    method,
+                    size: size_of(curve.context),
+                    concurrency: ConcurrencyBucket::default(),
+                    plain_neighbours: false,
+                };
+                let table = self.tables.entry(key).or_default();
                 (table.lent, table.probed) = (curve.points.clone(), true);
                 table.rebuild(token, now);
             }
         }
     }
 
-    /// Expected seconds of a call where a ridden token takes `token`, and the crowd that it was measured in; `None` if nothing
-    /// is known of its plan.
-    pub(super) fn seconds(&self, place: Place, nodes: usize, token: f64) -> Option<(f64, Crowd)> {
-        let (known, table) = self.nearest_place(place)?;
+    /// Expected seconds of a request where a plain token takes `token`, and the concurrency at
+    /// which it was measured; `None` if nothing is known of its method.
+    pub(super) fn seconds(
+        &self,
+        key: TableKey,
+        nodes: usize,
+        token: f64,
+    ) -> Option<(f64, ConcurrencyBucket)> {
+        let (known, table) = self.nearest_key(key)?;
         let seconds = *table.curve.get(nodes.min(NODES_MAX))?;
-        let wait = waits(known.riders, place.riders, token);
-        Some(((seconds + wait).max(seconds * 0.5), known.crowd))
+        let wait = waits(known.plain_neighbours, key.plain_neighbours, token);
+        Some(((seconds + wait).max(seconds * 0.5), known.concurrency))
     }
 
-    /// Whether something is known of calls of just this place.
-    pub(super) fn is_known(&self, place: Place) -> bool {
-        self.tables.contains_key(&place)
+    /// True if requests with exactly this key are known.
+    pub(super) fn is_known(&self, key: TableKey) -> bool {
+        self.tables.contains_key(&key)
     }
 
-    /// Makes `now` the origin of time: every figure is as certain as it is now.
+    /// Makes `now` the origin of time, keeping the present certainty of every figure.
     pub(super) fn age(&mut self, now: Tick) {
         let means = self.tables.values_mut().flat_map(|table| &mut table.means);
         means.for_each(|mean| mean.age(now));
     }
 
-    /// Whether a session has measured any call of this plan.
-    pub(super) fn is_measured(&self, place: Place) -> bool {
-        self.tables.iter().any(|(known, table)| known.plan == place.plan && !table.means.is_empty())
+    /// True if a session has measured any request by this method.
+    pub(super) fn is_measured(&self, key: TableKey) -> bool {
+        self.tables.iter().any(|(known, table)| known.method == key.method && !table.means.is_empty())
     }
 
-    /// Seconds since a call was measured at the place nearest to this one; 0 if none was.
-    pub(super) fn rest(&self, place: Place, now: Tick) -> f64 {
-        let last = self.nearest_place(place).and_then(|(_, table)| table.means.iter().map(Belief::at).max());
+    /// Seconds since a request was measured at the nearest key; 0 if none was.
+    pub(super) fn rest(&self, key: TableKey, now: Tick) -> f64 {
+        let last = self.nearest_key(key).and_then(|(_, table)| table.means.iter().map(Belief::at).max());
         last.map_or(0.0, |last| now.seconds_since(last))
     }
 
-    /// Seconds for each node more, as measured at the place nearest to this one; `None` if nobody can tell.
-    pub(super) fn slope(&self, place: Place) -> Option<f64> {
-        self.nearest_place(place)?.1.slope()
+    /// Seconds per additional node, as measured at the nearest key; `None` if it is not known.
+    pub(super) fn slope(&self, key: TableKey) -> Option<f64> {
+        self.nearest_key(key)?.1.slope()
     }
 
-    /// The largest number of nodes that was measured for this plan; `None` if none was.
-    pub(super) fn reach(&self, place: Place) -> Option<usize> {
-        let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);
+    /// The largest number of nodes that was measured for this method; `None` if none was.
+    pub(super) fn reach(&self, key: TableKey) -> Option<usize> {
+        let same = self.tables.iter().filter(|(known, _)| known.method == key.method);
         same.filter_map(|(_, table)| table.reach()).max()
     }
 
-    /// The table nearest to this place; of two the smaller.
-    fn nearest_place(&self, place: Place) -> Option<(Place, &Table)> {
-        if let Some(table) = self.tables.get(&place) {
-            return Some((place, table));
+    /// The table nearest to this key; of two the smaller.
+    fn nearest_key(&self, key: TableKey) -> Option<(TableKey, &Table)> {
+        if let Some(table) = self.tables.get(&key) {
+            return Some((key, table));
         }
-        let same = self.tables.iter().filter(|(known, _)| known.plan == place.plan);
-        same.min_by_key(|(known, _)| known.distance(place)).map(|(known, table)| (*known, table))
+        let same = self.tables.iter().filter(|(known, _)| known.method == key.method);
+        same.min_by_key(|(known, _)| known.distance(key)).map(|(known, table)| (*known, table))
     }
 }
 
-/// Seconds of a verify call in one place, by draft nodes.
+/// Seconds of verify requests with one key, by draft nodes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Table {
     /// By number of nodes; empty before the first.
     means: Vec<Belief>,
-    /// What was supposed before anything was measured here: by a probe, or by the nearest place.
+    /// The assumption before anything was measured here: from a probe, or from the nearest key.
     lent: Points,
-    /// A probe has found that.
+    /// It is from a probe.
     #[serde(skip)]
     probed: bool,
     /// Expected seconds for every number of nodes.
@@ -190,7 +209,7 @@ impl Table {
         }
     }
 
-    /// The curve as points, to be lent to another place.
+    /// The curve as points, to be lent to another key.
     fn points(&self) -> Points {
         self.curve.iter().copied().enumerate().collect()
     }
@@ -200,8 +219,8 @@ impl Table {
         measured.max(self.lent.last().filter(|_| self.probed).map(|point| point.0))
     }
 
-    /// Seconds for each node more, from the smallest to the largest draft that was measured; `None` where they are too near
-    /// to each other to tell.
+    /// Seconds per additional node, from the smallest to the largest draft that was measured;
+    /// `None` where they are too close to each other for a slope.
     fn slope(&self) -> Option<f64> {
         let known = |mean: &Belief| mean.known().is_some();
         let (least, most) = (self.means.iter().position(known)?, self.means.iter().rposition(known)?);
@@ -209,7 +228,7 @@ impl Table {
         (most >= least + SLOPE_OVER).then(|| (high - low) / (most - least) as f64)
     }
 
-    /// What was supposed, scaled by how far measurements differ from it.
+    /// The assumption, scaled by the ratio of measurements to it.
     fn supposed(&self, now: Tick) -> Vec<Option<f64>> {
         let (mut real, mut said) = (0.0, 0.0);
         for (nodes, mean) in self.means.iter().enumerate().filter(|_| !self.lent.is_empty()) {
@@ -224,8 +243,9 @@ impl Table {
         (0..=NODES_MAX).map(at).collect()
     }
 
-    /// Monotone (pool adjacent violators), then linear between known points; beyond the last the slope of the last two.
-    /// While there is but one, a part of what the call takes beyond a step of `token` seconds is taken to be its nodes'.
+    /// Monotone (pool adjacent violators), then linear between known points; beyond the last the
+    /// slope of the last two. While there is only one, a share of its time beyond a step of `token`
+    /// seconds is attributed to its nodes.
     fn rebuild(&mut self, token: f64, now: Tick) {
         let mut blocks: Vec<(f64, f64, usize, usize)> = Vec::new();
         for (nodes, supposed) in self.supposed(now).into_iter().enumerate() {
@@ -256,7 +276,8 @@ impl Table {
     }
 }
 
-/// Piecewise linear through `points` (rising in both coordinates), `slope` per node outside them.
+/// Piecewise linear through `points` (ascending in both coordinates), `slope` per node outside
+/// them.
 fn along(points: &[(usize, f64)], nodes: usize, slope: f64) -> f64 {
     let below = points.iter().rev().find(|point| point.0 <= nodes);
     let above = points.iter().find(|point| point.0 >= nodes);

@@ -1,11 +1,11 @@
-use super::super::recognise::{MODELS, Told, dialect_of};
+use super::super::recognise::{MODELS, Reply, dialect_of};
 use super::*;
 use crate::draft::{Features, Source, Tree};
-use crate::openai::{Judgement, Said, SamplingField as F, judge};
+use crate::openai::{Judgement, SamplingField as F, SetFields, judge};
 
 fn engine() -> Engine {
     Engine {
-        plans: vec![Plan::FanOut],
+        methods: vec![VerifyMethod::FanOut],
         lanes: Some(4),
         context: Some(2048),
         ..Engine::new(Dialect::LlamaCpp, "m", "b1-0c1e570")
@@ -27,9 +27,9 @@ fn known(slots: usize, change: &Value) -> Engine {
     let models = json!({"data": [{"id": "m", "owned_by": "llamacpp"}]});
     let slots_page = json!([{"id": 0, "is_processing": false, "speculative": false}]);
     for (path, body) in [(MODELS, models), (PROPS, props(slots, change)), (SLOTS, slots_page)] {
-        answers.add(path, Told { status: 200, server: None, body: body.to_string().into_bytes() });
+        answers.add(path, Reply { status: 200, server: None, body: body.to_string().into_bytes() });
     }
-    answers.add(METRICS, Told { status: 501, server: None, body: Vec::new() });
+    answers.add(METRICS, Reply { status: 501, server: None, body: Vec::new() });
     assert_eq!(dialect_of(&answers), Some(Dialect::LlamaCpp));
     LlamaCpp.engine(&answers).unwrap()
 }
@@ -46,12 +46,12 @@ fn request(route: Route, fields: &Value) -> Request {
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     match judge(route, body.to_string().as_bytes()) {
         Judgement::Eligible(request) => *request,
-        Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
     }
 }
 
 fn round<'a>(context: Context<'a>, draft: &'a Tree, sampling: &'a Sampling) -> Round<'a> {
-    Round { context, draft, sampling, plan: Plan::FanOut, weighs: false }
+    Round { context, draft, sampling, method: VerifyMethod::FanOut, weighs: false }
 }
 
 const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
@@ -60,7 +60,10 @@ const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
 fn a_server_is_known_by_its_props() {
     let engine = known(9, &json!({}));
     assert_eq!((engine.context, engine.lanes, engine.seeded), (Some(2048), Some(9), false));
-    assert_eq!((engine.plans.as_slice(), engine.load_path), ([Plan::FanOut].as_slice(), Some(SLOTS)));
+    assert_eq!(
+        (engine.methods.as_slice(), engine.load_path),
+        ([VerifyMethod::FanOut].as_slice(), Some(SLOTS))
+    );
     let defaults = engine.defaults.unwrap();
     assert_eq!((defaults.top_k, defaults.repetition_penalty), (Some(40), 1.0));
     assert!((defaults.temperature - 0.8).abs() < 1e-6);
@@ -70,26 +73,26 @@ fn a_server_is_known_by_its_props() {
 }
 
 #[test]
-fn one_slot_or_a_sampler_that_remembers_is_no_plan_and_a_fixed_seed_is_a_seed() {
-    assert!(known(1, &json!({})).plans.is_empty());
-    assert!(known(9, &json!({"mirostat": 2})).plans.is_empty());
-    assert!(known(9, &json!({"adaptive_target": 0.3})).plans.is_empty());
+fn one_slot_or_a_stateful_sampler_has_no_method_and_a_fixed_seed_is_a_seed() {
+    assert!(known(1, &json!({})).methods.is_empty());
+    assert!(known(9, &json!({"mirostat": 2})).methods.is_empty());
+    assert!(known(9, &json!({"adaptive_target": 0.3})).methods.is_empty());
     assert!(known(9, &json!({"speculative.types": "ngram-simple"})).speculates);
     let fixed = known(9, &json!({"seed": 42}));
     let open = request(Route::Chat, &json!({}));
     let refused = |engine: &Engine, request: &Request| {
         engine.refuses(request, &engine.sampling(request).0).map(|refused| refused.reason)
     };
-    assert_eq!(refused(&fixed, &open), Some(BypassReason::Seed));
+    assert_eq!(refused(&fixed, &open), Some(RelayReason::Seed));
     assert_eq!(refused(&fixed, &request(Route::Chat, &json!({"temperature": 0}))), None);
     assert_eq!(refused(&known(9, &json!({})), &open), None);
 }
 
 #[test]
-fn what_the_server_ignores_is_not_carried_for_it() {
+fn parameters_that_the_server_ignores_are_refused() {
     let by = |name: &str| {
         let row = crate::openai::parameters::find(Route::Completions, name).unwrap();
-        Refused::by(BypassReason::Parameter, row.name)
+        Refused::by(RelayReason::Parameter, row.name)
     };
     for fields in [
         json!({"repetition_penalty": 1.1}),
@@ -121,7 +124,7 @@ fn what_the_server_ignores_is_not_carried_for_it() {
 
 #[test]
 fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
-    let said = Said::default().with(F::Temperature);
+    let said = SetFields::default().with(F::Temperature);
     let sampling = Sampling { temperature: 0.5, logit_bias: vec![(7, -1.0)], said, ..Sampling::default() };
     let draft = chain(&[4, 5]);
     let asked = LlamaCpp.verify(&engine(), &round(CONTEXT, &draft, &sampling)).unwrap();
@@ -133,7 +136,7 @@ fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
 }
 
 #[test]
-fn a_round_takes_no_more_slots_and_memory_than_there_are() {
+fn a_round_takes_no_more_slots_and_context_than_there_are() {
     let (sampling, draft) = (Sampling::default(), chain(&[4; 9]));
     let nodes = |prompt: &[TokenId]| {
         let context = Context { prompt, ..CONTEXT };
@@ -159,15 +162,15 @@ fn a_cold_context_is_computed_once_and_copied() {
 }
 
 #[test]
-fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
-    let call = LlamaCpp.ride(&engine(), &CONTEXT, &Sampling::default(), 8);
+fn a_plain_request_is_answered_whole_and_ends_by_stop_type() {
+    let call = LlamaCpp.plain_request(&engine(), &CONTEXT, &Sampling::default(), 8);
     assert_eq!(
         std::str::from_utf8(&call.body).unwrap(),
         r#"{"prompt":[1,2,3],"n_predict":8,"cache_prompt":true,"return_tokens":true,"stream":false,"response_fields":["index","content","tokens","tokens_evaluated","stop_type","timings","generation_settings/stop"]}"#
     );
     let read = |kind: &str| {
         let event = json!({"index": 0, "tokens": [7, 0], "stop_type": kind, "timings": {"prompt_n": 1}});
-        LlamaCpp.chunk(&engine(), RideKind::Later, &event)
+        LlamaCpp.chunk(&engine(), RequestKind::Later, &event)
     };
     let chunk = |finish: &str, ends| Chunk {
         tokens: vec![7, 0],
@@ -182,21 +185,21 @@ fn a_ride_is_asked_for_whole_and_ends_by_the_servers_word() {
 }
 
 #[test]
-fn a_verdict_is_read_in_the_order_of_its_prompts() {
+fn a_result_is_read_in_the_order_of_its_prompts() {
     let answer = |index: usize, token: u32, kind: &str| json!({"index": index, "tokens": [token], "stop_type": kind, "timings": {"cache_n": 25, "prompt_n": 2}});
     let (sampling, draft) = (Sampling::default(), chain(&[4]));
     let read = |body: Value| {
-        let asked = Asked { calls: vec![], nodes: 1 };
-        LlamaCpp.verdict(
+        let asked = VerifyRequest { calls: vec![], nodes: 1 };
+        LlamaCpp.result(
             &engine(),
             &round(CONTEXT, &draft, &sampling),
             &asked,
             &[body.to_string().into_bytes()],
         )
     };
-    let verdict = read(json!([answer(1, 0, "eos"), answer(0, 4, "limit")])).unwrap();
-    assert_eq!(verdict.rows, [Row::of(4), Row { ends: true, ..Row::of(0) }]);
-    assert_eq!(verdict.computed, Some(4));
+    let result = read(json!([answer(1, 0, "eos"), answer(0, 4, "limit")])).unwrap();
+    assert_eq!(result.rows, [Row::of(4), Row { ends: true, ..Row::of(0) }]);
+    assert_eq!(result.computed, Some(4));
     assert!(read(json!([answer(0, 4, "limit")])).is_err());
     let ended = read(json!([answer(0, 4, "limit"), answer(1, 7, "word")])).unwrap();
     assert_eq!(ended.rows, [Row::of(4), Row { ends: true, ..Row::of(7) }]);
@@ -208,8 +211,8 @@ fn stop_texts_of_the_servers_own_are_refused_whatever_was_sampled() {
     let read = |stop: Value, kind: &str| {
         let answer = |index: usize| json!({"index": index, "tokens": [4], "stop_type": kind, "generation_settings/stop": stop});
         let body = json!([answer(0), answer(1)]).to_string().into_bytes();
-        let asked = Asked { calls: vec![], nodes: 1 };
-        LlamaCpp.verdict(&engine(), &round(CONTEXT, &draft, &sampling), &asked, &[body])
+        let asked = VerifyRequest { calls: vec![], nodes: 1 };
+        LlamaCpp.result(&engine(), &round(CONTEXT, &draft, &sampling), &asked, &[body])
     };
     assert!(read(json!(["User:"]), "limit").is_err() && read(json!(["User:"]), "word").is_err());
     assert!(read(json!([]), "limit").is_ok());
@@ -220,12 +223,12 @@ fn a_completion_brings_its_ids_in_the_native_object() {
     let event = json!({"choices": [{"text": " #", "index": 0, "logprobs": null, "finish_reason": null}],
         "__verbose": {"index": 0, "content": " #", "tokens": [358], "stop": false, "tokens_predicted": 1,
             "tokens_evaluated": 26}});
-    let chunk = LlamaCpp.chunk(&engine(), RideKind::First, &event).unwrap();
+    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &event).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![358], Some(1), Some(26)));
     assert!(!chunk.doubtful && !chunk.pending);
     let end = json!({"choices": [{"text": "", "index": 0, "finish_reason": null}],
         "__verbose": {"tokens": [0], "tokens_predicted": 1, "tokens_evaluated": 2}});
-    assert!(LlamaCpp.chunk(&engine(), RideKind::First, &end).unwrap().pending);
+    assert!(LlamaCpp.chunk(&engine(), RequestKind::First, &end).unwrap().pending);
 }
 
 #[test]
@@ -235,20 +238,20 @@ fn a_chat_brings_its_ids_in_log_probabilities_and_is_counted() {
             "logprobs": {"content": ids}}], "timings": {"cache_n": 10, "prompt_n": 1, "predicted_n": 1}})
     };
     let told = event(json!([{"id": 1260, "token": "Return", "prob": 1.0}]));
-    let chunk = LlamaCpp.chunk(&engine(), RideKind::First, &told).unwrap();
+    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &told).unwrap();
     assert_eq!((chunk.tokens, chunk.count, chunk.prompt_count), (vec![1260], Some(1), Some(11)));
     assert!(!chunk.doubtful);
-    assert!(LlamaCpp.chunk(&engine(), RideKind::First, &event(json!([]))).unwrap().doubtful);
+    assert!(LlamaCpp.chunk(&engine(), RequestKind::First, &event(json!([]))).unwrap().doubtful);
     let opening = json!({"choices": [{"finish_reason": null, "index": 0,
         "delta": {"role": "assistant", "content": null}}]});
-    let chunk = LlamaCpp.chunk(&engine(), RideKind::First, &opening).unwrap();
+    let chunk = LlamaCpp.chunk(&engine(), RequestKind::First, &opening).unwrap();
     assert!(!chunk.doubtful && !chunk.pending && chunk.tokens.is_empty());
 }
 
 #[test]
-fn what_was_asked_for_is_taken_out_again() {
+fn additive_fields_are_taken_out_again() {
     let chat = request(Route::Chat, &json!({"temperature": 0}));
-    let body: Value = serde_json::from_slice(&LlamaCpp.first_ride(&engine(), &chat, 1).body).unwrap();
+    let body: Value = serde_json::from_slice(&LlamaCpp.first_request(&engine(), &chat, 1).body).unwrap();
     assert_eq!((&body["logprobs"], &body["stream_options"]["include_usage"]), (&json!(true), &json!(true)));
     let mut event = json!({"choices": [{"index": 0, "delta": {}, "logprobs": {}}], "timings": {}, "id": "x"});
     crate::openai::answer::strip(&mut event, LlamaCpp.additive(&engine(), &chat));
@@ -258,14 +261,14 @@ fn what_was_asked_for_is_taken_out_again() {
 #[test]
 fn the_prompt_is_found_by_template_and_tokenizer() {
     let chat = request(Route::Chat, &json!({}));
-    let first = LlamaCpp.beside(&engine(), &chat).unwrap();
+    let first = LlamaCpp.prompt_ids_call(&engine(), &chat).unwrap();
     assert_eq!(first.path, "/apply-template");
-    let next = LlamaCpp.read_beside(&engine(), &chat, br#"{"prompt":"<|user|>x"}"#).unwrap();
+    let next = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"prompt":"<|user|>x"}"#).unwrap();
     let body = br#"{"content":"<|user|>x","add_special":true,"parse_special":true}"#.to_vec();
-    assert_eq!(next, Beside::Ask(Call { path: "/tokenize", body }));
-    let ids = LlamaCpp.read_beside(&engine(), &chat, br#"{"tokens":[2,7]}"#).unwrap();
-    assert_eq!(ids, Beside::Prompt(vec![2, 7]));
-    assert!(LlamaCpp.read_beside(&engine(), &chat, b"{}").is_err());
+    assert_eq!(next, PromptAnswer::Ask(Call { path: "/tokenize", body }));
+    let ids = LlamaCpp.read_prompt_answer(&engine(), &chat, br#"{"tokens":[2,7]}"#).unwrap();
+    assert_eq!(ids, PromptAnswer::Prompt(vec![2, 7]));
+    assert!(LlamaCpp.read_prompt_answer(&engine(), &chat, b"{}").is_err());
 }
 
 #[test]

@@ -1,24 +1,24 @@
-//! What a probe learns from the answers.
+//! Measurements and conclusions of a probe from the answers.
 
 use super::script::Task;
 use super::{Cache, Dialect, Findings, SEEDED};
 use crate::control::prospect::{Measured, Timed};
 use crate::dialect::{Engine, Noise};
 use crate::units::TokenId;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// A call over a cached prefix takes at most this share of the first one.
+/// A call with a cached prefix takes at most this share of the first one's time.
 const WARM: f64 = 0.6;
-/// A call that takes more than this share has found nothing cached.
+/// A call that takes at least this share has found nothing cached.
 const COLD: f64 = 0.85;
 /// Times below this, in seconds, are too noisy to compare.
 const FELT: f64 = 0.002;
-/// Two seeds must give different tokens within so many, or the text is too certain to judge noise by.
+/// Tokens within which two seeds must differ; otherwise the text is too certain to judge the noise.
 const PART: usize = 3;
 
-/// A round over a text that the engine has seen.
+/// A round with a text that the engine has seen.
 struct Again {
-    plan: Plan,
+    method: VerifyMethod,
     nodes: usize,
     fresh: bool,
     seconds: f64,
@@ -33,19 +33,19 @@ pub(super) struct Learning {
     /// Tokens and seconds of the first call over a text.
     cold: Option<(usize, f64)>,
     again: Vec<Again>,
-    /// Context and seconds of the last ride that came whole with one token.
+    /// Context and seconds of the last plain request that was answered whole with one token.
     one: Option<(usize, f64)>,
-    /// Seconds of the round after a ride that was left early.
+    /// Seconds of the round after a stream that was left early.
     after: Option<f64>,
     /// Output of the whole run with the first seed.
     whole: Option<Vec<TokenId>>,
     /// Output of the whole run with the second seed.
     other: Option<Vec<TokenId>>,
-    /// Whether each continued seeded run gave the rest of the whole one.
+    /// For each continued seeded run: true if it gave the rest of the whole one.
     continued: Vec<bool>,
     cache: Cache,
     balanced: bool,
-    removed: Vec<(Plan, String)>,
+    removed: Vec<(VerifyMethod, String)>,
     notes: Vec<String>,
 }
 
@@ -58,52 +58,52 @@ impl Learning {
         self.notes.push(what.to_owned());
     }
 
-    pub(super) fn remove(&mut self, plan: Plan, why: &str) {
-        self.measured.verify.retain(|timed| timed.plan != plan);
-        self.removed.push((plan, why.to_owned()));
+    pub(super) fn remove(&mut self, method: VerifyMethod, why: &str) {
+        self.measured.verify.retain(|timed| timed.method != method);
+        self.removed.push((method, why.to_owned()));
     }
 
     pub(super) fn round(
         &mut self,
         task: &Task,
-        plan: Plan,
+        method: VerifyMethod,
         context: usize,
         nodes: usize,
         seconds: f64,
         computed: Option<u32>,
     ) {
-        let all = plan.prompt_tokens(context, nodes);
+        let all = method.prompt_tokens(context, nodes);
         let cached = computed.map(|computed| (all.saturating_sub(computed as usize), all));
-        let again = |fresh| Again { plan, nodes, fresh, seconds, cached };
+        let again = |fresh| Again { method, nodes, fresh, seconds, cached };
         match task {
             Task::Cold(_) => self.cold = Some((context, seconds)),
             Task::Fresh(_) => self.again.push(again(true)),
             Task::After(_) => self.after = Some(seconds),
             Task::Round { .. } => {
-                self.measured.verify.push(Timed { plan, context, nodes, seconds, computed });
+                self.measured.verify.push(Timed { method, context, nodes, seconds, computed });
                 if self.cold.is_some_and(|(first, _)| context > first) {
                     self.again.push(again(false));
                 }
             }
             Task::Same { .. }
             | Task::Warm { .. }
-            | Task::Ride { .. }
+            | Task::Plain { .. }
             | Task::Whole { .. }
             | Task::Seeded { .. } => {}
         }
     }
 
-    pub(super) fn ride(&mut self, context: usize, tokens: &[(f64, Vec<TokenId>)]) {
+    pub(super) fn plain_request(&mut self, context: usize, tokens: &[(f64, Vec<TokenId>)]) {
         let [(first, brought), rest @ ..] = tokens else { return };
-        let Some((last, _)) = rest.last() else { return self.whole_ride(context, *first, brought.len()) };
+        let Some((last, _)) = rest.last() else { return self.whole_answer(context, *first, brought.len()) };
         let count: usize = rest.iter().map(|(_, tokens)| tokens.len()).sum();
         let token = (last - first) / count.max(1) as f64;
         self.measured.token.push((context, token));
         self.measured.t_in.get_or_insert((first - token).max(0.0));
     }
 
-    /// A ride that came whole, of one token or, after that, of some.
-    fn whole_ride(&mut self, context: usize, seconds: f64, tokens: usize) {
+    /// A plain request that was answered whole, of one token or, after that, of several.
+    fn whole_answer(&mut self, context: usize, seconds: f64, tokens: usize) {
         if tokens == 1 {
             self.one = Some((context, seconds));
         } else if let Some((_, one)) = self.one.take() {
@@ -113,7 +113,7 @@ impl Learning {
         }
     }
 
-    /// The output from which a seeded run goes on at `cut`.
+    /// The output from which a seeded run continues at `cut`.
     pub(super) fn seeded(&self, cut: usize) -> Option<Vec<TokenId>> {
         if cut == 0 {
             return Some(Vec::new());
@@ -132,15 +132,15 @@ impl Learning {
         }
     }
 
-    /// Puts what was learnt into the engine's description.
+    /// Writes the conclusions into the engine's description.
     pub(super) fn conclude(&mut self, engine: &mut Engine) {
         self.conclude_cache();
         engine.caches = self.cache.works.or(engine.caches);
-        self.conclude_plans(engine);
+        self.conclude_methods(engine);
         if self.is_placed() {
-            engine.noise = Noise::Place;
+            engine.noise = Noise::Position;
         } else if !self.continued.is_empty() && self.continued.iter().all(|same| *same) {
-            self.note("seeds: the text was too certain to tell where its noise comes from");
+            self.note("seeds: the text was too certain to find the inputs of the noise");
         }
         let round = |timed: &&Again| timed.nodes == 0 && !timed.fresh;
         let usual = self.again.iter().filter(round).map(|again| again.seconds).fold(f64::MAX, f64::min);
@@ -149,7 +149,8 @@ impl Learning {
         self.measured.cancel = extra;
     }
 
-    /// Whether every cut of a seeded run went on as the whole one, while another seed soon gave another text.
+    /// True if every cut of a seeded run continued as the whole one, while another seed soon gave
+    /// another text.
     fn is_placed(&self) -> bool {
         let (Some(whole), Some(other)) = (&self.whole, &self.other) else { return false };
         let parted = whole.get(..PART).zip(other.get(..PART)).is_some_and(|(one, other)| one != other);
@@ -182,15 +183,15 @@ impl Learning {
         self.balanced = mixed || (!self.of_one && (fresh.len() < 3 || fresh.contains(&false)));
     }
 
-    /// Plans that the engine serves, but by computing everything anew each time.
-    fn conclude_plans(&mut self, engine: &mut Engine) {
+    /// Removes verification methods for which the engine computes every prompt again each time.
+    fn conclude_methods(&mut self, engine: &mut Engine) {
         let anew = |again: &&Again| {
             let much = again.cached.is_some_and(|(cached, all)| 2 * cached < all);
             again.nodes >= 2 && !again.fresh && much
         };
         let refuse = match engine.dialect {
             Dialect::LlamaCpp => {
-                let last = self.again.iter().rev().find(|again| again.plan == Plan::FanOut);
+                let last = self.again.iter().rev().find(|again| again.method == VerifyMethod::FanOut);
                 let cleared = last.as_ref().is_some_and(anew);
                 cleared.then_some("its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots")
             }
@@ -199,8 +200,8 @@ impl Learning {
             _ => None,
         };
         if let Some(why) = refuse {
-            for plan in std::mem::take(&mut engine.plans) {
-                self.remove(plan, why);
+            for method in std::mem::take(&mut engine.methods) {
+                self.remove(method, why);
             }
         }
     }

@@ -1,63 +1,64 @@
-//! The calls of a probe, in order: what matters most comes first, so that bounds cut off what matters least.
+//! The calls of a probe, the most important first, so that its limits cut off the least important
+//! ones.
 
 use std::collections::VecDeque;
 
 use super::Dialect;
-use crate::control::prospect::GAMMA_MOST;
+use crate::control::prospect::MAX_GAMMA;
 use crate::dialect::{Engine, Noise};
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
 /// Numbers of draft nodes that are timed.
-const GAMMAS: [usize; 4] = [0, 2, 4, GAMMA_MOST];
-/// Least tokens of the short context: engines with blocks of 16 cache two of them.
+const GAMMAS: [usize; 4] = [0, 2, 4, MAX_GAMMA];
+/// Minimum tokens of the short context: engines with blocks of 16 cache two of them.
 const SHORT: usize = 34;
-/// About the number of tokens of the long context.
+/// Approximate number of tokens of the long context.
 const LONG: usize = 1_000;
-/// Tokens by which a context may grow, and a draft beyond it.
+/// Tokens reserved for the growth of a context, and for a draft after it.
 const SLACK: usize = 64;
 
 /// One of the two contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ProbeContext {
     Short,
     Long,
 }
 
-/// One call of the probe and what it is to show.
+/// One call of the probe, by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// A scored draft, and then the same again, to see the rows under a cached prefix.
+    /// A scored draft, and then the same again, to see the rows after a cached prefix.
     Same { again: bool },
-    /// The first round over a text that was never seen.
-    Cold(Place),
+    /// The first round with a text that the engine has not seen.
+    Cold(ProbeContext),
     /// A round on a connection of its own.
-    Fresh(Place),
-    /// A round that only fills the caches of slots.
-    Warm { plan: Plan, place: Place, nodes: usize },
+    Fresh(ProbeContext),
+    /// A round that only fills the caches of the slots.
+    Warm { method: VerifyMethod, position: ProbeContext, nodes: usize },
     /// A round that is timed.
-    Round { plan: Plan, place: Place, nodes: usize },
-    /// A ride, to its end or left early.
-    Ride { place: Place, leaves: bool },
-    /// A ride that comes whole: of one token, or of some.
-    Whole { place: Place, one: bool },
-    /// The round after a ride that was left.
-    After(Place),
-    /// A seeded ride from the start or from a cut.
+    Round { method: VerifyMethod, position: ProbeContext, nodes: usize },
+    /// A plain request, streamed to its end or left early.
+    Plain { position: ProbeContext, leaves: bool },
+    /// A plain request that is answered whole: of one token, or of several.
+    Whole { position: ProbeContext, one: bool },
+    /// The round after a stream that was left early.
+    After(ProbeContext),
+    /// A seeded plain request from the start or from a cut.
     Seeded { seed: usize, cut: usize },
 }
 
 impl Task {
-    /// The plan of its calls; rides have that of the rounds beside them.
-    pub(super) fn plan(&self, engine: &Engine) -> Option<Plan> {
+    /// The verification method of its calls; plain requests have the engine's first one.
+    pub(super) fn method(&self, engine: &Engine) -> Option<VerifyMethod> {
         match self {
-            Self::Same { .. } => Some(Plan::Score),
-            Self::Warm { plan, .. } | Self::Round { plan, .. } => Some(*plan),
+            Self::Same { .. } => Some(VerifyMethod::Score),
+            Self::Warm { method, .. } | Self::Round { method, .. } => Some(*method),
             Self::Cold(_)
             | Self::Fresh(_)
             | Self::After(_)
-            | Self::Ride { .. }
+            | Self::Plain { .. }
             | Self::Whole { .. }
-            | Self::Seeded { .. } => engine.plans.first().copied(),
+            | Self::Seeded { .. } => engine.methods.first().copied(),
         }
     }
 
@@ -68,7 +69,7 @@ impl Task {
             Self::Cold(_)
             | Self::Fresh(_)
             | Self::After(_)
-            | Self::Ride { .. }
+            | Self::Plain { .. }
             | Self::Whole { .. }
             | Self::Seeded { .. } => 0,
         }
@@ -78,26 +79,26 @@ impl Task {
         matches!(self, Self::Fresh(_))
     }
 
-    fn place(&self) -> Place {
+    fn position(&self) -> ProbeContext {
         match self {
-            Self::Same { .. } | Self::Seeded { .. } => Place::Short,
-            Self::Cold(place)
-            | Self::Fresh(place)
-            | Self::After(place)
-            | Self::Warm { place, .. }
-            | Self::Round { place, .. }
-            | Self::Whole { place, .. }
-            | Self::Ride { place, .. } => *place,
+            Self::Same { .. } | Self::Seeded { .. } => ProbeContext::Short,
+            Self::Cold(position)
+            | Self::Fresh(position)
+            | Self::After(position)
+            | Self::Warm { position, .. }
+            | Self::Round { position, .. }
+            | Self::Whole { position, .. }
+            | Self::Plain { position, .. } => *position,
         }
     }
 
-    /// Whether it needs the same context as the task before it.
+    /// True if it needs the same context as the task before it.
     fn stays(&self) -> bool {
         matches!(self, Self::Same { .. } | Self::Seeded { .. })
     }
 }
 
-/// The tasks of one probe, and how far its contexts have grown.
+/// The tasks of one probe, and the growth of its contexts.
 pub(super) struct Script {
     tasks: VecDeque<Task>,
     /// Lengths of the contexts at the start, tokens; there may be no long one.
@@ -108,7 +109,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// The tasks of a whole probe, for an engine that takes `room` tokens.
+    /// The tasks of a complete probe, for an engine with a context of `room` tokens.
     pub(super) fn new(engine: &Engine, room: usize) -> Self {
         let mut script = Self::empty(engine, room);
         if script.short + SLACK <= room {
@@ -117,13 +118,14 @@ impl Script {
         script
     }
 
-    /// Four calls on four connections, to see whether a single engine answers.
+    /// Four calls on four connections, to detect more than one engine.
     pub(super) fn of_one(engine: &Engine, room: usize, long: bool) -> Self {
         let mut script = Self::empty(engine, room);
-        let place = if long && script.long.is_some() { Place::Long } else { Place::Short };
+        let position = if long && script.long.is_some() { ProbeContext::Long } else { ProbeContext::Short };
         if script.short + SLACK <= room {
             script.tasks =
-                [Task::Cold(place), Task::Fresh(place), Task::Fresh(place), Task::Fresh(place)].into();
+                [Task::Cold(position), Task::Fresh(position), Task::Fresh(position), Task::Fresh(position)]
+                    .into();
         }
         script
     }
@@ -139,17 +141,17 @@ impl Script {
         self.tasks.pop_front()
     }
 
-    /// The task is done once more, next.
+    /// Puts the task first again, to be done once more.
     pub(super) fn again(&mut self, task: Task) {
         self.tasks.push_front(task);
     }
 
-    /// Tokens of the context of a task; the next task of the same place gets one more.
+    /// Tokens of the context of a task; the next task with the same context gets one more.
     pub(super) fn length(&mut self, task: &Task) -> Option<usize> {
         let [short, long] = &mut self.grown;
-        let (base, grown) = match task.place() {
-            Place::Short => (self.short, short),
-            Place::Long => (self.long?, long),
+        let (base, grown) = match task.position() {
+            ProbeContext::Short => (self.short, short),
+            ProbeContext::Long => (self.long?, long),
         };
         let length = base + *grown;
         *grown += usize::from(!task.stays());
@@ -157,8 +159,8 @@ impl Script {
     }
 }
 
-/// The least length from `least` on that lies half way between two blocks, as a context does on average: an
-/// engine computes anew what lies behind the last whole one.
+/// The smallest length from `least` on that lies half way between two blocks, as a context does on
+/// average: an engine computes the tokens after the last whole block again.
 fn placed(least: usize, engine: &Engine) -> usize {
     let block = engine.block.max(1);
     let offset = block / 2;
@@ -168,26 +170,30 @@ fn placed(least: usize, engine: &Engine) -> usize {
 
 fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
-    let Some(&first) = engine.plans.first() else { return tasks };
-    if engine.plans.contains(&Plan::Score) && engine.dialect == Dialect::Vllm {
+    let Some(&first) = engine.methods.first() else { return tasks };
+    if engine.methods.contains(&VerifyMethod::Score) && engine.dialect == Dialect::Vllm {
         tasks.extend([Task::Same { again: false }, Task::Same { again: true }]);
     }
-    let main = if long { Place::Long } else { Place::Short };
+    let main = if long { ProbeContext::Long } else { ProbeContext::Short };
     // Slots are warmed one by one, which takes long with a long context: the short one comes first.
-    let order = if engine.dialect == Dialect::LlamaCpp { [Place::Short, main] } else { [main, Place::Short] };
+    let order = if engine.dialect == Dialect::LlamaCpp {
+        [ProbeContext::Short, main]
+    } else {
+        [main, ProbeContext::Short]
+    };
     let seeded = engine.noise == Noise::Call && may_be_placed(engine.dialect);
-    for (turn, place) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
-        if place == main {
-            tasks.push_back(Task::Cold(place));
+    for (turn, position) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
+        if position == main {
+            tasks.push_back(Task::Cold(position));
         }
-        tasks.extend(rounds(engine, first, place));
-        tasks.extend(rides(engine, place, place == main));
-        if place == main && engine.segment.is_none() {
-            tasks.push_back(Task::After(place));
+        tasks.extend(rounds(engine, first, position));
+        tasks.extend(plain_tasks(engine, position, position == main));
+        if position == main && engine.segment.is_none() {
+            tasks.push_back(Task::After(position));
         }
-        for &plan in engine.plans.iter().skip(1) {
+        for &method in engine.methods.iter().skip(1) {
             if turn == 0 {
-                tasks.extend(rounds(engine, plan, place));
+                tasks.extend(rounds(engine, method, position));
             }
         }
     }
@@ -195,34 +201,36 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
         tasks.extend([(0, 0), (1, 0), (0, 1), (0, 4), (0, 8)].map(|(seed, cut)| Task::Seeded { seed, cut }));
     }
     let [_, second] = order;
-    for &plan in engine.plans.iter().skip(1).filter(|_| long) {
-        tasks.extend(rounds(engine, plan, second));
+    for &method in engine.methods.iter().skip(1).filter(|_| long) {
+        tasks.extend(rounds(engine, method, second));
     }
-    // Once more, where calls are left: the shorter of two times is the more accurate one.
+    // A second time, if calls are left: the shorter of two times is the more accurate one.
     let again = order.into_iter().take(if long { 2 } else { 1 });
-    tasks.extend(again.flat_map(|place| {
-        let rounds = GAMMAS.map(|nodes| Task::Round { plan: first, place, nodes });
-        rounds.into_iter().chain(rides(engine, place, false))
+    tasks.extend(again.flat_map(|position| {
+        let rounds = GAMMAS.map(|nodes| Task::Round { method: first, position, nodes });
+        rounds.into_iter().chain(plain_tasks(engine, position, false))
     }));
     tasks
 }
 
-/// The timed rounds of a plan.
-fn rounds(engine: &Engine, plan: Plan, place: Place) -> Vec<Task> {
-    let slots = engine.dialect == Dialect::LlamaCpp && plan == Plan::FanOut;
-    let warm = slots.then_some(Task::Warm { plan, place, nodes: GAMMA_MOST });
-    warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { plan, place, nodes })).collect()
+/// The timed rounds of a verification method.
+fn rounds(engine: &Engine, method: VerifyMethod, position: ProbeContext) -> Vec<Task> {
+    let slots = engine.dialect == Dialect::LlamaCpp && method == VerifyMethod::FanOut;
+    let warm = slots.then_some(Task::Warm { method, position, nodes: MAX_GAMMA });
+    warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, position, nodes })).collect()
 }
 
-/// The rides that time a plain step: a stream, or two answers that come whole, whose difference counts.
-fn rides(engine: &Engine, place: Place, leaves: bool) -> Vec<Task> {
+/// The plain requests that time a decode step: a stream, or two whole answers, whose difference
+/// counts.
+fn plain_tasks(engine: &Engine, position: ProbeContext, leaves: bool) -> Vec<Task> {
     if engine.segment.is_none() {
-        return vec![Task::Ride { place, leaves }];
+        return vec![Task::Plain { position, leaves }];
     }
-    [true, false].map(|one| Task::Whole { place, one }).to_vec()
+    [true, false].map(|one| Task::Whole { position, one }).to_vec()
 }
 
-/// Whether the noise of a seeded request may be a function of the place in some version or setting.
+/// True if the noise of a seeded request may be a function of the position in some version or
+/// setting.
 const fn may_be_placed(dialect: Dialect) -> bool {
     match dialect {
         Dialect::Vllm | Dialect::Sglang | Dialect::TrtLlm | Dialect::Lmdeploy => true,

@@ -7,20 +7,26 @@ use super::*;
 
 fn engine() -> Engine {
     let mut engine = Engine::new(Dialect::Onnx, "m", "1");
-    engine.plans = vec![Plan::Tree];
+    engine.methods = vec![VerifyMethod::Tree];
     engine
 }
 
 fn bounds(calls: u32) -> Bounds {
-    Bounds { calls, until: Tick(1_000), bytes_max: 1 << 20, context_max: 8192, allow: Plan::ALL.to_vec() }
+    Bounds {
+        calls,
+        until: Tick(1_000),
+        bytes_max: 1 << 20,
+        context_max: 8192,
+        allow: VerifyMethod::ALL.to_vec(),
+    }
 }
 
 fn text() -> Vec<TokenId> {
     (0..TEXT as u32).map(|at| at * 7 % 301).collect()
 }
 
-/// A verify answer of a target that has cached so many tokens.
-fn answer(call: &Call, cached: impl FnOnce(usize) -> usize) -> Heard {
+/// A verify answer of a target that has cached `cached(context)` tokens.
+fn answer(call: &Call, cached: impl FnOnce(usize) -> usize) -> ProbeAnswer {
     let body: Value = serde_json::from_slice(&call.body).unwrap();
     let (context, nodes) =
         (body["context"].as_array().unwrap().len(), body["tokens"].as_array().unwrap().len());
@@ -28,16 +34,16 @@ fn answer(call: &Call, cached: impl FnOnce(usize) -> usize) -> Heard {
     let usage = json!({"prompt_tokens": context + nodes, "completion_tokens": 0,
         "prompt_tokens_details": {"cached_tokens": cached(context)}});
     let answer = json!({"model": "m", "seed": 1, "usage": usage, "rows": rows, "accepted": []});
-    Heard::Round { bodies: vec![serde_json::to_vec(&answer).unwrap()], seconds: 0.01 }
+    ProbeAnswer::Round { bodies: vec![serde_json::to_vec(&answer).unwrap()], seconds: 0.01 }
 }
 
-/// Asks whether one engine answers where `engines` take turns.
+/// Probes for a single engine where `engines` answer in turn.
 fn of_turns(engines: usize) -> Findings {
     let mut prober = Prober::of_one(engine(), text(), bounds(40), false);
     let mut warm = HashSet::new();
     let mut turn = 0;
     while let Some(step) = prober.next(Tick(0)) {
-        let Step::Round { calls, .. } = step else { panic!("a ride") };
+        let Step::Round { calls, .. } = step else { panic!("a plain request") };
         let seen = !warm.insert(turn % engines);
         prober.take(answer(&calls[0], |context| if seen { context - 1 } else { 0 }));
         turn += 1;
@@ -77,7 +83,7 @@ fn no_two_rounds_are_the_same_and_bounds_hold() {
                     assert!(seen.insert(calls[0].body.clone()));
                     prober.take(answer(&calls[0], |context| context - 1));
                 }
-                Step::Ride { .. } => prober.take(Heard::Ride(Vec::new())),
+                Step::Plain { .. } => prober.take(ProbeAnswer::Plain(Vec::new())),
             }
         }
         assert!(calls <= most);
@@ -93,28 +99,29 @@ fn after_its_time_nothing_is_asked() {
 }
 
 #[test]
-fn what_is_refused_twice_is_given_up_and_a_busy_server_is_left_alone() {
+fn a_method_refused_twice_is_given_up_and_a_busy_server_stops_the_probe() {
     let mut prober = Prober::new(engine(), text(), bounds(40));
     while prober.next(Tick(0)).is_some() {
-        prober.take(Heard::Refused(400, Vec::new()));
+        prober.take(ProbeAnswer::Refused(400, Vec::new()));
     }
     let findings = prober.findings();
-    assert!(findings.engine.plans.is_empty() && findings.removed[0].1.contains("400"));
+    assert!(findings.engine.methods.is_empty() && findings.removed[0].1.contains("400"));
     let mut prober = Prober::new(engine(), text(), bounds(40));
     prober.next(Tick(0));
-    prober.take(Heard::Refused(429, Vec::new()));
+    prober.take(ProbeAnswer::Refused(429, Vec::new()));
     assert_eq!(prober.next(Tick(0)), None);
 }
 
-/// Probes a vLLM of which these calls that score, by number, answer that a row holds what JSON cannot express.
+/// Probes a vLLM whose scoring calls succeed if `which` is true of their number; the others answer
+/// that a row holds a number that JSON cannot express.
 fn by_chance(which: impl Fn(usize) -> bool) -> (Findings, usize) {
     let mut engine = Engine::new(Dialect::Vllm, "m", "0.32.0");
-    engine.plans = vec![Plan::Score, Plan::FanOut];
+    engine.methods = vec![VerifyMethod::Score, VerifyMethod::FanOut];
     let mut prober = Prober::new(engine, text(), bounds(40));
     let mut scored = 0;
     while let Some(step) = prober.next(Tick(0)) {
         let Step::Round { calls, .. } = step else {
-            prober.take(Heard::Ride(Vec::new()));
+            prober.take(ProbeAnswer::Plain(Vec::new()));
             continue;
         };
         let score = calls[0].path.ends_with("/generate");
@@ -122,28 +129,31 @@ fn by_chance(which: impl Fn(usize) -> bool) -> (Findings, usize) {
         prober.take(if !score || which(scored) {
             let error =
                 json!({"error": {"message": "Out of range float values are not JSON compliant: nan"}});
-            Heard::Refused(400, error.to_string().into_bytes())
+            ProbeAnswer::Refused(400, error.to_string().into_bytes())
         } else {
             let body: Value = serde_json::from_slice(&calls[0].body).unwrap();
             let rows =
                 vec![json!({"1": {"logprob": -1.0, "rank": 1}}); body["token_ids"].as_array().unwrap().len()];
             let choice = json!({"index": 0, "token_ids": [1], "finish_reason": "length"});
             let answer = json!({"request_id": "a", "choices": [choice], "prompt_logprobs": rows});
-            Heard::Round { bodies: vec![answer.to_string().into_bytes()], seconds: 0.01 }
+            ProbeAnswer::Round { bodies: vec![answer.to_string().into_bytes()], seconds: 0.01 }
         });
     }
     (prober.findings(), scored)
 }
 
 #[test]
-fn a_row_that_cannot_be_written_is_asked_for_again_before_its_plan_is_given_up() {
+fn an_undecided_answer_is_retried_before_its_method_is_given_up() {
     let (findings, _) = by_chance(|_| false);
-    assert!(!findings.engine.plans.contains(&Plan::FanOut), "to another plan the same words are a refusal");
+    assert!(
+        !findings.engine.methods.contains(&VerifyMethod::FanOut),
+        "for another method the same error is a refusal"
+    );
     for one in 1..=6 {
         let (findings, _) = by_chance(|call| call == one);
-        assert!(findings.engine.plans.contains(&Plan::Score), "{one}: {:?}", findings.removed);
+        assert!(findings.engine.methods.contains(&VerifyMethod::Score), "{one}: {:?}", findings.removed);
     }
     let (findings, scored) = by_chance(|_| true);
-    assert!(!findings.engine.plans.contains(&Plan::Score), "{:?}", findings.removed);
+    assert!(!findings.engine.methods.contains(&VerifyMethod::Score), "{:?}", findings.removed);
     assert!(scored <= 5, "{scored}");
 }

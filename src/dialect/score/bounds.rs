@@ -1,49 +1,52 @@
-//! Probabilities between bounds, where an engine may keep or drop a token that lies at an edge of its truncation.
+//! Bounds of probabilities, where an engine may keep or drop a token at an edge of its truncation.
 //!
-//! A draw needs to know every token that may come. A lossy accept rule that keeps the draft token needs less: the least that
-//! its probability may be. Both sides of an edge are followed: what is kept for certain, and what may be kept.
+//! A draw needs the probability of every possible token. A lossy accept rule that keeps the draft
+//! token needs less: a lower bound of its probability. Two sets are computed at every edge: the
+//! tokens that are certainly kept, and those that may be kept.
 
 use super::{EDGE, TIE};
 use crate::openai::Sampling;
 use crate::units::TokenId;
 use crate::words::{Dist, Row};
 
-/// What can be said of a place that [`row`](super::row) leaves undecided: the tokens that are kept for certain, with the least
-/// that their probabilities may be, and how much larger they may be. `None` at temperature 0, and where the likeliest token
-/// is special or not certain to be kept. `top` is as `row` takes it.
+/// The bounds for a position that [`row`](super::row) leaves undecided: the tokens that are
+/// certainly kept, each with the lower bound of its probability, and `slack`, by which the upper
+/// bound exceeds it. `None` at temperature 0, and where the likeliest token is special or not
+/// certainly kept. `top` is as `row` takes it.
 pub(super) fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
-    let places = nucleus(&truncated(&top, sampling)?, sampling.top_p);
-    let (least, greatest) = (sum(&places, |place| place.sure), sum(&places, |place| place.maybe));
-    let first = places.first().filter(|place| place.sure && !special.contains(&place.token));
+    let positions = nucleus(&truncated(&top, sampling)?, sampling.top_p);
+    let (least, greatest) =
+        (sum(&positions, |position| position.sure), sum(&positions, |position| position.maybe));
+    let first = positions.first().filter(|position| position.sure && !special.contains(&position.token));
     first?;
-    let listed = places.iter().filter(|place| place.sure && !special.contains(&place.token));
-    let top = listed.map(|place| (place.token, place.weight / greatest)).collect();
+    let listed = positions.iter().filter(|position| position.sure && !special.contains(&position.token));
+    let top = listed.map(|position| (position.token, position.weight / greatest)).collect();
     let dist = Dist { top, complete: false, slack: greatest / least - 1.0 };
     Some(Row { dist: Some(dist), ..Row::default() })
 }
 
-/// A listed token and whether it is kept.
+/// A listed token, its weight, and its membership in the two sets.
 #[derive(Clone, Copy)]
-struct Place {
+struct ListedToken {
     token: TokenId,
     /// Its probability ÷ that of the likeliest token, after temperature.
     weight: f64,
-    /// It is kept for certain.
+    /// It is certainly kept.
     sure: bool,
     /// It may be kept.
     maybe: bool,
 }
 
-fn sum(places: &[Place], counts: impl Fn(&Place) -> bool) -> f64 {
-    places.iter().filter(|place| counts(place)).map(|place| place.weight).sum()
+fn sum(positions: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
+    positions.iter().filter(|position| counts(position)).map(|position| position.weight).sum()
 }
 
-/// What top-k and min-p keep. `None` where tokens that are not listed may be kept: those level with the last of top-k, which
-/// some engines keep all of.
-fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<Place>> {
+/// The tokens that top-k and min-p keep. `None` where tokens that are not listed may be kept: those
+/// that tie with the last of top-k, all of which some engines keep.
+fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<ListedToken>> {
     let keep = sampling.top_k? as usize;
     let (most, edge) = (top.first()?.1, top.get(keep)?.1);
     let tied = top.get(keep.checked_sub(1)?)?.1 - edge <= TIE;
@@ -52,45 +55,46 @@ fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<Place>> 
         return None;
     }
     let floor = EDGE * sampling.min_p.max(EDGE);
-    let place = |(index, &(token, logprob)): (usize, &(TokenId, f64))| {
+    let position = |(index, &(token, logprob)): (usize, &(TokenId, f64))| {
         let weight = ((logprob - most) / sampling.temperature).exp();
         let level = tied && (edge - logprob).abs() <= TIE;
-        Place {
+        ListedToken {
             token,
             weight,
             sure: index < keep && logprob - edge > TIE && weight > sampling.min_p + floor,
             maybe: (index < keep || level) && weight > sampling.min_p - floor,
         }
     };
-    Some(top.iter().enumerate().map(place).collect())
+    Some(top.iter().enumerate().map(position).collect())
 }
 
-/// What top-p keeps of them: a token is kept where the share of those before it is below `top_p`. Of equal tokens at its
-/// edge engines keep different ones.
-fn nucleus(places: &[Place], top_p: f64) -> Vec<Place> {
+/// The tokens that top-p keeps of them: a token is kept where the share of those before it is below
+/// `top_p`. Engines differ in which of equal tokens at the edge they keep.
+fn nucleus(positions: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
     if top_p >= 1.0 {
-        return places.to_vec();
+        return positions.to_vec();
     }
-    let (least, greatest) = (sum(places, |place| place.sure), sum(places, |place| place.maybe));
-    let before = |index: usize| places.iter().take(index).map(|place| place.weight).sum::<f64>();
-    let weight = |index: usize| places.get(index).map_or(0.0, |place| place.weight);
+    let (least, greatest) =
+        (sum(positions, |position| position.sure), sum(positions, |position| position.maybe));
+    let before = |index: usize| positions.iter().take(index).map(|position| position.weight).sum::<f64>();
+    let weight = |index: usize| positions.get(index).map_or(0.0, |position| position.weight);
     let level = |a: f64, b: f64| (a - b).abs() <= TIE * a.max(b);
     let inside = |index: usize| before(index) / least < top_p - EDGE;
-    // Of a run of equal tokens that the edge goes through, none is certain.
+    // Where the edge lies within a run of equal tokens, none of them is certain.
     let at_edge = |index: usize| {
-        let run = (index + 1..places.len()).take_while(|&other| level(weight(index), weight(other)));
+        let run = (index + 1..positions.len()).take_while(|&other| level(weight(index), weight(other)));
         run.last().is_some_and(|last| !inside(last))
     };
-    let kept = |(index, place): (usize, &Place)| Place {
-        sure: place.sure && inside(index) && !at_edge(index),
-        maybe: place.maybe
+    let kept = |(index, position): (usize, &ListedToken)| ListedToken {
+        sure: position.sure && inside(index) && !at_edge(index),
+        maybe: position.maybe
             && (before(index) / greatest < top_p + EDGE
                 || (0..index).any(|above| {
-                    level(weight(above), place.weight) && before(above) / greatest < top_p + EDGE
+                    level(weight(above), position.weight) && before(above) / greatest < top_p + EDGE
                 })),
-        ..*place
+        ..*position
     };
-    places.iter().enumerate().map(kept).collect()
+    positions.iter().enumerate().map(kept).collect()
 }
 
 #[cfg(test)]
@@ -102,10 +106,10 @@ mod tests {
         Sampling { temperature, top_k: Some(top_k), top_p, ..Sampling::default() }
     }
 
-    /// Of every law that an engine may take it for, which keeps or drops what lies at an edge, the probabilities lie between
-    /// the bounds.
+    /// For every distribution that an engine may use, with the tokens at an edge kept or dropped,
+    /// the probabilities lie between the bounds.
     #[test]
-    fn what_is_left_undecided_is_known_between_bounds() {
+    fn an_undecided_position_is_known_between_bounds() {
         let logprobs = |weights: &[f64]| -> Vec<(TokenId, f64)> {
             let sum: f64 = weights.iter().sum();
             (0..).zip(weights.iter().map(|weight| (weight / sum).ln())).collect()

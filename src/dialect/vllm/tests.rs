@@ -5,7 +5,7 @@ use crate::draft::{Features, Source, Tree};
 
 fn engine() -> Engine {
     Engine {
-        plans: vec![Plan::Score, Plan::FanOut],
+        methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
         block: 16,
         special: vec![0],
         ..Engine::new(Dialect::Vllm, "m", "0.32.0")
@@ -20,14 +20,19 @@ fn greedy() -> Sampling {
     Sampling { temperature: 0.0, ..Sampling::default() }
 }
 
-fn round<'a>(prompt: &'a [TokenId], draft: &'a Tree, sampling: &'a Sampling, plan: Plan) -> Round<'a> {
+fn round<'a>(
+    prompt: &'a [TokenId],
+    draft: &'a Tree,
+    sampling: &'a Sampling,
+    method: VerifyMethod,
+) -> Round<'a> {
     let context = Context::new("m", prompt, &[]);
-    Round { context, draft, sampling, plan, weighs: false }
+    Round { context, draft, sampling, method, weighs: false }
 }
 
 proptest! {
     #[test]
-    fn no_input_builds_the_call_that_kills_the_engine(
+    fn no_input_builds_the_call_that_crashes_the_engine(
         prompt in prop::collection::vec(0_u32..50_000, 1..200),
         tokens in prop::collection::vec(0_u32..50_000, 0..33),
         temperature in 0.0_f64..2.0,
@@ -40,8 +45,8 @@ proptest! {
         let engine = Engine { block, tells_cached, ..engine() };
         let sampling = Sampling { temperature, top_k, seed, ..Sampling::default() };
         let draft = chain(&tokens);
-        let plan = if score { Plan::Score } else { Plan::FanOut };
-        let round = round(&prompt, &draft, &sampling, plan);
+        let method = if score { VerifyMethod::Score } else { VerifyMethod::FanOut };
+        let round = round(&prompt, &draft, &sampling, method);
         let Ok(asked) = Vllm.verify(&engine, &round) else { return Ok(()) };
         let again = Vllm.again(&engine, &round, &asked);
         for call in asked.calls.iter().chain(again.iter().flat_map(|again| &again.calls)) {
@@ -67,9 +72,9 @@ proptest! {
         let prompt = vec![7; context];
         let draft = chain(&vec![8; draft]);
         let sampling = greedy();
-        let round = round(&prompt, &draft, &sampling, Plan::Score);
+        let round = round(&prompt, &draft, &sampling, VerifyMethod::Score);
         // No multiple of the block size in n..n+k.
-        let reads_no_block = |nodes: usize| (context..context + nodes).all(|place| place % block != 0);
+        let reads_no_block = |nodes: usize| (context..context + nodes).all(|position| position % block != 0);
         prop_assert!(reads_no_block(scored_nodes(&engine, &round)));
         engine.tells_cached = true;
         let asked = Vllm.verify(&engine, &round).unwrap();
@@ -84,7 +89,7 @@ proptest! {
 #[test]
 fn a_fan_out_leaves_open_what_the_client_left_open() {
     let (draft, sampling) = (chain(&[4, 5]), Sampling::default());
-    let asked = Vllm.verify(&engine(), &round(&[1, 2], &draft, &sampling, Plan::FanOut)).unwrap();
+    let asked = Vllm.verify(&engine(), &round(&[1, 2], &draft, &sampling, VerifyMethod::FanOut)).unwrap();
     assert_eq!(
         std::str::from_utf8(&asked.calls[0].body).unwrap(),
         r#"{"model":"m","prompt":[[1,2],[1,2,4],[1,2,4,5]],"max_tokens":1,"stream":false,"return_token_ids":true}"#
@@ -94,7 +99,7 @@ fn a_fan_out_leaves_open_what_the_client_left_open() {
 #[test]
 fn a_score_is_one_prompt_with_the_draft_at_its_end() {
     let (draft, sampling) = (chain(&[4, 5]), greedy());
-    let asked = Vllm.verify(&engine(), &round(&[1, 2], &draft, &sampling, Plan::Score)).unwrap();
+    let asked = Vllm.verify(&engine(), &round(&[1, 2], &draft, &sampling, VerifyMethod::Score)).unwrap();
     assert_eq!((asked.calls[0].path, asked.nodes), ("/inference/v1/generate", 2));
     assert_eq!(
         std::str::from_utf8(&asked.calls[0].body).unwrap(),
@@ -110,9 +115,9 @@ fn scored(rows: &Value, usage: &Value) -> Vec<u8> {
 
 fn samples(body: &[u8]) -> Vec<TokenId> {
     let (draft, sampling) = (chain(&[4, 5]), greedy());
-    let round = round(&[1, 2, 3], &draft, &sampling, Plan::Score);
-    let verdict = score_verdict(&engine(), &round, 2, body).unwrap();
-    verdict.rows.iter().filter_map(|row| row.sample).collect()
+    let round = round(&[1, 2, 3], &draft, &sampling, VerifyMethod::Score);
+    let result = score_result(&engine(), &round, 2, body).unwrap();
+    result.rows.iter().filter_map(|row| row.sample).collect()
 }
 
 #[test]
@@ -140,15 +145,16 @@ fn ties_special_tokens_and_cached_rows_are_left_undecided() {
 
 #[test]
 fn a_temperature_that_the_engine_raises_is_raised_before_a_distribution_is_rebuilt() {
-    // vLLM samples 0 < T < 0.01 at T = 0.01: e² to 1 here, and e⁴ to 1 at the temperature that was asked for.
+    // vLLM samples 0 < T < 0.01 at T = 0.01: e² to 1 here, and e⁴ to 1 at the temperature that was
+    // asked for.
     let top = json!({"4": {"logprob": -1.0}, "5": {"logprob": -1.02}, "6": {"logprob": -9.0}});
     let body = json!({"choices": [{"token_ids": [9], "finish_reason": "length"}], "prompt_logprobs": [null, null, null, top]});
     let (draft, body) = (chain(&[4]), body.to_string().into_bytes());
     let first = |temperature: f64| {
         let sampling = Sampling { temperature, top_k: Some(2), ..Sampling::default() };
-        let round = round(&[1, 2, 3], &draft, &sampling, Plan::Score);
-        let verdict = score_verdict(&engine(), &round, 1, &body).unwrap();
-        let dist = verdict.rows[0].dist.clone().unwrap();
+        let round = round(&[1, 2, 3], &draft, &sampling, VerifyMethod::Score);
+        let result = score_result(&engine(), &round, 1, &body).unwrap();
+        let dist = result.rows[0].dist.clone().unwrap();
         assert!(dist.complete);
         dist.top[0]
     };
@@ -159,36 +165,36 @@ fn a_temperature_that_the_engine_raises_is_raised_before_a_distribution_is_rebui
 }
 
 #[test]
-fn what_one_prompt_of_a_fan_out_has_cached_the_others_have_too() {
+fn all_prompts_of_a_fan_out_have_the_same_tokens_cached() {
     let choice = |index| json!({"index": index, "token_ids": [7], "finish_reason": "length"});
     // As vLLM 0.32 answers: three prompts of 1,033 to 1,035 tokens, of which 1,024 are cached.
     let usage = json!({"prompt_tokens": 3102, "prompt_tokens_details": {"cached_tokens": 1024}});
     let body = json!({"choices": [choice(0), choice(1), choice(2)], "usage": usage});
     let (prompt, draft, sampling) = (vec![1; 1033], chain(&[4, 5]), greedy());
-    let round = round(&prompt, &draft, &sampling, Plan::FanOut);
+    let round = round(&prompt, &draft, &sampling, VerifyMethod::FanOut);
     let asked = Vllm.verify(&engine(), &round).unwrap();
-    let verdict = Vllm.verdict(&engine(), &round, &asked, &[serde_json::to_vec(&body).unwrap()]).unwrap();
-    assert_eq!(verdict.computed, Some(3102 - 3 * 1024));
+    let result = Vllm.result(&engine(), &round, &asked, &[serde_json::to_vec(&body).unwrap()]).unwrap();
+    assert_eq!(result.computed, Some(3102 - 3 * 1024));
 }
 
 #[test]
-fn plans_follow_what_the_request_needs() {
-    let plans = |sampling: &Sampling, settled: bool| {
+fn verification_methods_depend_on_the_sampling() {
+    let methods = |sampling: &Sampling, settled: bool| {
         let request = request(&json!({"model": "m", "prompt": "x"}));
-        Vllm.plans(&engine(), &request, sampling, settled)
+        Vllm.methods(&engine(), &request, sampling, settled)
     };
-    let fan_out = vec![Plan::FanOut];
-    assert_eq!(plans(&greedy(), true), [Plan::Score, Plan::FanOut]);
-    assert_eq!(plans(&greedy(), false), fan_out, "a repetition penalty may be the server's default");
-    assert_eq!(plans(&Sampling { repetition_penalty: 1.05, ..greedy() }, true), fan_out);
+    let fan_out = vec![VerifyMethod::FanOut];
+    assert_eq!(methods(&greedy(), true), [VerifyMethod::Score, VerifyMethod::FanOut]);
+    assert_eq!(methods(&greedy(), false), fan_out, "a repetition penalty may be the server's default");
+    assert_eq!(methods(&Sampling { repetition_penalty: 1.05, ..greedy() }, true), fan_out);
     let sampled = Sampling { temperature: 0.8, top_k: Some(8), ..Sampling::default() };
-    assert_eq!(plans(&sampled, true), [Plan::Score, Plan::FanOut]);
-    assert_eq!(plans(&Sampling { seed: Some(1), ..sampled.clone() }, true), fan_out);
-    assert_eq!(plans(&Sampling { top_k: None, top_p: 0.9, ..sampled }, true), fan_out);
+    assert_eq!(methods(&sampled, true), [VerifyMethod::Score, VerifyMethod::FanOut]);
+    assert_eq!(methods(&Sampling { seed: Some(1), ..sampled.clone() }, true), fan_out);
+    assert_eq!(methods(&Sampling { top_k: None, top_p: 0.9, ..sampled }, true), fan_out);
 }
 
 #[test]
-fn a_chat_without_a_limit_does_not_leap_where_the_limit_is_not_known() {
+fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     let mut chat = request(&json!({"model": "m", "prompt": "x"}));
     chat.route = Route::Chat;
     let known = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
@@ -199,6 +205,6 @@ fn a_chat_without_a_limit_does_not_leap_where_the_limit_is_not_known() {
 fn request(body: &Value) -> Request {
     match crate::openai::judge(Route::Completions, body.to_string().as_bytes()) {
         crate::openai::Judgement::Eligible(request) => *request,
-        crate::openai::Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        crate::openai::Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
     }
 }

@@ -1,16 +1,18 @@
-//! JSON objects within running text, read byte by byte: where one begins, where in it the text stands, where it ends.
+//! JSON objects within running text, read byte by byte: the beginning of an object, the position in
+//! it, and its end.
 //!
-//! The text may be cut anywhere and may hold anything. What is no JSON ends an object at once, and the byte at which it does is
-//! looked at again as running text: so every byte is read once, whatever came before it.
+//! The text may be cut anywhere and may contain anything. A byte that is not JSON ends an object at
+//! once, and is then read as running text, so the scan never goes back.
 
-/// Objects and arrays within each other; what goes deeper is no object.
+/// Maximum depth of nested objects and arrays; deeper ones are not read as objects.
 const DEPTH_MAX: usize = 64;
-/// Bytes of a key or value that are kept. A longer one is kept one byte longer, so that it equals no text that is short enough.
+/// Maximum bytes of a key or value. Of a longer one, one more byte is kept, so that it equals no
+/// text within the limit.
 pub const WORD_MAX: usize = 256;
-/// Bytes of whitespace between two parts, and of a number, that are kept.
+/// Maximum bytes of whitespace between two parts, and of a number.
 const GAP_MAX: usize = 64;
 
-/// What a byte completed.
+/// A part that a byte completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// An object or array began.
@@ -21,7 +23,7 @@ pub enum Event<'a> {
     Scalar(&'a [u8]),
     /// An object or array ended.
     Closed,
-    /// What had begun is no JSON.
+    /// The object that had begun is not JSON.
     Broken,
 }
 
@@ -43,41 +45,41 @@ impl Bracket {
     }
 }
 
-/// Where the text stands.
+/// Position of the end of the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Place {
+pub enum Position {
     /// In no object.
     #[default]
     Outside,
-    /// Behind an opening bracket.
+    /// After an opening bracket.
     Opened,
     /// In a key.
     Key,
-    /// Behind a key.
+    /// After a key.
     Named,
-    /// Behind a colon.
+    /// After a colon.
     Colon,
-    /// Behind a comma.
+    /// After a comma.
     Comma,
-    /// In a text, its opening quote included.
+    /// In a string, its opening quote included.
     Text,
     /// In a number, or in `true`, `false` or `null`.
     Literal,
-    /// Behind a value.
+    /// After a value.
     Valued,
 }
 
-/// How an object is laid out, as whitespace.
+/// Layout of an object, as whitespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Style {
-    /// Behind a colon.
+    /// After a colon.
     pub colon: String,
-    /// Behind a comma between members that stand on one line.
+    /// After a comma between members on one line.
     pub comma: String,
 }
 
 impl Default for Style {
-    /// That of Python and of most chat templates.
+    /// The layout of Python and of most chat templates.
     fn default() -> Self {
         Self { colon: " ".to_owned(), comma: " ".to_owned() }
     }
@@ -87,14 +89,14 @@ impl Default for Style {
 #[derive(Clone, Debug)]
 pub struct Level {
     bracket: Bracket,
-    /// Whitespace before its first member; none before that is there.
+    /// Whitespace before its first member; empty until that is read.
     pub lead: String,
 }
 
 /// The reader of one text.
 #[derive(Clone, Debug, Default)]
 pub struct Scanner {
-    place: Place,
+    position: Position,
     levels: Vec<Level>,
     word: Vec<u8>,
     gap: String,
@@ -105,17 +107,18 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// One that begins with the layout that an earlier text had.
+    /// A scanner that begins with the layout of an earlier text.
     pub fn with(style: Style) -> Self {
         Self { style, ..Self::default() }
     }
 
-    /// Where the text stands.
-    pub fn place(&self) -> Place {
-        self.place
+    /// Position of the end of the text.
+    pub fn position(&self) -> Position {
+        self.position
     }
 
-    /// The key or value that the text stands in, as far as it is written; a text with its opening quote, a key without.
+    /// The key or value that the text ends in, as far as it is written; a string with its opening
+    /// quote, a key without.
     pub fn word(&self) -> &[u8] {
         &self.word
     }
@@ -125,7 +128,7 @@ impl Scanner {
         &self.gap
     }
 
-    /// What is open, the outermost first.
+    /// The open objects and arrays, the outermost first.
     pub fn levels(&self) -> &[Level] {
         &self.levels
     }
@@ -135,12 +138,12 @@ impl Scanner {
         &self.style
     }
 
-    /// Reads a byte and says what it completed.
+    /// Reads a byte and reports the parts that it completed.
     pub fn step(&mut self, byte: u8, mut say: impl FnMut(Event<'_>)) {
         if self.read(byte, &mut say).is_some() {
             return;
         }
-        if self.place != Place::Outside {
+        if self.position != Position::Outside {
             self.leave();
             say(Event::Broken);
         }
@@ -150,56 +153,56 @@ impl Scanner {
     }
 
     fn leave(&mut self) {
-        self.place = Place::Outside;
+        self.position = Position::Outside;
         self.levels.clear();
         self.gap.clear();
     }
 
     /// `None`: the byte continues no object.
     fn read(&mut self, byte: u8, say: &mut impl FnMut(Event<'_>)) -> Option<()> {
-        match self.place {
-            Place::Outside => None,
-            Place::Key | Place::Text => self.within_quotes(byte, say),
-            Place::Literal if is_literal(&self.word, byte) => {
+        match self.position {
+            Position::Outside => None,
+            Position::Key | Position::Text => self.within_quotes(byte, say),
+            Position::Literal if is_literal(&self.word, byte) => {
                 self.word.push(byte);
                 Some(())
             }
-            Place::Literal if is_whole(&self.word) => {
+            Position::Literal if is_whole(&self.word) => {
                 say(Event::Scalar(&self.word));
-                self.between(Place::Valued);
+                self.between(Position::Valued);
                 self.read(byte, say)
             }
             _ if byte.is_ascii_whitespace() => {
                 self.space(byte);
                 Some(())
             }
-            Place::Named if byte == b':' => {
-                self.between(Place::Colon);
+            Position::Named if byte == b':' => {
+                self.between(Position::Colon);
                 Some(())
             }
-            Place::Opened | Place::Valued if self.levels.last()?.bracket.end() == byte => {
+            Position::Opened | Position::Valued if self.levels.last()?.bracket.end() == byte => {
                 self.close(say);
                 Some(())
             }
-            Place::Valued if byte == b',' => {
-                self.between(Place::Comma);
+            Position::Valued if byte == b',' => {
+                self.between(Position::Comma);
                 Some(())
             }
-            Place::Opened | Place::Comma => self.member(byte, say),
-            Place::Colon => {
+            Position::Opened | Position::Comma => self.member(byte, say),
+            Position::Colon => {
                 self.style.colon.clone_from(&self.gap);
                 if !self.commas {
-                    // Who leaves out the one leaves out the other.
+                    // Texts without spaces after colons have none after commas either.
                     self.style.comma.clone_from(&self.gap);
                 }
                 self.value(byte, say)
             }
-            Place::Named | Place::Valued | Place::Literal => None,
+            Position::Named | Position::Valued | Position::Literal => None,
         }
     }
 
-    fn between(&mut self, place: Place) {
-        self.place = place;
+    fn between(&mut self, position: Position) {
+        self.position = position;
         self.gap.clear();
     }
 
@@ -215,9 +218,9 @@ impl Scanner {
         }
         let ends = byte == b'"' && !self.escaped;
         self.escaped = byte == b'\\' && !self.escaped;
-        if ends && self.place == Place::Key {
+        if ends && self.position == Position::Key {
             say(Event::Key(&self.word));
-            self.between(Place::Named);
+            self.between(Position::Named);
             return Some(());
         }
         if self.word.len() <= WORD_MAX {
@@ -225,7 +228,7 @@ impl Scanner {
         }
         if ends {
             say(Event::Scalar(&self.word));
-            self.between(Place::Valued);
+            self.between(Position::Valued);
         }
         Some(())
     }
@@ -233,8 +236,8 @@ impl Scanner {
     /// The first byte of a member, or of an item of an array.
     fn member(&mut self, byte: u8, say: &mut impl FnMut(Event<'_>)) -> Option<()> {
         let level = self.levels.last_mut()?;
-        match self.place {
-            Place::Opened => level.lead.clone_from(&self.gap),
+        match self.position {
+            Position::Opened => level.lead.clone_from(&self.gap),
             _ if self.gap.contains('\n') => {}
             _ => {
                 self.style.comma.clone_from(&self.gap);
@@ -244,15 +247,15 @@ impl Scanner {
         match level.bracket {
             Bracket::Array => self.value(byte, say),
             Bracket::Object if byte == b'"' => {
-                self.begin(Place::Key);
+                self.begin(Position::Key);
                 Some(())
             }
             Bracket::Object => None,
         }
     }
 
-    fn begin(&mut self, place: Place) {
-        self.between(place);
+    fn begin(&mut self, position: Position) {
+        self.between(position);
         self.word.clear();
         self.escaped = false;
     }
@@ -262,12 +265,12 @@ impl Scanner {
             b'{' => self.open(Bracket::Object, say),
             b'[' => self.open(Bracket::Array, say),
             b'"' => {
-                self.begin(Place::Text);
+                self.begin(Position::Text);
                 self.word.push(byte);
                 Some(())
             }
             _ if is_literal(&[], byte) => {
-                self.begin(Place::Literal);
+                self.begin(Position::Literal);
                 self.word.push(byte);
                 Some(())
             }
@@ -281,24 +284,25 @@ impl Scanner {
         }
         self.commas &= !self.levels.is_empty();
         self.levels.push(Level { bracket, lead: String::new() });
-        self.between(Place::Opened);
+        self.between(Position::Opened);
         say(Event::Opened(bracket));
         Some(())
     }
 
     fn close(&mut self, say: &mut impl FnMut(Event<'_>)) {
         self.levels.pop();
-        self.between(if self.levels.is_empty() { Place::Outside } else { Place::Valued });
+        self.between(if self.levels.is_empty() { Position::Outside } else { Position::Valued });
         say(Event::Closed);
     }
 }
 
-/// Whether a word that began as a literal is one.
+/// True if a word that began as a literal is one.
 fn is_whole(word: &[u8]) -> bool {
     word.last().is_some_and(u8::is_ascii_digit) || [&b"true"[..], b"false", b"null"].contains(&word)
 }
 
-/// Whether a byte goes on with what may become a number, `true`, `false` or `null`. A number is not looked at closely.
+/// True if a byte continues a word that may become a number, `true`, `false` or `null`. The syntax
+/// of numbers is not fully checked.
 fn is_literal(word: &[u8], byte: u8) -> bool {
     let names = [&b"true"[..], b"false", b"null"];
     let begins = |name: &&[u8]| name.starts_with(word) && name.get(word.len()) == Some(&byte);
@@ -335,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_told_part_by_part_and_all_else_is_running_text() {
+    fn an_object_is_reported_part_by_part_and_all_else_is_running_text() {
         assert_eq!(
             events(r#"so: {"a": [1, "b\"c", true], "d": {"e":null}} and {"#),
             ["{", "a:", "[", "1", "\"b\\\"c\"", "true", ")", "d:", "{", "e:", "null", ")", ")", "{"]
@@ -343,7 +347,7 @@ mod tests {
         assert_eq!(events("[1] \"x\": }"), [""; 0]);
         assert_eq!(events(r#"{x {"a" 1 {"b":1}"#), ["{", "!", "{", "a:", "!", "{", "b:", "1", ")"]);
         assert_eq!(events("{\"a\": function}"), ["{", "a:", "!"], "a template");
-        assert_eq!(events("{\"a\": \"b\nc"), ["{", "a:", "!"], "a text ends in its line");
+        assert_eq!(events("{\"a\": \"b\nc"), ["{", "a:", "!"], "a string ends in its line");
         assert_eq!(events("{\"a\": 1]"), ["{", "a:", "1", "!"]);
         let deep = "{\"a\":".repeat(DEPTH_MAX + 1);
         assert_eq!(events(&deep).iter().filter(|event| *event == "!").count(), 1);
@@ -365,7 +369,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_and_an_object_is_found_behind_them(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_read_and_an_object_is_found_after_them(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut scanner = Scanner::default();
             let mut opened = 0_i64;
             for &byte in bytes.iter().chain(b"\n{\n{\"k\":7}") {
@@ -380,7 +384,7 @@ mod tests {
                 prop_assert_eq!(opened, scanner.levels().len() as i64);
                 prop_assert!(scanner.word().len() <= WORD_MAX + 1);
             }
-            prop_assert_eq!(scanner.place(), Place::Outside);
+            prop_assert_eq!(scanner.position(), Position::Outside);
         }
     }
 }

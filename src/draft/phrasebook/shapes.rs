@@ -1,30 +1,30 @@
-//! What JSON a prompt asks for: schemas, tools and examples that are written in its text, as shapes of the objects that a
-//! model may write by them.
+//! The JSON that a prompt asks for: schemas, tools and examples in its text, as shapes of the
+//! objects that a model may write.
 //!
-//! The prompt is read once, byte by byte. What is held at a time is one object of it; what is kept is bounded, too: the first
-//! ones count.
+//! The prompt is read once, byte by byte. One object of it is held at a time; the number of shapes
+//! is bounded, and the first ones are kept.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::json::{Event, Place, Scanner, Style, WORD_MAX};
+use super::json::{Event, Position, Scanner, Style, WORD_MAX};
 
-/// Bytes of an object of the prompt that are looked at; a longer one is passed over.
+/// Maximum bytes of an object of the prompt; a longer one is skipped.
 const OBJECT_MAX: usize = 64 << 10;
-/// Shapes that are kept.
+/// Maximum number of shapes.
 const SHAPES_MAX: usize = 4096;
-/// Objects that the model may write.
+/// Maximum number of shapes of whole objects.
 const ROOTS_MAX: usize = 256;
-/// References, and parts within each other, that are followed in a schema.
+/// Maximum depth of references and nested parts that are followed in a schema.
 const FOLLOWED_MAX: usize = 24;
-/// Bytes of a line that may be the template of a call.
+/// Maximum bytes of a line that may be the template of a call.
 const TEMPLATE_MAX: usize = 256;
 
-/// A shape, by its place among all.
+/// A shape, by its index in [`Shapes`].
 pub type ShapeId = usize;
 
-/// What may be written in a place.
+/// The possible values at a position.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shape {
     /// An object with these members.
@@ -33,9 +33,9 @@ pub enum Shape {
     Array(ShapeId),
     /// One of these values, as they are written.
     Choices(Vec<String>),
-    /// Any text.
+    /// Any string.
     Text,
-    /// Anything.
+    /// Any value.
     Free,
 }
 
@@ -63,11 +63,11 @@ pub struct Field {
     pub key: String,
     /// It is always there.
     pub required: bool,
-    /// What it is.
+    /// The shape of its value.
     pub shape: ShapeId,
 }
 
-/// In what form a model answers by a schema.
+/// The form in which a model answers by a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A call of a tool: `{"name": …, "arguments": {…}}`.
@@ -81,7 +81,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Every form; the likeliest first, as long as nothing is known.
+    /// Every form; the most likely first, where nothing else is known.
     const ALL: [Self; 4] = [Self::Arguments, Self::Parameters, Self::Plain, Self::Example];
 
     /// Every form, this one first.
@@ -100,7 +100,7 @@ pub struct Shapes {
     held: usize,
 }
 
-/// What of the schemas a shape is made from: the whole, for its references, and how deep it lies.
+/// Context of a schema: the whole one, for its references, and the depth in it.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     whole: &'a Value,
@@ -108,14 +108,15 @@ struct Within<'a> {
 }
 
 impl Shapes {
-    /// Bytes that are allocated for them. Asked at every step of a session, so what they hold is counted as it comes.
+    /// Bytes that are allocated for them. Called at every step of a session, so the bytes are
+    /// counted when a shape is added.
     const fn bytes(&self) -> usize {
         self.all.capacity() * size_of::<Shape>()
             + self.roots.capacity() * size_of::<(Form, ShapeId)>()
             + self.held
     }
 
-    /// The shape of this place.
+    /// The shape of this id.
     pub fn get(&self, id: ShapeId) -> Option<&Shape> {
         self.all.get(id)
     }
@@ -125,7 +126,8 @@ impl Shapes {
         &self.roots
     }
 
-    /// Learns what an object of the prompt asks for. Returns the form of a call if it is one of a tool that is known.
+    /// Learns the shapes that an object of the prompt asks for. Returns the form of a call if it is
+    /// a call of a known tool.
     fn learn(&mut self, whole: &Value) -> Option<Form> {
         let form = self.called(whole);
         if !self.collect(Within { whole, depth: 0 }, whole) {
@@ -143,7 +145,7 @@ impl Shapes {
         form.filter(|_| self.tools.contains(name))
     }
 
-    /// Looks for tools and schemas; whether there is one.
+    /// Looks for tools and schemas; true if there is one.
     fn collect(&mut self, within: Within<'_>, value: &Value) -> bool {
         if within.depth > FOLLOWED_MAX || self.is_full() {
             return false;
@@ -294,7 +296,7 @@ fn tool(members: &Map<String, Value>) -> Option<(&str, &Value)> {
     schema.as_object().is_some_and(is_schema).then_some((name, schema))
 }
 
-/// Whether it is the schema of an object.
+/// True if it is the schema of an object.
 fn is_schema(members: &Map<String, Value>) -> bool {
     let of_objects = members.get("type").is_none_or(|kind| kind == "object");
     of_objects && members.get("properties").is_some_and(Value::is_object)
@@ -326,17 +328,17 @@ fn key(name: &str) -> Option<String> {
 pub struct Finder {
     shapes: Shapes,
     scanner: Scanner,
-    /// The object that the text stands in.
+    /// The object that is being read.
     object: Vec<u8>,
-    /// The rest of a line that began like a call and is none: the template of one, maybe.
+    /// The rest of a line that began like a call but is none: it may be the template of one.
     template: Option<Vec<u8>>,
-    /// The form that calls in the prompt have, or else a template of them.
+    /// The form of calls in the prompt, or of a template of calls.
     form: Option<Form>,
     style: Style,
 }
 
 impl Finder {
-    /// Bytes that are allocated for what was found.
+    /// Bytes that are allocated for the shapes.
     pub fn bytes(&self) -> usize {
         self.object.capacity() + self.template.as_ref().map_or(0, Vec::capacity) + self.shapes.bytes()
     }
@@ -345,7 +347,7 @@ impl Finder {
     pub fn step(&mut self, byte: u8) {
         self.follow_template(byte);
         let (mut whole, mut broken) = (false, false);
-        let began = self.scanner.place() == Place::Outside;
+        let began = self.scanner.position() == Position::Outside;
         let call = self.scanner.levels().len() == 1 && self.object.starts_with(b"{\"name\"");
         self.scanner.step(byte, |event| match event {
             Event::Closed => whole = true,
@@ -358,9 +360,9 @@ impl Finder {
         if broken && call {
             self.template = Some(vec![byte]);
         }
-        match self.scanner.place() {
-            Place::Outside if !whole => {}
-            Place::Outside => {
+        match self.scanner.position() {
+            Position::Outside if !whole => {}
+            Position::Outside => {
                 self.object.push(byte);
                 self.learn();
             }
@@ -399,7 +401,7 @@ impl Finder {
         self.template = None;
     }
 
-    /// What has been found.
+    /// The shapes found so far.
     pub fn shapes(&self) -> &Shapes {
         &self.shapes
     }
@@ -409,7 +411,7 @@ impl Finder {
         self.form
     }
 
-    /// The layout of the prompt's own objects that stand on one line.
+    /// The layout of the prompt's objects that are written on one line.
     pub fn style(&self) -> &Style {
         &self.style
     }
@@ -454,7 +456,7 @@ mod tests {
     const SHOWN: &str = "(city=text unit?=\"C\"|\"F\" days?=[any])";
 
     #[test]
-    fn what_the_shapes_hold_is_counted_as_they_come() {
+    fn the_bytes_of_shapes_are_counted_when_they_are_added() {
         let mut finder = Finder::default();
         let fresh = finder.bytes();
         let tool =
@@ -506,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_templates_of_calls_tell_their_form() {
+    fn calls_and_templates_of_calls_show_their_form() {
         let tool = format!(r#"{{"name":"rain","parameters":{SCHEMA}}}"#);
         let form = |text: &str| found(&format!("{tool}\n{text}\n")).form();
         assert_eq!(form(""), None);
@@ -519,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_number_of_shapes_is_bounded() {
         let fields = (0..SHAPES_MAX).map(|at| format!("\"{at}\":1")).collect::<Vec<_>>().join(",");
         for text in [
             format!("{{{fields}}}").repeat(3),

@@ -1,22 +1,23 @@
-//! What of an object is certain as soon as it is known which one a model writes: keys, punctuation, values without a choice.
+//! The certain parts of an object whose shape is known: keys, punctuation, values without a choice.
 //!
-//! The output is followed through the shapes that the prompt asks for. Shapes that it contradicts fall away; of what the
-//! remaining ones would go on with, the part that they have in common is the proposal. It ends where the model is free.
+//! The output is followed through the shapes that the prompt asks for. Shapes that it contradicts
+//! are dropped; the proposal is the common prefix of the continuations by the remaining ones. It
+//! ends where the model is free.
 
-use super::json::{Bracket, Event, Level, Place, Scanner, Style};
+use super::json::{Bracket, Event, Level, Position, Scanner, Style};
 use super::shapes::{Field, Form, Shape, ShapeId, Shapes};
 
-/// Bytes of a proposal: more than the longest draft has.
+/// Maximum bytes of a proposal: more than the longest draft has.
 const PROPOSAL_MAX: usize = 256;
 
-/// What the object that is being written may be, as far as it is written.
+/// The possible shapes of the object that is being written.
 #[derive(Clone, Debug)]
 pub struct Skeleton {
     scanner: Scanner,
     frames: Frames,
 }
 
-/// What is known of each level that is open, and of how objects were written before.
+/// State of each open level, and the form of earlier objects.
 #[derive(Clone, Debug)]
 struct Frames {
     open: Vec<Frame>,
@@ -27,43 +28,44 @@ struct Frames {
 /// An object or array that is open.
 #[derive(Clone, Debug)]
 struct Frame {
-    /// The shapes that it may still have.
+    /// The shapes that the output does not contradict.
     live: Vec<(Form, ShapeId)>,
     /// The keys of its members so far.
     keys: Vec<String>,
 }
 
-/// A proposal, and of what it was chosen.
+/// A proposal, and the number of shapes behind it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
-    /// The key or value that the text stands in, as far as it is written, its quote included.
+    /// The key or value that the text ends in, as far as it is written, its quote included.
     pub begun: String,
-    /// What comes next.
+    /// The text that comes next.
     pub rest: String,
-    /// Number of shapes that it was chosen from.
+    /// Number of shapes that it is the common prefix of.
     pub shapes: usize,
 }
 
 impl Skeleton {
-    /// That of an output that has not begun; objects before it had this layout, and calls this form.
+    /// The skeleton of an output that has not begun; earlier objects had the layout `style`, and
+    /// calls the form `form`.
     pub fn new(style: Style, form: Option<Form>) -> Self {
         Self { scanner: Scanner::with(style), frames: Frames { open: Vec::new(), form } }
     }
 
-    /// Follows a byte of the output.
+    /// Reads a byte of the output.
     pub fn step(&mut self, byte: u8, shapes: &Shapes) {
         let Self { scanner, frames } = self;
-        scanner.step(byte, |event| frames.hear(event, shapes));
+        scanner.step(byte, |event| frames.on_event(event, shapes));
     }
 
-    /// What comes next by the shapes; `None` where that is not known.
+    /// The text that comes next by the shapes; `None` where that is not known.
     pub fn proposal(&self, shapes: &Shapes) -> Option<Proposal> {
         let top = self.frames.open.len().checked_sub(1)?;
-        // A lone brace in running text is mostly no JSON.
-        if top == 0 && self.scanner.place() == Place::Opened {
+        // A single brace in running text is usually not JSON.
+        if top == 0 && self.scanner.position() == Position::Opened {
             return None;
         }
-        let quote = if self.scanner.place() == Place::Key { "\"" } else { "" };
+        let quote = if self.scanner.position() == Position::Key { "\"" } else { "" };
         let begun = quote.to_owned() + std::str::from_utf8(self.begun()).ok()?;
         let writer = Writer { shapes, skeleton: self };
         let frame = self.frames.open.get(top)?;
@@ -73,24 +75,24 @@ impl Skeleton {
         Some(Proposal { begun, rest, shapes }).filter(|proposal| !proposal.rest.is_empty())
     }
 
-    /// The key or value that the text stands in.
+    /// The key or value that the text ends in.
     fn begun(&self) -> &[u8] {
-        match self.scanner.place() {
-            Place::Key | Place::Text | Place::Literal => self.scanner.word(),
+        match self.scanner.position() {
+            Position::Key | Position::Text | Position::Literal => self.scanner.word(),
             _ => &[],
         }
     }
 }
 
 impl Frames {
-    fn hear(&mut self, event: Event<'_>, shapes: &Shapes) {
+    fn on_event(&mut self, event: Event<'_>, shapes: &Shapes) {
         match event {
             Event::Opened(bracket) => self.opened(bracket, shapes),
             Event::Key(key) => {
                 let key = String::from_utf8_lossy(key).into_owned();
                 let Some(frame) = self.open.last_mut() else { return };
                 frame.live.retain(|&(_, id)| shapes.field(id, &key).is_some());
-                // Keys of an object that has no shape any more do not count.
+                // Keys of an object that has no possible shape do not count.
                 if !frame.live.is_empty() {
                     frame.keys.push(key);
                 }
@@ -133,7 +135,7 @@ impl Frames {
 }
 
 impl Frame {
-    /// What a value at this place may be.
+    /// The possible shapes of a value at this position.
     fn values(&self, shapes: &Shapes) -> Vec<(Form, ShapeId)> {
         let value = |&(form, id): &(Form, ShapeId)| match shapes.get(id)? {
             Shape::Array(item) => Some((form, *item)),
@@ -153,13 +155,13 @@ impl Shapes {
     }
 }
 
-/// Writes on from where the output stands.
+/// Writes the continuation of the output.
 struct Writer<'a> {
     shapes: &'a Shapes,
     skeleton: &'a Skeleton,
 }
 
-/// What is written. `Err`: the model is free from here on, or enough is written.
+/// Result of writing. `Err`: the model is free from here on, or enough is written.
 type Written = Result<(), Stop>;
 
 /// No more can be written.
@@ -174,33 +176,33 @@ impl Text {
         if self.0.len() < PROPOSAL_MAX { Ok(()) } else { Err(Stop) }
     }
 
-    /// Puts `whole` behind what of it is there already.
+    /// Appends the rest of `whole`, of which `begun` is there already.
     fn finish(&mut self, whole: &str, begun: &[u8]) -> Written {
         let rest = whole.as_bytes().strip_prefix(begun).and_then(|rest| std::str::from_utf8(rest).ok());
         self.put(rest.ok_or(Stop)?)
     }
 
-    /// Puts the whitespace `gap` if `begun` is its beginning. Otherwise what is there has to do.
+    /// Appends the rest of the whitespace `gap` if `begun` is its beginning; otherwise nothing.
     fn space(&mut self, gap: &str, begun: &str) -> Written {
         self.put(gap.strip_prefix(begun).unwrap_or_default())
     }
 }
 
-/// Whitespace around the members of an object: in front of each one.
+/// Whitespace before each member of an object.
 #[derive(Clone, Debug)]
 struct Layout {
     lead: String,
-    /// What one level more is indented by; `None` where objects stand on one line.
+    /// Additional indentation per level; `None` where objects are written on one line.
     unit: Option<String>,
 }
 
 impl Layout {
-    /// Whether every member has a line of its own.
+    /// True if every member has a line of its own.
     fn is_tall(&self) -> bool {
         self.unit.is_some()
     }
 
-    /// That of an object within this one.
+    /// The layout of an object within this one.
     fn inner(&self) -> Self {
         let lead = self.unit.as_ref().map_or_else(|| self.lead.clone(), |unit| self.lead.clone() + unit);
         Self { lead, unit: self.unit.clone() }
@@ -214,8 +216,8 @@ impl Layout {
 }
 
 impl Writer<'_> {
-    /// What follows in the frame at `level`, and behind it; `after` a frame within it that has been completed. Nothing where
-    /// the model is free; `None` if no shape of this form is left.
+    /// The text that follows in the frame at `level`, and after it; `after`: an inner frame has
+    /// just been completed. Empty where the model is free; `None` if no shape of this form is left.
     fn from(&self, level: usize, form: Form, after: bool) -> Option<String> {
         let frame = self.skeleton.frames.open.get(level)?;
         let mut common: Option<String> = None;
@@ -224,7 +226,7 @@ impl Writer<'_> {
             let mut text = Text(String::new());
             let written = self.rest(&mut text, level, id, after);
             if text.0.is_empty() && written.is_err() {
-                // What has begun is nothing of this shape's, or the model is free.
+                // The key or value that has begun is not in this shape, or the model is free.
                 if self.contradicts(level, id) {
                     continue;
                 }
@@ -241,18 +243,18 @@ impl Writer<'_> {
         Some(text)
     }
 
-    /// Whether a key or value that has begun is none that this shape has.
+    /// True if the key or value that has begun is not in this shape.
     fn contradicts(&self, level: usize, id: ShapeId) -> bool {
         let begun = self.skeleton.begun();
         let top = level + 1 == self.skeleton.frames.open.len();
         if !top || begun.is_empty() {
             return false;
         }
-        match (self.skeleton.scanner.place(), self.shapes.get(id)) {
-            (Place::Key, Some(Shape::Object(fields))) => {
+        match (self.skeleton.scanner.position(), self.shapes.get(id)) {
+            (Position::Key, Some(Shape::Object(fields))) => {
                 !fields.iter().any(|field| field.key.as_bytes().starts_with(begun))
             }
-            (Place::Text, _) => match self.value_of(level, id).and_then(|value| self.shapes.get(value)) {
+            (Position::Text, _) => match self.value_of(level, id).and_then(|value| self.shapes.get(value)) {
                 Some(Shape::Choices(choices)) => {
                     !choices.iter().any(|choice| choice.as_bytes().starts_with(begun))
                 }
@@ -274,37 +276,46 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes what is left of an object or array that has begun.
+    /// Writes the rest of an object or array that has begun.
     fn rest(&self, text: &mut Text, level: usize, id: ShapeId, after: bool) -> Written {
         let scanner = &self.skeleton.scanner;
         let layout = self.layout(level);
-        let (place, gap) = if after { (Place::Valued, "") } else { (scanner.place(), scanner.gap()) };
+        let (position, gap) =
+            if after { (Position::Valued, "") } else { (scanner.position(), scanner.gap()) };
         let value = || self.value_of(level, id).ok_or(Stop);
-        match (self.shapes.get(id), place) {
-            (Some(Shape::Object(_)), Place::Named) => {
+        match (self.shapes.get(id), position) {
+            (Some(Shape::Object(_)), Position::Named) => {
                 text.put(":")?;
                 text.put(&scanner.style().colon)?;
                 self.value(text, value()?, &layout, b"")?;
             }
-            (Some(Shape::Object(_)), Place::Colon) => {
+            (Some(Shape::Object(_)), Position::Colon) => {
                 text.space(&scanner.style().colon, gap)?;
                 self.value(text, value()?, &layout, b"")?;
             }
-            (Some(Shape::Object(_)), Place::Text) => self.value(text, value()?, &layout, scanner.word())?,
-            (Some(Shape::Array(item)), Place::Opened | Place::Comma) => {
-                let flat = place == Place::Comma && !layout.is_tall();
+            (Some(Shape::Object(_)), Position::Text) => {
+                self.value(text, value()?, &layout, scanner.word())?;
+            }
+            (Some(Shape::Array(item)), Position::Opened | Position::Comma) => {
+                let flat = position == Position::Comma && !layout.is_tall();
                 text.space(if flat { &scanner.style().comma } else { &layout.lead }, gap)?;
                 self.value(text, *item, &layout, b"")?;
             }
-            (Some(Shape::Array(item)), Place::Text) => self.value(text, *item, &layout, scanner.word())?,
-            (Some(Shape::Object(_)), Place::Opened | Place::Comma | Place::Key | Place::Valued) => {}
+            (Some(Shape::Array(item)), Position::Text) => self.value(text, *item, &layout, scanner.word())?,
+            (
+                Some(Shape::Object(_)),
+                Position::Opened | Position::Comma | Position::Key | Position::Valued,
+            ) => {}
             _ => return Err(Stop),
         }
         let Some(Shape::Object(fields)) = self.shapes.get(id) else { return Err(Stop) };
         let keys: Vec<&str> = self.keys(level);
-        let place =
-            if matches!(place, Place::Named | Place::Colon | Place::Text) { Place::Valued } else { place };
-        self.members(text, fields, &keys, (place, gap), &layout)
+        let position = if matches!(position, Position::Named | Position::Colon | Position::Text) {
+            Position::Valued
+        } else {
+            position
+        };
+        self.members(text, fields, &keys, (position, gap), &layout)
     }
 
     fn keys(&self, level: usize) -> Vec<&str> {
@@ -321,7 +332,7 @@ impl Writer<'_> {
         text: &mut Text,
         fields: &[Field],
         keys: &[&str],
-        (mut place, mut gap): (Place, &str),
+        (mut position, mut gap): (Position, &str),
         layout: &Layout,
     ) -> Written {
         let last = |key: &&str| fields.iter().position(|field| field.key == *key);
@@ -329,48 +340,49 @@ impl Writer<'_> {
         let fresh = |field: &&Field| !keys.contains(&field.key.as_str());
         let mut open: Vec<&Field> = behind.iter().chain(before).filter(fresh).collect();
         loop {
-            let begun = if place == Place::Key { self.skeleton.begun() } else { b"" };
-            let forced = matches!(place, Place::Key | Place::Comma);
+            let begun = if position == Position::Key { self.skeleton.begun() } else { b"" };
+            let forced = matches!(position, Position::Key | Position::Comma);
             let fits = |field: &&Field| field.key.as_bytes().starts_with(begun);
             let required = open.iter().position(|field| field.required && fits(field));
             let next = required.or_else(|| forced.then(|| open.iter().position(fits)).flatten());
             let Some(field) = next.map(|next| open.remove(next)) else {
-                return Self::end(text, fields, (place, gap), layout);
+                return Self::end(text, fields, (position, gap), layout);
             };
-            match place {
-                Place::Valued => {
+            match position {
+                Position::Valued => {
                     text.put(",")?;
                     let comma = &self.skeleton.scanner.style().comma;
                     text.put(if layout.is_tall() { &layout.lead } else { comma })?;
                 }
-                Place::Comma if !layout.is_tall() => {
+                Position::Comma if !layout.is_tall() => {
                     text.space(&self.skeleton.scanner.style().comma, gap)?;
                 }
-                Place::Key => {}
+                Position::Key => {}
                 _ => text.space(&layout.lead, gap)?,
             }
-            if place != Place::Key {
+            if position != Position::Key {
                 text.put("\"")?;
             }
             text.finish(&field.key, begun)?;
             text.put("\":")?;
             text.put(&self.skeleton.scanner.style().colon)?;
             self.value(text, field.shape, layout, b"")?;
-            (place, gap) = (Place::Valued, "");
+            (position, gap) = (Position::Valued, "");
         }
     }
 
-    /// Writes the closing brace where no member has to follow.
-    fn end(text: &mut Text, fields: &[Field], (place, gap): (Place, &str), layout: &Layout) -> Written {
-        match place {
-            Place::Valued => text.space(layout.end(), gap)?,
-            Place::Opened if fields.is_empty() => {}
+    /// Writes the closing brace if no member is required after it.
+    fn end(text: &mut Text, fields: &[Field], (position, gap): (Position, &str), layout: &Layout) -> Written {
+        match position {
+            Position::Valued => text.space(layout.end(), gap)?,
+            Position::Opened if fields.is_empty() => {}
             _ => return Err(Stop),
         }
         text.put("}")
     }
 
-    /// Writes a value, of which `begun` is there already, within an object or array with this layout.
+    /// Writes a value, of which `begun` is there already, within an object or array with this
+    /// layout.
     fn value(&self, text: &mut Text, shape: ShapeId, outer: &Layout, begun: &[u8]) -> Written {
         match self.shapes.get(shape) {
             Some(Shape::Choices(choices)) => {
@@ -393,18 +405,18 @@ impl Writer<'_> {
                 if fields.is_empty() {
                     return Err(Stop);
                 }
-                self.members(text, fields, &[], (Place::Opened, ""), &outer.inner())
+                self.members(text, fields, &[], (Position::Opened, ""), &outer.inner())
             }
             Some(Shape::Array(item)) if begun.is_empty() => {
                 let layout = outer.inner();
                 text.put("[")?;
                 text.put(&layout.lead)?;
                 self.value(text, *item, &layout, b"")?;
-                // There may be one more.
+                // Another item may follow.
                 Err(Stop)
             }
             _ => {
-                // The whitespace may be a part of the token that comes.
+                // The whitespace may be a part of the next token.
                 let kept = text.0.trim_end().len();
                 text.0.truncate(kept);
                 Err(Stop)
@@ -415,8 +427,9 @@ impl Writer<'_> {
     fn layout(&self, level: usize) -> Layout {
         let scanner = &self.skeleton.scanner;
         let levels = scanner.levels();
-        // Before its own first member is there, a level is laid out as the one around it, or as its first line break says.
-        let begins = |level: usize| levels.len() == level + 1 && scanner.place() == Place::Opened;
+        // Before its first member is written, a level is laid out as the one around it, or by its
+        // first line break.
+        let begins = |level: usize| levels.len() == level + 1 && scanner.position() == Position::Opened;
         let lead = |level: usize| match levels.get(level) {
             Some(_) if begins(level) => scanner.gap(),
             open => open.map(|level: &Level| level.lead.as_str()).unwrap_or_default(),
@@ -435,7 +448,7 @@ impl Writer<'_> {
     }
 }
 
-/// What two texts begin with, both.
+/// The common prefix of two texts.
 fn shared(one: &str, other: &str) -> String {
     let same = one.chars().zip(other.chars()).take_while(|(one, other)| one == other);
     same.map(|(one, _)| one).collect()

@@ -1,34 +1,37 @@
-//! The table of likely successors: for each token that was seen, at most eight that may follow it.
+//! The table of likely successors: at most eight for each token that was seen.
 //!
-//! A successor takes 4 bytes: 24 bits of token and 8 of probability, so that a row is 8 words. Rows lie in pages that are
-//! shared until one is written to: a table that is read by running requests while the next one is learnt is not copied
-//! as a whole.
+//! A successor takes 4 bytes: 24 bits of token and 8 of probability, so a row is 8 words. Rows are
+//! in pages with copy on write: a table that running requests read while the next one is learnt is
+//! not copied as a whole.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::units::TokenId;
 
-/// Most successors of a token.
+/// Maximum successors of a token.
 pub const WIDTH: usize = 8;
 
 /// Rows of a page.
 const PAGE: usize = 8;
-/// What a page takes beside its rows, bytes: its counts, and its entry in the table of pages.
+/// Bytes of a page in addition to its rows: its reference counts, and its entry in the table of
+/// pages.
 const PAGE_BYTES: usize = 40;
 
-/// How often the successor at each place is the one that comes, where no probability is known: over the recorded texts, the
-/// latest successors of a token first. (Ordered by how often they came, the first one is right as often.)
+/// Frequency with which the successor at each rank is the next token, where no probability is
+/// known: over the recorded texts, the latest successors of a token first. (Ordered by frequency,
+/// the first one is right as often.)
 const RANKED: [f32; WIDTH] = [0.58, 0.13, 0.05, 0.025, 0.015, 0.01, 0.006, 0.005];
 
-/// A successor. The low byte is 0 where there is none, 1 where its probability is not known, else one more than that in 254ths.
+/// A successor. The low byte is 0 where there is none, 1 where its probability is not known, else
+/// one more than that in 254ths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entry(u32);
 
 impl Entry {
     const NONE: Self = Self(0);
 
-    /// A successor of which only its place is known; none if the token has more than 24 bits.
+    /// A successor of which only the rank is known; none if the token has more than 24 bits.
     fn seen(token: TokenId) -> Self {
         if token >> 24 == 0 { Self(token << 8 | 1) } else { Self::NONE }
     }
@@ -47,7 +50,7 @@ impl Entry {
         self.0 >> 8
     }
 
-    /// Its probability. One that was told as less than can be written is not known.
+    /// Its probability; `None` if it is not known, or was below half of 1/254.
     fn p(self) -> Option<f32> {
         (self.0 & 0xff).checked_sub(2).map(|more| (more + 1) as f32 / 254.0)
     }
@@ -69,8 +72,8 @@ impl Row {
             if row.entries().take(filled).any(|known| known.token() == entry.token()) {
                 continue;
             }
-            let Some(place) = row.0.get_mut(filled) else { break };
-            *place = entry;
+            let Some(position) = row.0.get_mut(filled) else { break };
+            *position = entry;
             filled += 1;
         }
         row
@@ -84,8 +87,8 @@ impl Row {
         self.entries().any(|entry| entry.p().is_some())
     }
 
-    /// This row, with the successors of an older one behind. Probabilities of the older one count only beside none: those of
-    /// one row are of one moment.
+    /// This row, followed by the successors of an older one. Probabilities of the older row are
+    /// kept only if this one has none: those of one row come from one result.
     #[must_use]
     pub fn before(self, older: Self) -> Self {
         let forgets = self.is_told();
@@ -93,7 +96,7 @@ impl Row {
         Self::of(self.entries().chain(behind))
     }
 
-    /// The successors, each with its probability: the one that was told, else what its place is worth.
+    /// The successors, each with its probability: the reported one, otherwise that of its rank.
     pub fn iter(&self) -> impl Iterator<Item = (TokenId, f32)> {
         self.entries().zip(RANKED).map(|(entry, ranked)| (entry.token(), entry.p().unwrap_or(ranked)))
     }
@@ -111,20 +114,20 @@ type Page = [Row; PAGE];
 impl Successors {
     /// The successors of a token; none if it was never seen.
     pub fn row(&self, token: TokenId) -> Row {
-        let (page, at) = place(token);
+        let (page, at) = position(token);
         self.pages.get(&page).and_then(|page| page.get(at)).copied().unwrap_or_default()
     }
 
     fn put(&mut self, token: TokenId, row: Row) {
-        let (page, at) = place(token);
+        let (page, at) = position(token);
         let page = Arc::make_mut(self.pages.entry(page).or_default());
         let Some(known) = page.get_mut(at) else { return };
         self.tokens += usize::from(*known == Row::default() && row != Row::default());
         *known = row;
     }
 
-    /// Learns that `next` has followed `token` in a text. Where the target has told what it thinks of `next` there, that
-    /// stands.
+    /// Learns that `next` has followed `token` in a text. If the target has reported a probability
+    /// of `next` there, the row stays as it is.
     pub fn follows(&mut self, token: TokenId, next: TokenId) {
         let row = self.row(token);
         let known = row.entries().any(|entry| entry.token() == next && entry.p().is_some());
@@ -133,7 +136,7 @@ impl Successors {
         }
     }
 
-    /// Learns what the target thinks may follow `token`, the most probable first.
+    /// Learns the target's probabilities of the tokens after `token`, the most probable first.
     pub fn tell(&mut self, token: TokenId, top: &[(TokenId, f64)]) {
         let told = Row::of(top.iter().map(|&(next, p)| Entry::told(next, p)));
         if told != Row::default() {
@@ -141,7 +144,7 @@ impl Successors {
         }
     }
 
-    /// Learns what a later request has learnt.
+    /// Adds the rows of a later request.
     pub fn adopt(&mut self, newer: &Self) {
         for (token, row) in newer.rows() {
             self.put(token, row.before(self.row(token)));
@@ -161,14 +164,14 @@ impl Successors {
         self.tokens
     }
 
-    /// Bytes that it takes.
+    /// Bytes of the table.
     pub fn bytes(&self) -> usize {
         self.pages.len() * (size_of::<Page>() + PAGE_BYTES)
     }
 }
 
-/// Page and place in it.
-fn place(token: TokenId) -> (u32, usize) {
+/// Page and index in it.
+fn position(token: TokenId) -> (u32, usize) {
     (token / PAGE as u32, token as usize % PAGE)
 }
 
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_was_seen_the_latest_comes_first_and_eight_are_kept() {
+    fn the_latest_successor_comes_first_and_eight_are_kept() {
         let mut table = Successors::default();
         for next in [3, 4, 3, 5] {
             table.follows(1, next);
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_target_told_stands_before_what_was_seen_and_is_not_moved_by_it() {
+    fn reported_successors_come_before_seen_ones_and_are_not_moved_by_them() {
         let mut table = Successors::default();
         for next in [8, 9] {
             table.follows(1, next);
@@ -210,23 +213,23 @@ mod tests {
         assert_eq!(tokens(&table, 1), [7, 5, 6, 9, 8]);
         table.tell(1, &[(2, 1.0)]);
         assert_eq!(table.row(1).iter().map(|(token, _)| token).next(), Some(2));
-        assert!(table.row(1).iter().skip(1).all(|(_, share)| share < 0.2), "older ones only have a place");
+        assert!(table.row(1).iter().skip(1).all(|(_, share)| share < 0.2), "older ones only have a rank");
         table.tell(1, &[]);
-        assert_eq!(tokens(&table, 1)[0], 2, "nothing was told");
+        assert_eq!(tokens(&table, 1)[0], 2, "nothing was reported");
     }
 
     #[test]
-    fn a_later_request_is_adopted_before_what_was_there_and_readers_keep_what_they_have() {
-        let (mut shelf, mut request) = (Successors::default(), Successors::default());
-        shelf.follows(1, 2);
-        shelf.follows(100, 7);
+    fn a_later_request_is_adopted_first_and_readers_keep_their_copy() {
+        let (mut table, mut request) = (Successors::default(), Successors::default());
+        table.follows(1, 2);
+        table.follows(100, 7);
         request.follows(1, 3);
         request.follows(u32::MAX, 1);
-        let reader = shelf.clone();
-        shelf.adopt(&request);
-        assert_eq!((tokens(&shelf, 1), tokens(&shelf, 100)), (vec![3, 2], vec![7]));
-        assert_eq!((tokens(&reader, 1), shelf.tokens()), (vec![2], 3));
-        shelf.follows(1, 1 << 24);
-        assert_eq!(tokens(&shelf, 1), [3, 2], "more than 24 bits are no token of any model");
+        let reader = table.clone();
+        table.adopt(&request);
+        assert_eq!((tokens(&table, 1), tokens(&table, 100)), (vec![3, 2], vec![7]));
+        assert_eq!((tokens(&reader, 1), table.tokens()), (vec![2], 3));
+        table.follows(1, 1 << 24);
+        assert_eq!(tokens(&table, 1), [3, 2], "more than 24 bits are no token of any model");
     }
 }

@@ -1,4 +1,5 @@
-//! The definitions by brute force, for the tests: every position with its context and what follows it.
+//! The definitions by brute force, for the tests: every position with its context and its
+//! continuation.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -6,7 +7,7 @@ use proptest::sample::select;
 use super::order::{DEPTH, SEPARATOR};
 use super::{AHEAD, Draft, MANY, Proposal, Rules, Shape, TokenId};
 
-/// A position with its context (the last token first) and what follows.
+/// A position with its context (the last token first) and its continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Occurrence {
     pub position: usize,
@@ -36,20 +37,20 @@ pub fn occurrences(text: &[TokenId]) -> Vec<Occurrence> {
     all
 }
 
-/// The same as they come out of a tail that was never sorted.
+/// The same in the order of an unsorted tail.
 pub fn by_agreement(mut all: Vec<Occurrence>, context: &[TokenId]) -> Vec<Occurrence> {
     let context = backwards(context);
     all.sort_by_key(|found| (DEPTH - agreement(&found.before, &context), found.position));
     all
 }
 
-/// Places of the positions that agree with `context` for `len` tokens.
+/// Indices of the positions that agree with `context` for `len` tokens.
 pub fn agreeing(all: &[Occurrence], context: &[TokenId], len: usize) -> Vec<usize> {
     let context = backwards(context);
     (0..all.len()).filter(|&index| agreement(&all[index].before, &context) >= len).collect()
 }
 
-/// Documents put one behind another.
+/// Documents concatenated.
 pub fn joined(documents: &[(u64, &[TokenId])]) -> Vec<TokenId> {
     let mut text: Vec<TokenId> = Vec::new();
     for (_, tokens) in documents {
@@ -180,7 +181,8 @@ pub fn best(sources: &[Vec<Occurrence>], context: &[TokenId], rules: &Rules, sha
     })
 }
 
-/// Texts of few different tokens, of tokens at the borders of what an id can be, and texts that repeat themselves.
+/// Texts of few different tokens, of tokens at the limits of the ids, and texts that repeat
+/// themselves.
 pub fn texts(max: usize) -> impl Strategy<Value = Vec<TokenId>> {
     let ids = vec![0, 1, (1 << 21) - 3, (1 << 21) - 2, 1 << 21, SEPARATOR - 1, SEPARATOR];
     let repeated = (prop::collection::vec(0_u32..3, 1..12), 0..max, prop::collection::vec(0_u32..3, 0..4));
@@ -199,7 +201,7 @@ pub fn documents(count: usize, max: usize) -> impl Strategy<Value = Vec<(u64, Ve
     prop::collection::vec((0_u64..4, texts(max)), 0..count)
 }
 
-/// What [`super::Segment::build`] takes.
+/// The argument of [`super::Segment::build`].
 pub fn borrowed(documents: &[(u64, Vec<TokenId>)]) -> Vec<(u64, &[TokenId])> {
     documents.iter().map(|(id, tokens)| (*id, &**tokens)).collect()
 }

@@ -1,16 +1,17 @@
-//! What followed at a handful of positions, how often, and the drafts that come of it.
+//! Continuations at a few positions, their frequencies, and the drafts made of them.
 //!
-//! The counts would be a trie of the continuations. It is never built: with at most 32 positions a node of
-//! it is a set of positions in one machine word, and its children are that set split by the next token.
+//! The counts form a trie of the continuations, which is never built: with at most 32 positions a
+//! node is a set of positions in one machine word, and its children are that set split by the next
+//! token.
 
 use std::collections::BinaryHeap;
 
 use super::TokenId;
 use super::order::SEPARATOR;
 
-/// Positions that are looked at for one match length.
+/// Maximum positions that are read for one match length.
 pub const MANY: usize = 16;
-/// Tokens that are looked at after a position: no draft is deeper.
+/// Tokens that are read after a position: the maximum depth of a draft.
 pub const AHEAD: usize = 32;
 
 /// A set of positions, one bit each; a higher bit is a more recent position.
@@ -19,9 +20,9 @@ type Group = u32;
 /// The form of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One token after another, each time the most frequent one.
+    /// One token after another, each the most frequent one.
     Path,
-    /// The most probable tokens wherever they branch off.
+    /// The most probable tokens of all branches.
     Tree,
 }
 
@@ -30,36 +31,37 @@ pub enum Shape {
 pub struct Proposal {
     /// The token.
     pub token: TokenId,
-    /// Index of the parent, which stands before it; `None` follows the context.
+    /// Index of the parent, which comes before it; `None` follows the context.
     pub parent: Option<usize>,
     /// Product of the shares from the context down to it, 0 to 1.
     pub chance: f64,
-    /// Share of the positions at the parent that went on with this token, 0 to 1.
+    /// Share of the positions at the parent that continue with this token, 0 to 1.
     pub share: f64,
-    /// Positions, of those looked at, that went this way.
+    /// Number of the positions read whose continuation begins with this path.
     pub count: u32,
 }
 
-/// What is expected to follow a context.
+/// The expected continuations of a context.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Draft {
     /// The tokens, parents first.
     pub nodes: Vec<Proposal>,
-    /// Sum of the chances: the expected number of tokens that are accepted.
+    /// Sum of the nodes' `chance`: the expected number of accepted tokens.
     pub score: f64,
     /// Tokens of context that agree.
     pub match_len: usize,
-    /// Positions whose context agrees for so long.
+    /// Positions whose context agrees for `match_len` tokens.
     pub positions: usize,
-    /// How many of them were looked at.
+    /// Number of them that were read.
     pub sampled: usize,
 }
 
-/// A proposal that waits for its turn. The greatest comes first; no two have the same rank.
+/// A proposal in the queue. The greatest comes first; no two have the same rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    /// The likelier first, then the nearer, then the more recent: chance, what is left of [`AHEAD`], group. In one number, as
-    /// comparing these is much of what a draft takes. (A chance is not negative, so its bits sort like it.)
+    /// The likelier first, then the nearer, then the more recent: `chance`, [`AHEAD`] minus the
+    /// depth, group. Packed into one number, because these comparisons are much of the time of a
+    /// draft. (A probability is not negative, so its bits sort as it does.)
     rank: u128,
     token: TokenId,
     parent: Option<u32>,
@@ -87,11 +89,11 @@ impl Candidate {
     }
 }
 
-/// What followed at up to [`MANY`] positions.
+/// The continuations at up to [`MANY`] positions.
 #[derive(Debug)]
 pub(super) struct Continuations {
-    /// The texts from the positions on, the oldest first; separators behind their ends. Copied, so that memory is waited
-    /// for once and not token by token.
+    /// The texts from the positions on, the oldest first, padded with separators. Copied, so that
+    /// the memory latency is paid once and not per token.
     following: [[TokenId; AHEAD]; MANY],
     len: usize,
 }
@@ -100,14 +102,14 @@ impl Continuations {
     /// Takes the first [`MANY`] of the given texts, the oldest first.
     pub fn new<'a>(texts: impl Iterator<Item = &'a [TokenId]>) -> Self {
         let mut this = Self { following: [[SEPARATOR; AHEAD]; MANY], len: 0 };
-        for (place, text) in this.following.iter_mut().zip(texts) {
-            place.iter_mut().zip(text).for_each(|(place, &token)| *place = token);
+        for (position, text) in this.following.iter_mut().zip(texts) {
+            position.iter_mut().zip(text).for_each(|(position, &token)| *position = token);
             this.len += 1;
         }
         this
     }
 
-    /// A draft of at most `budget` tokens, each of at least the chance `least`.
+    /// A draft of at most `budget` tokens, each with a `chance` of at least `least`.
     pub fn draft(&self, shape: Shape, budget: usize, least: f64) -> Draft {
         let nodes = match shape {
             Shape::Path => self.path(budget, least),
@@ -121,7 +123,7 @@ impl Continuations {
         let mut nodes = Vec::new();
         let (mut group, mut chance, mut parent) = (self.all(), 1.0, None);
         for depth in 0..budget.min(AHEAD) {
-            // The most recent child comes first, and stays unless another is more frequent.
+            // The most recent child comes first, and is kept unless another is more frequent.
             let most = |best: Option<(TokenId, Group)>, child: (TokenId, Group)| {
                 Some(best.filter(|best| best.1.count_ones() >= child.1.count_ones()).unwrap_or(child))
             };
@@ -143,8 +145,8 @@ impl Continuations {
         while nodes.len() < budget
             && let Some(next) = waiting.pop()
         {
-            let place = Some(nodes.len() as u32);
-            waiting.extend(self.candidates((next.group(), next.depth()), place, (next.chance(), least)));
+            let position = Some(nodes.len() as u32);
+            waiting.extend(self.candidates((next.group(), next.depth()), position, (next.chance(), least)));
             nodes.push(next.proposal());
         }
         nodes
@@ -167,8 +169,9 @@ impl Continuations {
         self.children(group, depth).filter_map(candidate)
     }
 
-    /// The tokens that stand `depth` tokens after the positions of `group`, each with its positions: the one
-    /// whose latest position is the most recent first. Positions whose text has ended belong to none.
+    /// The tokens `depth` tokens after the positions of `group`, each with its positions: the one
+    /// whose latest position is the most recent first. Positions whose text has ended are in no
+    /// group.
     fn children(&self, group: Group, depth: usize) -> impl Iterator<Item = (TokenId, Group)> {
         let mut left = group;
         std::iter::from_fn(move || {
@@ -185,7 +188,7 @@ impl Continuations {
         })
     }
 
-    /// The positions of `group` where `token` stands `depth` tokens on.
+    /// The positions of `group` where `token` is the token `depth` tokens later.
     fn carrying(&self, token: TokenId, group: Group, depth: usize) -> Group {
         let (mut left, mut found) = (group, 0);
         while left != 0 {
@@ -257,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn goes_the_way_of_the_most_and_of_the_most_recent_among_equals() {
+    fn a_path_takes_the_most_frequent_and_of_equals_the_most_recent() {
         let draft = count(&[&[1, 5], &[2, 6], &[2, 7], &[3]]).draft(Shape::Path, 9, 0.1);
         assert_eq!(tokens(&draft), [(2, None, 2), (7, Some(0), 1)]);
         assert_eq!((draft.score.to_bits(), draft.sampled), (0.75_f64.to_bits(), 4));
     }
 
     #[test]
-    fn spreads_over_what_is_likeliest() {
+    fn a_tree_takes_the_likeliest_tokens() {
         let texts: [&[TokenId]; 4] = [&[1, 5, 8], &[1, 5, 9], &[2, 6], &[2, 6]];
         let draft = count(&texts).draft(Shape::Tree, 5, 0.1);
         let expected = [(2, None, 2), (1, None, 2), (6, Some(0), 2), (5, Some(1), 2), (9, Some(3), 1)];
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_at_so_many_texts_and_so_far_ahead() {
+    fn reads_at_most_many_texts_and_ahead_tokens() {
         let long = [3; AHEAD + 5];
         let draft = count(&[&long[..]; MANY + 1]).draft(Shape::Tree, 99, 0.1);
         assert_eq!((draft.nodes.len(), draft.sampled, draft.nodes[31].count), (AHEAD, MANY, MANY as u32));

@@ -1,9 +1,9 @@
-//! The query: the draft of the match length that promises the most accepted tokens.
+//! The query: the draft of the match length with the highest expected number of accepted tokens.
 //!
-//! SuffixDecoding tries every match length. Here the longest is tried, and then, each time, the greatest
-//! length at which at least twice as many positions agree, [`TRIALS`] lengths in all: in between, hardly
-//! anything is counted that was not counted before. A length whose budget cannot beat the best score so far is
-//! not tried either, which changes nothing.
+//! SuffixDecoding tries every match length. Here the longest is tried, and then, each time, the
+//! greatest length at which at least twice as many positions agree, [`TRIALS`] lengths in all: the
+//! lengths in between add few positions. A length whose budget cannot exceed the best score so far
+//! is skipped, which does not change the result.
 
 use std::ops::Range;
 
@@ -14,20 +14,20 @@ use super::order;
 
 /// Match lengths that are tried in one query.
 const TRIALS: usize = 2;
-/// Matches of so few tokens are shortened token by token: the index knows those intervals, and finds them with less
-/// reading than `reach`.
+/// Matches of at most this many tokens are shortened token by token: the index knows those
+/// intervals, and finds them with fewer reads than `reach`.
 const SHORT: usize = 4;
 
-/// How large a draft may be, and how sure.
+/// Limits of the size of a draft, and of the probability of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// Tokens of a draft at most.
+    /// Maximum tokens of a draft.
     pub max_nodes: usize,
     /// Tokens per token of match.
     pub max_spec_factor: f64,
-    /// Tokens on top of that.
+    /// Tokens in addition to that.
     pub max_spec_offset: f64,
-    /// A token whose chance is below this is not proposed.
+    /// A token whose probability is below this is not proposed.
     pub min_token_prob: f64,
 }
 
@@ -53,21 +53,22 @@ impl Rules {
 /// A context, looked up in several sources.
 #[derive(Clone, Debug)]
 pub struct Finder<'a> {
-    places: Vec<Located<'a>>,
+    lookups: Vec<Located<'a>>,
     longest: usize,
 }
 
 impl<'a> Finder<'a> {
-    /// Looks `context` up. The oldest source comes first: where counts are equal, the more recent wins.
+    /// Looks `context` up. The oldest source comes first: where counts are equal, the more recent
+    /// wins.
     pub fn new(sources: impl IntoIterator<Item = Source<'a>>, context: &'a [TokenId]) -> Self {
         let context = order::usable(context);
         let near = sources.into_iter().map(|source| (source.near(context), source));
-        // The index of every source is asked first, so that they wait for memory at the same time.
+        // The index of every source is queried first, so that the memory reads overlap.
         let near: Vec<(Range<usize>, Source<'a>)> = near.collect();
         let located = near.into_iter().map(|(near, source)| source.located(context, near));
-        let places: Vec<Located<'a>> = located.filter(|located| located.match_len() > 0).collect();
-        let longest = places.iter().map(Located::match_len).max().unwrap_or(0);
-        Self { places, longest }
+        let lookups: Vec<Located<'a>> = located.filter(|located| located.match_len() > 0).collect();
+        let longest = lookups.iter().map(Located::match_len).max().unwrap_or(0);
+        Self { lookups, longest }
     }
 
     /// Length of the longest match in any source, tokens.
@@ -75,11 +76,11 @@ impl<'a> Finder<'a> {
         self.longest
     }
 
-    /// The draft with the best score; of equal ones, that of the longer match. Nothing if nothing matches or
-    /// the rules allow no token.
+    /// The draft with the best score; of equal ones, that of the longer match. `None` if nothing
+    /// matches or the rules allow no token.
     pub fn draft(&self, rules: &Rules, shape: Shape) -> Option<Draft> {
         let mut best: Option<Draft> = None;
-        let mut spread = Spread::new(&self.places, self.longest);
+        let mut spread = Spread::new(&self.lookups, self.longest);
         for _ in 0..TRIALS {
             let draft = spread.draft(rules, shape);
             let score = best.as_ref().map_or(0.0, |best| best.score);
@@ -99,15 +100,15 @@ impl<'a> Finder<'a> {
 /// The intervals of one match length in all sources.
 #[derive(Debug)]
 struct Spread<'f, 'a> {
-    places: &'f [Located<'a>],
+    lookups: &'f [Located<'a>],
     intervals: Vec<Range<usize>>,
     len: usize,
 }
 
 impl<'f, 'a> Spread<'f, 'a> {
-    fn new(places: &'f [Located<'a>], len: usize) -> Self {
-        let intervals = places.iter().map(Located::nothing).collect();
-        let mut this = Self { places, intervals, len };
+    fn new(lookups: &'f [Located<'a>], len: usize) -> Self {
+        let intervals = lookups.iter().map(Located::nothing).collect();
+        let mut this = Self { lookups, intervals, len };
         this.widen(len);
         this
     }
@@ -117,18 +118,18 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.intervals.iter().map(Range::len).sum()
     }
 
-    /// Goes on to the greatest length with at least twice as many positions. False if there is none of at
-    /// least `least` tokens.
+    /// Moves to the greatest length with at least twice as many positions. False if there is none
+    /// of at least `least` tokens.
     ///
-    /// For the width to grow by `missing`, one of the sides must grow by its part of that. So no length can do
-    /// that is greater than what the contexts so far out agree for.
+    /// For the width to grow by `missing`, one of the sides must grow by its part of that. So the
+    /// length is at most the number of tokens for which the contexts at that distance agree.
     fn double(&mut self, least: usize) -> bool {
         let wanted = 2 * self.width();
         if self.len <= SHORT {
             return self.shorten(wanted, least);
         }
         while let Some(missing) = wanted.checked_sub(self.width()).filter(|&missing| missing > 0) {
-            let step = missing.div_ceil(2 * self.places.len().max(1));
+            let step = missing.div_ceil(2 * self.lookups.len().max(1));
             let reach = self.reach(step);
             if reach < least.max(1) {
                 return false;
@@ -138,7 +139,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         true
     }
 
-    /// The same of a short match: one length after the other.
+    /// The same for a short match: one length after the other.
     fn shorten(&mut self, wanted: usize, least: usize) -> bool {
         while self.width() < wanted && self.len > least.max(1) {
             self.widen(self.len - 1);
@@ -146,26 +147,29 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.width() >= wanted
     }
 
-    /// Goes on to a length. All places are asked for bounds first, so that they wait for memory at the same time.
+    /// Moves to a length. All sources are queried for bounds first, so that the memory reads
+    /// overlap.
     fn widen(&mut self, len: usize) {
-        let both = self.places.iter().zip(&self.intervals);
-        let bounds: Vec<Bounds> = both.map(|(place, interval)| place.bounds(interval.clone(), len)).collect();
-        for ((place, interval), bounds) in self.places.iter().zip(&mut self.intervals).zip(&bounds) {
-            *interval = place.refined(bounds, len);
+        let both = self.lookups.iter().zip(&self.intervals);
+        let bounds: Vec<Bounds> =
+            both.map(|(lookup, interval)| lookup.bounds(interval.clone(), len)).collect();
+        for ((lookup, interval), bounds) in self.lookups.iter().zip(&mut self.intervals).zip(&bounds) {
+            *interval = lookup.refined(bounds, len);
         }
         self.len = len;
     }
 
-    /// The greatest number of tokens for which a context agrees that stands `step` places outside of an interval.
+    /// The maximum number of tokens for which a context agrees that is `step` entries outside of an
+    /// interval.
     fn reach(&self, step: usize) -> usize {
         let mut reach = 0;
-        for (place, interval) in self.places.iter().zip(&self.intervals) {
+        for (lookup, interval) in self.lookups.iter().zip(&self.intervals) {
             let left = interval.start.checked_sub(step);
-            let right = Some(interval.end + step - 1).filter(|&index| index < place.places());
+            let right = Some(interval.end + step - 1).filter(|&index| index < lookup.positions());
             for index in [left, right].into_iter().flatten() {
-                // A place that never agrees for longer need not be looked at.
-                if place.match_len() > reach {
-                    reach = reach.max(place.shared(index));
+                // A source that never agrees for longer need not be read.
+                if lookup.match_len() > reach {
+                    reach = reach.max(lookup.shared(index));
                 }
             }
         }
@@ -176,25 +180,25 @@ impl<'f, 'a> Spread<'f, 'a> {
         let width = self.width();
         let sample = self.sample(width.min(MANY), width);
         let texts = sample.iter().map(|&(source, _, index)| {
-            self.places.get(source).map_or(&[][..], |place| place.following(index, AHEAD))
+            self.lookups.get(source).map_or(&[][..], |lookup| lookup.following(index, AHEAD))
         });
         let draft = Continuations::new(texts).draft(shape, rules.budget(self.len), rules.min_token_prob);
         Draft { match_len: self.len, positions: width, ..draft }
     }
 
-    /// `many` places, evenly spaced over all intervals put one behind another, so that each stands for as many
-    /// positions: source, position, index. The oldest first.
+    /// `many` entries, evenly spaced over the concatenated intervals, so that each represents as
+    /// many positions: source, position, index. The oldest first.
     fn sample(&self, many: usize, width: usize) -> Vec<(usize, usize, usize)> {
         let mut sample = Vec::with_capacity(many);
         let mut passed = 0;
-        for (source, (place, interval)) in self.places.iter().zip(&self.intervals).enumerate() {
+        for (source, (lookup, interval)) in self.lookups.iter().zip(&self.intervals).enumerate() {
             while sample.len() < many {
                 let ahead = (sample.len() + 1) * width / many - 1 - passed;
                 if ahead >= interval.len() {
                     break;
                 }
                 let index = interval.start + ahead;
-                sample.push((source, place.position(index).unwrap_or(0), index));
+                sample.push((source, lookup.position(index).unwrap_or(0), index));
             }
             passed += interval.len();
         }
@@ -257,7 +261,7 @@ mod tests {
             let sources: Vec<Vec<Occurrence>> = parts.iter().map(|text| brute::occurrences(text)).collect();
             let segments: Vec<Segment> = parts.iter().map(|text| Segment::build(&[(0, text)])).collect();
             let finder = Finder::new(segments.iter().map(Segment::source), &context);
-            let mut spread = Spread::new(&finder.places, finder.longest);
+            let mut spread = Spread::new(&finder.lookups, finder.longest);
             let mut lengths = vec![spread.len];
             while lengths.len() < TRIALS && spread.double(1) {
                 lengths.push(spread.len);
@@ -273,8 +277,8 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_match_wins_where_it_is_surer() {
-        // After 9 1 2 stood anything; after 1 2 mostly 3.
+    fn a_shorter_match_wins_where_it_is_more_certain() {
+        // After 9 1 2 the next token varies; after 1 2 it is mostly 3.
         let tokens = [[9, 1, 2, 5], [9, 1, 2, 6], [9, 1, 2, 7], [9, 1, 2, 8]].concat();
         let often: Vec<TokenId> = [8, 1, 2, 3, 4, 5, 6, 7].repeat(20);
         let segment = Segment::build(&[(1, &tokens), (2, &often)]);
@@ -291,7 +295,8 @@ mod tests {
     fn tries_two_lengths() {
         let context = [7, 6, 5, 4, 3, 2, 1];
         let said = |len: usize, next: &[TokenId]| [&[90], &context[7 - len..], next].concat();
-        // Twice as many positions with every token less. What followed five tokens would be the surest by far.
+        // Twice as many positions with every token less. A match of five tokens would be the most
+        // certain by far.
         let mut documents = vec![said(7, &[70]), said(6, &[60, 61, 62, 63, 64])];
         documents.extend(vec![said(5, &[40, 41, 42, 43, 44]); 64]);
         let documents: Vec<(u64, &[TokenId])> = documents.iter().map(|tokens| (0, &**tokens)).collect();
@@ -301,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_of_nothing() {
+    fn nothing_is_drafted_without_a_match_or_a_budget() {
         let segment = Segment::build(&[(1, &[1, 2, 3])]);
         let draft = |context: &[TokenId], rules: Rules| {
             Finder::new([segment.source()], context).draft(&rules, Shape::Tree)

@@ -1,15 +1,15 @@
 //! One text that grows token by token: the prompt and the output of one session.
 //!
-//! Sorted runs, each several times as large as the next, and behind them a tail that is looked at token by token. All of them
-//! refer to the one text, so that a context goes on across their borders. Merging makes a push cost more now
-//! and then, a logarithm of the length on average.
+//! It has sorted runs, each several times as large as the next, and after them an unsorted tail
+//! that is read token by token. All of them refer to one text, so a context continues across their
+//! borders. The amortised cost of a push, merging included, is logarithmic in the length.
 
 use super::TokenId;
 use super::find::Finder;
 use super::locate::Source;
 use super::order::{self, Run};
 
-/// Tokens that may stay unsorted.
+/// Maximum tokens that stay unsorted.
 const TAIL: usize = 128;
 /// Longer texts are not extended: a position is a `u32`.
 const LIMIT: usize = u32::MAX as usize - 1;
@@ -29,7 +29,7 @@ pub struct Growing {
 }
 
 impl Growing {
-    /// Nothing so far.
+    /// An empty text.
     pub fn new() -> Self {
         Self::default()
     }
@@ -44,7 +44,7 @@ impl Growing {
         self.extend(&[token]);
     }
 
-    /// Adds tokens; quicker than one by one. What goes beyond 2^32 tokens is ignored.
+    /// Adds tokens; faster than one by one. Tokens beyond 2^32 are ignored.
     pub fn extend(&mut self, tokens: &[TokenId]) {
         let room = LIMIT.saturating_sub(self.text.len());
         self.text.extend_from_slice(tokens.get(..room).unwrap_or(tokens));
@@ -53,13 +53,13 @@ impl Growing {
         }
     }
 
-    /// What a [`Finder`] asks, the oldest first.
+    /// The sources for a [`Finder`], the oldest first.
     pub fn sources(&self) -> impl Iterator<Item = Source<'_>> {
         let sorted = self.pieces.iter().map(|piece| Source::sorted(&self.text, &piece.run));
         sorted.chain([Source::tail(&self.text, self.sorted()..self.text.len())])
     }
 
-    /// Looks up where the end of this text has occurred before.
+    /// Looks up earlier occurrences of the end of this text.
     pub fn finder(&self) -> Finder<'_> {
         Finder::new(self.sources(), &self.text)
     }
@@ -77,7 +77,8 @@ impl Growing {
         self.pieces.last().map_or(0, |piece| piece.end)
     }
 
-    /// Sorts the tail and merges it with the runs that are at most four times as large: few runs are quick to ask.
+    /// Sorts the tail and merges it with the runs that are at most four times as large: few runs
+    /// are fast to query.
     fn sort(&mut self) {
         let mut order = order::sorted(&self.text, self.sorted()..self.text.len());
         while let Some(piece) = self.pieces.pop_if(|piece| piece.run.order.len() <= 4 * order.len()) {
@@ -151,7 +152,7 @@ mod tests {
                 let draft = growing.finder().draft(&Rules::default(), shape);
                 let expected = brute::best(&sources(&growing), &text, &Rules::default(), shape);
                 prop_assert_eq!(&draft, &expected);
-                // Where all positions are looked at, it makes no difference in how many pieces they are.
+                // Where all positions are read, the number of pieces makes no difference.
                 let lengths = brute::lengths(&whole, &text);
                 prop_assert_eq!(growing.finder().match_len(), lengths.first().copied().unwrap_or(0));
                 if lengths.iter().all(|&len| brute::agreeing(&whole[0], &text, len).len() <= MANY) {
@@ -172,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn pieces_stay_few_however_the_text_comes() {
+    fn pieces_stay_few_for_any_chunks() {
         let text: Vec<TokenId> = (0..20_000).map(|at| at * at % 101).collect();
-        for bite in [1, 100, 129, 1000, 1024] {
+        for chunk in [1, 100, 129, 1000, 1024] {
             let mut growing = Growing::new();
-            text.chunks(bite).for_each(|bite| growing.extend(bite));
-            assert!(growing.pieces.len() <= 8, "{bite}: {}", growing.pieces.len());
+            text.chunks(chunk).for_each(|chunk| growing.extend(chunk));
+            assert!(growing.pieces.len() <= 8, "{chunk}: {}", growing.pieces.len());
         }
         let mut empty = Growing::new();
         (0..2000).for_each(|_| empty.push(order::SEPARATOR));

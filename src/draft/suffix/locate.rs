@@ -1,4 +1,4 @@
-//! Where a context stands in an order, and how far around it others agree.
+//! Position of a context in an order, and the interval around it whose contexts agree.
 
 use std::borrow::Cow;
 use std::hint::black_box;
@@ -8,7 +8,7 @@ use super::TokenId;
 use super::order::{self, Run, STRIDE};
 use super::search::{self, Index, leading};
 
-/// A text and the positions of it that can be found.
+/// A text and its positions that can be found.
 #[derive(Clone, Debug)]
 pub struct Source<'a> {
     text: &'a [TokenId],
@@ -18,7 +18,7 @@ pub struct Source<'a> {
 #[derive(Clone, Debug)]
 enum Entries<'a> {
     Sorted(&'a Run),
-    /// Not sorted yet: looked at one by one.
+    /// Not sorted yet: read one by one.
     Tail(Range<usize>),
 }
 
@@ -37,7 +37,8 @@ impl<'a> Source<'a> {
         self.located(context, self.near(context))
     }
 
-    /// Where the place of a usable context must lie, as far as the index knows; what is read next is asked for.
+    /// The range of the order that contains a usable context, by the index; prefetches the next
+    /// read.
     pub(super) fn near(&self, context: &[TokenId]) -> Range<usize> {
         let Entries::Sorted(run) = &self.entries else { return 0..0 };
         let key = order::digest(context);
@@ -49,7 +50,7 @@ impl<'a> Source<'a> {
         start..(last * STRIDE).min(run.order.len())
     }
 
-    /// Finds a usable context, whose place lies there.
+    /// Finds a usable context in the range `near`.
     pub(super) fn located(&self, context: &'a [TokenId], near: Range<usize>) -> Located<'a> {
         let text = self.text;
         let (order, top, at) = match &self.entries {
@@ -59,13 +60,13 @@ impl<'a> Source<'a> {
             Entries::Tail(range) => (Cow::Owned(ranked(text, range.clone(), context)), None, 0),
         };
         let mut located = Located { text, order, top, context, at, len: 0 };
-        let beside = [at.checked_sub(1), Some(at)];
-        located.len = beside.into_iter().flatten().map(|index| located.shared(index)).max().unwrap_or(0);
+        let adjacent = [at.checked_sub(1), Some(at)];
+        located.len = adjacent.into_iter().flatten().map(|index| located.shared(index)).max().unwrap_or(0);
         located
     }
 }
 
-/// Index of the first entry that does not come before `context`, which is one of `near` or the next.
+/// Index of the first entry that does not come before `context`; it is in `near`, or the one after.
 fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usize>) -> usize {
     let comes_before = |index: usize| {
         let position = run.order.get(index).map_or(0, |&position| position as usize);
@@ -74,15 +75,15 @@ fn lower_bound(text: &[TokenId], run: &Run, context: &[TokenId], near: Range<usi
     search::within(near.start, near.end, |index| touch(text, &run.order, index), comes_before)
 }
 
-/// Reads the last token of the context at a place of an order, so that it is there when it is compared. The reads do not wait for
-/// each other.
+/// Reads the last token of the context at an entry of an order, so that it is in the cache when it
+/// is compared. The reads overlap.
 fn touch(text: &[TokenId], order: &[u32], index: usize) {
     let position = order.get(index).map_or(0, |&position| position as usize);
     black_box(text.get(position.wrapping_sub(1)).copied());
 }
 
-/// The positions in `range` that agree with `context` at all, those that agree longest first: cut at any
-/// length, they are what a sorted order would have in that interval.
+/// The positions in `range` that agree with `context` for at least one token, those that agree
+/// longest first: cut at any length, they are the positions of a sorted order's interval.
 fn ranked(text: &[TokenId], range: Range<usize>, context: &[TokenId]) -> Vec<u32> {
     let shared = |position: usize| order::shared(order::before(text, position), context);
     let has_next = |position: &usize| text.get(*position).is_some_and(|&next| next != order::SEPARATOR);
@@ -92,7 +93,7 @@ fn ranked(text: &[TokenId], range: Range<usize>, context: &[TokenId]) -> Vec<u32
     met.into_iter().map(|(_, position)| position).collect()
 }
 
-/// A context's place among the positions of one source.
+/// A context located among the positions of one source.
 #[derive(Clone, Debug)]
 pub struct Located<'a> {
     text: &'a [TokenId],
@@ -109,58 +110,58 @@ impl<'a> Located<'a> {
         self.len
     }
 
-    /// The places in the order of all positions whose context agrees for `len` tokens; empty for a `len` above
-    /// the longest match.
+    /// The entries of the order whose contexts agree for `len` tokens; empty for a `len` above the
+    /// longest match.
     pub fn interval(&self, len: usize) -> Range<usize> {
         self.widened(self.nothing(), len)
     }
 
-    /// The interval of a length that nothing agrees for.
+    /// The interval of a length for which no context agrees.
     pub(super) fn nothing(&self) -> Range<usize> {
         self.at..self.at
     }
 
-    /// The position at a place of the order.
+    /// The position of an entry of the order.
     pub fn position(&self, index: usize) -> Option<usize> {
         self.order.get(index).map(|&position| position as usize)
     }
 
-    /// What stands in the text from a place of the order on, at most `len` tokens.
+    /// The text from an entry's position on, at most `len` tokens.
     pub fn following(&self, index: usize, len: usize) -> &'a [TokenId] {
         let rest = self.position(index).and_then(|position| self.text.get(position..)).unwrap_or_default();
         rest.get(..len).unwrap_or(rest)
     }
 
-    /// Number of places.
-    pub(super) fn places(&self) -> usize {
+    /// Number of positions.
+    pub(super) fn positions(&self) -> usize {
         self.order.len()
     }
 
-    /// Number of tokens for which a place's context agrees.
+    /// Number of tokens for which an entry's context agrees.
     pub(super) fn shared(&self, index: usize) -> usize {
         self.position(index).map_or(0, |at| order::shared(order::before(self.text, at), self.context))
     }
 
-    /// The interval of `len`, grown out of that of a greater length.
+    /// The interval of `len`, grown from that of a greater length.
     pub(super) fn widened(&self, inner: Range<usize>, len: usize) -> Range<usize> {
         self.refined(&self.bounds(inner, len), len)
     }
 
-    /// Where the two ends of the interval of `len` may lie, which is grown out of that of a greater length. The index knows it
-    /// closely for a few tokens.
+    /// Bounds of the two ends of the interval of `len`, which is grown from that of a greater
+    /// length. The index makes them tight for up to three tokens.
     pub(super) fn bounds(&self, inner: Range<usize>, len: usize) -> Bounds {
         if len > self.len {
             return Bounds { start: self.nothing(), end: self.nothing() };
         }
         let Range { start, end } = inner;
         let Some((top, (low, high))) = self.top.zip(order::digests(self.context, len)) else {
-            return Bounds { start: 0..start, end: end..self.places() };
+            return Bounds { start: 0..start, end: end..self.positions() };
         };
         let (below, up_to) = (top.below(low), top.below(high + 1));
         let start = start.min(below * STRIDE);
         let end = if up_to > below { end.max((up_to - 1) * STRIDE + 1) } else { end };
         let start = below.saturating_sub(1) * STRIDE..start;
-        let end = end..(up_to * STRIDE).min(self.places()).max(end);
+        let end = end..(up_to * STRIDE).min(self.positions()).max(end);
         black_box([start.start, end.start].map(|index| self.order.get(index).copied()));
         Bounds { start, end }
     }
@@ -182,7 +183,7 @@ impl<'a> Located<'a> {
     }
 }
 
-/// Where an interval starts and where it ends, as far as that is known.
+/// Ranges in which an interval's start and end lie.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
     start: Range<usize>,
@@ -228,7 +229,7 @@ mod tests {
         }
 
         #[test]
-        fn a_tail_has_the_same_positions_without_being_sorted(
+        fn an_unsorted_tail_has_the_same_positions(
             text in brute::texts(150),
             context in brute::texts(90),
             from in 0_usize..150,

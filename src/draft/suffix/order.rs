@@ -1,8 +1,9 @@
 //! The order of positions by the context before them: comparing, sorting, merging.
 //!
-//! A position is where a next token stands: position `p` of a text has the context `text[..p]`, back to the
-//! last separator, and the next token `text[p]`. Contexts are compared from their last token backwards; one
-//! that ends comes before one that goes on. Positions whose last [`DEPTH`] tokens agree are ordered by age.
+//! A position is the index of a next token: position `p` of a text has the context `text[..p]`,
+//! back to the last separator, and the next token `text[p]`. Contexts are compared from their last
+//! token backwards; one that ends comes before one that continues. Positions whose last [`DEPTH`]
+//! tokens agree are ordered by age.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,12 +12,12 @@ use std::ops::Range;
 use super::TokenId;
 use super::search::Index;
 
-/// Contexts that agree for so many tokens count as equal.
+/// Contexts that agree for this many tokens count as equal.
 pub const DEPTH: usize = 64;
-/// The id that stands between documents; no context crosses it.
+/// The id between documents; no context crosses it.
 pub const SEPARATOR: TokenId = TokenId::MAX;
-/// Every so many entries of an order, one is kept in its index: a byte per token, for which a search that has come to its
-/// end in the index reads one line of the order and waits once for the texts.
+/// Entries of an order per entry of its index. The index costs one byte per token; after a search
+/// in it, one cache line of the order is read, and the texts' memory latency is paid once.
 pub const STRIDE: usize = 8;
 
 /// Groups up to this size are sorted by comparing whole contexts.
@@ -25,16 +26,17 @@ const SMALL: usize = 16;
 const LANES: usize = 8;
 /// Bits of a token in a digest.
 const BITS: u32 = 21;
-/// What stands in a digest for all ids that do not fit.
+/// Value in a digest of all ids that do not fit.
 const WIDE: u32 = (1 << BITS) - 1;
 
-/// The up to [`DEPTH`] tokens that stand before position `at`, separators included.
+/// The up to [`DEPTH`] tokens before position `at`, separators included.
 #[inline]
 pub(super) fn before(text: &[TokenId], at: usize) -> &[TokenId] {
     text.get(at.saturating_sub(DEPTH)..at).unwrap_or_default()
 }
 
-/// What of `context` can be matched: its last [`DEPTH`] tokens, or those after its last separator.
+/// The part of `context` that can be matched: its last [`DEPTH`] tokens, or those after its last
+/// separator.
 pub(super) fn usable(context: &[TokenId]) -> &[TokenId] {
     let last = before(context, context.len());
     last.rsplit(|&token| token == SEPARATOR).next().unwrap_or_default()
@@ -56,22 +58,23 @@ pub(super) fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
     len + a.iter().rev().zip(b.iter().rev()).take_while(alike).count()
 }
 
-/// The token that stands `back` tokens before the end, as a number to sort by: 0 where the context ended.
+/// The token `back` tokens before the end, as a number to sort by: 0 where the context ended.
 #[inline]
 fn code(context: &[TokenId], back: usize) -> u32 {
     let at = context.len().checked_sub(back + 1);
     at.and_then(|at| context.get(at)).map_or(0, |token| token.wrapping_add(1))
 }
 
-/// Two neighbouring tokens, `back` tokens before the end, as one number that sorts like them.
+/// Two adjacent tokens, `back` tokens before the end, as one number with the same order.
 #[inline]
 fn pair(context: &[TokenId], back: usize) -> u64 {
     let (first, second) = (code(context, back), code(context, back + 1));
     if first == 0 { 0 } else { u64::from(first) << 32 | u64::from(second) }
 }
 
-/// The last three tokens of a context as one number: contexts never sort against their numbers. Ids that do not
-/// fit into 21 bits are all the same to it, and so is what stands before them.
+/// The last three tokens of a context as one number: the order of contexts never contradicts that
+/// of their numbers. Ids that do not fit into 21 bits are all equal in it, and so are the tokens
+/// before them.
 #[inline]
 pub(super) fn digest(context: &[TokenId]) -> u64 {
     let [first, second, third] = [0, 1, 2].map(|back| u64::from(code(context, back).min(WIDE)));
@@ -81,8 +84,8 @@ pub(super) fn digest(context: &[TokenId]) -> u64 {
     first << (2 * BITS) | second << BITS | third
 }
 
-/// The least and the greatest digest of the contexts that agree with `context` for `len` tokens, if those are
-/// few enough and all of them fit.
+/// The smallest and the largest digest of the contexts that agree with `context` for `len` tokens,
+/// if `len` is at most 3 and these tokens fit.
 pub(super) fn digests(context: &[TokenId], len: usize) -> Option<(u64, u64)> {
     let fits = |back: usize| (1..WIDE).contains(&code(context, back));
     if !(1..=3).contains(&len) || !(0..len).all(fits) {
@@ -93,7 +96,7 @@ pub(super) fn digests(context: &[TokenId], len: usize) -> Option<(u64, u64)> {
     Some((digest & !rest, digest | rest))
 }
 
-/// Which of two contexts (of at most [`DEPTH`] tokens) comes first.
+/// Order of two contexts (of at most [`DEPTH`] tokens).
 #[inline]
 pub(super) fn compare(a: &[TokenId], b: &[TokenId]) -> Ordering {
     let len = shared(a, b);
@@ -110,8 +113,9 @@ pub(super) fn sorted(text: &[TokenId], range: Range<usize>) -> Vec<u32> {
     entries.into_iter().map(|(_, position)| position).collect()
 }
 
-/// Sorts entries whose contexts agree for `depth` tokens: by the next two tokens, then each group by itself.
-/// A text that repeats itself costs one pass per two tokens: its groups are in order already.
+/// Sorts entries whose contexts agree for `depth` tokens: by the next two tokens, then each group
+/// by itself. A text that repeats itself costs one pass per two tokens: its groups are sorted
+/// already.
 fn refine(text: &[TokenId], entries: &mut [(u64, u32)], depth: usize) {
     let context = |position: u32| before(text, position as usize);
     if entries.len() <= SMALL {
@@ -133,7 +137,8 @@ fn refine(text: &[TokenId], entries: &mut [(u64, u32)], depth: usize) {
     }
 }
 
-/// One order out of several of the same text. Each of them holds later positions than the one before it.
+/// Merges several orders of the same text. Each of them holds later positions than the one before
+/// it.
 pub(super) fn merged<'a>(text: &[TokenId], orders: &[&'a [u32]]) -> Cow<'a, [u32]> {
     match orders {
         [] => Cow::default(),
@@ -162,7 +167,7 @@ fn merged_two(text: &[TokenId], older: &[u32], newer: &[u32]) -> Vec<u32> {
     all
 }
 
-/// An order and its index. The text that it belongs to is kept elsewhere.
+/// An order and its index. Its text is kept elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     /// The positions.
@@ -219,7 +224,7 @@ mod tests {
         }
 
         #[test]
-        fn digests_follow_the_order_and_tell_few_tokens_apart(
+        fn digests_follow_the_order_and_distinguish_up_to_three_tokens(
             text in brute::texts(120),
             context in brute::texts(9),
             len in 0_usize..5,
@@ -238,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn one_token_again_and_again_is_ordered_by_length_and_then_by_age() {
+    fn a_repeated_token_is_ordered_by_length_and_then_by_age() {
         let order = sorted(&vec![7; 50_000], 0..50_000);
         assert!(order.iter().copied().eq(1..50_000));
     }
 
     #[test]
-    fn what_stands_before_a_separator_does_not_count() {
+    fn tokens_before_a_separator_do_not_count() {
         let text: Vec<TokenId> = (0..400).flat_map(|at| [at * at % 7, at % 3, SEPARATOR, 1, 2, 3]).collect();
         assert_eq!(sorted(&text, 0..text.len()), by_hand(&text, 0..text.len()));
         let context = |first: TokenId| [first, 5, 5, 5, 5, 5, SEPARATOR, 1, 2, 3];
@@ -259,8 +264,8 @@ mod tests {
             older[70 - back] = 9;
             let text = [&older[..], &[1], &newer[..], &[1]].concat();
             let order = sorted(&text, 0..text.len());
-            let place = |position: u32| order.iter().position(|&at| at == position).unwrap();
-            (place(70) < place(141), shared(before(&text, 70), before(&text, 141)))
+            let rank = |position: u32| order.iter().position(|&at| at == position).unwrap();
+            (rank(70) < rank(141), shared(before(&text, 70), before(&text, 141)))
         };
         assert_eq!((differs_at(DEPTH), differs_at(DEPTH + 1)), ((false, DEPTH - 1), (true, DEPTH)));
     }

@@ -1,17 +1,19 @@
-//! Searches in arrays that no cache of the processor holds.
+//! Searches in arrays that exceed the CPU caches.
 //!
-//! What a search costs is what it waits for memory, some 100 ns a time, not what it compares. So an array of digests has
-//! coarser copies of itself on top, each small enough to be read as a whole where it is read. And where every
-//! entry lies somewhere else in a text, the places that the next three halvings may come to are asked for all at once.
+//! The cost of a search is the memory latency, about 100 ns per miss, not the comparisons. So an
+//! array of digests has coarser levels above it, and at each level only two cache lines are read.
+//! And where every entry points to another part of a text, the entries that the next three halvings
+//! may reach are prefetched together.
 
 use super::order::STRIDE;
 
 /// Entries of a level for each of the next coarser one: two cache lines.
 const FAN: usize = 16;
-/// Places that are asked for at a time, and one.
+/// Number of entries that are prefetched at a time, plus one.
 const PARTS: usize = 8;
 
-/// Numbers that never fall, and every [`FAN`]th of them, and every [`FAN`]th of those, until they are few.
+/// Ascending numbers, with levels of every [`FAN`]th number of the level below, up to one of at
+/// most [`FAN`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     /// The numbers.
@@ -21,7 +23,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// Takes numbers in order.
+    /// Takes ascending numbers.
     pub fn new(keys: Box<[u64]>) -> Self {
         let mut coarser: Vec<Box<[u64]>> = Vec::new();
         while let Some(finest) = coarser.last().or(Some(&keys)).filter(|level| level.len() > FAN) {
@@ -35,7 +37,7 @@ impl Index {
         &self.keys
     }
 
-    /// How many numbers are less than `key`.
+    /// Number of entries less than `key`.
     pub fn below(&self, key: u64) -> usize {
         let levels = self.coarser.iter().rev().chain([&self.keys]);
         let mut below: usize = 1;
@@ -55,8 +57,9 @@ impl Index {
     }
 }
 
-/// Number of steps, of at most `limit`, that hold before the first that does not: growing steps, then parts of the last. The
-/// few that an index leaves open are divided at once. `touch` reads what `holds` is going to read.
+/// Number of steps, of at most `limit`, that hold before the first that does not: exponential
+/// search, then division of the last stride. With at most [`STRIDE`] steps only the division is
+/// done. `touch` reads what `holds` is going to read.
 pub(super) fn leading(limit: usize, touch: impl Fn(usize), holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut step) = (0, if limit > STRIDE { 1 } else { limit + 1 });
     while low + step <= limit && holds(low + step - 1) {
@@ -66,7 +69,8 @@ pub(super) fn leading(limit: usize, touch: impl Fn(usize), holds: impl Fn(usize)
     within(low, (low + step - 1).min(limit), touch, holds)
 }
 
-/// The first of the steps from `low` to `high` that does not hold; `high` if all do. Those that hold come first.
+/// The first of the steps from `low` to `high` that does not hold; `high` if all do. Steps that
+/// hold precede those that do not.
 pub(super) fn within(
     mut low: usize,
     mut high: usize,
@@ -97,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_many_are_below_as_one_counts(
+        fn below_counts_the_smaller_numbers(
             keys in prop::collection::vec(0_u64..40, 0..600),
             wide in prop::collection::vec(any::<u64>(), 0..600),
             key in 0_u64..42,
@@ -110,7 +114,7 @@ mod tests {
         }
 
         #[test]
-        fn steps_are_counted_up_to_the_first_that_does_not_hold(limit in 0_usize..700, first in 0_usize..720) {
+        fn steps_are_counted_up_to_the_first_that_fails(limit in 0_usize..700, first in 0_usize..720) {
             let touch = |step: usize| assert!(step < limit);
             prop_assert_eq!(leading(limit, touch, |step| step < first), first.min(limit));
             prop_assert_eq!(within(0, limit, touch, |step| step < first), first.min(limit));

@@ -6,7 +6,7 @@ use super::TokenId;
 use super::locate::{Located, Source};
 use super::order::{self, Run, SEPARATOR};
 
-/// Texts of one segment are not longer than this altogether: a position is a `u32`.
+/// Maximum tokens of all texts of one segment: a position is a `u32`.
 const LIMIT: usize = u32::MAX as usize - 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +22,11 @@ impl Document {
     }
 }
 
-/// Documents one behind another, a separator between them, and the order of their positions. Older ones first.
+/// Concatenated documents with separators between them, and the order of their positions. Older
+/// ones first.
 ///
-/// A document's first token is never proposed: nothing stands before it. A separator id within a document
-/// splits its contexts; the document stays one.
+/// A document's first token is never proposed: it has no context. A separator id within a document
+/// splits its contexts; it stays one document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     text: Box<[TokenId]>,
@@ -34,7 +35,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Sorts documents: pairs of an id that only the caller understands (it need not be unique) and a text.
+    /// Sorts documents: pairs of an id of the caller's (it need not be unique) and a text.
     /// Documents beyond 2^32 tokens are left out.
     pub fn build(documents: &[(u64, &[TokenId])]) -> Self {
         let mut texts = Texts::for_documents(documents.iter().map(|(_, tokens)| tokens.len()));
@@ -45,10 +46,11 @@ impl Segment {
         texts.into_segment(order)
     }
 
-    /// One segment out of several, the oldest first, without the documents that `keep` declines.
+    /// Merges several segments, the oldest first, into one, without the documents for which `keep`
+    /// is false.
     ///
-    /// Time: linear in the tokens (times the logarithm of the number of segments). Memory while it runs: up to
-    /// 8 bytes per token besides the old segments and the new one.
+    /// Time: linear in the tokens (times the logarithm of the number of segments). Memory while it
+    /// runs: up to 8 bytes per token in addition to the old segments and the new one.
     pub fn merge(segments: &[&Self], keep: impl Fn(u64) -> bool) -> Self {
         let kept = |segment: &&Self| -> Vec<bool> {
             segment.documents.iter().map(|document| keep(document.id)).collect()
@@ -100,7 +102,7 @@ impl Segment {
         size_of::<Self>() + held + self.run.bytes()
     }
 
-    /// What a [`super::Finder`] asks.
+    /// The source for a [`super::Finder`].
     pub fn source(&self) -> Source<'_> {
         Source::sorted(&self.text, &self.run)
     }
@@ -111,20 +113,20 @@ impl Segment {
     }
 }
 
-/// The texts of a segment in the making.
+/// The texts of a segment that is being built.
 struct Texts {
     text: Vec<TokenId>,
     documents: Vec<Document>,
 }
 
 impl Texts {
-    /// Room for documents of these lengths.
+    /// With capacity for documents of these lengths.
     fn for_documents(lengths: impl Iterator<Item = usize>) -> Self {
         let (count, tokens) = lengths.fold((0, 0), |(count, sum), len| (count + 1, sum + len + 1));
         Self { text: Vec::with_capacity(tokens.min(LIMIT)), documents: Vec::with_capacity(count) }
     }
 
-    /// Appends a document; returns where it starts, or nothing if it finds no room.
+    /// Appends a document; returns its start, or `None` if there is no room.
     fn add(&mut self, id: u64, tokens: &[TokenId]) -> Option<u32> {
         if self.text.len() + 1 + tokens.len() > LIMIT {
             return None;
@@ -154,7 +156,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(100))]
 
         #[test]
-        fn holds_what_it_was_given_in_order(documents in brute::documents(5, 90)) {
+        fn holds_the_documents_in_order(documents in brute::documents(5, 90)) {
             let documents = brute::borrowed(&documents);
             let segment = Segment::build(&documents);
             prop_assert_eq!(segment.documents().collect::<Vec<_>>(), &documents[..]);
@@ -165,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn merging_is_building_of_what_is_kept(
+        fn merging_equals_building_from_the_kept_documents(
             parts in prop::collection::vec(brute::documents(7, 50), 0..5),
             evicted in prop::collection::vec(0_u64..4, 0..3),
         ) {
@@ -195,7 +197,7 @@ mod tests {
     fn no_context_crosses_from_one_document_to_the_next() {
         let segment = Segment::build(&[(1, &[1, 2, 3]), (2, &[4, 5])]);
         assert_eq!(segment.locate(&[1, 2, 3]).match_len(), 0, "nothing follows 3");
-        assert_eq!(segment.locate(&[3, 4]).match_len(), 1, "3 does not stand before 4");
+        assert_eq!(segment.locate(&[3, 4]).match_len(), 1, "3 is not before 4");
         assert_eq!(segment.locate(&[1, 2, SEPARATOR, 2]).match_len(), 1);
         let located = segment.locate(&[1, 2]);
         assert_eq!(located.interval(2).map(|index| located.following(index, 1)).collect::<Vec<_>>(), [[3]]);

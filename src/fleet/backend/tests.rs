@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use tokio::time::Instant;
 
 use crate::fleet::backend::*;
-use crate::fleet::health::{Failing, Outcome, Standing};
+use crate::fleet::health::{Failing, HealthState, Outcome};
 use crate::fleet::{Fleet, Load, ModelName, SendErrorKind};
 
 fn backend(name: &str, url: &str, models: &[&str], default: bool) -> ReplicaSettings {
@@ -42,7 +42,7 @@ fn labels(fleet: &Fleet) -> Vec<String> {
 }
 
 #[test]
-fn an_exact_id_wins_over_a_glob_that_stands_before_it() {
+fn an_exact_id_wins_over_an_earlier_glob() {
     let fleet = Fleet::new([
         backend("loras", "http://a", &["lora-*"], false),
         backend("one", "http://b", &["lora-one"], false),
@@ -80,7 +80,7 @@ fn idle_replicas_are_picked_equally_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_busiest_by_the_engines_word_is_never_picked_and_the_idlest_most() {
+async fn the_busiest_by_engine_load_is_never_picked_and_the_idlest_most_often() {
     let fleet = three();
     for (replica, running) in fleet.replicas().iter().zip([9, 3, 0]) {
         replica.set_load(load(running, running / 3));
@@ -92,7 +92,7 @@ async fn the_busiest_by_the_engines_word_is_never_picked_and_the_idlest_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_word_that_is_old_is_not_believed() {
+async fn stale_engine_load_is_ignored() {
     let fleet = three();
     fleet.replicas()[0].set_load(load(50, 50));
     fleet.replicas()[1].set_load(load(0, 0));
@@ -103,16 +103,16 @@ async fn a_word_that_is_old_is_not_believed() {
 }
 
 #[test]
-fn one_that_is_down_broken_or_disabled_is_passed_over() {
+fn a_down_broken_or_disabled_replica_is_skipped() {
     let fleet = three();
     let all = fleet.replicas();
     all[0].ended(Outcome::Failed(Failing::Call(SendErrorKind::Connect), "refused".to_owned()));
-    assert_eq!(all[0].standing(), Standing::Down);
+    assert_eq!(all[0].health_state(), HealthState::Down);
     assert_eq!(picked(&fleet, 50).get("a/0"), None);
     (0..5).for_each(|_| all[1].ended(Outcome::Failed(Failing::Status, "status 500".to_owned())));
-    assert_eq!(all[1].standing(), Standing::Broken);
+    assert_eq!(all[1].health_state(), HealthState::Broken);
     assert_eq!(picked(&fleet, 50).len(), 1);
-    // All have something against them now: the least bad is tried.
+    // All are restricted now: the least bad is tried.
     all[2].disable(true);
     assert_eq!(picked(&fleet, 50), HashMap::from([("a/0".to_owned(), 50)]));
     all[2].disable(false);
@@ -123,11 +123,11 @@ fn one_that_is_down_broken_or_disabled_is_passed_over() {
 fn refusals_never_open_the_breaker() {
     let fleet = three();
     (0..10_000).for_each(|_| fleet.replicas()[0].ended(Outcome::Undecided));
-    assert_eq!(fleet.replicas()[0].standing(), Standing::Ready);
+    assert_eq!(fleet.replicas()[0].health_state(), HealthState::Ready);
 }
 
 #[test]
-fn half_open_only_one_request_is_sent_on_trial() {
+fn half_open_sends_only_one_trial_request() {
     let fleet = three();
     let all = fleet.replicas();
     (0..5).for_each(|_| all[0].ended(Outcome::Failed(Failing::Status, "status 500".to_owned())));

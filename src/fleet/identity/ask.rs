@@ -1,4 +1,4 @@
-//! Asking a server which engine it is, by calls that cost it nothing or one token.
+//! Recognition of a server's engine by requests that cost it nothing or one token.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,83 +8,84 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
-use crate::dialect::recognise::{self, Told};
+use crate::dialect::recognise::{self, Reply};
 use crate::dialect::{Answers, Dialect, Engine, Question};
-use crate::fleet::identity::{Asking, Epoch, Identity};
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
 use crate::text::Tokenizer;
-use crate::words::BypassReason;
-use crate::words::Plan;
+use crate::words::RelayReason;
+use crate::words::VerifyMethod;
 
 /// Largest answer that is read, bytes; a tokenizer file is a few MiB.
 const TOKENIZER_BYTES: usize = 64 << 20;
-/// Timeout of one question.
+/// Timeout of one request.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Most turns of questions to one server.
+/// Maximum number of rounds of requests to one server.
 const TURNS: usize = 8;
 /// Connections that must all show the same start time.
 const CONNECTIONS: u32 = 4;
 /// The path at which our own target serves its tokenizer.
 const TOKENIZER: &str = "/tokenizer.json";
-/// A text on which tokenizers that differ are likely to differ.
+/// A text for which different tokenizers are likely to give different tokens.
 const SAMPLE: &str =
     "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
 
-/// Why a backend was not recognised.
+/// Reason that a backend was not recognised.
 #[derive(Debug, thiserror::Error)]
 pub enum Unknown {
     /// It cannot be reached, or does not answer in time.
     #[error("not reachable: {0}")]
     Unreachable(String),
-    /// It wants a key, or another one than was sent; with the status that it answered.
-    #[error("{0}: it wants a key")]
+    /// It requires an API key, or another one than was sent; with the status of its answer.
+    #[error("{0}: an API key is required")]
     Locked(StatusCode),
-    /// It answers, but as none of the engines that Foretell knows.
+    /// It answers, but as none of the engines that Foretell recognises.
     #[error("{0}")]
     Stranger(String),
-    /// It answers, but not as an engine that Foretell can ask to verify.
+    /// It answers, but not as an engine that supports a verification method.
     #[error("not an engine that can verify: {1}")]
-    Foreign(BypassReason, String),
+    Foreign(RelayReason, String),
 }
 
 impl Unknown {
     fn foreign(why: impl Into<String>) -> Self {
-        Self::Foreign(BypassReason::NoPlan, why.into())
+        Self::Foreign(RelayReason::NoVerifyMethod, why.into())
     }
 
     fn tokenizer(why: impl Into<String>) -> Self {
-        Self::Foreign(BypassReason::Tokenizer, why.into())
+        Self::Foreign(RelayReason::Tokenizer, why.into())
     }
 }
 
-/// A recognised engine, and what else its answers show.
+/// A recognised engine, and further results from its answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recognised {
     /// The engine.
     pub engine: Engine,
-    /// Plans that it lacks, and why.
-    pub missing: Vec<(Plan, String)>,
+    /// Verification methods that it lacks, with the reason.
+    pub missing: Vec<(VerifyMethod, String)>,
     /// The page on which it reports its start time; `None` if it does not.
     pub start_page: Option<String>,
-    /// Fresh connections that showed the same start time; 0 if it reports none.
+    /// Number of fresh connections that reported the same start time; 0 if it reports none.
     pub starts: u32,
-    /// Questions that it was asked.
+    /// Number of requests that were sent to it.
     pub questions: u32,
     answers: Answers,
 }
 
-/// Recognises the backend. If it still is the engine that it was `before`, the vocabulary is not fetched again.
-/// `away`: how often it has been unreachable, in place of a start time that it does not report.
+/// Recognises the backend. If it still is the engine `before`, the vocabulary is not fetched again.
+/// `away`: the number of times that it became unreachable, in place of a start time that it does
+/// not report.
 ///
 /// # Errors
-/// [`Unknown`]: it cannot be reached, or is no engine that can verify, or is several.
+/// [`Unknown`]: it cannot be reached, or is not an engine that can verify, or is several.
 pub async fn ask(
     replica: &Replica,
-    asking: &Asking,
+    asking: &RecognitionSettings,
     before: Option<&Arc<Identity>>,
     away: u64,
     rounds_seen: &Arc<RoundsSeen>,
@@ -96,7 +97,7 @@ pub async fn ask(
     }
     let mut recognised = recognise(replica, asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
-    if engine.plans.is_empty() {
+    if engine.methods.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
     }
     let started = engine.started.unwrap_or(away);
@@ -111,9 +112,11 @@ pub async fn ask(
     }
     recognised.starts = one_start(replica, &recognised).await?;
     let tokenizer = tokenizer(replica, asking.tokenizer.as_deref(), &engine).await?;
-    if !engine.dialect.quirks().ride_ids && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await {
+    if !engine.dialect.quirks().first_request_ids
+        && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await
+    {
         return Err(Unknown::tokenizer(
-            "it sends text without ids, and no tokenizer_config.json beside the configured tokenizer says that \
+            "it sends text without token ids, and no tokenizer_config.json beside the configured tokenizer says that \
              it writes tokens as they are (clean_up_tokenization_spaces: false)",
         ));
     }
@@ -142,8 +145,8 @@ pub async fn ask(
     }))
 }
 
-/// How a new connection shows that it leads to the process that was recognised, by the page with its start time. An
-/// engine that names its process in each answer need not be asked.
+/// The test that a new connection leads to the recognised process, by the page with its start time.
+/// Not needed for an engine that identifies its process in each answer.
 fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
     let Recognised { engine, answers, start_page, .. } = recognised;
     let page = start_page.as_ref().filter(|_| engine.mark.is_none())?.clone();
@@ -151,21 +154,21 @@ fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
     let (engine, answers) = (engine.clone(), answers.clone());
     let names = move |body: Vec<u8>| {
         let mut now = answers.clone();
-        now.add(&page, Told { status: 200, server: None, body });
+        now.add(&page, Reply { status: 200, server: None, body });
         engine.dialect.codec().engine(&now).is_ok_and(|now| is_same(&now, &engine))
     };
     Some(Arc::new(Tie::new(uri, names)))
 }
 
-/// Whether two answers are those of one process.
+/// True if two answers are those of one process.
 fn is_same(now: &Engine, before: &Engine) -> bool {
     let of = |engine: &Engine| (engine.started, engine.mark.clone(), engine.weights.clone(), engine.context);
     now.version == before.version && now.model == before.model && of(now) == of(before)
 }
 
-/// Whether it still is the engine that it was, by those pages alone that it answered then: a known engine is not
-/// asked again what it refused, nor anything that makes it render or compute. It is asked over a new connection: one
-/// that is open already leads to the process that it always led to.
+/// True if it still is the same engine, by the pages alone that it answered then: a known engine is
+/// not sent again requests that it refused, nor any that makes it render or compute. The first
+/// request uses a new connection: an open one leads to the process that it always led to.
 async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
     let Recognised { engine, answers, start_page, .. } = &*before.recognised;
     let mut now = answers.clone();
@@ -184,14 +187,15 @@ async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, 
         .is_ok_and(|now| is_same(&now, engine) && now.started.unwrap_or(away) == before.epoch.started))
 }
 
-/// Which engine it is, and what it can do. `named`: plans that are used even where their first call may crash it.
+/// The engine and its capabilities. `named`: verification methods that are used even where their
+/// first call may crash it.
 ///
 /// # Errors
-/// [`Unknown`]: it cannot be reached, wants a key, or is no engine that can verify.
+/// [`Unknown`]: it cannot be reached, requires an API key, or is not an engine that can verify.
 pub async fn recognise(
     replica: &Replica,
     dialect: Option<Dialect>,
-    named: &[Plan],
+    named: &[VerifyMethod],
 ) -> Result<Recognised, Unknown> {
     let mut answers = Answers::default();
     let mut questions = 0;
@@ -200,12 +204,12 @@ pub async fn recognise(
         answers.add(&question.path, put(replica, &question, false).await?);
     }
     let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
-    // Also for a server that is refused below: requests that are relayed to it must be fit for it.
+    // Also for a server that is refused below: requests relayed to it must suit it.
     replica.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
     }
-    let stranger = || Unknown::Stranger("none of the engines that are told apart".to_owned());
+    let stranger = || Unknown::Stranger("none of the engines that Foretell recognises".to_owned());
     let dialect = dialect.ok_or_else(stranger)?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);
@@ -222,13 +226,17 @@ pub async fn recognise(
         locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
     })?;
     engine.enable_named(named);
-    let missing = Plan::ALL.into_iter().filter(|plan| !engine.plans.contains(plan));
-    let missing = missing.map(|plan| (plan, dialect.codec().missing(&answers, plan))).collect();
+    let missing =
+        VerifyMethod::ALL.into_iter().filter(|verify_method| !engine.methods.contains(verify_method));
+    let missing = missing
+        .map(|verify_method| (verify_method, dialect.codec().missing(&answers, verify_method)))
+        .collect();
     let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
 }
 
-/// The status by which one of these pages was refused for want of a key; `None` if none was.
+/// The status with which one of these pages was refused because of a missing or wrong key; `None`
+/// if none was.
 fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Option<StatusCode> {
     pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
 }
@@ -239,7 +247,8 @@ fn refused_status(status: u16) -> Option<StatusCode> {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
 }
 
-/// Checks that fresh connections show the same start time; returns how many did, 0 if it reports none.
+/// Checks that fresh connections report the same start time; returns the number that did, 0 if it
+/// reports none.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, or several engines answer.
@@ -254,14 +263,14 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
         let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
         if other.started != engine.started {
             let why = "several engines answer at this address: their start times differ";
-            return Err(Unknown::Foreign(BypassReason::Balanced, why.to_owned()));
+            return Err(Unknown::Foreign(RelayReason::Balanced, why.to_owned()));
         }
     }
     Ok(CONNECTIONS)
 }
 
-/// Asks for the models and nothing else: whether a server that bills per token is there. Returns how many it
-/// lists.
+/// Requests the list of models only, to test that a server that bills per token is reachable.
+/// Returns the number of models.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached.
@@ -274,8 +283,8 @@ pub async fn models(replica: &Replica) -> Result<usize, Unknown> {
     Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
 }
 
-/// The tokenizer of the backend's model: from the file, or from the backend itself; and whether the backend
-/// agrees with it.
+/// The tokenizer of the backend's model, from the file or from the backend itself; checks that the
+/// backend tokenizes alike.
 ///
 /// # Errors
 /// [`Unknown`]: there is none, or it is not the backend's.
@@ -290,10 +299,10 @@ pub async fn tokenizer(
             read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
         }
         None => match put(replica, &Question::get(TOKENIZER), false).await? {
-            Told { status: 200, body, .. } => body,
+            Reply { status: 200, body, .. } => body,
             _ => {
                 return Err(Unknown::tokenizer(
-                    "it hands out no tokenizer: name the model's own (models[].tokenizer, or --tokenizer)",
+                    "it serves no tokenizer: configure the model's own (models[].tokenizer, or --tokenizer)",
                 ));
             }
         },
@@ -305,16 +314,16 @@ pub async fn tokenizer(
         let own = tokenizer.encode(SAMPLE, false).ok();
         if told.status == 200 && theirs.is_some() && theirs != own {
             return Err(Unknown::tokenizer(
-                "the tokenizer is not the backend's: they cut a text differently",
+                "the tokenizer is not the backend's: they tokenize a text differently",
             ));
         }
     }
     Ok(tokenizer)
 }
 
-/// Whether a backend that makes text with Hugging Face's own code makes it of the tokens' bytes and nothing else.
-/// That code tidies spaces before punctuation away unless the model's own configuration forbids it, which shows
-/// in a text only when it comes to such a place: too late.
+/// True if a backend that makes text with Hugging Face's own code makes it of the tokens' bytes
+/// alone. That code removes spaces before punctuation unless the model's own configuration forbids
+/// it, which shows only once a text has such a position: too late.
 async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
     let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
     let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
@@ -324,8 +333,8 @@ async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
     config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
 }
 
-/// Puts a question to the backend. `fresh`: on a connection that was never used before.
-async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Told, Unknown> {
+/// Sends a request to the backend. `fresh`: on a new connection.
+async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Reply, Unknown> {
     let asked = async {
         let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
         let method = if body.is_some() { Method::POST } else { Method::GET };
@@ -354,7 +363,7 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Told
         }
         let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
         let body = body.map_err(|error| unreachable(&error))?;
-        Ok(Told { status: status.as_u16(), server, body })
+        Ok(Reply { status: status.as_u16(), server, body })
     };
     match tokio::time::timeout(WITHIN, asked).await {
         Ok(answer) => answer,

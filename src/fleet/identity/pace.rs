@@ -1,38 +1,39 @@
-//! How soon a replica is asked again who it is: often while it cannot be reached, seldom once it is known, and ever
-//! more seldom where it is nothing that Foretell can help.
+//! Intervals of recognising a replica: short while it is unreachable, longer once it is known, and
+//! growing where Foretell cannot speculate.
 
 use std::time::Duration;
 
-/// Pause before a replica that gave no answer is asked again: the first, and the longest.
+/// Pause before a replica that did not answer is tried again: the first, and the longest.
 const AWAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// Pause before a known replica is asked whether it is still the same.
+/// Pause before a known replica is checked for being the same.
 const KNOWN: Duration = Duration::from_secs(5);
-/// First pause before a replica that cannot verify is asked again.
+/// First pause before a replica that cannot verify is tried again.
 const RELAYED: Duration = Duration::from_secs(5);
 /// The longest such pause, where its address or its tokenizer is at fault.
 const DOUBTED: Duration = Duration::from_mins(1);
 /// The longest such pause, where the server can never verify.
 const FOREIGN: Duration = Duration::from_mins(5);
 
-/// The result of asking a replica who it is.
+/// The result of recognising a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
     /// It is known.
     Known,
-    /// It may be able to verify, but not as it is reached or configured now.
+    /// It may be able to verify, but not with its current address or configuration.
     Doubted,
     /// It cannot verify.
     Foreign,
-    /// It gave no answer.
+    /// It did not answer.
     Away,
 }
 
-/// The result and the pause of the last time; `None` at the start.
+/// The last result and pause; `None` at the start.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<(Settled, Duration)>);
 
 impl Pace {
-    /// The pause until it is asked again. The same result again doubles it, up to the longest for that result.
+    /// The pause until the next attempt. A repeated result doubles it, up to the longest for that
+    /// result.
     pub(super) fn after(&mut self, settled: Settled) -> Duration {
         let (first, most) = match settled {
             Settled::Known => (KNOWN, KNOWN),
@@ -46,7 +47,7 @@ impl Pace {
         pause
     }
 
-    /// Starts over with the first pause: the replica was away and may have changed.
+    /// Restarts with the first pause: the replica was away and may have changed.
     pub(super) fn restart(&mut self) {
         self.0 = None;
     }
@@ -61,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_helped_is_asked_ever_more_seldom_up_to_five_minutes() {
+    fn a_foreign_server_is_tried_at_growing_intervals_up_to_five_minutes() {
         let mut pace = Pace::default();
         let seconds: Vec<u128> = pauses(&mut pace, Settled::Foreign, 8).iter().map(|ms| ms / 1000).collect();
         assert_eq!(seconds, [5, 10, 20, 40, 80, 160, 300, 300]);
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_away_is_looked_for_every_few_seconds_and_a_known_one_is_not_forgotten() {
+    fn an_absent_replica_and_a_known_one_are_tried_every_few_seconds() {
         let mut pace = Pace::default();
         assert_eq!(pauses(&mut pace, Settled::Away, 6), [500, 1_000, 2_000, 4_000, 5_000, 5_000]);
         assert_eq!(pauses(&mut pace, Settled::Known, 3), [5_000; 3]);

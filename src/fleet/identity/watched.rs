@@ -1,4 +1,4 @@
-//! One replica and what is known about it: recognised, its load read, probed.
+//! The state and the tasks of one replica: recognition, load, probe.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -15,33 +15,34 @@ use crate::dialect::Engine;
 use crate::dialect::relayed::RELAYED;
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
-use crate::fleet::identity::{Asking, Epoch, Identity, Standing};
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge};
 use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
-use crate::words::BypassReason;
-use crate::words::Plan;
+use crate::words::RelayReason;
+use crate::words::VerifyMethod;
 
-/// The dialect that is shown for a server that is recognised and only relayed.
+/// The dialect that is shown for a recognised server that is only relayed.
 const RELAY: &str = "relay";
 /// The dialect that is shown for a server that is not recognised.
 const STRANGER: &str = "unknown";
 /// Interval at which a replica is checked for being idle.
 const LOOK: Duration = Duration::from_millis(250);
-/// A probe begins at a random moment within this time, so that the replicas of a fleet are not all probed at
-/// once, nor one of them by all sidecars that start with it.
+/// Maximum random delay before a probe, so that the replicas of a fleet are not all probed at once,
+/// nor one of them by all sidecars that start with it.
 const JITTER: Duration = Duration::from_millis(1_500);
 /// Retry interval of the single-engine check, where it takes calls that compute.
 const ONE_AGAIN: Duration = Duration::from_mins(1);
-/// Pause before a server at which no plan paid is probed again: the first, and the longest.
+/// Pause before a server at which no verification method paid is probed again: the first, and the
+/// longest.
 const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
 
 /// The last result of the single-engine check.
 struct One {
     epoch: Epoch,
     at: Instant,
-    /// A single engine answers.
+    /// True if a single engine answers.
     shown: bool,
 }
 
@@ -50,7 +51,7 @@ struct One {
 struct Last {
     epoch: Option<Epoch>,
     at: Option<Instant>,
-    /// Pause before the next probe, where no plan paid; `None` elsewhere.
+    /// Pause before the next probe, where no verification method paid; `None` elsewhere.
     again: Option<Duration>,
 }
 
@@ -70,31 +71,31 @@ impl Last {
     }
 }
 
-/// Whether it is known without a trial that a single engine answers.
+/// True if it is known without a trial that a single engine answers.
 pub fn shows_one(engine: &Engine) -> bool {
-    // An engine that only verifies drafts handed over to it reports neither a start time nor what it had cached, and
-    // its calls do not depend on each other. The operator has named that plan (`plans.allow: [native]`), and vouches
-    // with it for a single engine.
-    engine.started.is_some() || engine.plans.is_empty() || engine.plans == [Plan::Native]
+    // An engine that only verifies drafts handed over to it reports neither a start time nor its
+    // cached tokens, and its calls do not depend on each other. The operator has named that method
+    // (`verify.allow: [native]`), and thereby asserts a single engine.
+    engine.started.is_some() || engine.methods.is_empty() || engine.methods == [VerifyMethod::Native]
 }
 
 /// One replica and what is known about it.
 pub(super) struct Watched {
     pub(super) replica: Arc<Replica>,
-    asking: Asking,
-    pub(super) standing: ArcSwap<Standing>,
-    /// How often it has become unreachable.
+    asking: RecognitionSettings,
+    pub(super) knowledge: ArcSwap<ServerKnowledge>,
+    /// Number of times that it has become unreachable.
     away: AtomicU64,
     rounds_seen: Arc<RoundsSeen>,
-    /// `None` until the check was made.
+    /// `None` before the check.
     one: Mutex<Option<One>>,
-    /// Wakes the prober: a probe is requested, whatever is configured.
+    /// Wakes the prober: a probe is requested, regardless of the configuration.
     wanted: Notify,
-    /// Wakes the asking, so that it is recognised at once.
+    /// Wakes the recognition, so that it runs at once.
     again: Arc<Notify>,
-    /// It has been asked at least once.
+    /// True after the first recognition attempt.
     asked: AtomicBool,
-    /// The reason that was logged last for relaying it or for its silence.
+    /// The last logged reason for relaying it or for its silence.
     said: Mutex<Option<String>>,
     /// Cancelled once it has left the fleet.
     left: CancellationToken,
@@ -102,15 +103,18 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(replica: Arc<Replica>, asking: Asking) -> Self {
-        let unknown = Standing::Relayed(BypassReason::NoPlan, "it has not been asked yet".to_owned());
+    pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
+        let unknown = ServerKnowledge::Relayed(
+            RelayReason::NoVerifyMethod,
+            "it has not been recognised yet".to_owned(),
+        );
         replica.set_refuses_prediction(
             asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
         );
         Self {
             replica,
             asking,
-            standing: ArcSwap::from_pointee(unknown),
+            knowledge: ArcSwap::from_pointee(unknown),
             away: AtomicU64::new(0),
             rounds_seen: Arc::default(),
             one: Mutex::default(),
@@ -124,9 +128,9 @@ impl Watched {
     }
 
     pub(super) fn identity(&self) -> Option<Arc<Identity>> {
-        match &**self.standing.load() {
-            Standing::Known(identity) => Some(Arc::clone(identity)),
-            Standing::Relayed(..) => None,
+        match &**self.knowledge.load() {
+            ServerKnowledge::Known(identity) => Some(Arc::clone(identity)),
+            ServerKnowledge::Relayed(..) => None,
         }
     }
 
@@ -156,7 +160,8 @@ impl Watched {
         self.left.cancelled().await;
     }
 
-    /// Asks again and again who it is, at once when it can be reached again. `asked` is called after every time.
+    /// Recognises it repeatedly, at once when it can be reached again. `asked` is called after
+    /// every attempt.
     pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
         let mut pace = Pace::default();
         let mut returns = self.replica.returns();
@@ -165,7 +170,7 @@ impl Watched {
             let settled = self.refresh(noticed).await;
             self.asked.store(true, Ordering::Release);
             asked();
-            // The answer just received is no return.
+            // The answer just received does not count as a return.
             returns.borrow_and_update();
             noticed = false;
             tokio::select! {
@@ -179,8 +184,8 @@ impl Watched {
         }
     }
 
-    /// Asks once, and takes over the result. `noticed`: a request has met another process there, so that if this one is
-    /// still there, both may be.
+    /// Recognises it once, and stores the result. `noticed`: a request has met another process
+    /// there, so that if the known one still answers, there may be both.
     async fn refresh(&self, noticed: bool) -> Settled {
         if self.asking.billed {
             return self.refresh_billed().await;
@@ -207,6 +212,13 @@ impl Watched {
                         model = identity.epoch.model,
                         "backend known"
                     );
+                    if identity.engine.dialect.is_experimental() {
+                        tracing::warn!(
+                            replica = self.replica.label(),
+                            dialect = identity.engine.dialect.name(),
+                            "experimental: Foretell has run with fakes of this engine only, never live"
+                        );
+                    }
                     self.replica.set_dialect(identity.engine.dialect.name(), true);
                     self.rounds_seen.looked_at();
                     self.replica.forget_load();
@@ -214,7 +226,7 @@ impl Watched {
                         before.replaced.store(true, Ordering::Relaxed);
                     }
                     let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
-                    self.standing.store(Arc::new(Standing::Known(Arc::new(identity))));
+                    self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));
                 }
                 *self.said.lock() = None;
                 Settled::Known
@@ -223,7 +235,7 @@ impl Watched {
         }
     }
 
-    /// Takes over that it was not recognised; `before`: it was known until now.
+    /// Stores that it was not recognised; `before`: it was known until now.
     fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
         let replica = self.replica.label();
         match unknown {
@@ -232,32 +244,32 @@ impl Watched {
                     tracing::info!(replica, why, "backend is relayed");
                 }
                 self.relayed(reason, why, RELAY);
-                if reason == BypassReason::NoPlan { Settled::Foreign } else { Settled::Doubted }
+                if reason == RelayReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
             }
             Unknown::Stranger(why) => {
                 if self.is_news(&why) {
                     tracing::info!(replica, why, "backend is relayed");
                 }
-                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
-            // With a key it would still be relayed only.
+            // With a key it would still only be relayed.
             Unknown::Locked(status) if self.is_relayed_by_name() => {
-                let why = format!("it is only relayed to, and answers {status} to Foretell");
-                self.relayed(BypassReason::NoPlan, why, RELAY);
+                let why = format!("it is only relayed, and answers {status} to Foretell");
+                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
                 Settled::Foreign
             }
             Unknown::Locked(status) => {
-                let why = format!("{status}: it wants a key: name one as connect.auth.own_token_file");
+                let why = format!("{status}: an API key is required: set connect.auth.own_token_file");
                 if self.is_news(&why) {
                     tracing::warn!(
                         replica = replica,
                         why,
-                        "replica does not say who it is, so it is only relayed"
+                        "replica cannot be recognised, so it is only relayed"
                     );
                 }
                 self.replica.note_error(&why);
-                self.relayed(BypassReason::NoPlan, why, STRANGER);
+                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
                 Settled::Foreign
             }
             Unknown::Unreachable(why) => {
@@ -270,23 +282,23 @@ impl Watched {
         }
     }
 
-    /// Whether the operator has named it as a server that is only relayed to.
+    /// True if the operator has configured it as a server that is only relayed.
     fn is_relayed_by_name(&self) -> bool {
         self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
     }
 
-    /// Logs that it gave no answer, unless it is down, which is logged elsewhere.
+    /// Logs that it did not answer, unless it is down, which is logged elsewhere.
     fn silent(&self, cause: &str) {
         if !self.replica.is_up() {
             return;
         }
         self.replica.note_error(cause);
         if self.is_news("") {
-            tracing::warn!(replica = self.replica.label(), cause, "replica does not say who it is");
+            tracing::warn!(replica = self.replica.label(), cause, "replica cannot be recognised");
         }
     }
 
-    /// Whether `why` differs from what was logged last; it is remembered.
+    /// True if `why` differs from the last logged reason; stores it.
     fn is_news(&self, why: &str) -> bool {
         let mut said = self.said.lock();
         let news = said.as_deref() != Some(why);
@@ -296,15 +308,16 @@ impl Watched {
         news
     }
 
-    fn relayed(&self, reason: BypassReason, why: String, dialect: &str) {
-        // Without a plan the gateway relays it; the driver relays it for other reasons, and names them.
-        self.replica.set_dialect(dialect, reason != BypassReason::NoPlan);
-        self.standing.store(Arc::new(Standing::Relayed(reason, why)));
+    fn relayed(&self, reason: RelayReason, why: String, dialect: &str) {
+        // Without a verification method the gateway relays it; for other reasons the session runner
+        // does, and names them.
+        self.replica.set_dialect(dialect, reason != RelayReason::NoVerifyMethod);
+        self.knowledge.store(Arc::new(ServerKnowledge::Relayed(reason, why)));
     }
 
     /// For a server that bills per token: reads its list of models, and only once.
     async fn refresh_billed(&self) -> Settled {
-        if matches!(&**self.standing.load(), Standing::Relayed(BypassReason::Billed, _)) {
+        if matches!(&**self.knowledge.load(), ServerKnowledge::Relayed(RelayReason::Billed, _)) {
             return Settled::Foreign;
         }
         let models = match ask::models(&self.replica).await {
@@ -312,12 +325,12 @@ impl Watched {
             Err(Unknown::Locked(status)) => status.to_string(),
             Err(unknown) => return self.unknown(unknown, false),
         };
-        let why = format!("it bills per token, so it was asked for its models ({models}) and nothing else");
-        self.relayed(BypassReason::Billed, why, RELAY);
+        let why = format!("it bills per token, so only its list of models was requested ({models})");
+        self.relayed(RelayReason::Billed, why, RELAY);
         Settled::Foreign
     }
 
-    /// Checks that a single engine answers: where no start time shows it, its prefix cache must.
+    /// Checks that a single engine answers: by its prefix cache where no start time shows it.
     async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
         let known = {
             let last = self.one.lock();
@@ -332,16 +345,14 @@ impl Watched {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let limits = &self.asking.limits;
                 let shown = probe::is_one(&self.replica, engine, tokenizer, limits, probe::nonce()).await;
-                if let Some((plan, why)) = probe::not_asked(&shown) {
-                    return Err(Unknown::Foreign(BypassReason::NoPlan, format!("{}: {why}", plan.name())));
+                if let Some((method, why)) = probe::not_asked(&shown) {
+                    return Err(Unknown::Foreign(
+                        RelayReason::NoVerifyMethod,
+                        format!("{}: {why}", method.name()),
+                    ));
                 }
                 let (one, calls) = (!shown.balanced, shown.calls);
-                tracing::info!(
-                    replica = self.replica.label(),
-                    one,
-                    calls,
-                    "asked whether one engine answers"
-                );
+                tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
                 *self.one.lock() =
                     Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
                 one
@@ -351,10 +362,10 @@ impl Watched {
             // Every prompt was found cached, so its prefix cache works.
             return Ok(Arc::new(identity.seen_caching()));
         }
-        Err(Unknown::Foreign(BypassReason::Balanced, probe::MANY.to_owned()))
+        Err(Unknown::Foreign(RelayReason::Balanced, probe::MANY.to_owned()))
     }
 
-    /// Reads the load again and again, one page at a time.
+    /// Reads the load repeatedly, one request at a time.
     pub(super) async fn keep_reading(self: Arc<Self>) {
         let every = self.asking.every;
         for turn in 0_u64.. {
@@ -369,7 +380,7 @@ impl Watched {
         }
     }
 
-    /// Probes every epoch once, as soon as it is idle, and again on request or when that is due.
+    /// Probes every epoch once, as soon as it is idle, and again on request or when due.
     pub(super) async fn keep_probing(self: Arc<Self>) {
         let mut last = Last::default();
         loop {
@@ -383,7 +394,7 @@ impl Watched {
                 self.rounds_seen.looked_at();
             }
             let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
-            if identity.recognised.engine.plans.is_empty() || !(asked || by_itself) {
+            if identity.recognised.engine.methods.is_empty() || !(asked || by_itself) {
                 continue;
             }
             if !asked {
@@ -401,7 +412,8 @@ impl Watched {
         }
     }
 
-    /// Whether nothing runs or waits there, at two looks: by its own figures if it reports any, and by our calls.
+    /// True if nothing runs or waits there, at two checks: by its own figures if it reports any,
+    /// and by our calls.
     async fn is_idle(&self) -> bool {
         for look in 0..2 {
             if look > 0 {
@@ -437,7 +449,7 @@ impl Watched {
             replica = self.replica.label(),
             calls = report.calls(),
             seconds = report.seconds,
-            verdict = report.judgement.words,
+            result = report.judgement.words,
             "probed"
         );
         self.replica.probed(match (report.findings.balanced, report.nothing_pays()) {
@@ -447,7 +459,7 @@ impl Watched {
         });
         if report.findings.balanced {
             *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
-            self.relayed(BypassReason::Balanced, probe::MANY.to_owned(), RELAY);
+            self.relayed(RelayReason::Balanced, probe::MANY.to_owned(), RELAY);
             return Some(report);
         }
         self.rounds_seen.looked_at();
@@ -456,7 +468,7 @@ impl Watched {
             probe: Some(Arc::clone(&report)),
             ..(*now).clone()
         };
-        self.standing.store(Arc::new(Standing::Known(Arc::new(known))));
+        self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(known))));
         Some(report)
     }
 }

@@ -9,56 +9,56 @@ use crate::control::prospect::{Judgement, Prospect, judge};
 use crate::dialect::probe::Findings;
 use crate::dialect::{Engine, Noise, RowShape};
 use crate::openai::Defaults;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// What was known before the first timed call.
+/// Facts known before the first timed call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// Plans that the engine lacks, and why.
-    pub missing: Vec<(Plan, String)>,
-    /// Connections on which it reported the same start time; 0 if it reports none.
+    /// Verification methods that the engine lacks, with the reason.
+    pub missing: Vec<(VerifyMethod, String)>,
+    /// Number of connections that reported the same start time; 0 if it reports none.
     pub starts: u32,
-    /// It was not idle when it was measured.
+    /// True if it was not idle when it was measured.
     pub busy: bool,
-    /// Calls that were made before.
+    /// Number of calls that were made before.
     pub calls: u32,
 }
 
 /// A probe and its conclusion.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was measured and found out.
+    /// The measurements and findings.
     pub findings: Findings,
-    /// The conclusion: whether a plan pays, and the policy to use.
+    /// The conclusion: whether a verification method pays, and the policy to use.
     pub judgement: Judgement,
-    /// The measured times as prior of a chooser.
+    /// The measured times as a prior for the choice of rounds.
     pub prior: Arc<Prior>,
-    /// What was known before the first timed call.
+    /// Facts known before the first timed call.
     pub seen: Seen,
     /// Duration of the probe, seconds.
     pub seconds: f64,
 }
 
 impl Report {
-    /// Judges what was found.
+    /// Judges the findings.
     pub fn new(findings: Findings, seen: Seen, seconds: f64) -> Self {
-        let judgement = judge(&findings.measured, &findings.engine.plans);
+        let judgement = judge(&findings.measured, &findings.engine.methods);
         let prior = Arc::new(findings.measured.prior());
         Self { findings, judgement, prior, seen, seconds }
     }
 
-    /// Whether it was measured that nothing pays here.
+    /// True if the measurement shows that nothing pays here.
     pub fn nothing_pays(&self) -> bool {
         self.judgement.pays == Some(false)
     }
 
-    /// What each plan is expected to bring, if drafting costs nothing.
+    /// The expected gain of each verification method, if drafting costs nothing.
     pub fn prospects(&self) -> Vec<Prospect> {
         self.findings.measured.prospects(0.0)
     }
 
-    /// Plans that the engine lacks or that do not work there, and why.
-    pub fn missing(&self) -> impl Iterator<Item = &(Plan, String)> {
+    /// Verification methods that the engine lacks or that do not work there, with the reason.
+    pub fn missing(&self) -> impl Iterator<Item = &(VerifyMethod, String)> {
         self.seen.missing.iter().chain(&self.findings.removed)
     }
 
@@ -70,14 +70,14 @@ impl Report {
     /// As JSON; the names are a contract.
     pub fn to_json(&self) -> Value {
         let Findings { engine, measured, cache, balanced, notes, .. } = &self.findings;
-        let plans: Vec<_> = engine.plans.iter().map(|plan| plan.name()).collect();
+        let methods: Vec<_> = engine.methods.iter().map(|method| method.name()).collect();
         let missing: Vec<_> =
-            self.missing().map(|(plan, why)| json!({ "plan": plan.name(), "why": why })).collect();
+            self.missing().map(|(method, why)| json!({ "method": method.name(), "why": why })).collect();
         let verify: Vec<_> = measured
             .verify
             .iter()
             .map(|timed| {
-                json!({ "plan": timed.plan.name(), "context": timed.context, "gamma": timed.nodes,
+                json!({ "method": timed.method.name(), "context": timed.context, "gamma": timed.nodes,
                     "ms": millis(timed.seconds), "computed": timed.computed })
             })
             .collect();
@@ -89,6 +89,7 @@ impl Report {
         let predictions: Vec<_> = self.prospects().iter().map(prediction).collect();
         json!({
             "dialect": engine.dialect.name(),
+            "experimental": engine.dialect.is_experimental(),
             "version": engine.version,
             "model": engine.model,
             "context": engine.context,
@@ -98,12 +99,12 @@ impl Report {
             "connections": self.seen.starts,
             "defaults": engine.defaults.as_ref().map(defaults),
             "max_tokens": engine.max_tokens,
-            "plans": plans,
+            "methods": methods,
             "missing": missing,
             "noise": noise(engine),
             "cache": {
                 "works": cache.works,
-                "told": cache.told,
+                "reported": cache.told,
                 "block": engine.block,
                 "rows": match engine.rows { RowShape::Full => "full", RowShape::Tail => "tail" },
                 "cold_ms": cache.cold.map(millis),
@@ -118,7 +119,7 @@ impl Report {
             },
             "predictions": predictions,
             "pays": self.judgement.pays,
-            "verdict": self.judgement.words,
+            "conclusion": self.judgement.words,
             "policy": self.judgement.policy,
             "busy": self.seen.busy,
             "calls": self.calls(),
@@ -128,10 +129,10 @@ impl Report {
     }
 }
 
-/// What the noise of a seeded request depends on, in a word.
+/// The dependency of a seeded request's noise, in a word.
 pub fn noise(engine: &Engine) -> &'static str {
     match engine.noise {
-        Noise::Place => "place",
+        Noise::Position => "place",
         Noise::Call => "call",
         Noise::Ignored => "ignored",
     }
@@ -139,7 +140,7 @@ pub fn noise(engine: &Engine) -> &'static str {
 
 fn prediction(prospect: &Prospect) -> Value {
     json!({
-        "plan": prospect.plan.name(),
+        "method": prospect.method.name(),
         "context": prospect.context,
         "acceptance": prospect.acceptance,
         "gamma": prospect.gamma,

@@ -1,4 +1,4 @@
-//! From an address as configured to what a connection needs.
+//! Converts a configured address to the parts that a connection needs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
-use crate::fleet::replica::{InvalidUrl, Place, ReplicaSettings};
+use crate::fleet::replica::{InvalidUrl, ReplicaKey, ReplicaSettings};
 use crate::fleet::tls;
 
 /// Opens connections, by TLS where the address is https.
@@ -33,7 +33,7 @@ pub(super) fn connector(
     settings: &ReplicaSettings,
     scheme: &Scheme,
     authority: &Authority,
-    place: Place,
+    position: ReplicaKey,
 ) -> Result<Connector, InvalidUrl> {
     let invalid = |detail: String| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {detail}") };
     let mut tcp = HttpConnector::new();
@@ -46,10 +46,10 @@ pub(super) fn connector(
         None => tls::public().map_err(|error| invalid(error.to_string()))?,
     };
     let tls = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&config)).https_or_http();
-    if place.address.is_none() || *scheme != Scheme::HTTPS {
+    if position.address.is_none() || *scheme != Scheme::HTTPS {
         return Ok(tls.enable_http1().wrap_connector(tcp));
     }
-    // The address is one behind the name; the certificate is the name's.
+    // The address is one of several behind the name; the certificate is for the name.
     let name = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
     let name = ServerName::try_from(name).map_err(|error| invalid(error.to_string()))?;
     let tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));

@@ -1,4 +1,4 @@
-//! A replica is called: for a client's request, or besides.
+//! Calls to a replica: for a client's request, or for Foretell's own purposes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::http::workers::lane;
 /// Pause between attempts to connect while no file descriptor is free.
 const DESCRIPTORS_AGAIN: Duration = Duration::from_millis(20);
 
-/// On whose behalf a call is made.
+/// The party on whose behalf a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     /// A client's: it never carries a key of Foretell's own calls.
@@ -37,9 +37,10 @@ pub(in crate::fleet) struct Unanswered {
 }
 
 impl Replica {
-    /// Sends `request`, whose target is a path of this server (its own scheme and host are ignored), and
-    /// returns when the answer's head is there. Dropping the future or the answer gives the call up. A
-    /// pooled connection that turns out dead before a byte was written is replaced by a fresh one.
+    /// Sends `request`, whose target is a path of this server (its own scheme and host are
+    /// ignored), and returns once the answer's head is received. Dropping the future or the answer
+    /// abandons the call. A pooled connection that turns out dead before a byte was written is
+    /// replaced by a fresh one.
     ///
     /// # Errors
     /// See [`SendError`]; none of them means that the backend answered.
@@ -64,8 +65,9 @@ impl Replica {
         sent
     }
 
-    /// As [`Self::send`], for a call that Foretell makes besides on behalf of a client's request, with that client's
-    /// key. Its result does not count in the replica's health, which depends on clients' own requests.
+    /// As [`Self::send`], for an additional call by Foretell on behalf of a client's request, with
+    /// that client's key. Its result does not count in the replica's health, which depends on
+    /// clients' own requests.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -74,7 +76,8 @@ impl Replica {
         sent.map_err(|unanswered| unanswered.error)
     }
 
-    /// As [`Self::ask`], for a call of Foretell's own, which is on behalf of no client: it carries Foretell's own key.
+    /// As [`Self::ask`], for one of Foretell's own calls, on behalf of no client: it carries
+    /// Foretell's own key.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -83,7 +86,7 @@ impl Replica {
         sent.map_err(|unanswered| unanswered.error)
     }
 
-    /// As [`Self::own`], but notes whether the replica can be reached.
+    /// As [`Self::own`], but records whether the replica can be reached.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -180,7 +183,7 @@ impl Replica {
                 let within = (reused || !patient).then_some(self.settings.connect_timeout);
                 link = match Box::pin(self.tied(link, to, within)).await {
                     Ok(link) => link,
-                    // It may lead to a process that is gone; a new one does not.
+                    // An idle connection may lead to a process that is gone; a new one does not.
                     Err(_) if reused => {
                         unshown = true;
                         continue;
@@ -216,7 +219,7 @@ impl Replica {
         }
     }
 
-    /// The connection, once it has shown that it leads to the process that `tie` names, `within` this time.
+    /// The connection, after it has shown within `within` that it leads to the process of `tie`.
     async fn tied(
         &self,
         mut link: Link,
@@ -259,8 +262,8 @@ impl Replica {
         Link::new(stream).await.map_err(|error| SendError::of_call(name, &error, false))
     }
 
-    /// Connects. Where the process has no descriptor left, those of idle connections are freed, and the next that is
-    /// free is waited for.
+    /// Connects. If the process has no file descriptor left, closes the idle connections and
+    /// retries until one is free.
     async fn reach(&self, without_descriptor: &mut bool) -> Result<Stream, BoxError> {
         loop {
             match self.connector.clone().oneshot(self.address.clone()).await {
@@ -298,10 +301,11 @@ async fn idle(pool: &Pool, marks: &Extensions) -> Option<Link> {
     }
 }
 
-/// Whether a good answer needs the model. Engines answer much else by a front that outlives it.
+/// True if a good answer needs the model. Engines answer many other paths by a frontend that
+/// outlives it.
 fn is_work(request: &Request<Body>) -> bool {
-    const BESIDE: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
-    *request.method() == Method::POST && !BESIDE.iter().any(|page| request.uri().path().ends_with(page))
+    const SIDE_CALLS: [&str; 4] = ["/tokenize", "/detokenize", "/apply-template", "/render"];
+    *request.method() == Method::POST && !SIDE_CALLS.iter().any(|page| request.uri().path().ends_with(page))
 }
 
 impl Unanswered {

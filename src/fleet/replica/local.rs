@@ -1,4 +1,4 @@
-//! A replica in this process, which is called and not connected to.
+//! A replica in this process, which is called directly and not over a connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::fleet::error::SendError;
 use crate::http::body::{Body, BoxError};
 
-/// A server in this process. Dropping its future, or the body of its answer, gives the request up.
+/// A server in this process. Dropping its future, or the body of its answer, cancels the request.
 #[derive(Clone)]
 pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
 
@@ -23,7 +23,8 @@ impl Local {
         Self(Arc::new(answer))
     }
 
-    /// Sends it a request. If the request's body failed, that is the error, whatever the server answered.
+    /// Sends it a request. If the request's body failed, that is the error, regardless of the
+    /// server's answer.
     pub(super) async fn ask(&self, request: Request<Body>) -> Result<Response<Body>, SendError> {
         let failed: Arc<Mutex<Option<SendError>>> = Arc::default();
         let noted = Arc::clone(&failed);
@@ -76,7 +77,7 @@ mod tests {
         asked(full(b"{}".to_vec()))
     }
 
-    /// A server that answers with what is put into its body later.
+    /// A server whose answer's body is sent later by the test.
     fn scripted() -> (Local, Frames) {
         let (frames, said) = mpsc::unbounded_channel();
         let said = Mutex::new(Some(said));
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_comes_later_wakes_who_reads_and_the_call_is_counted_until_then() {
+    async fn later_frames_wake_the_reader_and_the_call_is_counted_until_the_end() {
         let (local, frames) = scripted();
         let backend = built(backend(local));
         let mut answer = backend.send(question()).await.unwrap().into_body();
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_and_a_late_beginning_are_told_as_of_any_server() {
+    async fn silence_and_a_late_first_byte_are_reported_as_for_any_server() {
         let (local, _frames) = scripted();
         let idle = Some(Duration::from_secs(3));
         let backend = built(ReplicaSettings { idle, ..self::backend(local) });
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_breaks_off_says_so() {
+    async fn an_answer_that_breaks_off_is_an_error() {
         let (local, frames) = scripted();
         let mut answer = built(backend(local)).send(question()).await.unwrap().into_body();
         frames.send(Err("gone".into())).unwrap();

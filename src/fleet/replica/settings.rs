@@ -1,4 +1,4 @@
-//! What a backend's replicas have in common.
+//! Settings that a backend's replicas share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::fleet::key::KeyFile;
 use crate::fleet::models::ModelName;
 use crate::fleet::replica::local::Local;
 
-/// Whose key a backend sees.
+/// The key that a backend receives.
 #[derive(Clone, Debug, Default)]
 pub enum Auth {
     /// The client's `Authorization`, as it came.
@@ -18,7 +18,7 @@ pub enum Auth {
     Pass,
     /// No `Authorization`.
     Strip,
-    /// Foretell's own, instead of the client's.
+    /// Foretell's own instead of the client's.
     Replace(Arc<KeyFile>),
 }
 
@@ -27,51 +27,57 @@ pub enum Auth {
 pub struct ReplicaSettings {
     /// The name in policies, logs and errors.
     pub name: String,
-    /// `http(s)://host[:port][/base]`. A base that ends in `/v1` is taken to mean the server above it, since
-    /// that is how OpenAI base URLs are written.
+    /// `http(s)://host[:port][/base]`. A base that ends in `/v1` means the server above it, since
+    /// OpenAI base URLs are written that way.
     pub url: String,
     /// Answers in place of the server at `url`, which is then only a name.
     pub local: Option<Local>,
     /// The dialect as configured; `auto` until it is known.
     pub dialect: String,
-    /// Whether that dialect can verify drafts.
+    /// True if that dialect can verify drafts.
     pub speculates: bool,
-    /// It bills per token: only clients' requests are sent to it, and one for its models.
+    /// True if it bills per token: only clients' requests are sent to it, and one for its list of
+    /// models.
     pub billed: bool,
-    /// A likely answer may be sent along as OpenAI's `prediction`.
+    /// True if a likely answer may be sent along as OpenAI's `prediction`.
     pub predicts: bool,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
-    /// Takes requests for models that no backend lists.
+    /// True if it takes requests for models that no backend lists.
     pub default: bool,
-    /// The client's `Host` goes through; otherwise (`host: backend`) the backend's own authority is sent.
+    /// True if the client's `Host` is passed on; otherwise (`host: backend`) the backend's own
+    /// authority is sent.
     pub keep_client_host: bool,
-    /// Which `Authorization` it sees.
+    /// The `Authorization` that it receives.
     pub auth: Auth,
-    /// The key of Foretell's own calls: recognition, health, load, probe. No call on behalf of a client carries it.
+    /// The key of Foretell's own calls: recognition, health, load, probe. No call on behalf of a
+    /// client carries it.
     pub own_key: Option<Arc<KeyFile>>,
     /// Header fields of Foretell's own calls.
     pub own_fields: HeaderMap,
-    /// How TLS is done where the address is https; the usual public authorities if `None`.
+    /// TLS configuration for https addresses; `None`: the usual public authorities.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Interval of resolving the host, whose addresses are then replicas; `None`: the host is one replica.
+    /// Interval of resolving the host, whose addresses are then replicas; `None`: the host is one
+    /// replica.
     pub discover: Option<Duration>,
-    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica. 0: no ranks.
+    /// Data-parallel ranks at each address; each has a KV cache of its own, so each is a replica.
+    /// 0: no ranks.
     pub ranks: u32,
-    /// Longest time to connect.
+    /// Maximum time to connect.
     pub connect_timeout: Duration,
-    /// How long an idle connection is kept; shorter than the keep-alive of common servers (5 s).
+    /// Time that an idle connection is kept; shorter than the keep-alive of common servers (5 s).
     pub pool_idle: Duration,
-    /// Longest wait for an answer's first byte; `None` (the default) is unlimited, as prompts can be long.
+    /// Maximum wait for an answer's first byte; `None` (the default): unlimited, as prompts can be
+    /// long.
     pub first_byte: Option<Duration>,
-    /// Longest wait for a byte in the middle of an answer; `None` (the default) is unlimited.
+    /// Maximum wait for a byte in the middle of an answer; `None` (the default): unlimited.
     pub idle: Option<Duration>,
     /// Number of network threads; each has a connection pool.
     pub lanes: usize,
 }
 
 impl ReplicaSettings {
-    /// Defaults for everything but name and address: relay only.
+    /// Defaults for all settings but name and address: relay only.
     #[must_use]
     pub fn new(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self {
@@ -106,6 +112,6 @@ impl ReplicaSettings {
 pub struct InvalidUrl {
     /// The address as given.
     pub url: String,
-    /// What is wrong with it.
+    /// The fault of the address.
     pub detail: String,
 }

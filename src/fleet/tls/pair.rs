@@ -1,4 +1,5 @@
-//! A certificate chain and its key in two files, which are replaced while the process runs: certificates expire.
+//! A certificate chain and its key in two files that are replaced while the process runs:
+//! certificates expire.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,13 @@ use tokio::time::Instant;
 
 use super::{TlsError, certificates, private_key, provider, unusable};
 
-/// Least time between two looks at the files.
+/// Minimum time between two checks of the files.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What identifies one content of the two files.
+/// Identifies one content of the two files.
 type Stamp = [Option<(SystemTime, u64)>; 2];
 
-/// The pair as the files had it at most a second before the last handshake.
+/// The pair that the files held at most a second before the last handshake.
 #[derive(Debug)]
 pub(super) struct Pair {
     cert: PathBuf,
@@ -47,8 +48,8 @@ impl Pair {
         Ok(Self { cert: cert.to_owned(), key: key.to_owned(), kept })
     }
 
-    /// The pair for a handshake. Files that cannot be used, such as a certificate whose key is not there yet, change
-    /// nothing until they change again.
+    /// The pair for a handshake. Files that cannot be used, such as a certificate whose key is not
+    /// there yet, change nothing until they change again.
     fn present(&self) -> Arc<CertifiedKey> {
         let mut kept = self.kept.lock();
         if kept.looked.elapsed() >= LOOK_EVERY {
@@ -66,10 +67,12 @@ impl Pair {
         kept.stamp = stamp;
         match read(&self.cert, &self.key) {
             Ok(pair) => {
-                tracing::info!(path = %self.cert.display(), "certificate read again");
+                tracing::info!(path = %self.cert.display(), "certificate reloaded");
                 kept.pair = Arc::new(pair);
             }
-            Err(error) => tracing::warn!(%error, "the certificate stays as it was"),
+            Err(error) => {
+                tracing::warn!(%error, "the certificate cannot be reloaded, the last one stays in use");
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The backend of the comparison. It does as little as possible, so that mostly the proxies are measured. A `POST` with
-//! the header `x-events` gets a stream of events that carry the time at which they were written; any other request gets
-//! one kilobyte.
+//! The backend of the comparison. It does as little as possible, so that mostly the proxies are
+//! measured. A `POST` with the header `x-events` is answered with a stream of events that carry the
+//! time at which they were written, any other request with one kilobyte.
 
 use std::io;
 use std::net::SocketAddr;

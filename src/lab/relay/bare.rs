@@ -1,7 +1,8 @@
 //! The simplest reverse proxy that hyper allows, to show how much of Foretell's time is hyper's.
 //!
-//! It forwards requests and answers and does nothing else: no limits, no decisions, no records, no metrics, no retries.
-//! It has as many network threads as Foretell, each with its own pool of connections.
+//! It forwards requests and answers and does nothing else: no limits, no decisions, no records, no
+//! metrics, no retries. It has as many network threads as Foretell, each with its own pool of
+//! connections.
 
 use std::convert::Infallible;
 use std::io;

@@ -111,7 +111,7 @@ struct Turn {
     from: u64,
 }
 
-/// Puts the load on `address` for `length`.
+/// Applies the load to `address` for `length`.
 pub(super) fn turn(load: Load, address: SocketAddr, length: Duration) -> Result<Measured, RelayError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(RelayError::io("load"))?;

@@ -162,7 +162,8 @@ impl Drop for Nginx {
     }
 }
 
-/// Sends SIGTERM twice, which stops both programs at once; kills the process if it is still running after 2 s.
+/// Sends SIGTERM twice, which stops both programs at once; kills the process if it is still running
+/// after 2 s.
 fn stop(process: &mut Process) {
     let id = process.id().to_string();
     for _ in 0..2 {

@@ -1,11 +1,12 @@
-//! What will happen, in order of time; what was put down first happens first.
+//! Event queue of the simulation, ordered by time; events at the same time keep their order of
+//! insertion.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use crate::units::Tick;
 
-/// Things to come.
+/// Future events.
 #[derive(Debug)]
 pub struct Agenda<T> {
     heap: BinaryHeap<Reverse<Entry<T>>>,
@@ -26,13 +27,13 @@ impl<T> Default for Agenda<T> {
 }
 
 impl<T> Agenda<T> {
-    /// Puts down that `what` happens at `at`.
+    /// Schedules `what` at `at`.
     pub fn put(&mut self, at: Tick, what: T) {
         self.heap.push(Reverse(Entry { at, number: self.next, what }));
         self.next += 1;
     }
 
-    /// Takes what happens next, and when.
+    /// Removes the next event and its time.
     pub fn take(&mut self) -> Option<(Tick, T)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_orders_and_then_the_order_of_putting_down() {
+    fn events_are_ordered_by_time_then_insertion() {
         let mut agenda = Agenda::default();
         for (at, what) in [(5, 'c'), (3, 'a'), (5, 'd'), (4, 'b')] {
             agenda.put(Tick(at), what);

@@ -1,8 +1,9 @@
-//! One replica: a queue, continuous batching in steps, a prefix cache, and memory that ends.
+//! One replica: a queue, continuous batching in steps, a prefix cache, and limited KV memory.
 //!
-//! A step takes every running sequence: one token of each that decodes, then prompts in chunks up to the step's token
-//! limit, in the order in which they were admitted. A verify call is a prompt whose last tokens are the draft; the step
-//! that computes its last token answers it. What is cancelled stays in the step that is running.
+//! A step takes every running sequence: one token of each that decodes, then prompts in chunks up
+//! to the step's token limit, in the order in which they were admitted. A verify request is a
+//! prompt whose last tokens are the draft; the step that computes its last token answers it. A
+//! cancelled job stays in the running step until it ends.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,54 +11,54 @@ use super::later;
 use super::profile::{Batch, Curve, Jitter, Paced, Shape};
 use crate::units::Tick;
 
-/// Names a job.
+/// Id of a job.
 pub type JobId = u64;
 
-/// What an engine is asked to do.
+/// A request as the engine receives it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
-    /// Its name.
+    /// Its id.
     pub id: JobId,
-    /// The text it belongs to: calls for the same text share its prefix in the cache.
+    /// The text it belongs to: jobs for the same text share its prefix in the cache.
     pub text: u64,
     /// Tokens of the context.
     pub context: usize,
-    /// What is wanted.
+    /// The work.
     pub work: Work,
 }
 
-/// What is wanted of a job.
+/// Work of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
-    /// So many tokens, one by one.
+    /// This number of tokens, one by one.
     Stream(usize),
-    /// A draft judged.
+    /// The verification of a draft.
     Verify(Verify),
 }
 
-/// A draft to be judged.
+/// A draft to be verified.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verify {
     /// Drafted tokens.
     pub nodes: usize,
     /// Sequences that it takes.
     pub sequences: usize,
-    /// Tokens computed behind the context, over all sequences.
+    /// Tokens computed after the context, over all sequences.
     pub computed: usize,
-    /// How many of the drafted tokens are the true text, and so stay useful in the cache.
+    /// Number of drafted tokens that match the true text, and so stay useful in the cache.
     pub followed: usize,
 }
 
-/// How the engine is set up.
+/// Configuration of the engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineSpec {
     /// Pace and sizes.
     pub shape: Shape,
-    /// What disturbs its steps.
+    /// Disturbances of its steps.
     pub jitter: Jitter,
-    /// Whether what has been computed for a text is kept for its next call.
+    /// True if the KV rows of a text are kept for its next job.
     pub prefix_cache: bool,
-    /// From these moments on it has another pace.
+    /// Changes of pace, each with the moment from which it holds.
     pub changes: Vec<(Tick, Curve)>,
     /// Seconds from a cancel's arrival until the sequence is gone.
     pub cancel: f64,
@@ -71,14 +72,14 @@ impl EngineSpec {
     }
 }
 
-/// A token or a verdict that the engine has produced.
+/// A token or a verification result that the engine has produced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Produced {
     /// The job.
     pub job: JobId,
-    /// Which token of its ride, counted from 0; 0 for a verdict.
+    /// Index of the token in its plain request, counted from 0; 0 for a verification result.
     pub number: usize,
-    /// Nothing more comes of the job.
+    /// The job's last output.
     pub last: bool,
 }
 
@@ -99,10 +100,10 @@ struct Cached {
     used: Tick,
 }
 
-/// What the engine has computed so far, in tokens.
+/// Tokens that the engine has computed so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Computed {
-    /// In all.
+    /// Total.
     pub all: u64,
     /// For sequences that had been cancelled before their step ended.
     pub wasted: u64,
@@ -117,14 +118,14 @@ pub struct Engine {
     seed: u64,
     waiting: VecDeque<Job>,
     running: Vec<Running>,
-    /// Prefixes of texts that nothing runs for.
+    /// Prefixes of texts without a running job.
     cached: HashMap<u64, Cached>,
     cached_tokens: usize,
-    /// Sequences and KV tokens of what runs.
+    /// Sequences of the running jobs; `kv` is their KV tokens.
     sequences: usize,
     kv: usize,
     stepping: bool,
-    /// Calls that the last step left waiting.
+    /// Jobs that the last step left waiting.
     left_waiting: usize,
     computed: Computed,
 }
@@ -152,26 +153,26 @@ impl Engine {
         self.waiting.push_back(job);
     }
 
-    /// Drops a job. In a step that is running it is computed to the end.
+    /// Drops a job. In the running step it is still computed.
     pub fn cancel(&mut self, id: JobId, now: Tick) {
         self.waiting.retain(|job| job.id != id);
-        let Some(place) = self.running.iter().position(|running| running.job.id == id) else { return };
+        let Some(position) = self.running.iter().position(|running| running.job.id == id) else { return };
         if self.stepping {
-            if let Some(running) = self.running.get_mut(place) {
+            if let Some(running) = self.running.get_mut(position) {
                 running.gone = true;
             }
         } else {
-            self.end(place, now);
+            self.end(position, now);
         }
     }
 
-    /// Sequences that run.
+    /// Number of running sequences.
     pub fn running(&self) -> usize {
         self.sequences
     }
 
-    /// Calls that found no room when the last step began. Those that have come since are not counted yet, as an engine
-    /// that reports after each step counts.
+    /// Jobs that found no room when the last step began. Later ones are not counted yet, as in an
+    /// engine that reports after each step.
     pub fn waiting(&self) -> usize {
         self.left_waiting
     }
@@ -181,23 +182,23 @@ impl Engine {
         self.kv as f64 / self.spec.shape.kv.max(1) as f64
     }
 
-    /// What it has computed.
+    /// Tokens computed so far.
     pub fn computed(&self) -> Computed {
         self.computed
     }
 
-    /// Whether a step is running.
+    /// True if a step is running.
     pub fn is_stepping(&self) -> bool {
         self.stepping
     }
 
-    /// Whether a step could begin.
+    /// True if a step could begin.
     pub fn has_work(&self) -> bool {
         !self.stepping && (!self.running.is_empty() || !self.waiting.is_empty())
     }
 
-    /// Admits what there is room for and begins a step, if none is running and there is something to compute: when it
-    /// ends.
+    /// Admits the jobs that there is room for and begins a step, if none is running and there is
+    /// something to compute; returns the time at which it ends.
     pub fn start(&mut self, now: Tick) -> Option<Tick> {
         if self.stepping {
             return None;
@@ -225,7 +226,7 @@ impl Engine {
     fn admit(&mut self, job: Job) {
         let known = if self.spec.prefix_cache { self.known(job.text) } else { 0 };
         let block = self.spec.shape.block.max(1);
-        // The last token is computed in any case: its row is what is wanted.
+        // The last token is always computed, because its row is the output.
         let known = (known.min(job.context.saturating_sub(1)) / block) * block;
         let fresh = job.context - known;
         let left = match job.work {
@@ -238,8 +239,8 @@ impl Engine {
         self.running.push(Running { job, left, taken: 0, made: 0, gone: false });
     }
 
-    /// Tokens of a text that are in memory: kept from earlier, or held by a call that still runs. What was kept is the
-    /// new call's from now on.
+    /// Tokens of a text that are in KV memory: cached from earlier, or held by a running job.
+    /// Cached rows are taken over by the new job.
     fn known(&mut self, text: u64) -> usize {
         let running = self.running.iter().filter(|running| running.job.text == text);
         let held = running.map(Running::in_memory).max().unwrap_or(0);
@@ -252,7 +253,7 @@ impl Engine {
         known
     }
 
-    /// Drops the prefixes that were used longest ago, until what runs has its memory.
+    /// Evicts the least recently used prefixes until the running jobs fit into memory.
     fn make_room(&mut self) {
         while self.cached_tokens + self.kv > self.spec.shape.kv {
             let Some((&oldest, _)) = self.cached.iter().min_by_key(|(text, cached)| (cached.used, **text))
@@ -282,24 +283,24 @@ impl Engine {
         (batch.tokens > 0).then_some(batch)
     }
 
-    /// The step that is running has ended: what it has produced goes to `out`. Call [`Engine::start`] then.
+    /// Ends the running step and appends its outputs to `out`. Call [`Engine::start`] afterwards.
     pub fn step_ended(&mut self, now: Tick, out: &mut Vec<Produced>) {
         self.stepping = false;
-        let mut place = 0;
-        while let Some(running) = self.running.get_mut(place) {
+        let mut position = 0;
+        while let Some(running) = self.running.get_mut(position) {
             let taken = std::mem::take(&mut running.taken);
             running.left -= taken;
             if running.gone {
                 self.computed.wasted += taken as u64;
             }
-            let over = running.gone || (running.left == 0 && taken > 0 && self.produce(place, out));
-            if over { self.end(place, now) } else { place += 1 }
+            let over = running.gone || (running.left == 0 && taken > 0 && self.produce(position, out));
+            if over { self.end(position, now) } else { position += 1 }
         }
     }
 
-    /// One more output of this job; whether it was the last.
-    fn produce(&mut self, place: usize, out: &mut Vec<Produced>) -> bool {
-        let Some(running) = self.running.get_mut(place) else { return true };
+    /// Adds one output of this job; true if it was the last.
+    fn produce(&mut self, position: usize, out: &mut Vec<Produced>) -> bool {
+        let Some(running) = self.running.get_mut(position) else { return true };
         let number = running.made;
         running.made += 1;
         running.left = 1;
@@ -311,8 +312,8 @@ impl Engine {
         last
     }
 
-    fn end(&mut self, place: usize, now: Tick) {
-        let running = self.running.remove(place);
+    fn end(&mut self, position: usize, now: Tick) {
+        let running = self.running.remove(position);
         self.sequences -= sequences(&running.job);
         self.kv -= reserve(&running.job);
         if self.spec.prefix_cache {
@@ -336,7 +337,7 @@ impl Running {
         }
         batch.outputs += sequences;
         match self.job.work {
-            // A fan-out is so many plain sequences.
+            // A fan-out counts as `sequences` plain sequences.
             Work::Verify(verify) if verify.sequences == 1 => {
                 batch.drafted = Some(batch.drafted.unwrap_or(0).max(verify.nodes));
             }
@@ -361,7 +362,7 @@ fn sequences(job: &Job) -> usize {
     }
 }
 
-/// KV tokens kept for a job from its admission on: all that it may need.
+/// KV tokens reserved for a job at its admission: the maximum that it may need.
 fn reserve(job: &Job) -> usize {
     match job.work {
         Work::Stream(tokens) => job.context + tokens,

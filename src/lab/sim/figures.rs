@@ -1,19 +1,19 @@
-//! What is measured of a table: its figures, as Foretell against no Foretell.
+//! Figures of a table: the traffic with Foretell against the same traffic without it.
 
 use super::record::{Record, Served};
-use super::traffic::Whose;
+use super::traffic::Owner;
 use crate::lab::stats;
 
-/// A figure. Ratios are through Foretell ÷ direct, with the same clients, texts and dice.
+/// A figure. Ratios are through Foretell ÷ direct, with the same clients, texts and seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// Tokens per second that one of our clients gets.
+    /// Tokens per second of one of our clients.
     Ratio,
-    /// The ratio of the seed in which it is least: what bad luck costs.
-    LeastRatio,
-    /// Our ratio ÷ that of the best fixed gamma (riding is gamma 0).
+    /// Minimum of the ratio over the seeds: the cost of bad luck.
+    MinRatio,
+    /// Our ratio ÷ that of the best fixed gamma (plain decoding is gamma 0).
     OfBest,
-    /// Median of a request's time, all traffic.
+    /// Median of the request latency, all traffic.
     P50,
     /// 95th percentile of it.
     P95,
@@ -27,15 +27,15 @@ pub enum Figure {
     FirstP95,
     /// Tokens per second of all traffic.
     Throughput,
-    /// Tokens that the engine computed for each that was emitted.
+    /// Tokens computed by the engine ÷ tokens emitted.
     Computed,
-    /// Share of our requests that leapt; no ratio.
-    Leapt,
-    /// Accepted ÷ drafted tokens; no ratio.
+    /// Share of our requests that were speculated on; not a ratio.
+    Speculated,
+    /// Accepted ÷ drafted tokens; not a ratio.
     Accepted,
-    /// Seconds from the beginning of the overload to the last verify call in it; no ratio.
+    /// Seconds from the beginning of the overload to the last verify request in it; not a ratio.
     Closes,
-    /// Seconds from the end of the overload to the first verify call; no ratio.
+    /// Seconds from the end of the overload to the first verify request; not a ratio.
     Reopens,
 }
 
@@ -43,7 +43,7 @@ impl Figure {
     /// Every figure.
     pub const ALL: [Self; 15] = [
         Self::Ratio,
-        Self::LeastRatio,
+        Self::MinRatio,
         Self::OfBest,
         Self::P50,
         Self::P95,
@@ -53,7 +53,7 @@ impl Figure {
         Self::FirstP95,
         Self::Throughput,
         Self::Computed,
-        Self::Leapt,
+        Self::Speculated,
         Self::Accepted,
         Self::Closes,
         Self::Reopens,
@@ -63,7 +63,7 @@ impl Figure {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ratio => "ratio",
-            Self::LeastRatio => "least_ratio",
+            Self::MinRatio => "least_ratio",
             Self::OfBest => "of_best",
             Self::P50 => "p50",
             Self::P95 => "p95",
@@ -73,7 +73,7 @@ impl Figure {
             Self::FirstP95 => "first_p95",
             Self::Throughput => "throughput",
             Self::Computed => "computed",
-            Self::Leapt => "leapt",
+            Self::Speculated => "speculated",
             Self::Accepted => "accepted",
             Self::Closes => "closes",
             Self::Reopens => "reopens",
@@ -95,7 +95,7 @@ impl Figure {
 #[derive(Clone, Debug, Default)]
 pub struct Played(pub Vec<Record>);
 
-/// Which requests.
+/// Selection of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     All,
@@ -103,16 +103,16 @@ enum Which {
     Others,
 }
 
-/// The requests of some records.
+/// The selected requests of some records.
 fn served<'a>(
     records: impl Iterator<Item = &'a Record>,
-    streams: &'a [Whose],
+    streams: &'a [Owner],
     which: Which,
 ) -> impl Iterator<Item = &'a Served> {
     let wanted = move |served: &&Served| match (which, streams.get(served.stream)) {
         (Which::All, _) => true,
-        (Which::Ours, whose) => whose == Some(&Whose::Ours),
-        (Which::Others, whose) => whose == Some(&Whose::Others),
+        (Which::Ours, whose) => whose == Some(&Owner::Ours),
+        (Which::Others, whose) => whose == Some(&Owner::Others),
     };
     records.flat_map(|record| &record.served).filter(wanted)
 }
@@ -126,20 +126,20 @@ fn speed<'a>(requests: impl Iterator<Item = &'a Served>) -> Option<f64> {
 }
 
 impl Played {
-    fn served<'a>(&'a self, streams: &'a [Whose], which: Which) -> impl Iterator<Item = &'a Served> {
+    fn served<'a>(&'a self, streams: &'a [Owner], which: Which) -> impl Iterator<Item = &'a Served> {
         served(self.0.iter(), streams, which)
     }
 
     /// Mean tokens per second of one of our clients.
-    fn speed(&self, streams: &[Whose]) -> Option<f64> {
+    fn speed(&self, streams: &[Owner]) -> Option<f64> {
         speed(self.served(streams, Which::Ours))
     }
 
-    fn quantile(&self, streams: &[Whose], which: Which, q: f64, of: impl Fn(&Served) -> f64) -> Option<f64> {
+    fn quantile(&self, streams: &[Owner], which: Which, q: f64, of: impl Fn(&Served) -> f64) -> Option<f64> {
         stats::quantile(self.served(streams, which).map(of).collect(), q)
     }
 
-    /// Tokens per second of all traffic, while requests begin.
+    /// Tokens per second of all traffic, in the seconds in which requests begin.
     fn throughput(&self, seconds: f64) -> Option<f64> {
         let tokens = self.0.iter().map(|record| {
             let intervals = (seconds / record.interval) as usize;
@@ -162,54 +162,56 @@ impl Played {
         (all > 0.0).then(|| part / all)
     }
 
-    /// The latest verify call of any seed within these seconds, counted from their beginning; 0 without one.
+    /// The latest verify request of any seed within these seconds, counted from their beginning; 0
+    /// without one.
     fn last_round(&self, (from, until): (f64, f64)) -> f64 {
         let of = |record: &Record| {
-            let within = |place: usize| (from..until).contains(&(place as f64 * record.interval));
+            let within = |position: usize| (from..until).contains(&(position as f64 * record.interval));
             let mut rounds =
-                record.course.iter().enumerate().filter(|(place, at)| within(*place) && at.rounds > 0);
-            rounds.next_back().map_or(0.0, |(place, _)| (place + 1) as f64 * record.interval - from)
+                record.course.iter().enumerate().filter(|(position, at)| within(*position) && at.rounds > 0);
+            rounds.next_back().map_or(0.0, |(position, _)| (position + 1) as f64 * record.interval - from)
         };
         self.0.iter().map(of).fold(0.0, f64::max)
     }
 
-    /// The first verify call after this second, of the seed in which it comes last; `None` if one has none.
+    /// The first verify request after this second, maximum over the seeds; `None` if a seed has
+    /// none.
     fn first_round(&self, from: f64) -> Option<f64> {
         let of = |record: &Record| {
-            let after = |place: usize| place as f64 * record.interval >= from;
+            let after = |position: usize| position as f64 * record.interval >= from;
             let mut rounds =
-                record.course.iter().enumerate().filter(|(place, at)| after(*place) && at.rounds > 0);
-            rounds.next().map(|(place, _)| place as f64 * record.interval - from)
+                record.course.iter().enumerate().filter(|(position, at)| after(*position) && at.rounds > 0);
+            rounds.next().map(|(position, _)| position as f64 * record.interval - from)
         };
         self.0.iter().map(of).try_fold(0.0_f64, |latest, first| Some(latest.max(first?)))
     }
 }
 
-/// A table as it was played.
+/// Records of a table, for every mode.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Whose each stream is.
-    pub streams: Vec<Whose>,
+    /// Owner of each stream.
+    pub streams: Vec<Owner>,
     /// Seconds in which requests begin.
     pub seconds: f64,
     /// The seconds of the overload.
     pub overload: Option<(f64, f64)>,
     /// Without Foretell.
     pub direct: Played,
-    /// As the controller decides.
+    /// With the controller's decisions.
     pub auto: Played,
     /// With fixed gammas.
     pub fixed: Vec<(usize, Played)>,
 }
 
 impl Outcome {
-    /// The value of a figure; `None` if it cannot be told.
+    /// The value of a figure; `None` if it is unknown.
     pub fn figure(&self, figure: Figure) -> Option<f64> {
         let latency = |which, q| self.by(|played| played.quantile(&self.streams, which, q, Served::seconds));
         let first = |q| self.by(|played| played.quantile(&self.streams, Which::All, q, Served::first_token));
         match figure {
             Figure::Ratio => self.by(|played| played.speed(&self.streams)),
-            Figure::LeastRatio => self.least_ratio(),
+            Figure::MinRatio => self.min_ratio(),
             Figure::OfBest => self.best().and_then(|(_, best)| Some(self.figure(Figure::Ratio)? / best)),
             Figure::P50 => latency(Which::All, 0.5),
             Figure::P95 => latency(Which::All, 0.95),
@@ -219,7 +221,7 @@ impl Outcome {
             Figure::FirstP95 => first(0.95),
             Figure::Throughput => self.by(|played| played.throughput(self.seconds)),
             Figure::Computed => self.by(Played::computed),
-            Figure::Leapt => self.auto.share(|summary| (f64::from(u8::from(summary.speculated)), 1.0)),
+            Figure::Speculated => self.auto.share(|summary| (f64::from(u8::from(summary.speculated)), 1.0)),
             Figure::Accepted => {
                 self.auto.share(|summary| (f64::from(summary.accepted), f64::from(summary.drafted)))
             }
@@ -228,14 +230,15 @@ impl Outcome {
         }
     }
 
-    /// The best fixed gamma and its ratio; riding counts as gamma 0. `None` if none was played.
+    /// The best fixed gamma and its ratio; plain decoding counts as gamma 0. `None` if none was
+    /// played.
     pub fn best(&self) -> Option<(usize, f64)> {
         let fixed = self.fixed_ratios()?.into_iter();
         let best = fixed.fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best });
         (!self.fixed.is_empty()).then_some(best)
     }
 
-    /// Our ratio with each fixed gamma; `None` if one cannot be told.
+    /// Our ratio with each fixed gamma; `None` if one is unknown.
     pub fn fixed_ratios(&self) -> Option<Vec<(usize, f64)>> {
         let direct = self.direct.speed(&self.streams)?;
         self.fixed
@@ -244,7 +247,7 @@ impl Outcome {
             .collect()
     }
 
-    fn least_ratio(&self) -> Option<f64> {
+    fn min_ratio(&self) -> Option<f64> {
         let speed = |record: &Record| speed(served(std::iter::once(record), &self.streams, Which::Ours));
         let pairs = self.auto.0.iter().zip(&self.direct.0);
         pairs

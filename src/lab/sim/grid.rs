@@ -1,8 +1,10 @@
-//! Known costs: how near the controller comes to the best fixed gamma on servers whose costs are simple and known.
+//! Known costs: compares the controller with the best fixed gamma on servers whose costs are simple
+//! and known.
 //!
-//! Every cell is one paced server, one kind of text and one set of drafters, served to one client in the same order of
-//! requests: riding, with every fixed gamma, and as the controller decides, each with a controller that knows nothing.
-//! The first requests show what learning costs, the rest what was learnt.
+//! Every cell is one paced server, one kind of text and one set of drafters, served to one client
+//! in the same order of requests: decoded plainly, with every fixed gamma, and with the
+//! controller's decisions. Each play starts with a controller that knows nothing. The first
+//! requests show the cost of learning, the rest show its result.
 
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -18,21 +20,22 @@ use super::record::Record;
 use super::source::Scripts;
 use super::traffic::Stream;
 use super::world::{Broken, Mode, Net, Setup, World};
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// Steps of a verify call without a draft, and for every drafted token.
+/// Cost of a verify request in plain steps: without a draft, and for every drafted token.
 pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (1.5, 0.1), (4.0, 0.4)];
 /// Seconds of a plain step.
 pub const STEPS: [f64; 2] = [0.020, 0.060];
 /// The fixed gammas.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 
-/// Least speed of the controller as a multiple of that of the best fixed gamma, after the first requests.
-pub const REACHED_LEAST: f64 = 0.95;
-/// Least speed of the controller as a multiple of riding, from the first request on.
-pub const SPEED_LEAST: f64 = 0.98;
+/// Minimum speed of the controller as a multiple of that of the best fixed gamma, after the first
+/// requests.
+pub const MIN_REACHED: f64 = 0.95;
+/// Minimum speed of the controller as a multiple of plain decoding, from the first request on.
+pub const MIN_SPEED: f64 = 0.98;
 
-/// Which drafters a session has.
+/// The drafters of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drafters {
     /// `prompt_lookup`.
@@ -56,15 +59,15 @@ impl Drafters {
         }
     }
 
-    /// What a session with them may do.
+    /// The permit of a session with them.
     ///
     /// # Errors
-    /// A policy that is refused; this one is not.
+    /// A policy that is refused; this one is valid.
     pub fn permit(self) -> Result<Permit, Refused> {
         permit::of(
             "policy",
             &permit::policy(self != Self::Model, self != Self::Lookup),
-            &[Plan::Tree],
+            &[VerifyMethod::Tree],
             1 << 20,
         )
     }
@@ -79,7 +82,7 @@ pub struct Workload {
     pub scripts: Scripts,
 }
 
-/// How much is played in a cell.
+/// Number of requests of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Requests while learning.
@@ -89,7 +92,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// Ten to learn from, twenty to be judged by.
+    /// Ten for learning, twenty that are judged.
     pub const USUAL: Self = Self { first: 10, rest: 20 };
 }
 
@@ -102,11 +105,11 @@ pub struct Cell<'a> {
     pub workload: &'a Workload,
     /// The drafters.
     pub drafters: Drafters,
-    /// What sessions may do with them.
+    /// Permit of sessions with them.
     pub permit: Permit,
 }
 
-/// Tokens per second as multiples of riding.
+/// Tokens per second as multiples of plain decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speed {
     /// While learning.
@@ -115,19 +118,20 @@ pub struct Speed {
     pub rest: f64,
 }
 
-/// What a cell has shown.
+/// Result of a cell.
 #[derive(Clone, Debug)]
 pub struct Outcome<'a> {
     /// The cell.
     pub cell: Cell<'a>,
-    /// As the controller decides.
+    /// With the controller's decisions.
     pub auto: Speed,
     /// With every one of [`GAMMAS`].
     pub fixed: Vec<Speed>,
 }
 
 impl Outcome<'_> {
-    /// The best of the fixed gammas after the first requests, and its speed; riding counts as gamma 0.
+    /// The best of the fixed gammas after the first requests, and its speed; plain decoding counts
+    /// as gamma 0.
     pub fn best(&self) -> (usize, f64) {
         let fixed = GAMMAS.into_iter().zip(self.fixed.iter().map(|speed| speed.rest));
         std::iter::once((0, 1.0))
@@ -135,16 +139,16 @@ impl Outcome<'_> {
             .fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best })
     }
 
-    /// The controller's speed by that of the best fixed gamma, after the first requests.
+    /// The controller's speed ÷ that of the best fixed gamma, after the first requests.
     pub fn reached(&self) -> f64 {
         self.auto.rest / self.best().1
     }
 
-    /// Whether the controller is slower than [`REACHED_LEAST`] of the best fixed gamma, or ever slower than
-    /// [`SPEED_LEAST`] of riding.
+    /// True if the controller is slower than [`MIN_REACHED`] of the best fixed gamma, or ever
+    /// slower than [`MIN_SPEED`] of plain decoding.
     pub fn falls_short(&self) -> bool {
         let Speed { first, rest } = self.auto;
-        self.reached() < REACHED_LEAST || first.min(rest) < SPEED_LEAST
+        self.reached() < MIN_REACHED || first.min(rest) < MIN_SPEED
     }
 }
 
@@ -157,7 +161,7 @@ pub fn servers() -> Vec<Paced> {
 /// Every cell of these servers and workloads.
 ///
 /// # Errors
-/// A policy that is refused; those used here are not.
+/// A policy that is refused; those used here are valid.
 pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Result<Vec<Cell<'a>>, Refused> {
     let permits = Drafters::ALL.map(|drafters| drafters.permit().map(|permit| (drafters, permit)));
     let permits: Vec<(Drafters, Permit)> = permits.into_iter().collect::<Result<_, _>>()?;
@@ -195,7 +199,7 @@ impl<'a> Cell<'a> {
     /// Seconds of the first requests and of the rest.
     ///
     /// # Errors
-    /// What [`World::play`] finds broken.
+    /// See [`World::play`].
     pub fn play(&self, mode: Mode, size: Size) -> Result<(f64, f64), Broken> {
         let Record { served, .. } = World::play(self.setup(mode, size))?;
         let seconds =
@@ -204,10 +208,12 @@ impl<'a> Cell<'a> {
         Ok((seconds(first), seconds(rest)))
     }
 
-    /// Plays all settings. `ride` is what riding took.
-    fn outcome(&self, ride: (f64, f64), size: Size) -> Result<Outcome<'a>, Broken> {
-        let speed =
-            |mode| self.play(mode, size).map(|took| Speed { first: ride.0 / took.0, rest: ride.1 / took.1 });
+    /// Plays all settings. `plain_run` is the time of plain decoding.
+    fn outcome(&self, plain_run: (f64, f64), size: Size) -> Result<Outcome<'a>, Broken> {
+        let speed = |mode| {
+            self.play(mode, size)
+                .map(|took| Speed { first: plain_run.0 / took.0, rest: plain_run.1 / took.1 })
+        };
         let auto = speed(Mode::Auto)?;
         let fixed = GAMMAS.into_iter().map(|gamma| speed(Mode::Fixed(gamma))).collect::<Result<_, _>>()?;
         Ok(Outcome { cell: self.clone(), auto, fixed })
@@ -224,13 +230,13 @@ impl<'a> Cell<'a> {
 /// Plays cells on all processors, and gives their outcomes in order; `progress` counts them.
 ///
 /// # Errors
-/// What [`World::play`] finds broken.
+/// See [`World::play`].
 pub fn play<'a>(cells: &[Cell<'a>], size: Size, progress: &ProgressBar) -> Result<Vec<Outcome<'a>>, Broken> {
     progress.set_length(cells.len() as u64);
-    let rides: Mutex<Vec<Ride>> = Mutex::default();
+    let plain_runs: Mutex<Vec<PlainRun>> = Mutex::default();
     let outcomes = pool::each(cells.len(), |number| {
         let cell = cells.get(number)?;
-        let outcome = ride(cell, size, &rides).and_then(|ride| cell.outcome(ride, size));
+        let outcome = plain_run(cell, size, &plain_runs).and_then(|plain_run| cell.outcome(plain_run, size));
         progress.inc(1);
         Some(outcome)
     });
@@ -238,31 +244,36 @@ pub fn play<'a>(cells: &[Cell<'a>], size: Size, progress: &ProgressBar) -> Resul
     outcomes.into_iter().flatten().collect()
 }
 
-/// How long riding took on a server with these steps, for this text. It takes no draft and no verify call, so that it is
-/// the same for all of them.
-struct Ride {
+/// Time of plain decoding on a server with this step, for this text. It has no draft and no verify
+/// request, so it is the same for all verification costs and drafters.
+struct PlainRun {
     step: f64,
     text: String,
     took: (f64, f64),
 }
 
-fn ride(cell: &Cell<'_>, size: Size, rides: &Mutex<Vec<Ride>>) -> Result<(f64, f64), Broken> {
-    let same = |ride: &&Ride| ride.text == cell.workload.name && (ride.step - cell.paced.step).abs() < 1e-12;
-    let known = rides.lock().ok().and_then(|rides| rides.iter().find(same).map(|ride| ride.took));
+fn plain_run(cell: &Cell<'_>, size: Size, plain_runs: &Mutex<Vec<PlainRun>>) -> Result<(f64, f64), Broken> {
+    let same = |plain_run: &&PlainRun| {
+        plain_run.text == cell.workload.name && (plain_run.step - cell.paced.step).abs() < 1e-12
+    };
+    let known = plain_runs
+        .lock()
+        .ok()
+        .and_then(|plain_runs| plain_runs.iter().find(same).map(|plain_run| plain_run.took));
     if let Some(took) = known {
         return Ok(took);
     }
-    let took = cell.play(Mode::Ride, size)?;
-    if let Ok(mut rides) = rides.lock() {
-        rides.push(Ride { step: cell.paced.step, text: cell.workload.name.clone(), took });
+    let took = cell.play(Mode::Plain, size)?;
+    if let Ok(mut plain_runs) = plain_runs.lock() {
+        plain_runs.push(PlainRun { step: cell.paced.step, text: cell.workload.name.clone(), took });
     }
     Ok(took)
 }
 
-/// The outcomes as a table, with what they come to at its end.
+/// The outcomes as a table, with a summary at its end.
 pub fn table(outcomes: &[Outcome<'_>]) -> String {
     let mut text = String::from(
-        "tokens/s as multiples of riding: first requests | rest; fixed gammas: rest; reached: auto ÷ best fixed, rest\n\
+        "tokens/s as multiples of plain decoding: first requests | rest; fixed gammas: rest; reached: auto ÷ best fixed, rest\n\
          base  node  ms text       drafts   auto first  rest    g=2   g=4   g=8  g=16  g=31    best reached\n",
     );
     for outcome in outcomes {

@@ -1,4 +1,5 @@
-//! The result of tables as one self-contained HTML page: figures, and the course of time in plots.
+//! The result of tables as one self-contained HTML page: figures, and their course over time in
+//! plots.
 
 mod sweep;
 
@@ -11,13 +12,13 @@ use crate::lab::html::{STYLE, escape, section, table, tick, trimmed};
 
 /// Left, right, top and bottom of the plotting area.
 const AREA: [f64; 4] = [60.0, 890.0, 8.0, 150.0];
-/// Most points of a line; more are averaged.
+/// Maximum number of points of a line; more are averaged.
 const POINTS: usize = 300;
 
 /// A line of a plot.
 struct Line {
     name: String,
-    /// What it is drawn with.
+    /// CSS colour of the line.
     ink: &'static str,
     /// One value for each interval; `None` where there is nothing to show.
     values: Vec<Option<f64>>,
@@ -36,7 +37,7 @@ pub fn page(reports: &[Report]) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><title>foretell sim</title>\
          <style>{STYLE}polyline{{fill:none;stroke-width:1.5}}.mark{{stroke:var(--mark)}}</style></head><body>\n\
-         <h1>foretell sim</h1><p>A fleet in virtual time: real sessions and the real controller before a simulated \
+         <h1>foretell sim</h1><p>A fleet in virtual time: real sessions and the real controller in front of a simulated \
          engine, against the same traffic without Foretell.</p>\n"
     );
     for report in reports {
@@ -88,12 +89,12 @@ fn plots(report: &Report) -> Vec<Plot> {
     vec![
         Plot {
             title: "Gamma",
-            says: "Drafted tokens per round, and how many of them were the true text.",
+            says: "Drafted tokens per round, and how many of them matched the true text.",
             lines: vec![line("drafted", own, of(auto, gamma)), line("accepted", mark, of(auto, accepted))],
         },
         Plot {
             title: "Load",
-            says: "Sequences that run and calls that wait, as the engine reported them.",
+            says: "Running sequences and waiting requests, as reported by the engine.",
             lines: vec![
                 line("running", own, of(auto, running)),
                 line("waiting", mark, of(auto, waiting)),
@@ -107,13 +108,13 @@ fn plots(report: &Report) -> Vec<Plot> {
         },
         Plot {
             title: "Regret",
-            says: "Tokens of all traffic up to then, less than direct or the best fixed gamma had brought.",
+            says: "Tokens of all traffic up to each moment, fewer than those of direct calls or the best fixed gamma, whichever is more.",
             lines: vec![line("regret", mark, regret(report))],
         },
     ]
 }
 
-/// A value of each interval of the first seed.
+/// One value for each interval of the first seed.
 fn of(played: &Played, value: impl Fn(&Interval) -> Option<f64>) -> Vec<Option<f64>> {
     played.0.first().map_or_else(Vec::new, |record| record.course.iter().map(value).collect())
 }
@@ -127,7 +128,7 @@ fn ratio(auto: &Played, direct: &Played) -> Vec<Option<f64>> {
     pairs.map(|(auto, direct)| (direct > 0.0).then(|| auto / direct)).collect()
 }
 
-/// Tokens that the better of direct and every fixed gamma had brought more.
+/// Tokens by which the best of direct and all fixed gammas was ahead.
 fn regret(report: &Report) -> Vec<Option<f64>> {
     let sums = |played: &Played| {
         let mut sum = 0.0;
@@ -140,11 +141,12 @@ fn regret(report: &Report) -> Vec<Option<f64>> {
     let rivals =
         std::iter::once(&report.outcome.direct).chain(report.outcome.fixed.iter().map(|fixed| &fixed.1));
     let rivals: Vec<Vec<f64>> = rivals.map(sums).collect();
-    let best = |place: usize| rivals.iter().filter_map(|sums| sums.get(place).copied()).reduce(f64::max);
-    sums(&report.outcome.auto).iter().enumerate().map(|(place, own)| Some(best(place)? - own)).collect()
+    let best =
+        |position: usize| rivals.iter().filter_map(|sums| sums.get(position).copied()).reduce(f64::max);
+    sums(&report.outcome.auto).iter().enumerate().map(|(position, own)| Some(best(position)? - own)).collect()
 }
 
-/// At most [`POINTS`] means: place (in intervals) and value.
+/// At most [`POINTS`] means: position (in intervals) and value.
 fn points(values: &[Option<f64>]) -> Vec<(f64, f64)> {
     let each = values.len().div_ceil(POINTS).max(1);
     let mean = |(number, chunk): (usize, &[Option<f64>])| {
@@ -163,8 +165,8 @@ fn drawn(plot: &Plot, interval: f64) -> String {
     let (low, high) = (all().fold(0.0, f64::min), all().fold(0.0, f64::max));
     let step = tick(high - low) * 2.0;
     let (low, high) = ((low / step).floor() * step, ((high / step).ceil() * step).max(step));
-    let places = plot.lines.iter().map(|line| line.values.len()).max().unwrap_or(1).max(1) as f64;
-    let x = |place: f64| left + (right - left) * place / places;
+    let positions = plot.lines.iter().map(|line| line.values.len()).max().unwrap_or(1).max(1) as f64;
+    let x = |position: f64| left + (right - left) * position / positions;
     let y = |value: f64| below - (below - above) * (value - low) / (high - low);
     let mut svg = format!("<svg viewBox=\"0 0 900 {:.0}\" role=\"img\">", below + 24.0);
     for number in 0..=((high - low) / step).round() as u32 {
@@ -172,8 +174,8 @@ fn drawn(plot: &Plot, interval: f64) -> String {
         let at = y(value);
         rule(&mut svg, (left, right), at, value);
     }
-    let seconds = tick(places * interval);
-    for number in 0..=(places * interval / seconds) as u32 {
+    let seconds = tick(positions * interval);
+    for number in 0..=(positions * interval / seconds) as u32 {
         let at = x(f64::from(number) * seconds / interval);
         let label = trimmed(f64::from(number) * seconds);
         let _ = write!(
@@ -184,15 +186,15 @@ fn drawn(plot: &Plot, interval: f64) -> String {
     }
     for (line, points) in lines {
         let mut path = String::new();
-        for (place, value) in points {
-            let _ = write!(path, "{:.1},{:.1} ", x(place), y(value));
+        for (position, value) in points {
+            let _ = write!(path, "{:.1},{:.1} ", x(position), y(value));
         }
         let _ = write!(svg, "<polyline style=\"stroke:{}\" points=\"{}\"/>", line.ink, path.trim_end());
     }
     svg + "</svg>"
 }
 
-/// A line across a plot at height `at`, and its value beside it.
+/// A line across a plot at height `at`, labelled with its value.
 fn rule(svg: &mut String, (left, right): (f64, f64), at: f64, value: f64) {
     let _ = write!(
         svg,
@@ -214,8 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_keeps_its_lines_inside_and_averages_what_is_too_fine() {
-        let values = (0..1_000).map(|place| Some((f64::from(place) / 50.0).sin() * 7.0)).collect();
+    fn a_plot_keeps_its_lines_inside_and_averages_points() {
+        let values = (0..1_000).map(|position| Some((f64::from(position) / 50.0).sin() * 7.0)).collect();
         let svg = drawn(&plot(values), 0.5);
         let path = svg.split("points=\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a line");
         let points: Vec<(f64, f64)> = path

@@ -1,11 +1,11 @@
-//! What the sessions of a simulated fleet may do, by a real policy file and the real decision.
+//! Permissions of the sessions of a simulated fleet, from a real policy file and the real decision.
 
 use http::HeaderMap;
 
 use crate::config::problem::Problem;
 use crate::config::{load, process};
 use crate::control::Imposed;
-use crate::control::groups::LatencyGate;
+use crate::control::groups::ControlGate;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Defaults, Judgement, Route, judge};
 use crate::policy::part::ModelState;
@@ -14,9 +14,9 @@ use crate::policy::{
     decide,
 };
 use crate::session::Rules;
-use crate::words::{Mode, Plan};
+use crate::words::{Mode, VerifyMethod};
 
-/// What the policy and the server allow a request.
+/// Permissions of a request, from the policy and the server.
 #[derive(Clone, Debug)]
 pub struct Permit {
     /// The rules of its session.
@@ -25,13 +25,13 @@ pub struct Permit {
     pub gates: LiveGates,
     /// The control group of its policy.
     pub holdback: Holdback,
-    /// When the comparison with the control group closes the policy.
-    pub latency: LatencyGate,
-    /// What leaping may cost the other requests of the replica.
+    /// The `control` gate: the comparison with the control group that closes the policy.
+    pub control_gate: ControlGate,
+    /// Cost that speculation may impose on the other requests of the replica.
     pub imposed: Imposed,
 }
 
-/// A policy under which a simulation has nothing to simulate.
+/// A policy that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The policy file has errors.
@@ -51,10 +51,11 @@ fn lines(problems: &[Problem]) -> String {
 /// The drafter model that policies of simulations may name.
 pub const MODEL: &str = "draft";
 
-/// A backend's own budget, without ride-only windows: what they cost is not what is looked for.
+/// A backend's own budget, without plain windows: their cost is not part of the comparison.
 const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, windows: None };
 
-/// A policy with these drafters, and without a control group: what it costs is not what is looked for.
+/// A policy with these drafters and without a control group, whose cost is not part of the
+/// comparison.
 pub fn policy(lookup: bool, model: bool) -> String {
     let mut text = String::from("version: 1\nname: sim\nholdback: { start: 0, floor: 0 }\ndrafters:\n");
     if lookup {
@@ -66,19 +67,19 @@ pub fn policy(lookup: bool, model: bool) -> String {
     text
 }
 
-/// What the policy file `text` allows a greedy request on a server with these plans and a context of so many tokens.
-/// Problems are reported as of `file`.
+/// The permit that the policy file `text` gives a greedy request on a server with these
+/// verification methods and this context limit in tokens. Problems are reported as of `file`.
 ///
 /// # Errors
 /// Every problem of the policy, or the reason for which it relays.
-pub fn of(file: &str, text: &str, plans: &[Plan], context: usize) -> Result<Permit, Refused> {
+pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> Result<Permit, Refused> {
     let process = format!("version: 1\ndrafters:\n  {MODEL}: {{ path: draft }}\n");
     let process = process::parse("process", &process).map_err(Refused::Policy)?;
     let sources = [(file.to_owned(), text.to_owned())];
     let policies = load::parse_policies(&sources, &process).map_err(Refused::Policy)?;
     let judged = judge(Route::Completions, br#"{"model":"m","prompt":"a","temperature":0,"max_tokens":64}"#);
-    let engine = engine(plans, context);
-    let terms = Terms { allow: plans.to_vec(), context_max: context, bytes_max: usize::MAX };
+    let engine = engine(methods, context);
+    let terms = Terms { allow: methods.to_vec(), context_max: context, bytes_max: usize::MAX };
     let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
     let headers = HeaderMap::new();
     let facts = Facts {
@@ -87,7 +88,7 @@ pub fn of(file: &str, text: &str, plans: &[Plan], context: usize) -> Result<Perm
         tenant: None,
         wish: Wish::Said(None),
         mode: Mode::Auto,
-        leaps: true,
+        speculates_anywhere: true,
         encoded: false,
         body: body(&judged),
         backend: Fact::Known(Some(Backend {
@@ -103,7 +104,7 @@ pub fn of(file: &str, text: &str, plans: &[Plan], context: usize) -> Result<Perm
         models: &|_| ModelState::Ready,
     };
     match decide(&facts) {
-        Outcome::Drive(ruling) => Ok(permit(*ruling)),
+        Outcome::Serve(ruling) => Ok(permit(*ruling)),
         other => Err(Refused::Relayed(format!("{other:?}"))),
     }
 }
@@ -112,16 +113,16 @@ fn body(judged: &Judgement) -> Fact<Body<'_>> {
     Fact::Known(Body::from(judged))
 }
 
-/// The engine of the first dialect that serves these plans.
-fn engine(plans: &[Plan], context: usize) -> Engine {
-    let dialect = if plans.contains(&Plan::Tree) { Dialect::Onnx } else { Dialect::Vllm };
+/// The engine of the first dialect that serves these verification methods.
+fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
+    let dialect = if methods.contains(&VerifyMethod::Tree) { Dialect::Onnx } else { Dialect::Vllm };
     Engine {
-        plans: plans.to_vec(),
+        methods: methods.to_vec(),
         defaults: Some(Defaults::OPENAI),
         context: Some(context),
-        noise: Noise::Place,
+        noise: Noise::Position,
         tells_cached: true,
-        // It is known which tokens are no text: vLLM's scores are read only then.
+        // The special tokens are known; vLLM's scores are read only then.
         special: vec![0],
         ..Engine::new(dialect, "m", "1")
     }
@@ -129,9 +130,9 @@ fn engine(plans: &[Plan], context: usize) -> Engine {
 
 fn permit(ruling: Ruling) -> Permit {
     let Ruling { policy, rules, models, gates, .. } = ruling;
-    let latency = LatencyGate { limit: policy.gates.latency, reprobe: policy.gates.reprobe };
+    let control_gate = ControlGate { limit: policy.gates.control, reprobe: policy.gates.reprobe };
     let rules = Rules { model: (!models.is_empty()).then_some(0), ..rules };
-    Permit { rules, gates, holdback: policy.holdback, latency, imposed: IMPOSED }
+    Permit { rules, gates, holdback: policy.holdback, control_gate, imposed: IMPOSED }
 }
 
 #[cfg(test)]
@@ -140,24 +141,31 @@ mod tests {
     use crate::session::Permission;
 
     #[test]
-    fn every_plan_that_a_simulated_engine_can_have_is_allowed() {
-        for plans in
-            [&[Plan::Tree][..], &[Plan::Score, Plan::FanOut], &[Plan::FanOut], &[Plan::Tree, Plan::FanOut]]
-        {
-            let permit = of("p", &policy(true, true), plans, 4096).expect("a permit");
-            assert_eq!(permit.rules.plans, plans);
-            assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Leap, 32));
+    fn every_verify_method_of_a_simulated_engine_is_allowed() {
+        for methods in [
+            &[VerifyMethod::Tree][..],
+            &[VerifyMethod::Score, VerifyMethod::FanOut],
+            &[VerifyMethod::FanOut],
+            &[VerifyMethod::Tree, VerifyMethod::FanOut],
+        ] {
+            let permit = of("p", &policy(true, true), methods, 4096).expect("a permit");
+            assert_eq!(permit.rules.methods, methods);
+            assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Speculate, 32));
             assert!(permit.rules.model.is_some() && permit.rules.lookups.len() == 1);
         }
-        assert!(of("p", &policy(true, false), &[Plan::Tree], 9).expect("a permit").rules.model.is_none());
+        assert!(
+            of("p", &policy(true, false), &[VerifyMethod::Tree], 9).expect("a permit").rules.model.is_none()
+        );
     }
 
     #[test]
     fn a_policy_with_an_error_is_refused_by_its_line() {
         let text = policy(true, false).replace("min: 2", "min: 0");
-        let refused = of("t.yaml policy", &text, &[Plan::Tree], 9).expect_err("an error").to_string();
+        let refused = of("t.yaml policy", &text, &[VerifyMethod::Tree], 9).expect_err("an error").to_string();
         assert!(refused.starts_with("t.yaml policy:5: drafters[0].ngram.min: "), "{refused}");
         let off = format!("mode: off\n{}", policy(true, false));
-        assert!(of("p", &off, &[Plan::Tree], 9).expect_err("relayed").to_string().contains("relayed"));
+        assert!(
+            of("p", &off, &[VerifyMethod::Tree], 9).expect_err("relayed").to_string().contains("relayed")
+        );
     }
 }

@@ -3,7 +3,8 @@
 use std::num::NonZero;
 use std::sync::Mutex;
 
-/// The results of `work` for every number below `count`, in order. What runs where does not matter to them.
+/// The results of `work` for every number below `count`, in order, independent of the assignment to
+/// processors.
 pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = Mutex::new(0..count);
     let results: Mutex<Vec<(usize, T)>> = Mutex::default();

@@ -1,8 +1,10 @@
-//! How long an engine's steps take. Named profiles, from published hardware figures or from what was measured here.
+//! Step times of engines: named profiles, from published hardware figures or from our own
+//! measurements.
 //!
-//! Rooflines: a step reads all weights once and the KV rows of every running sequence, and computes about two floating
-//! point operations per weight and token; it takes the longer of the two, and what launches cost. Attainable shares:
-//! 80 % of the memory bandwidth and 55 % of the dense arithmetic, as is usual for tuned kernels.
+//! Rooflines: a step reads all weights once and the KV rows of every running sequence, and computes
+//! about two floating point operations per weight and token; its time is the longer of the two plus
+//! the launch overhead. Attainable shares: 80 % of the memory bandwidth and 55 % of the dense
+//! arithmetic, as is usual for tuned kernels.
 //!
 //! | figure | value | source |
 //! |---|---|---|
@@ -12,12 +14,13 @@
 //! | 8B | 8.03 G weights; 32 layers, 8 KV heads of 128: 128 KiB a token | Llama 3.1 model card and configuration |
 //! | 70B | 70.6 G weights; 80 layers, 8 KV heads of 128: 320 KiB a token | Llama 3.1 model card and configuration |
 //!
-//! Batches are padded to the sizes that CUDA graphs were captured for (1, 2, 4, then multiples of 8 up to 512); a
-//! larger batch is launched kernel by kernel. Matrix products come in tiles of 64 tokens.
+//! Batches are padded to the sizes that CUDA graphs were captured for (1, 2, 4, then multiples of 8
+//! up to 512); a larger batch is launched kernel by kernel. Matrix products come in tiles of 64
+//! tokens.
 
-use crate::units::{Dice, Tick};
+use crate::units::{SplitMix64, Tick};
 
-/// What is computed in one step.
+/// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Sequences in it.
@@ -28,11 +31,11 @@ pub struct Batch {
     pub context: usize,
     /// Sequences that get an output in it.
     pub outputs: usize,
-    /// Drafted tokens of the longest verify call that is answered in it; `None` without one.
+    /// Drafted tokens of the longest verify request that is answered in it; `None` without one.
     pub drafted: Option<usize>,
 }
 
-/// Seconds of a step by what is in it.
+/// Seconds of a step as a function of its batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Curve {
     /// From figures of hardware and model.
@@ -54,18 +57,19 @@ pub struct Roofline {
     pub bandwidth: f64,
     /// Attainable floating point operations per second of all devices together.
     pub flops: f64,
-    /// Seconds of a step that no batch size changes: launches, scheduling, exchange between devices.
+    /// Seconds of a step that do not depend on the batch size: launches, scheduling, exchange
+    /// between devices.
     pub fixed: f64,
-    /// Seconds more where no CUDA graph was captured for the batch.
+    /// Additional seconds if no CUDA graph was captured for the batch.
     pub eager: f64,
 }
 
 /// Measured seconds of steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Tokens of a step and its seconds, both rising; behind the last the line goes on.
+    /// Tokens of a step and its seconds, both rising; extrapolated linearly beyond the last point.
     pub points: Vec<(usize, f64)>,
-    /// Between two points a step takes as long as at the next: a stair instead of a line.
+    /// Between two points a step takes as long as at the next: a staircase instead of a line.
     pub stairs: bool,
     /// Seconds for every sequence beyond the first.
     pub sequence: f64,
@@ -73,54 +77,57 @@ pub struct Table {
     pub context: f64,
 }
 
-/// A step takes `step`, one that answers a verify call of n drafted tokens `step · (base + node · n)`.
+/// A step takes `step`; one that answers a verify request of n drafted tokens takes
+/// `step · (base + node · n)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Paced {
     /// Seconds of a plain step.
     pub step: f64,
-    /// Steps that a verify call takes without a draft.
+    /// Plain steps that a verify request takes without a draft.
     pub base: f64,
-    /// Steps for every drafted token.
+    /// Plain steps for every drafted token.
     pub node: f64,
-    /// By how much it gets longer for each further sequence that gets an output.
+    /// Relative increase for each further sequence that gets an output.
     pub growth: f64,
     /// Seconds for each token that is only read.
     pub prompt: f64,
 }
 
-/// What makes a step longer than it is on average.
+/// Random variation of step times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Jitter {
-    /// Every step is within this share of its length.
+    /// Every step is within this share of its time.
     pub spread: f64,
-    /// How often a step is disturbed.
+    /// Probability that a step is disturbed.
     pub rare: f64,
-    /// A disturbed step is at least so many times as long; its length has a Pareto tail of index 2, cut at 20 times.
+    /// Minimum factor of a disturbed step; the factor has a Pareto tail of index 2, cut at 20.
     pub tail: f64,
 }
 
 impl Jitter {
     /// Every step takes exactly its time.
     pub const NONE: Self = Self { spread: 0.0, rare: 0.0, tail: 1.0 };
-    /// Five per cent either way, and one step of a hundred disturbed.
+    /// Plus or minus 5 %, and 1 step in 100 disturbed.
     pub const USUAL: Self = Self { spread: 0.05, rare: 0.01, tail: 2.0 };
 
-    /// Seconds for which one draw holds.
+    /// Seconds for which one draw is used.
     const HOLDS: f64 = 0.01;
 
-    /// The factor of a step that begins at `now`. It depends on the moment, as disturbances from outside do: two runs
-    /// with the same seed are disturbed at the same times, however they differ, so that they can be compared.
+    /// The factor of a step that begins at `now`. It depends only on the seed and the moment, as
+    /// disturbances from outside do: two runs with the same seed are disturbed at the same times,
+    /// so that they can be compared.
     pub fn factor(&self, seed: u64, now: Tick) -> f64 {
         if self.spread == 0.0 && self.rare == 0.0 {
             return 1.0;
         }
-        let mut dice =
-            Dice::new(Dice::mix(seed ^ Dice::mix((now.seconds_since(Tick(0)) / Self::HOLDS) as u64)));
-        let even = 1.0 + self.spread * (2.0 * dice.unit() - 1.0);
-        if dice.unit() >= self.rare {
+        let mut rng = SplitMix64::new(SplitMix64::mix(
+            seed ^ SplitMix64::mix((now.seconds_since(Tick(0)) / Self::HOLDS) as u64),
+        ));
+        let even = 1.0 + self.spread * (2.0 * rng.unit() - 1.0);
+        if rng.unit() >= self.rare {
             return even;
         }
-        even * (self.tail / (1.0 - dice.unit()).sqrt()).min(20.0)
+        even * (self.tail / (1.0 - rng.unit()).sqrt()).min(20.0)
     }
 }
 
@@ -136,13 +143,13 @@ impl Curve {
 }
 
 /// Largest batch with a CUDA graph.
-const GRAPH_MOST: usize = 512;
+const MAX_GRAPH: usize = 512;
 /// Tokens of a tile of a matrix product.
 const TILE: usize = 64;
 
 impl Roofline {
     fn seconds(&self, batch: Batch) -> f64 {
-        let graph = batch.tokens <= GRAPH_MOST;
+        let graph = batch.tokens <= MAX_GRAPH;
         let tokens = match batch.tokens {
             small @ 0..=2 => small,
             3..=4 => 4,
@@ -180,12 +187,12 @@ impl Table {
 
 impl Paced {
     fn seconds(&self, batch: Batch) -> f64 {
-        // The costliest of its sequences counts, and that is a verify call where there is one.
+        // The most expensive of its sequences counts: a verify request if there is one.
         let plain = if batch.outputs > 0 { 1.0 } else { 0.0 };
         let steps = batch.drafted.map_or(plain, |nodes| self.base + self.node * nodes as f64);
-        let crowd = 1.0 + self.growth * batch.outputs.saturating_sub(1) as f64;
+        let concurrency = 1.0 + self.growth * batch.outputs.saturating_sub(1) as f64;
         let read = batch.tokens.saturating_sub(batch.outputs + batch.drafted.unwrap_or(0));
-        self.step * steps * crowd + self.prompt * read as f64
+        self.step * steps * concurrency + self.prompt * read as f64
     }
 }
 
@@ -208,18 +215,18 @@ pub enum Profile {
     Inflated,
 }
 
-/// How an engine is set up beside its pace.
+/// Pace and limits of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Its pace.
     pub pace: Curve,
-    /// Most sequences in a step.
+    /// Maximum number of sequences in a step.
     pub sequences: usize,
-    /// Tokens that its KV memory holds.
+    /// Capacity of its KV memory, tokens.
     pub kv: usize,
-    /// Most tokens of a step.
+    /// Maximum number of tokens in a step.
     pub chunk: usize,
-    /// Tokens of a block of the prefix cache; what lies behind the last whole block is computed again.
+    /// Tokens of a block of the prefix cache; tokens after the last whole block are computed again.
     pub block: usize,
 }
 
@@ -244,7 +251,7 @@ impl Profile {
     /// Its figures.
     pub fn shape(self) -> Shape {
         match self {
-            // 13.48 GB at 240 GB/s: 56 ms. 24 GB less weights and a tenth: 8 GB of KV.
+            // 13.48 GB at 240 GB/s: 56 ms. 24 GB minus weights and a tenth: 8 GB of KV.
             Self::Small => gpu(
                 Roofline {
                     weights: 13.48e9,
@@ -268,7 +275,8 @@ impl Profile {
                 },
                 420_000,
             ),
-            // 141 GB at 10.7 TB/s: 13 ms, and 160 exchanges between the devices of about 15 µs each.
+            // 141 GB at 10.7 TB/s: 13 ms, and 160 exchanges between the devices of about 15 µs
+            // each.
             Self::Large => gpu(
                 Roofline {
                     weights: 141.2e9,
@@ -280,13 +288,14 @@ impl Profile {
                 },
                 430_000,
             ),
-            // Decode 95 ms; `score` of 0, 4, 8 drafted tokens 138, 152, 164 ms, with half a block of 32 computed again;
-            // a fan-out of five prompts 421 ms (docs/engines.md).
+            // Decode 95 ms; `score` of 0, 4, 8 drafted tokens 138, 152, 164 ms, with half a block
+            // of 32 computed again; a fan-out of five prompts 421 ms (docs/engines.md).
             Self::VllmCpu => cpu(&[(1, 95.0), (17, 138.0), (21, 152.0), (25, 164.0), (90, 421.0)], 32, 0.0),
-            // Decode 75 ms; its own verification of five drafted tokens 1.9 steps, a fan-out of five prompts, about 15
-            // tokens, 4.4 steps (docs/results.md).
+            // Decode 75 ms; its own verification of five drafted tokens 1.9 steps, a fan-out of
+            // five prompts, about 15 tokens, 4.4 steps (docs/history/2026-11.md).
             Self::LlamaCpu => cpu(&[(1, 75.0), (6, 142.0), (15, 330.0), (128, 1_800.0)], 1, 0.0),
-            // 1, 5, 9, 17 new tokens: 1.82, 2.57, 3.05, 4.17 ms; four sequences of one token 3.58 ms.
+            // 1, 5, 9, 17 new tokens: 1.82, 2.57, 3.05, 4.17 ms; four sequences of one token 3.58
+            // ms.
             Self::Onnx => cpu(&[(1, 1.82), (5, 2.57), (9, 3.05), (17, 4.17), (128, 20.0)], 1, 0.4),
             // 15.5, 21.8, 23.9, 30.1 ms.
             Self::Inflated => cpu(&[(1, 15.5), (5, 21.8), (9, 23.9), (17, 30.1), (128, 150.0)], 1, 3.0),
@@ -336,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_met_at_their_points_and_go_on_behind_them() {
+    fn tables_hit_their_points_and_extrapolate() {
         let line = |tokens| step(Profile::Inflated, 1, tokens, 0) * 1e3;
         assert!((line(5) - 21.8).abs() < 1e-9 && (line(3) - 18.65).abs() < 1e-9);
         assert!(line(256) > 250.0);

@@ -1,4 +1,4 @@
-//! What a simulation has seen.
+//! Record of a simulation.
 
 use super::engine::Computed;
 use super::sidecar::Reported;
@@ -10,15 +10,15 @@ use crate::units::Tick;
 pub struct Served {
     /// The stream that it came from.
     pub stream: usize,
-    /// When it began.
+    /// Time at which it began.
     pub began: Tick,
-    /// When its first token came.
+    /// Time of its first token.
     pub first: Tick,
-    /// When it ended.
+    /// Time at which it ended.
     pub ended: Tick,
     /// Output tokens.
     pub tokens: usize,
-    /// How its session went; `None` for a direct call.
+    /// Summary of its session; `None` for a direct call.
     pub summary: Option<Summary>,
 }
 
@@ -34,38 +34,38 @@ impl Served {
     }
 }
 
-/// One interval of the course of time.
+/// One interval of the simulated time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
     /// Tokens that reached clients.
     pub tokens: usize,
-    /// Verify calls made.
+    /// Verify requests sent.
     pub rounds: usize,
     /// Tokens drafted in them.
     pub drafted: usize,
-    /// Of these, tokens that are the true text.
+    /// Number of these that match the true text.
     pub followed: usize,
     /// Reports of the engine's load.
     pub reports: usize,
-    /// Sum of the sequences that ran, over the reports.
+    /// Sum over the reports of the running sequences.
     pub running: usize,
-    /// Sum of the calls that waited.
+    /// Sum over the reports of the waiting requests.
     pub waiting: usize,
 }
 
 impl Interval {
-    /// Mean number of sequences that ran; 0 without a report.
+    /// Mean number of running sequences; 0 without a report.
     pub fn running(&self) -> f64 {
         self.running as f64 / self.reports.max(1) as f64
     }
 
-    /// Mean number of calls that waited; 0 without a report.
+    /// Mean number of waiting requests; 0 without a report.
     pub fn waiting(&self) -> f64 {
         self.waiting as f64 / self.reports.max(1) as f64
     }
 }
 
-/// All that a simulation has seen.
+/// The record of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Every request, in the order in which they ended.
@@ -74,32 +74,32 @@ pub struct Record {
     pub interval: f64,
     /// The intervals, from the origin on.
     pub course: Vec<Interval>,
-    /// What the engine computed.
+    /// Tokens computed by the engine.
     pub computed: Computed,
     /// Seconds that the drafter has computed.
     pub drafting: f64,
-    /// When the last thing happened.
+    /// Time of the last event.
     pub ended: Tick,
 }
 
 impl Record {
-    /// An empty one with intervals of so many seconds.
+    /// An empty record with intervals of `interval` seconds.
     pub fn new(interval: f64) -> Self {
         Self { interval: interval.max(1e-3), ..Self::default() }
     }
 
     fn current(&mut self, now: Tick) -> Option<&mut Interval> {
-        let place = (now.seconds_since(Tick(0)) / self.interval) as usize;
-        if place >= self.course.len() {
-            self.course.resize(place + 1, Interval::default());
+        let position = (now.seconds_since(Tick(0)) / self.interval) as usize;
+        if position >= self.course.len() {
+            self.course.resize(position + 1, Interval::default());
         }
-        self.course.get_mut(place)
+        self.course.get_mut(position)
     }
 
-    /// The end of the last interval that has seen anything of a request.
+    /// The end of the last interval with a token or a round.
     pub(super) fn latest(&self) -> Tick {
         let seen = |at: &Interval| at.tokens > 0 || at.rounds > 0;
-        let last = self.course.iter().rposition(seen).map_or(0, |place| place + 1);
+        let last = self.course.iter().rposition(seen).map_or(0, |position| position + 1);
         super::at(last as f64 * self.interval)
     }
 

@@ -14,7 +14,8 @@ use super::table::{Expected, Table};
 pub struct Set {
     /// Tables in which both could be compared.
     tables: usize,
-    /// Geometric mean over the tables of our tokens per second ÷ direct, as the controller decides.
+    /// Geometric mean over the tables of our tokens per second ÷ direct, with the controller's
+    /// decisions.
     auto: f64,
     /// The same with each fixed gamma.
     fixed: Vec<(usize, f64)>,
@@ -43,7 +44,7 @@ impl Set {
         Self { tables: speeds.len(), auto: mean(speeds.iter().map(|(auto, _)| auto.ln()).sum()), fixed }
     }
 
-    /// Whether a fixed gamma is faster than the controller.
+    /// True if a fixed gamma is faster than the controller.
     pub fn is_beaten(&self) -> bool {
         self.fixed.iter().any(|(_, ratio)| *ratio >= self.auto)
     }
@@ -66,14 +67,14 @@ impl Set {
 pub struct Report {
     /// The table.
     pub table: Table,
-    /// What was measured.
+    /// The measurements.
     pub outcome: Outcome,
-    /// Gamma over temperature and load; empty where the table has no sweep.
+    /// Gamma over temperature and load; empty if the table has no sweep.
     pub swept: Vec<Cell>,
 }
 
 impl Report {
-    /// The expectations that were not met, with what was measured instead.
+    /// The expectations that were not met, with the measured values.
     pub fn shortfalls(&self) -> Vec<(Expected, Option<f64>)> {
         let measured = |expected: &Expected| (*expected, self.outcome.figure(expected.figure));
         let short = |(expected, value): &(Expected, Option<f64>)| !expected.holds(*value);
@@ -96,7 +97,7 @@ impl Report {
         text
     }
 
-    /// Figures that nothing is expected of, and how sessions ended.
+    /// Figures without an expectation, and the reasons at the end of the sessions.
     fn asides(&self) -> Vec<String> {
         let Self { table, outcome, .. } = self;
         let expected = |figure: Figure| table.expected.iter().any(|expected| expected.figure == figure);
@@ -147,12 +148,13 @@ impl Report {
     }
 }
 
-/// Why sessions rode at their end, or that they leapt, with their number; the most frequent first.
+/// Number of sessions by the reason for which they decoded plainly at their end, or `speculated`;
+/// the most frequent first.
 fn reasons(played: &Played) -> Vec<(&'static str, usize)> {
     let mut counts: Vec<(&'static str, usize)> = Vec::new();
     let summaries =
         played.0.iter().flat_map(|record| &record.served).filter_map(|served| served.summary.as_ref());
-    for name in summaries.map(|summary| summary.reason.map_or("leaping", |reason| reason.name())) {
+    for name in summaries.map(|summary| summary.reason.map_or("speculated", |reason| reason.name())) {
         match counts.iter_mut().find(|count| count.0 == name) {
             Some(count) => count.1 += 1,
             None => counts.push((name, 1)),
@@ -169,7 +171,7 @@ fn cell(cell: &Cell) -> Value {
         "temperature": cell.temperature,
         "gamma": cell.gamma,
         "drafted": cell.drafted,
-        "ridden": cell.ridden,
+        "plain": cell.plain,
         "accepted": cell.accepted,
         "requests": cell.requests,
     })

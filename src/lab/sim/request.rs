@@ -1,4 +1,4 @@
-//! One request under way: a real session, or a direct call, with what it has outstanding.
+//! One active request: a real session or a direct call, with its outstanding calls.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::source::{ASTRAY, Script};
 use crate::control::Control;
 use crate::draft::Tree;
 use crate::session::{ActionId, Decode, Ending, Limit, Rules, Session, Start, Summary};
-use crate::units::{Dice, Tick, TokenId};
-use crate::words::{Plan, Put, RideReason, Row, Verdict};
+use crate::units::{SplitMix64, Tick, TokenId};
+use crate::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
 
-/// A request under way.
+/// An active request.
 pub struct Request {
     /// The stream that it came from.
     pub stream: usize,
@@ -21,24 +21,24 @@ pub struct Request {
     pub script: Arc<Script>,
     /// `None` for a direct call.
     pub session: Option<Box<Session>>,
-    /// Output tokens that the client has.
+    /// Output tokens delivered to the client.
     pub done: usize,
     /// Its calls to the engine.
     pub calls: Vec<Call>,
-    /// Its questions to the drafter.
-    pub asked: Vec<Asked>,
+    /// Its requests to the drafter.
+    pub asked: Vec<PendingAction>,
     /// Tokens of prompt and output that the drafter has read.
     pub read: usize,
-    /// When it began.
+    /// Time at which it began.
     pub began: Tick,
-    /// When its first token came.
+    /// Time of its first token.
     pub first: Option<Tick>,
     /// The earliest deadline that is on the agenda.
     pub alarm: Option<Tick>,
     /// Its group.
     pub drawn: Drawn,
-    /// The gate that its session was told of last.
-    pub told: Option<RideReason>,
+    /// The gate last reported to its session.
+    pub told: Option<PlainReason>,
 }
 
 /// A call to the engine.
@@ -46,48 +46,49 @@ pub struct Request {
 pub struct Call {
     /// The action that it carries out.
     pub action: ActionId,
-    /// Its name at the engine.
+    /// Its job id at the engine.
     pub job: JobId,
-    /// What it is.
+    /// Its kind.
     pub kind: CallKind,
 }
 
-/// What a call is.
+/// Kind of a call.
 #[derive(Clone, Debug)]
 pub enum CallKind {
-    /// A ride from output place `from` on, for `tokens`.
-    Ride {
-        /// Its first output place.
+    /// A plain request for `tokens` tokens from output position `from` on.
+    Plain {
+        /// Its first output position.
         from: usize,
-        /// Tokens asked for.
+        /// Requested tokens.
         tokens: usize,
         /// The client's own request.
         first: bool,
     },
-    /// A verify call, with its answer.
+    /// A verify request, with its result.
     Verify {
-        /// What will be answered.
-        verdict: Verdict,
+        /// The result that will be returned.
+        result: VerifyResult,
         /// Sequences that it takes.
         sequences: usize,
     },
 }
 
-/// A question to the drafter.
+/// A request to the drafter.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
+pub struct PendingAction {
     /// The action that it carries out.
     pub action: ActionId,
-    /// What is asked.
+    /// Its kind.
     pub what: What,
 }
 
-/// What is asked of the drafter.
+/// Kind of a request to the drafter.
 #[derive(Clone, Copy, Debug)]
 pub enum What {
-    /// So many tokens, from an output place on; `None`: behind what is not the true text.
+    /// This number of tokens from an output position on; `None`: after tokens that are not the true
+    /// text.
     Draft(usize, Option<usize>),
-    /// Its choices from this output place on.
+    /// Its choices from this output position on.
     Shadow(usize),
 }
 
@@ -108,7 +109,7 @@ impl Decode for NoText {
     }
 }
 
-/// A session that begins.
+/// A new session.
 pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64, now: Tick) -> Box<Session> {
     let start = Start {
         prompt: None,
@@ -118,8 +119,8 @@ pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64,
         decode: Box::new(NoText),
         marks: Arc::default(),
         rules,
-        seed: Dice::mix(seed),
-        noise: Dice::mix(seed ^ 1),
+        seed: SplitMix64::mix(seed),
+        noise: SplitMix64::mix(seed ^ 1),
     };
     Box::new(Session::new(start, Arc::clone(control), now))
 }
@@ -130,15 +131,16 @@ impl Request {
         self.script.prompt.len() + self.done
     }
 
-    /// How it has gone so far.
+    /// The session's summary so far.
     pub fn summary(&self) -> Option<&Summary> {
         self.session.as_ref().map(|session| session.summary())
     }
 
-    /// The target's answer to a draft after this output place; `None`: after something that is not the true text.
-    pub fn verdict(&self, draft: &Tree, plan: Plan, place: Option<usize>) -> Verdict {
-        let (script, done) = (&self.script, place.unwrap_or(self.script.output.len()));
-        // Output places behind each node that is on the true path.
+    /// The target's result for a draft after this output position; `None`: after tokens that are
+    /// not the true text.
+    pub fn result(&self, draft: &Tree, method: VerifyMethod, position: Option<usize>) -> VerifyResult {
+        let (script, done) = (&self.script, position.unwrap_or(self.script.output.len()));
+        // Output position after each node that is on the true path.
         let mut depths: Vec<Option<usize>> = Vec::with_capacity(draft.len());
         let mut rows = vec![Row::of(script.truth(done))];
         for node in draft.nodes() {
@@ -148,13 +150,13 @@ impl Request {
             depths.push(depth);
             rows.push(Row::of(depth.map_or(ASTRAY, |depth| script.truth(done + depth))));
         }
-        let put = Put { plan, nodes: draft.len() };
-        Verdict { rows, put: Some(put), ..Verdict::default() }
+        let put = Put { method, nodes: draft.len() };
+        VerifyResult { rows, put: Some(put), ..VerifyResult::default() }
     }
 
     /// Takes a call off the list.
     pub fn take(&mut self, action: ActionId) -> Option<Call> {
-        let place = self.calls.iter().position(|call| call.action == action)?;
-        Some(self.calls.swap_remove(place))
+        let position = self.calls.iter().position(|call| call.action == action)?;
+        Some(self.calls.swap_remove(position))
     }
 }

@@ -1,4 +1,5 @@
-//! What one Foretell knows: its controller, its control group, and the load that the engine reported to it last.
+//! State of one Foretell process: its controller, its control group, and the engine's last load
+//! report.
 
 use std::sync::Arc;
 
@@ -7,97 +8,98 @@ use crate::control::Control;
 use crate::control::gates::Signal;
 use crate::control::groups::Groups;
 use crate::session::{Permission, Rules, Summary};
-use crate::units::{Dice, Tick};
-use crate::words::RideReason;
+use crate::units::{SplitMix64, Tick};
+use crate::words::PlainReason;
 
-/// How the engine reports its load.
+/// Load reports of the engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SignalSpec {
     /// Seconds between two reports; `None` if it never reports.
     pub every: Option<f64>,
-    /// Seconds that a report is old when it arrives.
+    /// Age of a report when it arrives, seconds.
     pub age: f64,
-    /// From this second on no report comes any more.
+    /// Second after which no report arrives.
     pub until: Option<f64>,
 }
 
 impl SignalSpec {
-    /// Twice a second, at once.
+    /// Twice a second, without delay.
     pub const USUAL: Self = Self { every: Some(0.5), age: 0.0, until: None };
     /// Never.
     pub const ABSENT: Self = Self { every: None, age: 0.0, until: None };
 }
 
-/// What an engine reports.
+/// A load report of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reported {
-    /// When it was true.
+    /// Time at which it was taken.
     pub at: Tick,
-    /// Sequences that run.
+    /// Running sequences.
     pub running: usize,
-    /// Calls that wait.
+    /// Waiting requests.
     pub waiting: usize,
     /// Share of the KV memory in use.
     pub kv: f64,
 }
 
-/// The group that a request was drawn into.
+/// The group that a request was assigned to at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drawn {
     held_back: bool,
     closed: bool,
 }
 
-/// One Foretell before the engine.
+/// One Foretell process in front of the engine.
 #[derive(Debug)]
 pub struct Sidecar {
-    /// What it has learnt.
+    /// Its learnt state.
     pub control: Arc<Control>,
     permit: Permit,
     groups: Groups,
-    dice: Dice,
-    /// The last report, and how many sequences of its own verify calls were under way then.
+    rng: SplitMix64,
+    /// The last report, and the sequences of its own verify requests and its own calls at that
+    /// time.
     reported: Option<(Reported, usize, usize)>,
-    /// Sequences of its verify calls that are under way.
+    /// Sequences of its verify requests in flight.
     pub verifying: usize,
 }
 
 impl Sidecar {
-    /// One that knows nothing; `seed` draws its control group.
+    /// One without learnt state; `seed` seeds the draws of its control group.
     pub fn new(permit: Permit, seed: u64) -> Self {
         let control = Arc::new(Control::new());
         control.with(|learnt| learnt.impose(permit.imposed));
-        let (groups, dice) = (Groups::default(), Dice::new(Dice::mix(seed)));
-        Self { control, permit, groups, dice, reported: None, verifying: 0 }
+        let (groups, rng) = (Groups::default(), SplitMix64::new(SplitMix64::mix(seed)));
+        Self { control, permit, groups, rng, reported: None, verifying: 0 }
     }
 
     /// The rules of the next request, and its group.
     pub fn rules(&mut self, now: Tick) -> (Rules, Drawn) {
         let (start, floor) = (self.permit.holdback.start, self.permit.holdback.floor);
-        let held_back = self.groups.holds_back(start, floor, &mut self.dice);
+        let held_back = self.groups.holds_back(start, floor, &mut self.rng);
         let closed = self.groups.is_closed(now);
         let mut rules = Rules { holdback: held_back, ..self.permit.rules.clone() };
-        if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Leap {
-            rules.permission = Permission::Shadow(RideReason::GateLatency);
+        if closed && rules.gamma_fixed.is_none() && rules.permission == Permission::Speculate {
+            rules.permission = Permission::Shadow(PlainReason::GateControl);
         }
         (rules, Drawn { held_back, closed })
     }
 
-    /// Compares a request that has ended with those of the other group.
+    /// Adds a finished request to the comparison of the groups.
     pub fn ended(&mut self, drawn: Drawn, summary: &Summary, now: Tick) {
         if let Some(seconds) = summary.token_seconds.filter(|_| !drawn.closed) {
-            self.groups.note(drawn.held_back, seconds, self.permit.latency, now);
+            self.groups.note(drawn.held_back, seconds, self.permit.control_gate, now);
         }
     }
 
-    /// Takes a report.
-    pub fn hear(&mut self, report: Reported) {
-        let calls = self.control.with(|learnt| learnt.crowd.ours());
+    /// Takes a load report.
+    pub fn set_load(&mut self, report: Reported) {
+        let calls = self.control.with(|learnt| learnt.concurrency.ours());
         self.reported = Some((report, self.verifying, calls));
     }
 
     /// The gate that is closed now, if any.
-    pub fn closed(&self, now: Tick) -> Option<RideReason> {
+    pub fn closed(&self, now: Tick) -> Option<PlainReason> {
         let signal = self.reported.map(|(report, own, calls)| Signal {
             running: report.running as u32,
             waiting: report.waiting as u32,
@@ -108,7 +110,8 @@ impl Sidecar {
             age: now - report.at,
         });
         if let Some(signal) = &signal {
-            self.control.with(|learnt| learnt.crowd_changes(|crowd| crowd.hear(signal)));
+            self.control
+                .with(|learnt| learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal)));
         }
         self.permit.gates.closed(true, signal.as_ref())
     }

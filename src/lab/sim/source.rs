@@ -1,4 +1,5 @@
-//! The texts of requests: what the target would write, and what the model drafter would choose at every place of it.
+//! The texts of requests: the target's output, and the model drafter's choice at every position of
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,11 +7,12 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::draft::{Features, Node, Source, Tree, Vote};
-use crate::units::{Dice, TokenId};
+use crate::units::{SplitMix64, TokenId};
 
-/// Tokens from here on are in no vocabulary: what a drafter makes of a text that has gone wrong.
+/// Tokens from here on are in no vocabulary: the drafter's continuation of a text that has
+/// diverged.
 pub const OUTSIDE: TokenId = 4_000_000_000;
-/// What the simulated target answers at a place that is not on the true path.
+/// The simulated target's token at a position that is not on the true path.
 pub const ASTRAY: TokenId = 3_999_999_999;
 
 /// One request with its text.
@@ -21,26 +23,28 @@ pub struct Script {
     pub prompt: Vec<TokenId>,
     /// Token ids of the whole output.
     pub output: Vec<TokenId>,
-    /// The model drafter's choice at each output place, given the true text before it; empty without a model drafter.
+    /// The model drafter's choice at each output position, given the true text before it; empty
+    /// without a model drafter.
     #[serde(default)]
     pub choices: Vec<TokenId>,
-    /// The drafter's top-1 less top-2 score at each place; empty if not known.
+    /// The drafter's top-1 minus top-2 score at each position; empty if not known.
     #[serde(default)]
     pub margins: Vec<f32>,
-    /// What the output was sampled at. It is what the target writes at each place whatever was drafted, and a choice is
-    /// right where it is that.
+    /// Sampling temperature of the output. The target writes the output's token at each position
+    /// for any draft; a choice is right if it is that token.
     #[serde(default)]
     pub temperature: f64,
-    /// How a choice fares by its place in a draft: that at depth `d` is right with `fades[d]` (the last one counts for
-    /// all beyond) if it is right after the true text. Empty: the place in the draft does not matter.
+    /// Probability by draft position that a choice is right: at depth `d` it is `fades[d]` (the
+    /// last one counts for all beyond), given that the choice is right after the true text. Empty:
+    /// the position in the draft does not matter.
     #[serde(skip)]
     pub fades: Vec<f64>,
 }
 
-/// Requests to be asked in turn.
+/// Requests to be sent in turn.
 pub type Scripts = Arc<[Arc<Script>]>;
 
-/// What is wrong with a file of traces.
+/// Error in a file of traces.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// The file cannot be read.
@@ -51,17 +55,17 @@ pub enum Unreadable {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A line is no trace.
+    /// A line is not a trace.
     #[error("{path}:{line}: {reason}")]
     Line {
         /// Path of the file.
         path: PathBuf,
         /// Number of the line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The error in it.
         reason: String,
     },
-    /// Its texts are of more than one temperature.
+    /// Its texts have more than one temperature.
     #[error("{path}: allowed one temperature, got {first} and {other}")]
     Mixed {
         /// Path of the file.
@@ -97,13 +101,15 @@ pub fn read(path: &Path) -> Result<Scripts, Unreadable> {
 
 fn parse(line: &str) -> Result<Script, String> {
     let script: Script = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let places = script.output.len();
+    let positions = script.output.len();
     for (name, len) in [("choices", script.choices.len()), ("margins", script.margins.len())] {
-        if len != 0 && len != places {
-            return Err(format!("{name}: allowed none or one for each of {places} output tokens, got {len}"));
+        if len != 0 && len != positions {
+            return Err(format!(
+                "{name}: allowed none or one for each of {positions} output tokens, got {len}"
+            ));
         }
     }
-    if script.prompt.is_empty() || places == 0 {
+    if script.prompt.is_empty() || positions == 0 {
         return Err("prompt and output: allowed at least one token each".to_owned());
     }
     if !(0.0..=2.0).contains(&script.temperature) {
@@ -115,56 +121,57 @@ fn parse(line: &str) -> Result<Script, String> {
 }
 
 impl Script {
-    /// Whether a model drafter was recorded with it.
+    /// True if a model drafter was recorded with it.
     pub fn has_model(&self) -> bool {
         !self.choices.is_empty()
     }
 
-    /// The true token at an output place; [`ASTRAY`] beyond the end.
-    pub fn truth(&self, place: usize) -> TokenId {
-        self.output.get(place).copied().unwrap_or(ASTRAY)
+    /// The true token at an output position; [`ASTRAY`] beyond the end.
+    pub fn truth(&self, position: usize) -> TokenId {
+        self.output.get(position).copied().unwrap_or(ASTRAY)
     }
 
-    /// Whether these tokens are the true ones from an output place on.
-    pub fn is_next(&self, place: usize, tokens: &[TokenId]) -> bool {
-        self.output.get(place..).is_some_and(|rest| rest.starts_with(tokens))
+    /// True if these tokens are the true ones from an output position on.
+    pub fn is_next(&self, position: usize, tokens: &[TokenId]) -> bool {
+        self.output.get(position..).is_some_and(|rest| rest.starts_with(tokens))
     }
 
-    /// The drafter's choice at an output place after the true text, as token at `depth` of a draft.
-    pub fn choice(&self, place: usize, depth: usize) -> TokenId {
-        let choice = self.choices.get(place).copied().unwrap_or(OUTSIDE);
+    /// The drafter's choice at an output position after the true text, as token at `depth` of a
+    /// draft.
+    pub fn choice(&self, position: usize, depth: usize) -> TokenId {
+        let choice = self.choices.get(position).copied().unwrap_or(OUTSIDE);
         let Some(&fade) = self.fades.get(depth).or(self.fades.last()) else { return choice };
-        let kept = Dice::at(Dice::mix(place as u64) ^ self.output.len() as u64, depth) < fade;
+        let kept = SplitMix64::at(SplitMix64::mix(position as u64) ^ self.output.len() as u64, depth) < fade;
         if kept { choice } else { OUTSIDE + 1 }
     }
 
-    /// A chain of at most `gamma` tokens of the model drafter after `done` output tokens: its choices while they are
-    /// the truth, and tokens of no vocabulary behind the first that is not.
+    /// A chain of at most `gamma` tokens of the model drafter after `done` output tokens: its
+    /// choices while they are right, and tokens of no vocabulary after the first wrong one.
     pub fn draft(&self, done: usize, gamma: usize) -> Tree {
         let (mut tree, mut lost) = (Tree::default(), false);
         for depth in 0..gamma {
-            let place = done + depth;
-            let token = if lost { OUTSIDE + depth as TokenId } else { self.choice(place, depth) };
-            lost |= token != self.truth(place);
-            let margin = self.margins.get(place).copied().unwrap_or(0.0);
+            let position = done + depth;
+            let token = if lost { OUTSIDE + depth as TokenId } else { self.choice(position, depth) };
+            lost |= token != self.truth(position);
+            let margin = self.margins.get(position).copied().unwrap_or(0.0);
             let vote = Vote::new(Source::Model, Features { margin, ..Features::default() });
             tree.push(Node::new(token, depth.checked_sub(1), vote));
         }
         tree
     }
 
-    /// Its choices at the output places `from..=done` after the true text.
+    /// Its choices at the output positions `from..=done` after the true text.
     pub fn shadow(&self, from: usize, done: usize) -> Vec<Option<TokenId>> {
         (from..=done.min(self.output.len().saturating_sub(1)))
-            .map(|place| Some(self.choice(place, 0)))
+            .map(|position| Some(self.choice(position, 0)))
             .collect()
     }
 
-    /// How many of the first nodes along one path of the draft are the text that follows `done` output tokens.
+    /// Number of nodes along one path of the draft that match the text after `done` output tokens.
     pub fn followed(&self, draft: &Tree, done: usize) -> usize {
-        let (mut place, mut depth) = (None, 0);
-        while let Some(node) = draft.child(place, self.truth(done + depth)) {
-            place = Some(node);
+        let (mut position, mut depth) = (None, 0);
+        while let Some(node) = draft.child(position, self.truth(done + depth)) {
+            position = Some(node);
             depth += 1;
         }
         depth
@@ -185,11 +192,11 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_follows_the_choices_to_the_first_mismatch_and_is_nonsense_behind_it() {
+    fn a_draft_follows_the_choices_to_the_first_mismatch() {
         let draft = script().draft(0, 4);
         let tokens: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
         assert_eq!(tokens[..3], [10, 11, 99]);
-        assert!(tokens[3] >= OUTSIDE, "what follows a wrong token is not the choice after the true one");
+        assert!(tokens[3] >= OUTSIDE, "tokens after a wrong token are not the choices after the true one");
         assert_eq!((script().followed(&draft, 0), script().followed(&draft, 1)), (2, 0));
         assert_eq!(script().shadow(1, 9), [11, 99, 13].map(Some));
     }
@@ -199,14 +206,15 @@ mod tests {
         let text: Vec<TokenId> = (0..2_000).collect();
         let script =
             Script { output: text.clone(), choices: text, fades: vec![1.0, 0.5], ..Script::default() };
-        let right =
-            |depth| (0..2_000).filter(|&place| script.choice(place, depth) == script.truth(place)).count();
+        let right = |depth| {
+            (0..2_000).filter(|&position| script.choice(position, depth) == script.truth(position)).count()
+        };
         assert_eq!(right(0), 2_000);
         assert!((900..1_100).contains(&right(1)) && (900..1_100).contains(&right(7)));
     }
 
     #[test]
-    fn a_line_that_is_no_trace_is_named() {
+    fn an_invalid_trace_line_is_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.jsonl");
         let wrong = |text: &str| {

@@ -1,7 +1,9 @@
-//! Gamma over temperature and load: a table played again with every number of clients and texts of every temperature.
+//! Gamma over temperature and load: a table played again with every number of clients and texts of
+//! every temperature.
 //!
-//! The first stream of ours gets the clients and the text; everything else stays as the table says. What is shown is what
-//! requests did that began in the second half of the time, when the controller knew the engine and the text.
+//! The first stream of ours gets the clients and the text; everything else stays as in the table.
+//! The figures are of requests that began in the second half of the time, when the controller knew
+//! the engine and the text.
 
 use std::fmt::Write;
 
@@ -9,12 +11,12 @@ use super::pool;
 use super::record::{Record, Served};
 use super::source::Scripts;
 use super::table::Table;
-use super::traffic::{Arrivals, Ramp, Whose};
+use super::traffic::{Arrivals, Owner, Ramp};
 use super::world::{Broken, Setup, World};
 use crate::session::Summary;
-use crate::units::Dice;
+use crate::units::SplitMix64;
 
-/// What a table is played with again.
+/// Variations with which a table is played again.
 #[derive(Clone, Debug, Default)]
 pub struct Sweep {
     /// Numbers of clients.
@@ -32,22 +34,23 @@ pub struct Cell {
     pub load: f64,
     /// The text's temperature.
     pub temperature: f64,
-    /// Drafted tokens per round; `None` without a round. Where little leaps it is that of the few texts that do.
+    /// Drafted tokens per round; `None` without a round. If few texts are speculated on, it is that
+    /// of those texts only.
     pub gamma: Option<f64>,
-    /// Drafted tokens per round or ridden token: as gamma, where riding is gamma 0.
+    /// Drafted tokens per round or plain token: gamma, where plain decoding is gamma 0.
     pub drafted: f64,
-    /// Share of the output that was ridden.
-    pub ridden: f64,
-    /// Share of the drafted tokens that was accepted; `None` without one.
+    /// Share of the output that was decoded plainly.
+    pub plain: f64,
+    /// Accepted ÷ drafted tokens; `None` without a drafted token.
     pub accepted: Option<f64>,
     /// Requests counted.
     pub requests: usize,
 }
 
-/// The cells of a table, by clients and then by text; none where it has no sweep.
+/// The cells of a table, by clients and then by text; none if it has no sweep.
 ///
 /// # Errors
-/// What [`World::play`] finds broken.
+/// See [`World::play`].
 pub fn play(table: &Table, seed: u64) -> Result<Vec<Cell>, Broken> {
     let Sweep { clients, texts } = &table.sweep;
     let pairs: Vec<(usize, &Scripts)> =
@@ -55,7 +58,7 @@ pub fn play(table: &Table, seed: u64) -> Result<Vec<Cell>, Broken> {
     let seeds = table.seeds.max(1) as usize;
     let played = pool::each(pairs.len() * seeds, |number| {
         let &(clients, text) = pairs.get(number / seeds)?;
-        let seed = Dice::mix(seed ^ Dice::mix((number % seeds) as u64));
+        let seed = SplitMix64::mix(seed ^ SplitMix64::mix((number % seeds) as u64));
         Some(World::play(setup(table, clients, text, seed)))
     });
     let records: Vec<Record> = played.into_iter().flatten().collect::<Result<_, _>>()?;
@@ -66,7 +69,7 @@ pub fn play(table: &Table, seed: u64) -> Result<Vec<Cell>, Broken> {
 
 fn setup(table: &Table, clients: usize, text: &Scripts, seed: u64) -> Setup {
     let mut setup = Setup { seed, ..table.setup.clone() };
-    if let Some(stream) = setup.streams.iter_mut().find(|stream| stream.whose == Whose::Ours) {
+    if let Some(stream) = setup.streams.iter_mut().find(|stream| stream.whose == Owner::Ours) {
         let think = if let Arrivals::Closed { think, .. } = stream.arrivals { think } else { 0.0 };
         stream.arrivals = Arrivals::Closed { clients: Ramp::flat(clients as f64), think };
         stream.scripts = text.clone();
@@ -84,22 +87,22 @@ fn cell(table: &Table, clients: usize, text: &Scripts, records: &[Record]) -> Ce
     let (rounds, drafted, accepted) =
         (sum(&|one| one.rounds), sum(&|one| one.drafted), sum(&|one| one.accepted));
     let tokens = sum(&|one| one.output_tokens);
-    // A round brings what was accepted and one token more.
-    let ridden = (tokens - accepted - rounds).max(0.0);
+    // A round yields the accepted tokens and one more.
+    let plain = (tokens - accepted - rounds).max(0.0);
     let per = |value: f64, of: f64| if of > 0.0 { value / of } else { 0.0 };
     Cell {
         clients,
         load: clients as f64 / table.setup.engine.shape.sequences as f64,
         temperature: text.first().map_or(0.0, |script| script.temperature),
         gamma: (rounds > 0.0).then(|| drafted / rounds),
-        drafted: per(drafted, rounds + ridden),
-        ridden: per(ridden, tokens),
+        drafted: per(drafted, rounds + plain),
+        plain: per(plain, tokens),
         accepted: (drafted > 0.0).then(|| accepted / drafted),
         requests: summaries.len(),
     }
 }
 
-/// The different values of some cells, in the order in which they come.
+/// The distinct values of some cells, in order of appearance.
 pub fn values<T: PartialEq>(cells: &[Cell], of: impl Fn(&Cell) -> T) -> Vec<T> {
     let mut found = Vec::new();
     for value in cells.iter().map(of) {
@@ -131,7 +134,7 @@ pub fn rows(cells: &[Cell]) -> Vec<Vec<String>> {
 
 fn told(cell: &Cell) -> String {
     let gamma = cell.gamma.map_or_else(|| "–".to_owned(), |gamma| format!("{gamma:.1}"));
-    format!("{:.2}, {gamma}, {:.0} %", cell.drafted, cell.ridden * 100.0)
+    format!("{:.2}, {gamma}, {:.0} %", cell.drafted, cell.plain * 100.0)
 }
 
 /// For a terminal.
@@ -139,7 +142,7 @@ pub fn text(cells: &[Cell]) -> String {
     let mut text = String::new();
     if !cells.is_empty() {
         text.push_str(
-            "  gamma where riding is gamma 0, gamma of rounds, share of the output that was ridden\n",
+            "  gamma where plain decoding is gamma 0, gamma of rounds, share of the output that was decoded plainly\n",
         );
     }
     for row in rows(cells) {

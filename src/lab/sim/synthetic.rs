@@ -1,53 +1,55 @@
-//! Texts made from a seed: how much of the output copies what was there, and how often the model drafter is right.
+//! Texts made from a seed, by the share of the output that copies earlier text and the accuracy of
+//! the model drafter.
 
 use std::sync::Arc;
 
 use super::source::{OUTSIDE, Script, Scripts};
-use crate::units::{Dice, TokenId};
+use crate::units::{SplitMix64, TokenId};
 
-/// What the output has of the text before it. It decides what lookups are worth.
+/// Part of the output that copies earlier text. It decides the acceptance of lookup drafters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Copied {
     /// Nothing but common words.
     Fresh,
     /// The prompt again, with this share of its tokens replaced.
     Rewrite(f64),
-    /// A rewrite that turns into fresh text after so many tokens.
+    /// A rewrite that turns into fresh text after this number of tokens.
     Until(usize),
-    /// Fresh text that falls into a repetition of so many tokens after so many.
+    /// Fresh text that repeats its last `period` tokens, from output token `after + period` on.
     Plateau {
-        /// Output tokens before it.
+        /// Output tokens before the part that is repeated.
         after: usize,
-        /// Tokens that are repeated.
+        /// Tokens of the repeated part.
         period: usize,
     },
 }
 
-/// How often the model drafter is right.
+/// Accuracy of the model drafter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Agreement {
     /// There is none.
     Never,
-    /// Each choice is right with this probability, whatever the others are.
+    /// Each choice is right with this probability, independently of the others.
     Even(f64),
-    /// By the place in the draft, given that the ones before are right; the last counts for all beyond.
+    /// By draft position, given that the ones before are right; the last counts for all beyond.
     Fading(Vec<f64>),
-    /// One probability before so many output tokens, another one behind: a regime change, or with 0 a collapse.
+    /// One probability before output token `at`, another one after it: a regime change, or with 0 a
+    /// collapse.
     Turning {
-        /// Before.
+        /// Before token `at`.
         first: f64,
-        /// Behind.
+        /// From token `at` on.
         then: f64,
         /// Output tokens.
         at: usize,
     },
-    /// Easy and hard stretches of text that take turns, with a margin that shows which is which.
+    /// Alternating easy and hard stretches of text, with a margin that tells them apart.
     Mixed {
         /// In easy stretches.
         easy: f64,
         /// In hard ones.
         hard: f64,
-        /// Mean tokens of a stretch.
+        /// Mean length of a stretch, tokens.
         stretch: f64,
     },
 }
@@ -59,106 +61,110 @@ pub struct Kind {
     pub prompt: usize,
     /// Mean tokens of the output.
     pub output: usize,
-    /// Outputs are shorter and longer by up to this share of it.
+    /// Outputs are shorter or longer by up to this share of `output`.
     pub vary: f64,
-    /// What of it was there before.
+    /// The part of it that copies earlier text.
     pub copied: Copied,
-    /// How often the model drafter is right.
+    /// Accuracy of the model drafter.
     pub agreement: Agreement,
 }
 
 impl Kind {
-    /// So many requests of this kind.
+    /// `count` requests of this kind.
     pub fn scripts(&self, count: usize, seed: u64) -> Scripts {
-        let seed_of = |number: usize| Dice::mix(seed) ^ Dice::mix(number as u64);
+        let seed_of = |number: usize| SplitMix64::mix(seed) ^ SplitMix64::mix(number as u64);
         (0..count).map(|number| Arc::new(self.script(seed_of(number)))).collect()
     }
 
     /// One request.
     pub fn script(&self, seed: u64) -> Script {
-        let mut dice = Dice::new(Dice::mix(seed));
-        let prompt: Vec<TokenId> = (0..self.prompt.max(1)).map(|_| word(&mut dice)).collect();
+        let mut rng = SplitMix64::new(SplitMix64::mix(seed));
+        let prompt: Vec<TokenId> = (0..self.prompt.max(1)).map(|_| word(&mut rng)).collect();
         let mut output: Vec<TokenId> = Vec::with_capacity(self.output);
-        let length = self.output as f64 * (1.0 + self.vary * (2.0 * dice.unit() - 1.0));
-        for place in 0..(length.round() as usize).max(1) {
-            let fresh = word(&mut dice);
-            let edited = dice.unit();
-            let earlier = prompt.get(place % prompt.len()).copied();
+        let length = self.output as f64 * (1.0 + self.vary * (2.0 * rng.unit() - 1.0));
+        for position in 0..(length.round() as usize).max(1) {
+            let fresh = word(&mut rng);
+            let edited = rng.unit();
+            let earlier = prompt.get(position % prompt.len()).copied();
             let copied = match self.copied {
                 Copied::Rewrite(edits) => earlier.filter(|_| edited >= edits),
-                Copied::Until(after) => earlier.filter(|_| place < after),
-                Copied::Plateau { after, period } if place >= after + period.max(1) => {
-                    output.get(place - period.max(1)).copied()
+                Copied::Until(after) => earlier.filter(|_| position < after),
+                Copied::Plateau { after, period } if position >= after + period.max(1) => {
+                    output.get(position - period.max(1)).copied()
                 }
                 Copied::Fresh | Copied::Plateau { .. } => None,
             };
             output.push(copied.unwrap_or(fresh));
         }
         let mut script = Script { prompt, output, ..Script::default() };
-        self.agreement.choose(&mut script, &mut dice);
+        self.agreement.choose(&mut script, &mut rng);
         script
     }
 }
 
 impl Agreement {
-    fn choose(&self, script: &mut Script, dice: &mut Dice) {
+    fn choose(&self, script: &mut Script, rng: &mut SplitMix64) {
         if *self == Self::Never {
             return;
         }
         let mut easy = true;
-        for (place, &truth) in script.output.iter().enumerate() {
+        for (position, &truth) in script.output.iter().enumerate() {
             let right = match self {
                 Self::Never => 0.0,
                 Self::Even(right) => *right,
                 Self::Fading(by_place) => by_place.first().copied().unwrap_or(0.0),
                 Self::Turning { first, then, at } => {
-                    if place < *at {
+                    if position < *at {
                         *first
                     } else {
                         *then
                     }
                 }
                 Self::Mixed { easy: high, hard, stretch } => {
-                    easy ^= dice.unit() < 1.0 / stretch.max(1.0);
+                    easy ^= rng.unit() < 1.0 / stretch.max(1.0);
                     if easy { *high } else { *hard }
                 }
             };
-            let choice = if dice.unit() < right { truth } else { OUTSIDE };
+            let choice = if rng.unit() < right { truth } else { OUTSIDE };
             script.choices.push(choice);
             script.margins.push(margin(right));
         }
         if let Self::Fading(by_place) = self {
-            // The first place is drawn above; those behind it are drawn by their depth, given that one.
+            // The first position is drawn above; later ones are drawn by their depth, given that
+            // one.
             let first = by_place.first().copied().unwrap_or(0.0).max(1e-9);
             script.fades = by_place.iter().map(|right| (right / first).min(1.0)).collect();
         }
     }
 }
 
-/// The margin of a drafter that knows how often it is right, as a logistic model of it would have it.
+/// The margin of a calibrated drafter under a logistic model of its accuracy.
 fn margin(right: f64) -> f32 {
     let right = right.clamp(0.02, 0.98);
     ((right / (1.0 - right)).ln() + 4.0) as f32
 }
 
-/// Words as frequent as in real text: a few make up most of it.
-fn word(dice: &mut Dice) -> TokenId {
-    (8000.0_f64.powf(dice.unit()) - 1.0) as TokenId
+/// Words as frequent as in real text: a few words make up most of it.
+fn word(rng: &mut SplitMix64) -> TokenId {
+    (8000.0_f64.powf(rng.unit()) - 1.0) as TokenId
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn right(agreement: Agreement, places: std::ops::Range<usize>) -> f64 {
+    fn right(agreement: Agreement, positions: std::ops::Range<usize>) -> f64 {
         let kind = Kind { prompt: 10, output: 20_000, vary: 0.0, copied: Copied::Fresh, agreement };
         let script = kind.script(3);
-        let hits = places.clone().filter(|&place| script.choice(place, 0) == script.truth(place)).count();
-        hits as f64 / places.len() as f64
+        let hits = positions
+            .clone()
+            .filter(|&position| script.choice(position, 0) == script.truth(position))
+            .count();
+        hits as f64 / positions.len() as f64
     }
 
     #[test]
-    fn the_drafter_is_right_as_often_as_said() {
+    fn the_drafter_has_the_given_accuracy() {
         assert!((right(Agreement::Even(0.7), 0..20_000) - 0.7).abs() < 0.01);
         let turning = || Agreement::Turning { first: 0.9, then: 0.1, at: 10_000 };
         assert!((right(turning(), 0..10_000) - 0.9).abs() < 0.01);
@@ -170,13 +176,14 @@ mod tests {
     #[test]
     fn copies_are_copies_and_the_same_seed_is_the_same_text() {
         let kind = |copied| Kind { prompt: 100, output: 400, vary: 0.0, copied, agreement: Agreement::Never };
-        let same = |script: &Script, place: usize| script.output[place] == script.prompt[place % 100];
+        let same =
+            |script: &Script, position: usize| script.output[position] == script.prompt[position % 100];
         let rewrite = kind(Copied::Rewrite(0.05)).script(1);
-        assert!((360..400).contains(&(0..400).filter(|&place| same(&rewrite, place)).count()));
+        assert!((360..400).contains(&(0..400).filter(|&position| same(&rewrite, position)).count()));
         let until = kind(Copied::Until(50)).script(1);
-        assert!((0..50).all(|place| same(&until, place)));
+        assert!((0..50).all(|position| same(&until, position)));
         let plateau = kind(Copied::Plateau { after: 100, period: 7 }).script(1);
-        assert!((107..400).all(|place| plateau.output[place] == plateau.output[place - 7]));
+        assert!((107..400).all(|position| plateau.output[position] == plateau.output[position - 7]));
         let varied = Kind { vary: 0.5, ..kind(Copied::Fresh) }.scripts(50, 9);
         let lengths = varied.iter().map(|script| script.output.len());
         assert!(lengths.clone().all(|len| (200..=600).contains(&len)) && lengths.max() > Some(500));

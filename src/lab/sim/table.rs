@@ -1,6 +1,7 @@
-//! Workload tables: a whole setting with what is expected of it, as a YAML file.
+//! Workload tables: a whole setting with its expectations, as a YAML file.
 //!
-//! Every key that is not known, every value out of range is an error with its line, and all of them are found at once.
+//! Every unknown key and every value out of range is an error with its line; all errors are
+//! reported at once.
 //!
 //! ```yaml
 //! version: 1
@@ -8,32 +9,35 @@
 //! about: Rewriting by eight clients, drafted from the prompt
 //! held_out: false                  # a profile that nothing was tuned on
 //! for: 60s                         # no request begins later
-//! seeds: 2                         # played so often, with other dice
-//! interval: 1s                     # of the course of time
-//! engine: { profile: 8b-h100, sequences: 256, kv: 400000, prefix_cache: true, cancel: 0ms, jitter: usual }
-//!                                  # or paced: { step: 20ms, base: 1.1, node: 0.005, growth: 0, prompt: 0.1ms }
+//! seeds: 2                         # number of plays, each with another seed
+//! interval: 1s                     # of the recorded course
+//! engine: { profile: 8b-h100, sequences: 256, kv: 400000, prefix_cache: true, cancel: 0ms,
+//!   jitter: usual }
+//!     # or paced: { step: 20ms, base: 1.1, node: 0.005, growth: 0, prompt: 0.1ms }
 //! network: { rtt: 500us, call: 300us }
 //! signal: { every: 500ms, age: 0ms, until: 30s }            # or none
-//! drafter: { token: 2ms, read: 10us, growth: 0.1, seats: 64, shared: false }     # or none
-//! plans: [score, fan_out]
+//! drafter: { token: 2ms, read: 10us, growth: 0.1, slots: 64, shared: false }     # or none
+//! verify: [score, fan_out]
 //! sidecars: 1
-//! drafters: both                   # lookup|model|both: a policy with these and no control group; or
-//! policy: |                        # a whole policy file, in which the drafter model is called draft
+//! drafters: both                   # lookup|model|both: their policy, without control group; or
+//! policy: |                        # a policy file, whose drafter model is called draft
 //!   version: 1
 //!   name: mine
-//! budget: { extra_tokens: 0.25, switchback: { window: 20s, every: 30m } }        # of the backend; none by default
+//! # of the backend; none by default
+//! budget: { extra_tokens: 0.25, switchback: { window: 20s, every: 30m } }
 //! traffic:
 //!   - { whose: ours, clients: { 0s: 1, 30s: 64 }, think: 0s, text: rewrite }
-//!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh, agreement: { even: 0.7 } } }
+//!   - { whose: others, rate: 2.5, text: { prompt: 300, output: 128, vary: 0.5, copied: fresh,
+//!       agreement: { even: 0.7 } } }
 //! overload: { from: 20s, until: 40s }
-//! sweep: { clients: [1, 4, 16], texts: [rewrite, rewrite-t0.7] }                 # played with each of them as well
+//! sweep: { clients: [1, 4, 16], texts: [rewrite, rewrite-t0.7] }    # played with each of them too
 //! expect:
 //!   p50: { max: 1.01 }
 //!   ratio: { min: 1.5, max: 4 }
 //! ```
 //!
-//! A text is the name of a recording, `traces/NAME.jsonl` beside the table, or made from a seed. Requests have the
-//! temperature that their text was recorded at.
+//! A text is the name of a recording, `traces/NAME.jsonl` in the table's folder, or made from a
+//! seed. Requests have the temperature at which their text was recorded.
 
 mod engine;
 mod read;
@@ -52,37 +56,37 @@ use crate::config::problem::Problem;
 pub struct Table {
     /// Its name.
     pub name: String,
-    /// What it is, in one line.
+    /// Description, in one line.
     pub about: String,
-    /// Nothing was tuned on its engine.
+    /// True if nothing was tuned on its engine.
     pub held_out: bool,
-    /// The setting, as the controller decides.
+    /// The setting, with the controller's decisions.
     pub setup: Setup,
-    /// How often it is played, with other dice.
+    /// Number of plays, each with another seed.
     pub seeds: u64,
     /// No request begins after this second.
     pub seconds: f64,
-    /// The seconds between which the engine has more to do than it can.
+    /// The seconds between which the engine is overloaded.
     pub overload: Option<(f64, f64)>,
-    /// What it is played with again, to show gamma over temperature and load.
+    /// Variations with which it is played again, to show gamma over temperature and load.
     pub sweep: Sweep,
-    /// What is expected, in the order of the file.
+    /// Expectations, in the order of the file.
     pub expected: Vec<Expected>,
 }
 
-/// The range that a figure is expected in.
+/// Expected range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
     /// The figure.
     pub figure: Figure,
-    /// Least value.
+    /// Minimum.
     pub min: Option<f64>,
-    /// Greatest value.
+    /// Maximum.
     pub max: Option<f64>,
 }
 
 impl Expected {
-    /// Whether a value is in the range. What could not be measured is in none.
+    /// True if a value is in the range; false for a value that could not be measured.
     pub fn holds(&self, value: Option<f64>) -> bool {
         let above = |value: f64| self.min.is_none_or(|min| value >= min);
         let below = |value: f64| self.max.is_none_or(|max| value <= max);
@@ -90,7 +94,7 @@ impl Expected {
     }
 }
 
-/// Why a table cannot be played.
+/// Reason for which a table cannot be played.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// The file cannot be read.

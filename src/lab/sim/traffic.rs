@@ -1,9 +1,9 @@
-//! Who asks, and when.
+//! Request arrivals.
 
 use super::source::Scripts;
-use crate::units::Dice;
+use crate::units::SplitMix64;
 
-/// A value that changes at some moments: (seconds, value), by rising seconds; before the first it is zero.
+/// A piecewise constant value: (seconds, value), by rising seconds; zero before the first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ramp(pub Vec<(f64, f64)>);
 
@@ -19,59 +19,61 @@ impl Ramp {
     }
 }
 
-/// When requests of a stream arrive.
+/// Arrival process of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Arrivals {
-    /// So many clients, each of which asks again as soon as it has its answer and has thought for so many seconds.
+    /// Closed loop: each of `clients` clients sends its next request `think` seconds after its
+    /// answer.
     Closed {
-        /// How many.
+        /// Number of clients.
         clients: Ramp,
-        /// Seconds between an answer and the next question.
+        /// Seconds between an answer and the next request.
         think: f64,
     },
-    /// Independent of the answers, so many a second on average.
+    /// Poisson process, independent of the answers; mean requests per second.
     Poisson(Ramp),
 }
 
-/// Whether Foretell sees a request.
+/// Owner of a request: decides if it goes through Foretell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
-    /// It goes through Foretell, unless all goes direct.
+pub enum Owner {
+    /// It goes through Foretell, unless all traffic goes direct.
     Ours,
-    /// It goes to the engine by another way.
+    /// It goes to the engine without Foretell.
     Others,
 }
 
 /// One stream of requests.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Whose they are.
-    pub whose: Whose,
-    /// When they arrive.
+    /// Their owner.
+    pub whose: Owner,
+    /// Their arrivals.
     pub arrivals: Arrivals,
-    /// What they are, in turn.
+    /// Their texts, in turn.
     pub scripts: Scripts,
-    /// Most requests; `None` if only the time ends it.
+    /// Maximum number of requests; `None` if only the time ends the stream.
     pub requests: Option<usize>,
 }
 
 impl Stream {
-    /// One client that asks everything once.
+    /// One client that sends every request once.
     pub fn one_client(scripts: Scripts) -> Self {
         let requests = Some(scripts.len());
         let arrivals = Arrivals::Closed { clients: Ramp::flat(1.0), think: 0.0 };
-        Self { whose: Whose::Ours, arrivals, scripts, requests }
+        Self { whose: Owner::Ours, arrivals, scripts, requests }
     }
 
-    /// The next arrival after `now`, by a Poisson process; `None` for a closed loop, and if none comes any more.
-    pub fn next(&self, now: f64, dice: &mut Dice) -> Option<f64> {
+    /// The next arrival after `now`, by a Poisson process; `None` for a closed loop, and if there
+    /// is no further arrival.
+    pub fn next(&self, now: f64, rng: &mut SplitMix64) -> Option<f64> {
         let Arrivals::Poisson(rates) = &self.arrivals else { return None };
         let mut from = now;
-        // A stretch of constant rate forgets what was before it, so that the draw can begin anew with each.
+        // The process is memoryless, so the draw can restart with each stretch of constant rate.
         loop {
             let rate = rates.at(from);
             let change = rates.0.iter().map(|step| step.0).find(|&at| at > from);
-            let gap = if rate > 0.0 { -(1.0 - dice.unit()).ln() / rate } else { f64::INFINITY };
+            let gap = if rate > 0.0 { -(1.0 - rng.unit()).ln() / rate } else { f64::INFINITY };
             match change {
                 Some(change) if from + gap > change => from = change,
                 None if gap.is_infinite() => return None,
@@ -89,9 +91,9 @@ mod tests {
     fn arrivals_follow_the_rate() {
         let arrivals = Arrivals::Poisson(Ramp(vec![(0.0, 2.0), (100.0, 0.0), (200.0, 20.0)]));
         let scripts: Scripts = Scripts::from([]);
-        let stream = Stream { whose: Whose::Others, arrivals, scripts, requests: None };
-        let (mut now, mut dice, mut by_hundred) = (0.0, Dice::new(4), [0; 3]);
-        while let Some(next) = stream.next(now, &mut dice).filter(|next| *next < 300.0) {
+        let stream = Stream { whose: Owner::Others, arrivals, scripts, requests: None };
+        let (mut now, mut rng, mut by_hundred) = (0.0, SplitMix64::new(4), [0; 3]);
+        while let Some(next) = stream.next(now, &mut rng).filter(|next| *next < 300.0) {
             by_hundred[(next / 100.0) as usize] += 1;
             now = next;
         }

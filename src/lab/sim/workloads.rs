@@ -1,4 +1,4 @@
-//! The five workloads: recorded where there is a recording, made from a seed where there is none.
+//! The five workloads: recorded if there is a recording, otherwise made from a seed.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::synthetic::{Agreement, Copied, Kind};
 
 /// Their names.
 pub const NAMES: [&str; 5] = ["rewrite", "completion", "prose", "chat", "hostile"];
-/// Requests of a made workload.
+/// Number of requests of a generated workload.
 const REQUESTS: usize = 30;
 
-/// The recorded workloads of a folder, `NAME.jsonl` each; one that is not there is made from a seed.
+/// The recorded workloads of a folder, `NAME.jsonl` each; a missing one is made from a seed.
 ///
 /// # Errors
 /// A recording that cannot be read.
@@ -27,7 +27,7 @@ fn one(folder: &Path, name: &str) -> Result<Workload, Unreadable> {
     Ok(Workload { name: format!("{name}*"), scripts: made(name).scripts(REQUESTS, 7) })
 }
 
-/// Text with about the acceptance that the bundled models were measured to have on the workload.
+/// Text with about the acceptance that was measured for the bundled models on the workload.
 pub fn made(name: &str) -> Kind {
     let mixed = |easy, hard| Agreement::Mixed { easy, hard, stretch: 12.0 };
     let kind = |copied, agreement| Kind { prompt: 300, output: 128, vary: 0.0, copied, agreement };

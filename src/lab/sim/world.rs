@@ -1,7 +1,7 @@
 //! The loop of virtual time: clients, sidecars, drafter and engine on one agenda.
 //!
-//! The world does for a session what `drive` does for it in a process: it carries out its actions, and tells it what
-//! came of them, after the time that this takes here. It decides nothing for it.
+//! The world takes the part of `serving` in a real process: it carries out a session's actions and
+//! delivers the resulting events after the simulated time. It makes no decisions for the session.
 
 mod answers;
 mod machines;
@@ -20,27 +20,27 @@ use super::sidecar::{Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream};
 use super::{at, later};
 use crate::session::ActionId;
-use crate::units::{Dice, Tick};
+use crate::units::{SplitMix64, Tick};
 
-/// How our requests are served.
+/// Mode in which our requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Without Foretell.
     Direct,
-    /// By sessions that never leap.
-    Ride,
-    /// As the controller decides.
+    /// By sessions that never speculate.
+    Plain,
+    /// With the controller's decisions.
     Auto,
     /// By `gamma.fixed`.
     Fixed(usize),
 }
 
-/// The way between client, Foretell and engine.
+/// Network delays between client, Foretell and engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Net {
-    /// Seconds from Foretell to the engine and back; half of it each way.
+    /// Round-trip seconds between Foretell and the engine; half of it each way.
     pub rtt: f64,
-    /// Seconds that a call costs beside it, for requests that go through Foretell.
+    /// Additional seconds per call, for requests that go through Foretell.
     pub call: f64,
 }
 
@@ -53,26 +53,28 @@ pub struct Setup {
     pub drafter: Option<DrafterSpec>,
     /// The network.
     pub net: Net,
-    /// How many Foretells stand before the engine; our requests go to them in turn.
+    /// Number of Foretell processes in front of the engine; our requests go to them in turn.
     pub sidecars: usize,
-    /// How the engine reports its load.
+    /// Load reports of the engine.
     pub signal: SignalSpec,
-    /// What sessions may do.
+    /// Permit of the sessions.
     pub permit: Permit,
-    /// How our requests are served.
+    /// Mode in which our requests are served.
     pub mode: Mode,
-    /// Who asks.
+    /// Request streams.
     pub streams: Vec<Stream>,
-    /// No request begins after this second; those under way are served to the end. `None`: only their number ends it.
+    /// No request begins after this second; active ones are served to the end. `None`: only their
+    /// number ends it.
     pub until: Option<f64>,
-    /// Seconds of an interval of the record's course of time.
+    /// Seconds of an interval of the record.
     pub interval: f64,
-    /// Seeds everything.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
 impl Setup {
-    /// One Foretell without a model drafter before an engine that reports no load; it decides by itself.
+    /// One Foretell without a model drafter in front of an engine that reports no load; the
+    /// controller decides.
     pub fn plain(engine: EngineSpec, permit: Permit, streams: Vec<Stream>) -> Self {
         Self {
             engine,
@@ -90,16 +92,17 @@ impl Setup {
     }
 }
 
-/// A session said what is not so. No expectation of a table: a defect of Foretell.
+/// A session produced a wrong output or none. Not a missed expectation of a table, but a defect of
+/// Foretell.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
     /// An emitted token is not the target's.
-    #[error("request {request}: tokens from output place {place} on are not the target's text")]
+    #[error("request {request}: tokens from output position {position} on are not the target's text")]
     Inexact {
         /// Number of the request.
         request: usize,
-        /// Output place of the first token of the piece.
-        place: usize,
+        /// Output position of the first token of the piece.
+        position: usize,
     },
     /// A session ended without its whole text.
     #[error("request {request}: ended after {tokens} of {all} tokens")]
@@ -111,34 +114,34 @@ pub enum Broken {
         /// Tokens of the text.
         all: usize,
     },
-    /// Nothing more can happen, and a session waits.
+    /// A session waits, and there are no more events.
     #[error("request {0}: waits for nothing")]
     Stuck(usize),
 }
 
-/// What can happen.
+/// Events of the simulation.
 #[derive(Clone, Copy)]
 enum Happening {
-    /// A stream has its next request.
+    /// The next request of a stream arrives.
     Arrive(usize),
     /// A closed loop changes its number of clients.
     Change(usize),
     /// A call reaches the engine.
     Reach(Job),
-    /// A cancel has taken effect there.
+    /// A cancel takes effect at the engine.
     Leave(JobId),
     /// The engine's step ends.
     Stepped,
-    /// The drafter's work ends.
+    /// The drafter's run ends.
     Drafted,
-    /// An output of the engine reaches whoever asked for it.
+    /// An output of the engine reaches its caller.
     Answer(Caller, usize),
     Deadline(usize),
     Report(Reported),
     Sample,
 }
 
-/// Who made a call.
+/// Origin of a call.
 #[derive(Clone, Copy)]
 struct Caller {
     request: usize,
@@ -147,20 +150,20 @@ struct Caller {
 }
 
 struct Loop {
-    dice: Dice,
+    rng: SplitMix64,
     asked: usize,
-    /// Requests under way.
+    /// Active requests.
     active: usize,
 }
 
-/// A fleet under way.
+/// State of a running simulation.
 pub struct World {
     setup: Setup,
     agenda: Agenda<Happening>,
     now: Tick,
     engine: Engine,
     drafter: Option<Drafter>,
-    /// Of two that share a processor, the engine computed last.
+    /// With a shared processor: the engine, not the drafter, computed last.
     engine_last: bool,
     sidecars: Vec<Sidecar>,
     loops: Vec<Loop>,
@@ -176,7 +179,7 @@ impl World {
     /// Plays the setting to its end.
     ///
     /// # Errors
-    /// A session that emitted a token that is not the target's, or did not come to its end.
+    /// A session that emitted a token that is not the target's, or did not finish.
     pub fn play(setup: Setup) -> Result<Record, Broken> {
         let mut world = Self::new(setup);
         world.begin();
@@ -197,8 +200,11 @@ impl World {
 
     fn new(setup: Setup) -> Self {
         let seed = setup.seed;
-        let a_loop =
-            |number: usize| Loop { dice: Dice::new(Dice::mix(seed) ^ number as u64), asked: 0, active: 0 };
+        let a_loop = |number: usize| Loop {
+            rng: SplitMix64::new(SplitMix64::mix(seed) ^ number as u64),
+            asked: 0,
+            active: 0,
+        };
         Self {
             engine: Engine::new(setup.engine.clone(), seed),
             drafter: setup.drafter.map(Drafter::new),
@@ -236,7 +242,7 @@ impl World {
         }
     }
 
-    /// Whether every stream has asked all that it will, and everything is answered.
+    /// True if every stream has sent all its requests, and every one is answered.
     fn is_over(&self) -> bool {
         let late = self.setup.until.is_some_and(|until| self.now >= at(until));
         let done =
@@ -244,7 +250,7 @@ impl World {
         self.under_way == 0 && (late || self.setup.streams.iter().zip(&self.loops).all(done))
     }
 
-    /// Whether nothing has come of any request for longer than one can take.
+    /// True if no request has made progress for an hour of simulated time.
     fn waits_for_nothing(&self) -> bool {
         const PATIENCE: f64 = 3_600.0;
         self.under_way > 0 && self.now > later(self.record.latest(), PATIENCE)
@@ -265,7 +271,7 @@ impl World {
             Happening::Deadline(number) => self.deadline(number)?,
             Happening::Report(report) => {
                 self.record.load(self.now, report);
-                self.sidecars.iter_mut().for_each(|sidecar| sidecar.hear(report));
+                self.sidecars.iter_mut().for_each(|sidecar| sidecar.set_load(report));
             }
             Happening::Sample => self.sample(),
         }

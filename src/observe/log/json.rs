@@ -1,7 +1,7 @@
 //! Log lines as JSON: time, level, fields of the enclosing spans, fields of the event, target.
 //!
-//! All are members of one object, so that `id` finds every line of a request. The fields of a span are formatted once,
-//! when it begins, and copied into its lines.
+//! All are members of one object, so that `id` finds every line of a request. The fields of a span
+//! are formatted once, when it begins, and copied into its lines.
 
 use std::fmt::{self, Debug};
 
@@ -38,7 +38,8 @@ where
         SystemTime.format_time(&mut line)?;
         write!(line, "\",\"level\":\"{}\"", about.level())?;
         let spans = context.event_scope().into_iter().flat_map(Scope::from_root);
-        // Spans of other crates are left out: their fields may have the same names with other meanings.
+        // Spans of other crates are left out: their fields may have the same names with other
+        // meanings.
         for span in spans.filter(|span| span.metadata().target().starts_with(OWN)) {
             if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
                 line.write_str(&fields.fields)?;

@@ -1,7 +1,8 @@
-//! Writes log lines without making a caller wait: a bounded queue and one thread that owns standard error.
+//! Writes log lines without making a caller wait: a bounded queue and one thread that owns standard
+//! error.
 //!
-//! It copes with a full disk, a pipe whose reader has died and a pipe that no one reads: a line that does not fit into
-//! the queue, or that cannot be written, is dropped and counted.
+//! It copes with a full disk, a pipe whose reader has died and a pipe that no one reads: a line
+//! that does not fit into the queue, or that cannot be written, is dropped and counted.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder};
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Most lines in the queue: those of one or two seconds under load, about one or two megabytes.
+/// Maximum number of lines in the queue: those of one or two seconds under load, about one or two
+/// megabytes.
 const QUEUE: usize = 4096;
 /// Interval at which [`flush`] checks the queue.
 const POLL: Duration = Duration::from_millis(2);
@@ -39,8 +41,8 @@ pub(super) fn lines() -> Lines {
     let (queue, _) = QUEUED.get_or_init(|| {
         let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(QUEUE);
         let (queue, guard) = builder.thread_name("log").finish(Stderr::open());
-        // Dropping the guard prints to standard output if the thread is stuck, and panics if that is closed. `flush`
-        // waits for the lines instead.
+        // Dropping the guard prints to standard output if the thread is stuck, and panics if that
+        // is closed. `flush` waits for the lines instead.
         std::mem::forget(guard);
         let lost = queue.error_counter();
         (queue, lost)
@@ -54,8 +56,8 @@ pub fn dropped() -> u64 {
     unqueued + COUNTS.failed.load(Ordering::Relaxed)
 }
 
-/// Waits until every line logged so far has left the queue, at most `within`, so that a reader that does not read
-/// cannot delay the end of the process.
+/// Waits until every line logged so far has left the queue, at most `within`, so that a reader that
+/// does not read cannot delay the end of the process.
 pub fn flush(within: Duration) {
     let start = Instant::now();
     let wanted = COUNTS.logged.load(Ordering::Acquire);
@@ -91,12 +93,13 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Standard error as the log thread uses it. Writing always succeeds: lines that cannot be written are counted.
+/// Standard error as the log thread uses it. Writing always succeeds: lines that cannot be written
+/// are counted.
 struct Stderr(Result<File, io::Stderr>);
 
 impl Stderr {
-    /// Uses a duplicate of the descriptor: the lock of [`io::stderr`] would be held while a write is stuck, and
-    /// everything else that prints would wait for it.
+    /// Uses a duplicate of the descriptor: the lock of [`io::stderr`] would be held while a write
+    /// is stuck, and everything else that prints would wait for it.
     fn open() -> Self {
         let stderr = io::stderr();
         let own = stderr.as_fd().try_clone_to_owned();

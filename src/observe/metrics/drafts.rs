@@ -6,14 +6,14 @@ use super::Maker;
 use crate::observe::make;
 use crate::words::metric;
 
-/// What a drafter model is asked for.
+/// Kind of a request to a drafter model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftKind {
     /// A draft that will be verified.
     Draft,
-    /// The same, drawn from laws that the target verifies it by.
+    /// The same, sampled from distributions by which the target verifies it.
     Sampled,
-    /// A shadow draft: what it would have drafted while the request rides.
+    /// A shadow draft: the tokens that it would have drafted while the request decodes plainly.
     Shadow,
 }
 
@@ -29,7 +29,7 @@ impl DraftKind {
     }
 }
 
-/// Why the answer of a drafter model was lost.
+/// Cause of a lost answer of a drafter model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftLoss {
     /// It took longer than `timeouts.draft`, if that is set.
@@ -39,52 +39,52 @@ pub enum DraftLoss {
     /// The drafter failed.
     Fault,
     /// Every session slot of the drafter is taken.
-    NoSeat,
+    NoSlot,
 }
 
 impl DraftLoss {
-    const ALL: [Self; 4] = [Self::Timeout, Self::Patience, Self::Fault, Self::NoSeat];
+    const ALL: [Self; 4] = [Self::Timeout, Self::Patience, Self::Fault, Self::NoSlot];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
             Self::Patience => "patience",
             Self::Fault => "fault",
-            Self::NoSeat => "no_seat",
+            Self::NoSlot => "no_slot",
         }
     }
 }
 
-/// How a hearing of all models of a policy on one passage ended.
+/// Result of an evaluation of all model drafters of a policy on one text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HearingEnd {
-    /// All were heard.
-    Heard,
-    /// One of them had no seat to spare.
-    NoSeat,
+pub enum EvaluationEnd {
+    /// All were evaluated.
+    Evaluated,
+    /// One of them had no spare slot.
+    NoSlot,
     /// One of them failed.
     Fault,
     /// One of them took too long.
     Late,
 }
 
-impl HearingEnd {
-    const ALL: [Self; 4] = [Self::Heard, Self::NoSeat, Self::Fault, Self::Late];
+impl EvaluationEnd {
+    const ALL: [Self; 4] = [Self::Evaluated, Self::NoSlot, Self::Fault, Self::Late];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Heard => "heard",
-            Self::NoSeat => "no_seat",
+            Self::Evaluated => "evaluated",
+            Self::NoSlot => "no_slot",
             Self::Fault => "fault",
             Self::Late => "late",
         }
     }
 }
 
-impl From<DraftLoss> for HearingEnd {
+impl From<DraftLoss> for EvaluationEnd {
     fn from(loss: DraftLoss) -> Self {
         match loss {
-            DraftLoss::NoSeat => Self::NoSeat,
+            DraftLoss::NoSlot => Self::NoSlot,
             DraftLoss::Fault => Self::Fault,
             DraftLoss::Timeout | DraftLoss::Patience => Self::Late,
         }
@@ -95,7 +95,7 @@ impl From<DraftLoss> for HearingEnd {
 pub(super) struct DraftCounts {
     asked: IntCounterVec,
     lost: IntCounterVec,
-    hearings: IntCounterVec,
+    evaluations: IntCounterVec,
     drawn: IntCounterVec,
 }
 
@@ -105,11 +105,11 @@ impl DraftCounts {
         let counts = Self {
             asked: new.kept(make::counters(metric::DRAFTS))?,
             lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
-            hearings: new.kept(make::counters(metric::HEARINGS))?,
+            evaluations: new.kept(make::counters(metric::DRAFTER_EVALUATIONS))?,
             drawn: new.kept(make::counters(metric::DRAFTERS_DRAWN))?,
         };
-        for end in HearingEnd::ALL {
-            counts.hearings.with_label_values(&[end.name()]);
+        for end in EvaluationEnd::ALL {
+            counts.evaluations.with_label_values(&[end.name()]);
         }
         for kind in DraftKind::ALL {
             counts.asked.with_label_values(&[kind.name()]);
@@ -128,8 +128,8 @@ impl DraftCounts {
         self.lost.with_label_values(&[kind.name(), cause.name()]).inc();
     }
 
-    pub(super) fn heard(&self, end: HearingEnd) {
-        self.hearings.with_label_values(&[end.name()]).inc();
+    pub(super) fn evaluated(&self, end: EvaluationEnd) {
+        self.evaluations.with_label_values(&[end.name()]).inc();
     }
 
     pub(super) fn drawn(&self, policy: &str, drafter: &str) {

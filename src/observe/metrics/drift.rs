@@ -1,4 +1,5 @@
-//! Metrics of lossy accept rules: how far outputs drifted from the target's own law, and where a rule was not relaxed.
+//! Metrics of lossy accept rules: how far outputs drifted from the target's own distribution, and
+//! where a rule was not relaxed.
 
 use prometheus::{CounterVec, IntCounterVec};
 
@@ -11,7 +12,7 @@ use crate::words::{Ledger, metric};
 pub(super) struct DriftMetrics {
     tv: CounterVec,
     substitutions: IntCounterVec,
-    places: IntCounterVec,
+    positions: IntCounterVec,
 }
 
 impl DriftMetrics {
@@ -19,7 +20,7 @@ impl DriftMetrics {
         Ok(Self {
             tv: new.kept(make::sums(metric::DRIFT_TV))?,
             substitutions: new.kept(make::counters(metric::SUBSTITUTIONS))?,
-            places: new.kept(make::counters(metric::DRIFT_PLACES))?,
+            positions: new.kept(make::counters(metric::DRIFT_PLACES))?,
         })
     }
 
@@ -30,10 +31,10 @@ impl DriftMetrics {
         }
         self.tv.with_label_values(&[policy]).inc_by(drift.charged);
         self.substitutions.with_label_values(&[policy]).inc_by(u64::from(drift.substitutions));
-        for (outcome, places) in
+        for (outcome, positions) in
             [("relaxed", drift.relaxed), ("unknown", drift.unknown), ("limited", drift.limited)]
         {
-            self.places.with_label_values(&[outcome]).inc_by(u64::from(places));
+            self.positions.with_label_values(&[outcome]).inc_by(u64::from(positions));
         }
     }
 }

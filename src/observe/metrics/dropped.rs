@@ -1,4 +1,4 @@
-//! Counts of what was dropped rather than waited for, read on every scrape from whoever drops it.
+//! Counts of items that were dropped instead of waiting, read from their source on every scrape.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl fmt::Debug for Dropped {
 }
 
 impl Dropped {
-    /// Shows as `metric` what `count` says.
+    /// Shows the value of `count` as `metric`.
     pub(super) fn new(
         metric: Counter,
         count: impl Fn() -> u64 + Send + Sync + 'static,

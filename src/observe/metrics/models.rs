@@ -1,13 +1,14 @@
-//! Values of the `model` label. Clients choose model names freely, so the values are limited: a model of the
-//! configuration always has its own, any other gets one after a successful answer, up to a maximum number.
+//! Values of the `model` label. Clients choose model names freely, so the values are limited: a
+//! model of the configuration always has its own, any other gets one after a successful answer, up
+//! to a maximum number.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-/// Most values for models that the configuration does not name.
-const MOST: usize = 100;
+/// Maximum number of values for models that the configuration does not name.
+const MAX: usize = 100;
 /// Value for models without one of their own.
 pub(super) const OTHER: &str = "other";
 
@@ -36,7 +37,7 @@ impl ModelLabels {
             return Arc::from(OTHER);
         }
         let mut answered = self.answered.write();
-        if answered.len() >= MOST {
+        if answered.len() >= MAX {
             return Arc::from(OTHER);
         }
         let label: Arc<str> = Arc::from(model);
@@ -50,9 +51,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_no_backend_knows_has_no_label_and_takes_no_place() {
+    fn a_name_that_no_backend_knows_gets_no_label() {
         let labels = ModelLabels::default();
-        for n in 0..2 * MOST {
+        for n in 0..2 * MAX {
             assert_eq!(&*labels.label(&format!("invented-{n}"), false), OTHER);
         }
         assert_eq!(&*labels.label("real", true), "real");
@@ -64,8 +65,8 @@ mod tests {
     fn labels_are_capped_but_for_those_that_are_configured() {
         let labels = ModelLabels::default();
         labels.configured(["named"]);
-        let values: HashSet<Arc<str>> = (0..2 * MOST).map(|n| labels.label(&format!("m{n}"), true)).collect();
-        assert_eq!(values.len(), MOST + 1);
+        let values: HashSet<Arc<str>> = (0..2 * MAX).map(|n| labels.label(&format!("m{n}"), true)).collect();
+        assert_eq!(values.len(), MAX + 1);
         assert_eq!(&*labels.label("late", true), OTHER);
         assert_eq!(&*labels.label("named", false), "named");
     }

@@ -1,4 +1,4 @@
-//! Metrics of requests, whatever way they went.
+//! Metrics of requests of all paths.
 
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
 
@@ -6,12 +6,16 @@ use super::models::{ModelLabels, OTHER as OTHER_MODEL};
 use super::{Held, Maker};
 use crate::observe::{Finished, make};
 use crate::openai::{Api, Path, Route};
-use crate::words::{BypassReason, RideReason, metric};
+use crate::words::{RelayReason, metric};
 
-/// The route of what does not ask for text.
+/// The route of requests that do not ask for text.
 const OTHER: &str = "other";
 /// The class of answers that failed.
 const FAILED: &str = "5xx";
+/// The reason of a request that no replica answered.
+const UNREACHABLE: &str = RelayReason::Unreachable.name();
+/// The reason of a request by an API that is not speculated on.
+const ROUTE: &str = RelayReason::Route.name();
 
 #[derive(Debug)]
 pub(super) struct RequestMetrics {
@@ -26,8 +30,6 @@ pub(super) struct RequestMetrics {
     per_token: HistogramVec,
     duration: HistogramVec,
     tokens: IntCounterVec,
-    rides: IntCounterVec,
-    bypass: IntCounterVec,
     holdback: IntCounterVec,
 }
 
@@ -45,17 +47,9 @@ impl RequestMetrics {
             per_token: new.kept(make::histograms(metric::TIME_PER_TOKEN))?,
             duration: new.kept(make::histograms(metric::REQUEST_DURATION))?,
             tokens: new.kept(make::counters(metric::OUTPUT_TOKENS))?,
-            rides: new.kept(make::counters(metric::RIDES))?,
-            bypass: new.kept(make::counters(metric::BYPASS))?,
             holdback: new.kept(make::counters(metric::HOLDBACK))?,
         };
-        for reason in RideReason::ALL {
-            metrics.rides.with_label_values(&[reason.name()]);
-        }
-        for reason in BypassReason::ALL {
-            metrics.bypass.with_label_values(&[reason.name()]);
-        }
-        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), FAILED]);
+        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), UNREACHABLE, FAILED]);
         for model in ["", OTHER_MODEL] {
             metrics.begin(model);
         }
@@ -71,14 +65,23 @@ impl RequestMetrics {
         }
     }
 
-    /// Begins the server errors of a model at zero, for what comes in an outage: a rule that watches their rise does not
-    /// see the first errors of a series that begins with them.
+    /// Starts the series of a model's server errors in an outage at zero: `increase()` does not see
+    /// the first errors of a series that begins with them.
     fn begin(&self, model: &str) {
         for route in [Route::Completions, Route::Chat] {
-            self.finished.with_label_values(&[model, route.name(), "", Path::Bypassed.name(), FAILED]);
+            for reason in RelayReason::ALL {
+                self.finished.with_label_values(&[
+                    model,
+                    route.name(),
+                    "",
+                    Path::Relayed.name(),
+                    reason.name(),
+                    FAILED,
+                ]);
+            }
         }
-        for api in Api::RELAYED {
-            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), FAILED]);
+        for (api, reason) in Api::RELAYED.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
+            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), reason, FAILED]);
         }
     }
 
@@ -96,13 +99,21 @@ impl RequestMetrics {
         let route = finished.route.map_or(OTHER, Api::name);
         let path = finished.path.name();
         let class = code_class(finished.status);
-        self.finished.with_label_values(&[&*model, route, policy, path, class]).inc();
+        let reason = finished.reason.unwrap_or("");
+        self.finished.with_label_values(&[&*model, route, policy, path, reason, class]).inc();
         if good {
-            self.finished.with_label_values(&[&*model, route, policy, path, FAILED]);
+            self.finished.with_label_values(&[&*model, route, policy, path, reason, FAILED]);
             if matches!(finished.route, Some(Api::Completion(_))) {
-                self.finished.with_label_values(&[&*model, route, "", Path::Bypassed.name(), FAILED]);
-                for path in [Path::Ridden, Path::Speculated].into_iter().filter(|_| !policy.is_empty()) {
-                    self.finished.with_label_values(&[&*model, route, policy, path.name(), FAILED]);
+                self.finished.with_label_values(&[
+                    &*model,
+                    route,
+                    "",
+                    Path::Relayed.name(),
+                    UNREACHABLE,
+                    FAILED,
+                ]);
+                for path in [Path::Plain, Path::Speculated].into_iter().filter(|_| !policy.is_empty()) {
+                    self.finished.with_label_values(&[&*model, route, policy, path.name(), "", FAILED]);
                 }
             }
         }
@@ -113,13 +124,6 @@ impl RequestMetrics {
             self.broken.inc();
         }
         self.times(finished, path);
-        match (finished.path, finished.reason) {
-            (Path::Bypassed | Path::Relayed, Some(reason)) => {
-                self.bypass.with_label_values(&[reason]).inc();
-            }
-            (Path::Ridden | Path::Speculated, Some(reason)) => self.rides.with_label_values(&[reason]).inc(),
-            _ => {}
-        }
         if finished.held_back {
             self.holdback.with_label_values(&[policy]).inc();
         }
@@ -136,7 +140,9 @@ impl RequestMetrics {
             self.per_token.with_label_values(&[path]).observe(seconds);
         }
         self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
-        self.tokens.with_label_values(&[path]).inc_by(u64::from(finished.output_tokens));
+        self.tokens
+            .with_label_values(&[path, finished.reason.unwrap_or("")])
+            .inc_by(u64::from(finished.output_tokens));
     }
 }
 

@@ -1,4 +1,4 @@
-//! How busy the network threads are, read from their runtimes on every scrape.
+//! Busy time of the network threads, read from their runtimes on every scrape.
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;

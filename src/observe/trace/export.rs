@@ -1,7 +1,7 @@
 //! Sends spans to a collector, by OTLP over HTTP.
 //!
-//! No request waits for it: spans wait in a bounded queue for a task of their own, and what finds no room, or what the
-//! collector does not take, is dropped and counted.
+//! No request waits for it: spans wait in a bounded queue for a task of their own, and spans that
+//! find no room, or that the collector refuses, are dropped and counted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,18 +25,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fleet::tls;
 
-/// Requests whose spans may wait.
+/// Maximum number of requests whose spans wait.
 const WAITING: usize = 1_024;
-/// Spans that are sent at once.
+/// Number of spans from which on a batch is sent at once.
 const BATCH: usize = 512;
-/// Longest time that spans wait for others to be sent with.
+/// Maximum time that spans wait for a batch to fill.
 const EVERY: Duration = Duration::from_secs(1);
 /// Timeout of a call to the collector.
 const WITHIN: Duration = Duration::from_secs(5);
-/// Most bytes of an answer that are read.
+/// Maximum bytes of an answer that are read.
 const ANSWER: usize = 64 << 10;
 
-/// Why no spans can be sent.
+/// Cause for which no spans can be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorError {
     /// The public certificates cannot be used.
@@ -124,7 +124,8 @@ impl Spans {
         let count = batch.len() as u64;
         if let Err(error) = self.exporter.export(batch).await {
             let before = self.dropped.fetch_add(count, Ordering::Relaxed);
-            // Once, and then for every thousandth: a collector that is away would fill the log.
+            // Once, and then for every thousandth: otherwise an unreachable collector would fill
+            // the log.
             if before == 0 || before / 1_000 != (before + count) / 1_000 {
                 tracing::warn!(%error, dropped = before + count, "spans cannot be sent");
             }

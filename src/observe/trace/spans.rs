@@ -1,5 +1,5 @@
-//! The spans of one finished request. Names follow OpenTelemetry's conventions for generative AI where there are any; for
-//! speculation there are none, so its attributes begin with `foretell.`.
+//! The spans of one finished request. Names follow OpenTelemetry's conventions for generative AI
+//! where there are any; for speculation there are none, so its attributes begin with `foretell.`.
 
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use crate::observe::{Finished, Round};
 use crate::openai::{Api, Route};
 use crate::words::Ledger;
 
-/// Attributes that are set where they are known.
+/// Attributes of a span.
 #[derive(Default)]
 struct Attributes(Vec<KeyValue>);
 
@@ -68,7 +68,7 @@ fn request(finished: &Finished, trace: &Trace) -> SpanData {
         is.set("foretell.drafted", i64::from(finished.drafted()));
         is.set("foretell.accepted", i64::from(finished.accepted()));
     }
-    is.maybe("foretell.tokens_per_round", finished.tokens_per_round());
+    is.maybe("foretell.mean_acceptance_length", finished.mean_acceptance_length());
     if finished.drift != Ledger::default() {
         is.set("foretell.drift.charged", finished.drift.charged);
         is.set("foretell.drift.substitutions", i64::from(finished.drift.substitutions));
@@ -108,7 +108,7 @@ fn round(finished: &Finished, round: &Round, trace: &Trace) -> SpanData {
     is.set("foretell.accepted", i64::from(round.accepted));
     is.set("foretell.draft_seconds", round.draft.as_secs_f64());
     let times = (finished.time + round.at, round.verify);
-    let name = Cow::Borrowed("foretell.leap");
+    let name = Cow::Borrowed("foretell.round");
     span(trace, trace.of_round(round.number), trace.span, SpanKind::Client, name, times, is)
 }
 

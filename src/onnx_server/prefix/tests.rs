@@ -55,7 +55,7 @@ impl House {
     fn take(&mut self, tokens: &[TokenId]) -> Option<Match> {
         let (slot, cached) = self.lanes.acquire(&mut self.model, tokens, tokens.len() - 1).unwrap()?;
         let lane = self.lanes.lane(slot).unwrap();
-        assert_eq!(self.model.lens[lane.0], cached, "the lane holds what is said to be cached");
+        assert_eq!(self.model.lens[lane.0], cached, "the lane holds the tokens reported as cached");
         self.model.lens[lane.0] = tokens.len();
         self.lanes.append(slot, &tokens[cached..]);
         Some((slot, cached))
@@ -84,7 +84,7 @@ fn a_conversation_finds_its_lane_again() {
 }
 
 #[test]
-fn a_shared_beginning_is_copied_and_what_stands_behind_it_is_kept() {
+fn a_shared_prefix_is_copied_and_the_rest_of_the_lane_is_kept() {
     let mut house = house(3);
     let first = [text(0, 100), text(1000, 300)].concat();
     let second = [text(0, 100), text(2000, 300)].concat();
@@ -107,14 +107,14 @@ fn a_busy_lane_is_copied_from_and_never_taken() {
 }
 
 #[test]
-fn a_short_beginning_is_computed_anew_rather_than_copied() {
+fn a_short_prefix_is_computed_again_rather_than_copied() {
     let mut house = house(2);
     house.serve(&[text(0, 20), text(1000, 300)].concat());
     assert_eq!((house.serve(&[text(0, 20), text(2000, 300)].concat()).1, house.model.copies), (0, 0));
 }
 
 #[test]
-fn the_lane_unused_for_longest_makes_room() {
+fn the_least_recently_used_lane_is_evicted() {
     let mut house = house(2);
     house.serve(&text(0, 100));
     house.serve(&text(1000, 100));

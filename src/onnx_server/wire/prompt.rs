@@ -8,7 +8,7 @@ use crate::onnx_server::fields::{Fields, invalid};
 use crate::onnx_server::wire::{Prompt, Served};
 use crate::units::TokenId;
 
-/// Most prompts of one request, as in vLLM.
+/// Maximum number of prompts in one request, as in vLLM.
 const PROMPTS_MAX: usize = 1024;
 
 /// Reads `prompt`: a string, a list of token ids, or a list of either.

@@ -23,7 +23,7 @@ pub(in crate::onnx_server) struct VerifyAsk {
 }
 
 impl VerifyAsk {
-    /// Whether the draft is the chain of these tokens.
+    /// True if the draft is the chain of these tokens.
     pub(in crate::onnx_server) fn is_chain_of(&self, tokens: &[TokenId]) -> bool {
         let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
         chain && self.tokens == tokens

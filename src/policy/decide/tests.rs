@@ -3,21 +3,21 @@ use http::HeaderMap;
 use super::*;
 use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Control, Defaults, Judgement, Route, judge};
-use crate::policy::part::{ModelState, Part, Speech, parts};
+use crate::policy::part::{ModelState, Part, TranslationMode, parts};
 use crate::policy::{
     Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
     Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
-use crate::words::{Mode, Plan};
+use crate::words::{Mode, VerifyMethod};
 
 const OPEN: &str = "nobody knows";
 
 fn engine() -> Engine {
     Engine {
-        plans: vec![Plan::Tree, Plan::FanOut],
+        methods: vec![VerifyMethod::Tree, VerifyMethod::FanOut],
         defaults: Some(Defaults { temperature: 0.6, ..Defaults::OPENAI }),
         context: Some(4096),
-        noise: Noise::Place,
+        noise: Noise::Position,
         ..Engine::new(Dialect::Onnx, "m", "1")
     }
 }
@@ -36,7 +36,7 @@ fn policy(mode: PolicyMode) -> Policy {
     }
 }
 
-/// Owns everything that facts borrow.
+/// Owns all data that the facts borrow.
 struct World {
     headers: HeaderMap,
     judged: Judgement,
@@ -55,7 +55,7 @@ impl World {
             judged: judge(r#"{"model":"m","prompt":"a b","max_tokens":3}"#),
             refused: judge(r#"{"model":"m","prompt":"a b","n":2}"#),
             engine: engine(),
-            terms: Terms { allow: vec![Plan::FanOut], context_max: 1000, bytes_max: 1 << 20 },
+            terms: Terms { allow: vec![VerifyMethod::FanOut], context_max: 1000, bytes_max: 1 << 20 },
             policies: [
                 PolicySet::new(vec![policy(PolicyMode::Auto)]),
                 PolicySet::new(vec![policy(PolicyMode::Off)]),
@@ -79,7 +79,7 @@ impl World {
             tenant: None,
             wish: Wish::Said(None),
             mode: Mode::Auto,
-            leaps: true,
+            speculates_anywhere: true,
             encoded: false,
             body: Fact::Known(Body::from(&self.judged)),
             backend: Fact::Known(Some(backend)),
@@ -95,7 +95,7 @@ impl World {
         let usual = self.facts();
         let open = Fact::Unknown(OPEN);
         let Fact::Known(Some(backend)) = usual.backend else { panic!("it is known") };
-        let wishes = [Wish::Said(None), Wish::Said(Some(Control::Ride)), Wish::Unreadable];
+        let wishes = [Wish::Said(None), Wish::Said(Some(Control::Plain)), Wish::Unreadable];
         let bodies =
             [open_of(), usual.body, Fact::Known(Body::TooLarge), Fact::Known(Body::from(&self.refused))];
         let backends = [
@@ -112,19 +112,25 @@ impl World {
             self.server(open),
             self.server(Fact::Known(false)),
             Fact::Known(ServerState::Down("gone")),
-            Fact::Known(ServerState::Relayed(BypassReason::Tokenizer, "no tokenizer")),
+            Fact::Known(ServerState::Relayed(RelayReason::Tokenizer, "no tokenizer")),
         ];
         let sets = [Fact::Unknown(OPEN)].into_iter().chain(self.policies.iter().map(Fact::Known));
         let sets: Vec<_> = sets.collect();
         for wish in wishes {
-            for (leaps, encoded) in [(true, false), (false, false), (true, true)] {
+            for (speculates_anywhere, encoded) in [(true, false), (false, false), (true, true)] {
                 for body in bodies {
                     for backend in backends {
                         for session in [open, Fact::Known(true), Fact::Known(false)] {
                             for server in servers {
                                 for &policies in &sets {
-                                    let mut facts =
-                                        Facts { wish, leaps, encoded, body, backend, ..usual.clone() };
+                                    let mut facts = Facts {
+                                        wish,
+                                        speculates_anywhere,
+                                        encoded,
+                                        body,
+                                        backend,
+                                        ..usual.clone()
+                                    };
                                     (facts.session, facts.server, facts.policies) =
                                         (session, server, policies);
                                     each(&facts);
@@ -144,27 +150,28 @@ fn open_of<T>() -> Fact<T> {
 
 fn ends(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Drive(ruling) => format!("drive {:?}", ruling.rules.permission),
+        Outcome::Serve(ruling) => format!("serve {:?}", ruling.rules.permission),
         other => format!("{other:?}"),
     }
 }
 
 #[test]
-fn saying_why_ends_as_deciding_does_and_at_the_first_step_that_does_not_pass() {
+fn explaining_ends_as_deciding_does_at_the_first_step_that_does_not_pass() {
     let world = World::new();
     let mut kinds = std::collections::BTreeSet::new();
     world.all(|facts| {
         let (outcome, told) = (decide(facts), decide_and_say_why(facts));
         assert_eq!(ends(&outcome), ends(&told.outcome));
         assert_eq!(told.findings.len(), 13, "every step is walked");
-        let stops = |finding: &&Finding| !matches!(finding.verdict, Verdict::Passed | Verdict::Rides(_));
-        let first = told.findings.iter().find(stops).map(|finding| (finding.step, finding.verdict));
+        let stops = |finding: &&Finding| !matches!(finding.result, StepResult::Passed | StepResult::Plain(_));
+        let first = told.findings.iter().find(stops).map(|finding| (finding.step, finding.result));
         match (&outcome, first) {
-            (Outcome::Bypass(bypass), Some((_, Verdict::Bypass(reason)))) => {
-                assert_eq!(bypass.reason, reason);
+            (Outcome::Relay(relay), Some((_, StepResult::Relay(reason)))) => {
+                assert_eq!(relay.reason, reason);
             }
-            (Outcome::Undecided(step, _), Some((open, Verdict::Unknown))) => assert_eq!(*step, open),
-            (Outcome::Drive(_), None) | (Outcome::Nobody, Some((_, Verdict::NoBackend | Verdict::Down))) => {}
+            (Outcome::Undecided(step, _), Some((open, StepResult::Unknown))) => assert_eq!(*step, open),
+            (Outcome::Serve(_), None)
+            | (Outcome::Nobody, Some((_, StepResult::NoBackend | StepResult::Down))) => {}
             unlike => panic!("{unlike:?}"),
         }
         kinds.insert(ends(&outcome));
@@ -173,7 +180,7 @@ fn saying_why_ends_as_deciding_does_and_at_the_first_step_that_does_not_pass() {
 }
 
 #[test]
-fn asking_again_with_more_facts_never_changes_what_was_decided() {
+fn more_facts_never_change_a_decision() {
     let world = World::new();
     let usual = world.facts();
     let known = |fact: Fact<bool>, then| if fact.known().is_some() { fact } else { then };
@@ -190,7 +197,7 @@ fn asking_again_with_more_facts_never_changes_what_was_decided() {
             Step::Policy => more.policies = usual.policies,
             other => panic!("{other:?} needs no fact of its own"),
         }
-        // It goes on after that step and never returns to an earlier one.
+        // The decision continues after that step and never returns to an earlier one.
         if let Outcome::Undecided(next, _) = decide(&more) {
             assert!(next as u8 > step as u8, "{step:?} {next:?}");
         }
@@ -198,90 +205,90 @@ fn asking_again_with_more_facts_never_changes_what_was_decided() {
 }
 
 #[test]
-fn a_ruling_is_what_policy_client_operator_and_server_allow_together() {
+fn a_ruling_combines_the_limits_of_policy_client_operator_and_server() {
     let world = World::new();
     let facts = Facts { wish: Wish::Said(Some(Control::Gamma(3))), ..world.facts() };
-    let Outcome::Drive(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
+    let Outcome::Serve(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
     assert_eq!(
         (ruling.name.as_str(), ruling.rules.permission),
-        ("p@00000000", crate::session::Permission::Leap)
+        ("p@00000000", crate::session::Permission::Speculate)
     );
-    assert_eq!((ruling.rules.gamma_max, ruling.rules.plans.as_slice()), (3, &[Plan::FanOut][..]));
+    assert_eq!((ruling.rules.gamma_max, ruling.rules.methods.as_slice()), (3, &[VerifyMethod::FanOut][..]));
     assert_eq!((ruling.rules.context_max, ruling.bytes_max), (1000, 1 << 20));
     assert!((ruling.sampling.temperature - 0.6).abs() < 1e-12, "the server's default");
     assert_eq!((ruling.rules.lookups.len(), ruling.models.len()), (1, 0));
 }
 
-fn drive(facts: &Facts<'_>) -> crate::session::Permission {
+fn serving(facts: &Facts<'_>) -> crate::session::Permission {
     match decide(facts) {
-        Outcome::Drive(ruling) => ruling.rules.permission,
+        Outcome::Serve(ruling) => ruling.rules.permission,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn the_strictest_of_all_wishes_holds() {
-    use crate::session::Permission::{Leap, Ride, Shadow};
+fn the_strictest_permission_holds() {
+    use crate::session::Permission::{Plain, Shadow, Speculate};
     let world = World::new();
     let sets = |mode| PolicySet::new(vec![policy(mode)]);
-    let (auto, shadow, ride) = (sets(PolicyMode::Auto), sets(PolicyMode::Shadow), sets(PolicyMode::Ride));
-    let rides = Wish::Said(Some(Control::Ride));
+    let (auto, shadow, plain) = (sets(PolicyMode::Auto), sets(PolicyMode::Shadow), sets(PolicyMode::Plain));
+    let is_plain = Wish::Said(Some(Control::Plain));
     let none = Wish::Said(None);
     for (mode, policies, wish, wanted) in [
-        (Mode::Auto, &auto, none, Leap),
-        (Mode::Auto, &auto, rides, Ride(RideReason::Client)),
-        (Mode::Auto, &shadow, none, Shadow(RideReason::Shadow)),
-        (Mode::Auto, &ride, rides, Ride(RideReason::Policy)),
-        (Mode::Observe, &auto, none, Shadow(RideReason::Observe)),
-        (Mode::Observe, &shadow, rides, Ride(RideReason::Client)),
-        (Mode::Observe, &ride, none, Ride(RideReason::Policy)),
+        (Mode::Auto, &auto, none, Speculate),
+        (Mode::Auto, &auto, is_plain, Plain(PlainReason::Client)),
+        (Mode::Auto, &shadow, none, Shadow(PlainReason::Shadow)),
+        (Mode::Auto, &plain, is_plain, Plain(PlainReason::Policy)),
+        (Mode::Observe, &auto, none, Shadow(PlainReason::Observe)),
+        (Mode::Observe, &shadow, is_plain, Plain(PlainReason::Client)),
+        (Mode::Observe, &plain, none, Plain(PlainReason::Policy)),
     ] {
         let usual = world.facts();
         let backend = usual.backend.known().flatten().map(|backend| Backend { mode, ..backend });
         let facts = Facts { backend: Fact::Known(backend), policies: Fact::Known(policies), wish, ..usual };
-        assert_eq!(drive(&facts), wanted);
+        assert_eq!(serving(&facts), wanted);
     }
 }
 
 #[test]
-fn a_server_that_speculates_or_where_nothing_pays_is_never_leapt_on() {
-    use crate::session::Permission::{Leap, Ride};
+fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
+    use crate::session::Permission::{Plain, Speculate};
     let world = World::new();
     let itself = Engine { speculates: true, ..engine() };
     let forced = Gamma { fixed: Some(2), ..Gamma::default() };
     let forced = PolicySet::new(vec![Policy { gamma: forced, ..policy(PolicyMode::Auto) }]);
     let of = |engine, nothing_pays, policies| {
         let server = Server { engine, single: Fact::Known(true), nothing_pays, terms: &world.terms };
-        drive(&Facts {
+        serving(&Facts {
             server: Fact::Known(ServerState::Known(server)),
             policies: Fact::Known(policies),
             ..world.facts()
         })
     };
     let auto = &world.policies[0];
-    assert_eq!(of(&itself, None, auto), Ride(RideReason::BackendSpeculates));
-    assert_eq!(of(&world.engine, Some(true), auto), Ride(RideReason::NoGain));
-    assert_eq!(of(&world.engine, Some(true), &forced), Leap, "gamma.fixed leaps whatever it costs");
-    assert_eq!(of(&world.engine, Some(false), auto), Leap);
+    assert_eq!(of(&itself, None, auto), Plain(PlainReason::BackendSpeculates));
+    assert_eq!(of(&world.engine, Some(true), auto), Plain(PlainReason::NoGain));
+    assert_eq!(of(&world.engine, Some(true), &forced), Speculate, "gamma.fixed speculates whatever it costs");
+    assert_eq!(of(&world.engine, Some(false), auto), Speculate);
 }
 
 #[test]
-fn a_policy_whose_match_hangs_on_a_default_is_open_until_the_server_is_asked() {
+fn a_match_on_a_server_default_is_undecided_until_the_server_is_known() {
     let world = World::new();
     let matcher = Match { temperature: Bounds { min: None, max: Some(0.5) }, ..Match::default() };
     let cold = PolicySet::new(vec![Policy { matcher, ..policy(PolicyMode::Auto) }]);
     let facts = Facts { policies: Fact::Known(&cold), ..world.facts() };
-    assert!(matches!(decide(&facts), Outcome::Bypass(bypass) if bypass.reason == BypassReason::NoPolicy));
+    assert!(matches!(decide(&facts), Outcome::Relay(relay) if relay.reason == RelayReason::NoPolicy));
     let open = Facts { server: Fact::Unknown(OPEN), ..facts };
     let told = decide_and_say_why(&open);
     assert!(matches!(told.outcome, Outcome::Undecided(Step::Server, OPEN)));
-    let of = |step| told.findings.iter().find(|finding| finding.step == step).map(|finding| finding.verdict);
-    assert_eq!(of(Step::Policy), Some(Verdict::Unknown));
+    let of = |step| told.findings.iter().find(|finding| finding.step == step).map(|finding| finding.result);
+    assert_eq!(of(Step::Policy), Some(StepResult::Unknown));
     assert_eq!(told.temperature.known(), None);
 }
 
 #[test]
-fn every_model_that_can_speak_to_the_target_may_be_asked() {
+fn every_model_that_can_be_translated_may_draft() {
     let world = World::new();
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
     let drafters = vec![
@@ -295,16 +302,16 @@ fn every_model_that_can_speak_to_the_target_may_be_asked() {
         _ => ModelState::OtherVocabulary("one is not the other".to_owned()),
     };
     let facts = Facts { policies: Fact::Known(&set), models: &states, ..world.facts() };
-    let Outcome::Drive(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
-    let both = [("foreign".to_owned(), Speech::Tli), ("ready".to_owned(), Speech::Same)];
+    let Outcome::Serve(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
+    let both = [("foreign".to_owned(), TranslationMode::Tli), ("ready".to_owned(), TranslationMode::Same)];
     assert_eq!((ruling.models.as_slice(), ruling.rules.lookups.len()), (&both[..], 0));
     let refused = set.policies()[0].drafters[0].part(states);
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );
     let all = parts(&set.policies()[0].drafters, states);
-    assert!(matches!(&all[1..], [Part::Asked("foreign", _), Part::Asked("ready", _)]));
+    assert!(matches!(&all[1..], [Part::ModelDrafter("foreign", _), Part::ModelDrafter("ready", _)]));
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = decide_and_say_why(&none);
-    assert_eq!(told.findings.last().map(|last| last.verdict), Some(Verdict::Rides(RideReason::NoDraft)));
+    assert_eq!(told.findings.last().map(|last| last.result), Some(StepResult::Plain(PlainReason::NoDraft)));
 }

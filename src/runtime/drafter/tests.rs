@@ -1,4 +1,5 @@
-//! The service over a fake model: the drafts are those of a plain loop, and nothing wedges it.
+//! The service over a fake model: its drafts equal those of a plain loop, and nothing blocks it
+//! forever.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -18,7 +19,7 @@ fn greedy() -> Noise {
     sampled(0.0, None)
 }
 
-/// What a loop over the model without a cache chooses after `text`.
+/// The choices of a loop over the model without a cache after `text`.
 fn plain(fake: &Fake, noise: &Noise, text: &[TokenId], prompt_len: usize, count: usize) -> Vec<TokenId> {
     let mut text = text.to_vec();
     let start = text.len();
@@ -34,10 +35,10 @@ fn plain(fake: &Fake, noise: &Noise, text: &[TokenId], prompt_len: usize, count:
     text.split_off(start)
 }
 
-/// A text, of which the first `prompt_len` tokens are prompt.
-fn past(text: &[TokenId], prompt_len: usize) -> Past {
+/// A text whose first `prompt_len` tokens are the prompt.
+fn token_context(text: &[TokenId], prompt_len: usize) -> TokenContext {
     let (prompt, output) = text.split_at(prompt_len);
-    Past::new(prompt, output)
+    TokenContext::new(prompt, output)
 }
 
 fn ids(drafted: &[Drafted]) -> Vec<TokenId> {
@@ -55,12 +56,12 @@ async fn drafts_are_those_of_a_plain_loop_greedy_and_sampled() {
     let (service, _) = service(4);
     let fake = Fake::new(VOCABULARY, 400, 1);
     for noise in [greedy(), sampled(0.8, Some(11)), sampled(1.0, Some(12))] {
-        let seat = service.seat(noise.clone()).await.unwrap();
+        let slot = service.slot(noise.clone()).await.unwrap();
         let mut text: Vec<TokenId> = (0..150).map(|index| index * 31 % 89).collect();
         for round in 0..12_usize {
-            let drafted = seat.draft(past(&text, 140), 5).await.unwrap();
+            let drafted = slot.draft(token_context(&text, 140), 5).await.unwrap();
             assert_eq!(ids(&drafted), plain(&fake, &noise, &text, 140, 5), "round {round}");
-            // Some rounds accept all, some part, some take back what was there before.
+            // Some rounds accept all tokens, some a part, some remove tokens of the context.
             match round % 3 {
                 0 => text.extend(ids(&drafted)),
                 1 => text.extend([1, 2]),
@@ -71,11 +72,11 @@ async fn drafts_are_those_of_a_plain_loop_greedy_and_sampled() {
 }
 
 #[tokio::test]
-async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_was() {
+async fn without_a_seed_a_slot_is_greedy_and_reports_margins() {
     let (service, _) = service(1);
-    let seat = service.seat(sampled(0.9, None)).await.unwrap();
+    let slot = service.slot(sampled(0.9, None)).await.unwrap();
     let fake = Fake::new(VOCABULARY, 400, 1);
-    let drafted = seat.draft(past(&[3, 4, 5], 3), 4).await.unwrap();
+    let drafted = slot.draft(token_context(&[3, 4, 5], 3), 4).await.unwrap();
     assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[3, 4, 5], 3, 4));
     let mut logits = fake.logits(&[3, 4, 5]);
     logits.sort_by(f32::total_cmp);
@@ -84,54 +85,60 @@ async fn without_a_seed_a_seat_is_greedy_and_margins_tell_how_clear_the_choice_w
 }
 
 #[tokio::test]
-async fn a_sampled_draft_is_drawn_from_the_laws_that_come_with_it() {
+async fn a_sampled_draft_is_drawn_from_the_distributions_that_come_with_it() {
     let (service, _) = service(1);
-    let seat = service.seat(sampled(0.8, Some(3))).await.unwrap();
+    let slot = service.slot(sampled(0.8, Some(3))).await.unwrap();
     let fake = Fake::new(VOCABULARY, 400, 1);
     let sampler = Sampler::new(sampled(0.8, Some(3)).sampling, 3, 2);
     let mut chains = std::collections::BTreeSet::new();
     for draws in 0..8 {
         let order = Order { draws: Some(draws), ..5.into() };
-        let Chosen { tokens, drawn } = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        let Chosen { tokens, drawn } = slot.order(token_context(&[3, 4, 5], 2), None, order).await.unwrap();
         assert_eq!(ids(&tokens), drawn.chain());
-        for (at, law) in drawn.q().iter().enumerate() {
+        for (at, distribution) in drawn.q().iter().enumerate() {
             let text = [&[3, 4, 5], &drawn.chain()[..at]].concat();
             let history = sampler.history(&text[..2], &text[2..]);
-            assert_eq!(Some(law), sampler.process(&fake.logits(&text), &history).law().as_ref());
+            assert_eq!(
+                Some(distribution),
+                sampler.process(&fake.logits(&text), &history).distribution().as_ref()
+            );
         }
-        let again = seat.order(past(&[3, 4, 5], 2), None, order).await.unwrap();
+        let again = slot.order(token_context(&[3, 4, 5], 2), None, order).await.unwrap();
         assert_eq!(again.drawn, drawn, "the draws are those of the order");
         chains.insert(drawn.chain().to_vec());
     }
     assert!(chains.len() > 6, "{chains:?}");
-    let plain = seat.order(past(&[3, 4, 5], 2), None, 5.into()).await.unwrap();
+    let plain = slot.order(token_context(&[3, 4, 5], 2), None, 5.into()).await.unwrap();
     assert!(plain.drawn.chain().is_empty() && plain.tokens.len() == 5);
 }
 
-/// Drawn from its laws or not.
+/// Drawn from its distributions or not.
 #[tokio::test]
 async fn a_draft_ends_where_the_model_is_unsure() {
     let (service, controls) = service(1);
     let fake = Fake::new(VOCABULARY, 400, 1);
     let noise = sampled(0.2, Some(3));
     let sampler = Sampler::new(noise.sampling.clone(), 3, 2);
-    let seat = service.seat(noise).await.unwrap();
+    let slot = service.slot(noise).await.unwrap();
     let mut lengths = std::collections::BTreeSet::new();
     for first in 0..30 {
         let text = [first, 1, 2];
         for draws in [None, Some(7)] {
-            let order = Order { draws, least: 0.4, ..6.into() };
-            let whole = seat.order(past(&text, 3), None, Order { least: 0.0, ..order }).await.unwrap();
+            let order = Order { draws, min_survival: 0.4, ..6.into() };
+            let whole = slot
+                .order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order })
+                .await
+                .unwrap();
             let mut stop = Stop::new(0.4);
             let sure = (0..whole.tokens.len()).take_while(|&at| {
                 let output = ids(whole.tokens.get(..at).unwrap());
                 let logits = fake.logits(&[&text[..], &output].concat());
-                let law = sampler.process(&logits, &sampler.history(&text, &output));
-                stop.goes_on(chance_by_entropy(law.entropy()))
+                let distribution = sampler.process(&logits, &sampler.history(&text, &output));
+                stop.goes_on(chance_by_entropy(distribution.entropy()))
             });
             let sure = sure.count();
             let before = controls.runs();
-            let short = seat.order(past(&text, 3), None, order).await.unwrap();
+            let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
             assert_eq!(short.tokens, whole.tokens[..sure], "{draws:?}");
             assert!(controls.runs() - before <= sure + 1, "the last run tells that it is unsure");
             lengths.insert(sure);
@@ -143,17 +150,18 @@ async fn a_draft_ends_where_the_model_is_unsure() {
 #[tokio::test]
 async fn a_greedy_draft_ends_where_another_token_is_nearly_as_likely() {
     let (service, _) = service(1);
-    let seat = service.seat(sampled(0.0, None)).await.unwrap();
+    let slot = service.slot(sampled(0.0, None)).await.unwrap();
     let mut lengths = std::collections::BTreeSet::new();
     for first in 0..30 {
         let text = [first, 1, 2];
-        let order = Order { least: 0.12, ..6.into() };
-        let whole = seat.order(past(&text, 3), None, Order { least: 0.0, ..order }).await.unwrap();
+        let order = Order { min_survival: 0.12, ..6.into() };
+        let whole =
+            slot.order(token_context(&text, 3), None, Order { min_survival: 0.0, ..order }).await.unwrap();
         let mut stop = Stop::new(0.12);
         let sure =
             whole.tokens.iter().take_while(|(_, margin)| stop.goes_on(chance_by_margin((*margin).into())));
         let sure = sure.count();
-        let short = seat.order(past(&text, 3), None, order).await.unwrap();
+        let short = slot.order(token_context(&text, 3), None, order).await.unwrap();
         assert_eq!(short.tokens, whole.tokens[..sure]);
         lengths.insert(sure);
     }
@@ -161,49 +169,48 @@ async fn a_greedy_draft_ends_where_another_token_is_nearly_as_likely() {
 }
 
 #[tokio::test]
-async fn shadowing_answers_every_place_in_one_pass() {
+async fn shadowing_answers_every_position_in_one_pass() {
     let (service, controls) = service(1);
     let fake = Fake::new(VOCABULARY, 400, 1);
     for noise in [greedy(), sampled(0.7, Some(5))] {
-        let seat = service.seat(noise.clone()).await.unwrap();
+        let slot = service.slot(noise.clone()).await.unwrap();
         let text: Vec<TokenId> = (0..60).map(|index| index * 7 % 83).collect();
-        seat.draft(past(&text[..45], 40), 1).await.unwrap();
+        slot.draft(token_context(&text[..45], 40), 1).await.unwrap();
         let before = controls.runs();
-        let chosen = seat.shadow(past(&text, 40), 4).await.unwrap();
+        let chosen = slot.shadow(token_context(&text, 40), 4).await.unwrap();
         assert_eq!(controls.runs() - before, 1);
         let want: Vec<TokenId> =
-            (44..=60).map(|place| plain(&fake, &noise, &text[..place], 40, 1)[0]).collect();
+            (44..=60).map(|position| plain(&fake, &noise, &text[..position], 40, 1)[0]).collect();
         assert_eq!(chosen, want);
     }
 }
 
 #[tokio::test]
-async fn only_what_is_new_is_fed() {
+async fn only_new_tokens_are_fed() {
     let (service, controls) = service(1);
-    let seat = service.seat(greedy()).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
     let mut text: Vec<TokenId> = (0..100).collect::<Vec<_>>().iter().map(|index| index % 90).collect();
-    let drafted = seat.draft(past(&text, 100), 4).await.unwrap();
+    let drafted = slot.draft(token_context(&text, 100), 4).await.unwrap();
     assert_eq!(controls.tokens(), 103, "the text and all but the last drafted token");
     text.extend(ids(&drafted));
     text.push(8);
-    seat.draft(past(&text, 100), 1).await.unwrap();
+    slot.draft(token_context(&text, 100), 1).await.unwrap();
     assert_eq!(controls.tokens(), 105, "the last drafted token and the bonus");
 }
 
 #[tokio::test]
 async fn sessions_step_in_one_batch() {
     let (service, controls) = service(8);
-    let mut seats = Vec::new();
+    let mut slots = Vec::new();
     for _ in 0..8 {
-        seats.push(service.seat(greedy()).await.unwrap());
+        slots.push(service.slot(greedy()).await.unwrap());
     }
     let before = controls.runs();
-    let drafts = seats
-        .iter()
-        .enumerate()
-        .map(|(index, seat)| async move { seat.draft(past(&[index as TokenId, 1], 1), 6).await.unwrap() });
+    let drafts = slots.iter().enumerate().map(|(index, slot)| async move {
+        slot.draft(token_context(&[index as TokenId, 1], 1), 6).await.unwrap()
+    });
     let mut drafts = Box::pin(futures_util::future::join_all(drafts));
-    // No run ends before every question is put.
+    // No run ends before every request is sent.
     controls.hold(true);
     poll_fn(|context| {
         let _: () = assert!(drafts.as_mut().poll(context).is_pending());
@@ -224,34 +231,37 @@ async fn sessions_step_in_one_batch() {
 }
 
 #[tokio::test]
-async fn seats_are_given_back_and_a_full_house_says_no() {
+async fn slots_are_given_back_and_none_is_left_when_all_are_taken() {
     let (service, _) = service(2);
-    let first = service.seat(greedy()).await.unwrap();
-    let second = service.seat(greedy()).await.unwrap();
-    assert!(service.seat(greedy()).await.is_none());
+    let first = service.slot(greedy()).await.unwrap();
+    let second = service.slot(greedy()).await.unwrap();
+    assert!(service.slot(greedy()).await.is_none());
     drop(first);
-    let third = service.seat(greedy()).await.expect("the first seat is free again");
-    assert!(third.draft(past(&[1], 1), 2).await.is_ok() && second.draft(past(&[2], 1), 2).await.is_ok());
-    // A session that goes away while it waits for a seat takes none with it.
+    let third = service.slot(greedy()).await.expect("the first slot is free again");
+    assert!(
+        third.draft(token_context(&[1], 1), 2).await.is_ok()
+            && second.draft(token_context(&[2], 1), 2).await.is_ok()
+    );
+    // A session that goes away while it waits for a slot takes none with it.
     drop(third);
-    give_up(service.seat(greedy())).await;
-    assert!(service.seat(greedy()).await.is_some());
+    give_up(service.slot(greedy())).await;
+    assert!(service.slot(greedy()).await.is_some());
 }
 
 #[tokio::test]
-async fn a_draft_that_nobody_waits_for_any_more_leaves_the_seat_usable() {
+async fn an_abandoned_draft_leaves_the_slot_usable() {
     let (service, _) = service(1);
-    let seat = service.seat(greedy()).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
     let fake = Fake::new(VOCABULARY, 400, 1);
     for _ in 0..20 {
         let text: Vec<TokenId> = (0..300).map(|index| index % 90).collect();
-        give_up(seat.draft(past(&text, 10), 32)).await;
-        let drafted = seat.draft(past(&[5, 6], 1), 3).await.unwrap();
+        give_up(slot.draft(token_context(&text, 10), 32)).await;
+        let drafted = slot.draft(token_context(&[5, 6], 1), 3).await.unwrap();
         assert_eq!(ids(&drafted), plain(&fake, &greedy(), &[5, 6], 1, 3));
     }
 }
 
-/// Puts a question and goes away without the answer.
+/// Sends a request and drops it without waiting for the answer.
 async fn give_up<T>(question: impl Future<Output = T>) {
     let mut question = Box::pin(question);
     poll_fn(|context| {
@@ -262,14 +272,14 @@ async fn give_up<T>(question: impl Future<Output = T>) {
 }
 
 #[tokio::test]
-async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
+async fn tokens_read_for_an_abandoned_request_are_not_read_again() {
     let fake = Fake::new(VOCABULARY, 2_000, 1);
     let controls = fake.controls();
     let service = DrafterService::start_with(Box::new(fake));
-    let seat = service.seat(greedy()).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
     let text: Vec<TokenId> = (0..1_000).map(|index| index % 90).collect();
     controls.hold(true);
-    let mut reading = Box::pin(seat.draft(past(&text[..900], 800), 32));
+    let mut reading = Box::pin(slot.draft(token_context(&text[..900], 800), 32));
     while controls.runs() == 0 {
         poll_fn(|context| {
             let _: () = assert!(reading.as_mut().poll(context).is_pending());
@@ -279,7 +289,7 @@ async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
         tokio::task::yield_now().await;
     }
     drop(reading);
-    let mut again = Box::pin(seat.draft(past(&text, 800), 4));
+    let mut again = Box::pin(slot.draft(token_context(&text, 800), 4));
     poll_fn(|context| {
         let _: () = assert!(again.as_mut().poll(context).is_pending());
         Poll::Ready(())
@@ -296,22 +306,22 @@ async fn what_was_read_for_a_question_that_was_given_up_is_not_read_again() {
 }
 
 #[tokio::test]
-async fn a_question_that_was_given_up_before_its_turn_takes_no_run() {
+async fn a_request_abandoned_before_its_turn_takes_no_run() {
     let (service, controls) = service(2);
-    let (busy, seat) = (service.seat(greedy()).await.unwrap(), service.seat(greedy()).await.unwrap());
-    seat.draft(past(&[7; 50], 40), 1).await.unwrap();
+    let (busy, slot) = (service.slot(greedy()).await.unwrap(), service.slot(greedy()).await.unwrap());
+    slot.draft(token_context(&[7; 50], 40), 1).await.unwrap();
     let before = controls.tokens();
     controls.hold(true);
-    let mut other = Box::pin(busy.draft(past(&[1, 2], 1), 1));
+    let mut other = Box::pin(busy.draft(token_context(&[1, 2], 1), 1));
     poll_fn(|context| {
         let _: () = assert!(other.as_mut().poll(context).is_pending());
         Poll::Ready(())
     })
     .await;
-    give_up(seat.draft(past(&[9; 300], 40), 8)).await;
+    give_up(slot.draft(token_context(&[9; 300], 40), 8)).await;
     controls.hold(false);
     other.await.unwrap();
-    seat.draft(past(&[7; 51], 40), 1).await.unwrap();
+    slot.draft(token_context(&[7; 51], 40), 1).await.unwrap();
     assert_eq!(
         controls.tokens() - before,
         2 + 1,
@@ -320,38 +330,41 @@ async fn a_question_that_was_given_up_before_its_turn_takes_no_run() {
 }
 
 #[tokio::test]
-async fn a_failing_model_is_a_fault_and_the_seat_recovers() {
+async fn a_failing_model_is_a_fault_and_the_slot_recovers() {
     let (service, controls) = service(1);
-    let seat = service.seat(greedy()).await.unwrap();
-    let want = seat.draft(past(&[1, 2, 3], 3), 3).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
+    let want = slot.draft(token_context(&[1, 2, 3], 3), 3).await.unwrap();
     controls.fail(true);
-    assert!(matches!(seat.draft(past(&[1, 2, 3, 4], 3), 3).await, Err(DraftFault::Model(_))));
+    assert!(matches!(slot.draft(token_context(&[1, 2, 3, 4], 3), 3).await, Err(DraftFault::Model(_))));
     controls.fail(false);
-    assert_eq!(seat.draft(past(&[1, 2, 3], 3), 3).await.unwrap(), want);
+    assert_eq!(slot.draft(token_context(&[1, 2, 3], 3), 3).await.unwrap(), want);
 }
 
 #[tokio::test]
 async fn a_crashed_thread_is_a_fault_for_everyone_and_a_panic_for_none() {
     let (service, controls) = service(2);
-    let seat = service.seat(greedy()).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
     controls.crash();
-    assert_eq!(seat.draft(past(&[1], 1), 3).await, Err(DraftFault::Stopped));
-    assert_eq!(seat.shadow(past(&[1, 2], 1), 0).await, Err(DraftFault::Stopped));
-    assert!(service.seat(greedy()).await.is_none());
+    assert_eq!(slot.draft(token_context(&[1], 1), 3).await, Err(DraftFault::Stopped));
+    assert_eq!(slot.shadow(token_context(&[1, 2], 1), 0).await, Err(DraftFault::Stopped));
+    assert!(service.slot(greedy()).await.is_none());
 }
 
 #[tokio::test]
 async fn limits_are_kept_and_nonsense_is_refused() {
     let (service, _) = service(1);
-    let seat = service.seat(greedy()).await.unwrap();
+    let slot = service.slot(greedy()).await.unwrap();
     let long: Vec<TokenId> = (0..401).map(|index| index % 90).collect();
-    let refused = seat.draft(past(&long, 1), 1).await;
+    let refused = slot.draft(token_context(&long, 1), 1).await;
     assert_eq!(refused, Err(DraftFault::TooLong { len: 401, context: 400 }));
-    let near = seat.draft(past(&long[..398], 1), 8).await.unwrap();
+    let near = slot.draft(token_context(&long[..398], 1), 8).await.unwrap();
     assert!(near.len() <= 3, "two more tokens fit, and the row of the last one");
-    assert!(seat.draft(past(&[1], 1), 0).await.unwrap().is_empty());
+    assert!(slot.draft(token_context(&[1], 1), 0).await.unwrap().is_empty());
     for (text, prompt_len, from) in [(vec![], 0, 0), (vec![1, 2], 0, 0), (vec![1, 2], 1, 2)] {
-        assert!(matches!(seat.shadow(past(&text, prompt_len), from).await, Err(DraftFault::Invalid(_))));
+        assert!(matches!(
+            slot.shadow(token_context(&text, prompt_len), from).await,
+            Err(DraftFault::Invalid(_))
+        ));
     }
     let eos = VOCABULARY as TokenId - 1;
     let fake = Fake::new(VOCABULARY, 400, 1);
@@ -359,22 +372,25 @@ async fn limits_are_kept_and_nonsense_is_refused() {
         .map(|token| [token, 9])
         .find(|text| plain(&fake, &greedy(), text, 1, 31).last() == Some(&eos))
         .expect("one of the texts ends");
-    let drafted = ids(&seat.draft(past(&text, 1), 32).await.unwrap());
+    let drafted = ids(&slot.draft(token_context(&text, 1), 32).await.unwrap());
     assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
     assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
 }
 
 #[tokio::test]
-async fn a_seat_to_spare_is_one_that_leaves_another_free() {
+async fn a_spare_slot_leaves_another_one_free() {
     let (service, _) = service(2);
-    let spare = service.seat_speaking(greedy(), Voice::Own, true).await.expect("two are free");
+    let spare = service.slot_translating(greedy(), OutputVocabulary::Own, true).await.expect("two are free");
     assert!(
-        service.seat_speaking(greedy(), Voice::Own, true).await.is_none(),
+        service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_none(),
         "the last one is for a session"
     );
-    let session = service.seat(greedy()).await.expect("which gets it");
+    let session = service.slot(greedy()).await.expect("which gets it");
     drop(spare);
-    assert!(service.seat_speaking(greedy(), Voice::Own, true).await.is_none(), "one is free, and stays so");
+    assert!(
+        service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_none(),
+        "one is free, and stays so"
+    );
     drop(session);
-    assert!(service.seat_speaking(greedy(), Voice::Own, true).await.is_some());
+    assert!(service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_some());
 }

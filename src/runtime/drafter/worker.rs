@@ -1,4 +1,4 @@
-//! The drafter's thread: takes questions, and steps all that are open in one run at a time.
+//! The drafter's thread: takes requests, and steps all open ones in one run at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,48 +7,49 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use tokio::sync::oneshot;
 
-use super::{Chosen, DraftFault, Drafted, Noise, Order, Seat, Spoken, Voice};
+use super::{Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
 use crate::draft::{Stop, chance_by_entropy, chance_by_margin};
 use crate::openai::Sampling;
 use crate::runtime::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
 use crate::runtime::sampler::{History, Sampler};
-use crate::units::{Dice, TokenId};
-use crate::words::Past;
+use crate::units::{SplitMix64, TokenId};
+use crate::words::TokenContext;
 
-/// Most tokens of one text in one run, so that a long prompt does not hold up the drafts of the others.
+/// Maximum number of tokens of one text in one run, so that a long prompt does not delay the drafts
+/// of others.
 const CHUNK: usize = 128;
 
-/// A question of a seat.
+/// Kind of request to a slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want {
+pub(super) enum Task {
     /// Tokens after the text.
     Draft(Order),
-    /// The choice at every place of the text from index `from` on.
+    /// The choice at every position of the text from index `from` on.
     Shadow { from: usize },
 }
 
-/// A question that is being worked on.
+/// A request that is being worked on.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) seat: usize,
+    pub(super) slot: usize,
     /// The text in the model's own tokens.
-    pub(super) past: Past,
-    /// The text in the target's, for a seat that speaks those.
-    pub(super) spoken: Option<Spoken>,
-    pub(super) want: Want,
+    pub(super) token_context: TokenContext,
+    /// The text in the target's tokens, for a slot that drafts in those.
+    pub(super) target_context: Option<TargetContext>,
+    pub(super) want: Task,
     pub(super) reply: oneshot::Sender<Result<Chosen, DraftFault>>,
-    /// Counts it until it is dropped.
+    /// Counts the request as waiting until dropped.
     pub(super) _waits: Waits,
 }
 
-/// Where commands are handed in, and the number of questions that wait.
+/// Sends commands to the thread, and counts the waiting requests.
 #[derive(Clone, Debug)]
-pub(super) struct Desk {
+pub(super) struct CommandQueue {
     commands: Sender<Command>,
     waiting: Arc<AtomicUsize>,
 }
 
-/// A question that waits, or is worked on.
+/// A request that waits, or is worked on.
 #[derive(Debug)]
 pub(super) struct Waits(Arc<AtomicUsize>);
 
@@ -58,23 +59,23 @@ impl Drop for Waits {
     }
 }
 
-impl Desk {
+impl CommandQueue {
     pub(super) fn new(commands: Sender<Command>) -> Self {
         Self { commands, waiting: Arc::default() }
     }
 
-    /// Hands in a command; an error if the thread has ended.
+    /// Sends a command; an error if the thread has ended.
     pub(super) fn send(&self, command: Command) -> Result<(), DraftFault> {
         self.commands.send(command).map_err(|_| DraftFault::Stopped)
     }
 
-    /// Counts a question.
+    /// Counts a request.
     pub(super) fn waits(&self) -> Waits {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Waits(Arc::clone(&self.waiting))
     }
 
-    /// Questions that wait or are worked on.
+    /// Requests that wait or are worked on.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -82,48 +83,55 @@ impl Desk {
 
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A session asks for a seat. `spare`: it takes none if that were the last one.
-    Seat { noise: Noise, voice: Voice, spare: bool, commands: Desk, reply: oneshot::Sender<Option<Seat>> },
-    /// A session has given its seat up.
+    /// A session requests a slot. `spare`: it takes none if that were the last one.
+    DrafterSlot {
+        noise: Noise,
+        output_vocabulary: OutputVocabulary,
+        spare: bool,
+        commands: CommandQueue,
+        reply: oneshot::Sender<Option<DrafterSlot>>,
+    },
+    /// A session has released its slot.
     Leave(usize),
-    /// A session asks for a draft or a shadow pass.
+    /// A session requests a draft or a shadow pass.
     Work(Work),
 }
 
-/// What the thread keeps of a seat.
-struct Taken {
+/// The thread's state of a slot.
+struct SlotState {
     lane: Lane,
-    /// The text of the last question, and what was drafted after it.
+    /// The text of the last request, and the tokens drafted after it.
     text: Vec<TokenId>,
-    /// How many of its first tokens are in the cache.
+    /// Number of its first tokens that are in the cache.
     cached: usize,
     sampler: Sampler,
-    voice: Voice,
-    /// A row of logits in the target's tokens.
+    output_vocabulary: OutputVocabulary,
+    /// Scratch: a row of logits in the target's tokens.
     row: Vec<f32>,
 }
 
-/// A question under way.
+/// A request under way.
 struct Open {
     work: Work,
-    /// Tokens of the text that was asked about; what was drafted follows them.
+    /// Tokens of the text in the request; the drafted tokens follow them.
     asked: usize,
     chosen: Chosen,
-    /// Where the draft ends early; `None` where it does not.
+    /// Rule that ends the draft early; `None`: it does not end early.
     stop: Option<Stop>,
 }
 
 struct Worker {
     model: Box<dyn Forward>,
-    /// By number. A number is never used twice, so that a late `Leave` cannot free another session's seat.
-    seats: HashMap<usize, Taken>,
+    /// Slots by number. A number is never used twice, so that a late `Leave` cannot free another
+    /// session's slot.
+    slots: HashMap<usize, SlotState>,
     next: usize,
     open: Vec<Open>,
 }
 
-/// Works until every handle and seat is dropped.
+/// Works until every handle and slot is dropped.
 pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
-    let mut worker = Worker { model, seats: HashMap::new(), next: 0, open: Vec::new() };
+    let mut worker = Worker { model, slots: HashMap::new(), next: 0, open: Vec::new() };
     loop {
         if worker.open.is_empty() {
             match inbox.recv() {
@@ -142,36 +150,38 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::Seat { noise, voice, spare, commands, reply } => {
-                let taken = if spare && !self.has_two() { None } else { self.sit(&noise, voice) };
-                let seat = taken.map(|number| Seat { number, commands });
-                if let Err(Some(unwanted)) = reply.send(seat) {
-                    self.leave(unwanted.number);
+            Command::DrafterSlot { noise, output_vocabulary, spare, commands, reply } => {
+                let taken =
+                    if spare && !self.has_two() { None } else { self.assign_slot(&noise, output_vocabulary) };
+                let slot = taken.map(|number| DrafterSlot { number, commands });
+                if let Err(Some(unwanted)) = reply.send(slot) {
+                    self.release_slot(unwanted.number);
                 }
             }
-            Command::Leave(seat) => self.leave(seat),
+            Command::Leave(slot) => self.release_slot(slot),
             Command::Work(work) => self.begin(work),
         }
     }
 
-    fn sit(&mut self, noise: &Noise, voice: Voice) -> Option<usize> {
+    fn assign_slot(&mut self, noise: &Noise, output_vocabulary: OutputVocabulary) -> Option<usize> {
         let lane = self.model.reserve()?;
         let temperature = if noise.seed.is_some() { noise.sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..noise.sampling.clone() };
         let eos = &self.model.config().eos;
-        let ends = match &voice {
-            Voice::Own => eos.clone(),
-            Voice::Common(common) => eos.iter().filter_map(|&end| common.target(end)).collect(),
+        let ends = match &output_vocabulary {
+            OutputVocabulary::Own => eos.clone(),
+            OutputVocabulary::Common(common) => eos.iter().filter_map(|&end| common.target(end)).collect(),
         };
         let sampler = Sampler::new(sampling, noise.seed.unwrap_or(0), noise.choice).with_ends(ends);
         let number = self.next;
         self.next += 1;
-        let taken = Taken { lane, text: Vec::new(), cached: 0, sampler, voice, row: Vec::new() };
-        self.seats.insert(number, taken);
+        let taken =
+            SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, row: Vec::new() };
+        self.slots.insert(number, taken);
         Some(number)
     }
 
-    /// Whether two seats are free.
+    /// True if two slots are free.
     fn has_two(&mut self) -> bool {
         let lanes: Vec<Lane> = (0..2).map_while(|_| self.model.reserve()).collect();
         let two = lanes.len() == 2;
@@ -181,50 +191,50 @@ impl Worker {
         two
     }
 
-    fn leave(&mut self, seat: usize) {
-        self.open.retain(|open| open.work.seat != seat);
-        if let Some(taken) = self.seats.remove(&seat) {
+    fn release_slot(&mut self, slot: usize) {
+        self.open.retain(|open| open.work.slot != slot);
+        if let Some(taken) = self.slots.remove(&slot) {
             self.model.release(taken.lane);
         }
     }
 
-    /// Rolls the seat back to what its cache and the text share, short of the first row that is wanted. A question
-    /// that nobody waits for any more changes nothing.
+    /// Rolls the slot back to the common prefix of its cache and the text, short of the first row
+    /// that is wanted. A request that nobody waits for any more changes nothing.
     fn begin(&mut self, work: Work) {
         if work.reply.is_closed() {
             return;
         }
-        self.open.retain(|open| open.work.seat != work.seat);
+        self.open.retain(|open| open.work.slot != work.slot);
         if let Err(fault) = check(&work, self.model.config().context) {
             let _ = work.reply.send(Err(fault));
             return;
         }
-        if let Want::Draft(Order { gamma: 0, .. }) = work.want {
+        if let Task::Draft(Order { gamma: 0, .. }) = work.want {
             let _ = work.reply.send(Ok(Chosen::default()));
             return;
         }
-        let Some(taken) = self.seats.get_mut(&work.seat) else { return };
-        let asked = work.past.len();
+        let Some(taken) = self.slots.get_mut(&work.slot) else { return };
+        let asked = work.token_context.len();
         let first = match work.want {
-            Want::Draft(_) => asked,
-            Want::Shadow { from } => from,
+            Task::Draft(_) => asked,
+            Task::Shadow { from } => from,
         };
-        taken.follow(&work.past);
+        taken.follow(&work.token_context);
         taken.cached = taken.cached.min(first.saturating_sub(1));
         self.model.rewind(taken.lane, taken.cached);
-        let least = match work.want {
-            Want::Draft(order) => order.least,
-            Want::Shadow { .. } => 0.0,
+        let min_survival = match work.want {
+            Task::Draft(order) => order.min_survival,
+            Task::Shadow { .. } => 0.0,
         };
-        let stop = (least > 0.0).then(|| Stop::new(least));
+        let stop = (min_survival > 0.0).then(|| Stop::new(min_survival));
         self.open.push(Open { work, asked, chosen: Chosen::default(), stop });
     }
 
-    /// One run of the model over everything that is open.
+    /// One run of the model over all open requests.
     fn step(&mut self) {
         let mut feeds = Vec::with_capacity(self.open.len());
         for open in &self.open {
-            let Some(taken) = self.seats.get(&open.work.seat) else { continue };
+            let Some(taken) = self.slots.get(&open.work.slot) else { continue };
             let left = taken.text.get(taken.cached..).unwrap_or(&[]);
             let tokens = left.get(..CHUNK).unwrap_or(left);
             feeds.push(Feed {
@@ -246,21 +256,21 @@ impl Worker {
 
     fn advance(&mut self, logits: &Logits) {
         let (context, eos) = (self.model.config().context, self.model.config().eos.clone());
-        let seats = &mut self.seats;
+        let slots = &mut self.slots;
         let mut index = 0;
-        // In the order of the feeds; a seat cannot leave during a run.
+        // In the order of the feeds; a slot cannot leave during a run.
         self.open.retain_mut(|open| {
-            let Some(taken) = seats.get_mut(&open.work.seat) else { return false };
+            let Some(taken) = slots.get_mut(&open.work.slot) else { return false };
             let done = open.take_rows(taken, logits, index, context, &eos);
             index += 1;
             !done
         });
     }
 
-    /// The model failed: what its cache holds is not to be trusted.
+    /// The model failed: the content of its cache cannot be trusted.
     fn give_up(&mut self, error: &ModelError) {
         for open in self.open.drain(..) {
-            if let Some(taken) = self.seats.get_mut(&open.work.seat) {
+            if let Some(taken) = self.slots.get_mut(&open.work.slot) {
                 taken.cached = 0;
                 self.model.rewind(taken.lane, 0);
             }
@@ -270,7 +280,7 @@ impl Worker {
 }
 
 fn check(work: &Work, context: usize) -> Result<(), DraftFault> {
-    let len = work.past.len();
+    let len = work.token_context.len();
     if len == 0 {
         return Err(DraftFault::Invalid("an empty text".to_owned()));
     }
@@ -278,53 +288,53 @@ fn check(work: &Work, context: usize) -> Result<(), DraftFault> {
         return Err(DraftFault::TooLong { len, context });
     }
     match work.want {
-        Want::Shadow { from } if from == 0 || from > len => {
-            Err(DraftFault::Invalid(format!("no output place {from} in a text of {len} tokens")))
+        Task::Shadow { from } if from == 0 || from > len => {
+            Err(DraftFault::Invalid(format!("no output position {from} in a text of {len} tokens")))
         }
-        Want::Shadow { .. } | Want::Draft(_) => Ok(()),
+        Task::Shadow { .. } | Task::Draft(_) => Ok(()),
     }
 }
 
-impl Taken {
-    /// Takes the text of a question; what it shares with the last one stays in the cache.
-    fn follow(&mut self, past: &Past) {
-        let prompt = past.prompt();
+impl SlotState {
+    /// Takes the text of a request; the prefix it shares with the last one stays in the cache.
+    fn follow(&mut self, token_context: &TokenContext) {
+        let prompt = token_context.prompt();
         let same = |a: &[TokenId], b: &[TokenId]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let shared = match self.text.strip_prefix(prompt) {
-            Some(rest) => prompt.len() + same(rest, past.output()),
+            Some(rest) => prompt.len() + same(rest, token_context.output()),
             None => same(&self.text, prompt),
         };
         self.text.truncate(shared);
-        self.text.extend(past.tokens().skip(shared));
+        self.text.extend(token_context.tokens().skip(shared));
         self.cached = self.cached.min(shared);
     }
 
-    /// A token that was chosen, in the model's own tokens.
+    /// A chosen token, in the model's own tokens.
     fn own(&self, token: TokenId) -> Option<TokenId> {
-        match &self.voice {
-            Voice::Own => Some(token),
-            Voice::Common(common) => common.drafter(token),
+        match &self.output_vocabulary {
+            OutputVocabulary::Own => Some(token),
+            OutputVocabulary::Common(common) => common.drafter(token),
         }
     }
 }
 
 impl Open {
-    /// Which rows are wanted of a feed of so many tokens after so many that are cached.
+    /// The rows that are wanted of a feed of `feeding` tokens after `cached` cached ones.
     fn rows(&self, cached: usize, feeding: usize) -> Rows {
         let end = cached + feeding;
         match self.work.want {
-            Want::Draft(_) if end < self.asked + self.chosen.tokens.len() => Rows::None,
-            Want::Draft(_) => Rows::Last,
-            // The choice at a place is the row of the token before it.
-            Want::Shadow { from } if end < from => Rows::None,
-            Want::Shadow { from } => Rows::From((from - 1).saturating_sub(cached)),
+            Task::Draft(_) if end < self.asked + self.chosen.tokens.len() => Rows::None,
+            Task::Draft(_) => Rows::Last,
+            // The choice at a position is the row of the token before it.
+            Task::Shadow { from } if end < from => Rows::None,
+            Task::Shadow { from } => Rows::From((from - 1).saturating_sub(cached)),
         }
     }
 
-    /// Takes the rows of its feed. Once the question is answered, returns true.
+    /// Takes the rows of its feed. Returns true once the request is answered.
     fn take_rows(
         &mut self,
-        taken: &mut Taken,
+        taken: &mut SlotState,
         logits: &Logits,
         feed: usize,
         context: usize,
@@ -338,11 +348,11 @@ impl Open {
             Rows::Last => end - 1,
             Rows::From(skipped) => before + skipped,
         };
-        for (row, place) in (first + 1..=end).enumerate() {
+        for (row, position) in (first + 1..=end).enumerate() {
             let Some(logits) = logits.row(feed, row) else { break };
-            let choice = match &self.work.spoken {
-                Some(_) => self.speak(taken, logits),
-                None => self.choose(taken, place, logits),
+            let choice = match &self.work.target_context {
+                Some(_) => self.choose_common(taken, logits),
+                None => self.choose(taken, position, logits),
             };
             let Some(choice) = choice else { return self.answer() };
             self.chosen.tokens.push(choice);
@@ -350,25 +360,33 @@ impl Open {
         self.finish(taken, context, eos)
     }
 
-    /// The choice at a place of the text, in the model's own tokens.
-    fn choose(&mut self, taken: &Taken, place: usize, logits: &[f32]) -> Option<Drafted> {
-        let prompt = self.work.past.prompt();
-        let output = taken.text.get(prompt.len()..place).unwrap_or(&[]);
+    /// The choice at a position of the text, in the model's own tokens.
+    fn choose(&mut self, taken: &SlotState, position: usize, logits: &[f32]) -> Option<Drafted> {
+        let prompt = self.work.token_context.prompt();
+        let output = taken.text.get(prompt.len()..position).unwrap_or(&[]);
         let history = taken.sampler.history(prompt, output);
         self.pick(&taken.sampler, &history, logits)
     }
 
-    /// The choice among the common tokens, in the target's, at the next place that is asked for.
-    fn speak(&mut self, taken: &mut Taken, logits: &[f32]) -> Option<Drafted> {
-        let (Voice::Common(common), Some(spoken)) = (&taken.voice, &self.work.spoken) else {
+    /// The choice among the common tokens, in the target's, at the next requested position.
+    fn choose_common(&mut self, taken: &mut SlotState, logits: &[f32]) -> Option<Drafted> {
+        let (OutputVocabulary::Common(common), Some(target_context)) =
+            (&taken.output_vocabulary, &self.work.target_context)
+        else {
             return self.choose(taken, 0, logits);
         };
         common.row(logits, &mut taken.row);
-        let prompt = spoken.past.prompt();
-        let drafts = matches!(self.work.want, Want::Draft(_));
-        let place = if drafts { 0 } else { self.chosen.tokens.len() };
-        let before = spoken.before.get(place).map_or(0, |before| before.saturating_sub(prompt.len()));
-        let mut output = spoken.past.output().get(..before).unwrap_or(spoken.past.output()).to_vec();
+        let prompt = target_context.token_context.prompt();
+        let drafts = matches!(self.work.want, Task::Draft(_));
+        let position = if drafts { 0 } else { self.chosen.tokens.len() };
+        let before =
+            target_context.before.get(position).map_or(0, |before| before.saturating_sub(prompt.len()));
+        let mut output = target_context
+            .token_context
+            .output()
+            .get(..before)
+            .unwrap_or(target_context.token_context.output())
+            .to_vec();
         if drafts {
             output.extend(self.chosen.tokens.iter().map(|&(token, _)| token));
         }
@@ -376,12 +394,14 @@ impl Open {
         self.pick(&taken.sampler, &history, &taken.row)
     }
 
-    /// The seat's own choice, or a token drawn from its law: by the order's draw of this place of the draft. `None` where the
-    /// draft ends before that, for what the law is.
-    fn pick(&mut self, sampler: &Sampler, past: &History, logits: &[f32]) -> Option<Drafted> {
-        let processed = sampler.process(logits, past);
-        let draws = matches!(self.work.want, Want::Draft(Order { draws: Some(_), .. }));
-        // Nothing is drawn: the likeliest token, which the target is taken to like best, too.
+    /// The slot's own choice, or a token drawn from its distribution by the order's draw for this
+    /// position of the draft. `None` where the draft ends before that position because the
+    /// distribution is too uncertain.
+    fn pick(&mut self, sampler: &Sampler, token_context: &History, logits: &[f32]) -> Option<Drafted> {
+        let processed = sampler.process(logits, token_context);
+        let draws = matches!(self.work.want, Task::Draft(Order { draws: Some(_), .. }));
+        // Nothing is drawn: the likeliest token, which is assumed to be the target's likeliest,
+        // too.
         let likeliest = processed.likeliest().filter(|_| !draws).map(|token| (token, margin(logits, token)));
         if let Some(stop) = &mut self.stop {
             let chance = likeliest.map_or_else(
@@ -396,20 +416,20 @@ impl Open {
             return likeliest;
         }
         let drawn = match self.work.want {
-            Want::Draft(Order { draws: Some(seed), .. }) => processed.law().map(|law| {
-                let place = self.chosen.drawn.chain().len();
-                self.chosen.drawn.push(law, Dice::at(seed, place))
+            Task::Draft(Order { draws: Some(seed), .. }) => processed.distribution().map(|distribution| {
+                let position = self.chosen.drawn.chain().len();
+                self.chosen.drawn.push(distribution, SplitMix64::at(seed, position))
             }),
-            Want::Draft(_) | Want::Shadow { .. } => None,
+            Task::Draft(_) | Task::Shadow { .. } => None,
         };
         let token = drawn.unwrap_or_else(|| processed.draw());
         Some((token, margin(logits, token)))
     }
 
-    fn finish(&mut self, taken: &mut Taken, context: usize, eos: &[TokenId]) -> bool {
+    fn finish(&mut self, taken: &mut SlotState, context: usize, eos: &[TokenId]) -> bool {
         let done = match self.work.want {
-            Want::Shadow { .. } => taken.cached == self.asked,
-            Want::Draft(Order { gamma, .. }) => {
+            Task::Shadow { .. } => taken.cached == self.asked,
+            Task::Draft(Order { gamma, .. }) => {
                 let last = self.chosen.tokens.last().and_then(|&(token, _)| taken.own(token));
                 let full = taken.text.len() == context;
                 let ended = last.is_none_or(|token| eos.contains(&token));
@@ -420,7 +440,7 @@ impl Open {
         done && self.answer()
     }
 
-    /// Answers the question; true, for it is done.
+    /// Answers the request; always true (done).
     fn answer(&mut self) -> bool {
         let (reply, _) = oneshot::channel();
         let reply = std::mem::replace(&mut self.work.reply, reply);
@@ -429,7 +449,7 @@ impl Open {
     }
 }
 
-/// By how much a token's logit exceeds the best of the others.
+/// The amount by which a token's logit exceeds the best of the others.
 fn margin(logits: &[f32], token: TokenId) -> f32 {
     let index = token as usize;
     let (before, rest) = logits.split_at_checked(index).unwrap_or((logits, &[]));
@@ -437,7 +457,7 @@ fn margin(logits: &[f32], token: TokenId) -> f32 {
     own - most(before).max(most(after))
 }
 
-/// The greatest of many. In lanes of their own and by comparison, which compilers turn into vector code.
+/// The maximum. Uses separate lanes and comparisons, which compilers turn into vector code.
 fn most(values: &[f32]) -> f32 {
     let greater = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; 16];

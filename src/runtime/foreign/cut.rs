@@ -1,7 +1,8 @@
-//! Tensors made from others where they lie: the first tokens of a cache, and numbers of 16 bits as 32.
+//! Tensors derived from others on the same device: the first tokens of a cache, and 16-bit numbers
+//! as 32-bit ones.
 //!
-//! Both are graphs of their own, made here. So they need no copy through the host on a device, and are the
-//! same for every type of element.
+//! Both are ONNX graphs built here. They need no copy through the host, and work for every element
+//! type.
 
 use ort::editor::{Graph, Model, Node, ONNX_DOMAIN, Opset};
 use ort::memory::{Allocator, MemoryInfo};
@@ -14,7 +15,7 @@ use ort::value::{
 
 use super::names::Slot;
 
-/// The operators' version: one in which `Slice` and `Cast` take what is needed here.
+/// Opset version: one in which `Slice` and `Cast` accept the forms used here.
 const OPSET: u32 = 18;
 /// The axis of a key or value tensor that counts tokens.
 const TOKENS: i64 = 2;
@@ -29,7 +30,7 @@ pub struct Cutter {
 }
 
 impl Cutter {
-    /// A cutter for the tensors of one lane, whose results lie in `memory`.
+    /// A cutter for the tensors of one lane, whose results are allocated in `memory`.
     pub fn new(builder: &SessionBuilder, slots: &[Slot], memory: MemoryInfo<'static>) -> ort::Result<Self> {
         let mut graph = Graph::new()?;
         let (mut inputs, mut outputs) =
@@ -71,11 +72,12 @@ impl Cutter {
     }
 }
 
-/// Turns logits into numbers of 32 bits.
+/// Converts logits to 32-bit numbers.
 pub struct Widener(Session);
 
 impl Widener {
-    /// A widener of tensors `[1, rows, vocabulary]` of this type. It runs on the CPU, where logits are read.
+    /// A widener of tensors `[1, rows, vocabulary]` of this type. Runs on the CPU, where logits are
+    /// read.
     pub fn new(builder: &SessionBuilder, element: TensorElementType) -> ort::Result<Self> {
         let mut graph = Graph::new()?;
         graph.set_inputs([outlet("narrow".to_owned(), element, &[1, -1, -1])])?;
@@ -85,14 +87,14 @@ impl Widener {
         Ok(Self(session(graph, builder)?))
     }
 
-    /// The same numbers in 32 bits.
+    /// The same numbers with 32 bits.
     pub fn widen(&mut self, logits: &DynValue) -> ort::Result<DynValue> {
         let mut outputs = self.0.run(ort::inputs!["narrow" => logits])?;
         outputs.remove("wide").ok_or_else(|| ort::Error::new("a cast gave nothing"))
     }
 }
 
-/// A tensor without a token, as it is before the first run.
+/// A tensor without tokens, as before the first run.
 pub fn empty(slot: &Slot) -> ort::Result<DynValue> {
     Ok(DynTensor::new(&Allocator::default(), slot.element, [1, slot.heads, 0, slot.width])?.into_dyn())
 }
@@ -105,7 +107,7 @@ fn part(index: usize) -> String {
     format!("part.{index}")
 }
 
-/// One number in memory of the runtime's own, as initializers need it.
+/// One number in memory owned by the runtime, as initializers require.
 fn one(value: i64) -> ort::Result<Tensor<i64>> {
     let mut tensor = Tensor::<i64>::new(&Allocator::default(), [1_usize])?;
     tensor.try_extract_tensor_mut::<i64>()?.1.fill(value);

@@ -1,7 +1,8 @@
-//! What the files beside a foreign graph say: `config.json` in the layouts that Hugging Face's models have,
+//! Reads the files beside a foreign graph: `config.json` in the layouts of Hugging Face's models,
 //! and `genai_config.json`, which the builder of onnxruntime-genai writes instead.
 //!
-//! Nothing in `config.json` is required here: what the graph declares itself is taken from there.
+//! No member of `config.json` is required here: values that the graph declares are taken from the
+//! graph.
 
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use serde::Deserialize;
 use crate::runtime::description::{DescriptionError, Generation, Ids, read};
 use crate::units::TokenId;
 
-/// `genai_config.json`: what is read of it.
+/// The members of `genai_config.json` that are used.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GenaiConfig {
     /// The model that it describes.
@@ -43,15 +44,15 @@ pub struct GenaiDecoder {
     pub outputs: GenaiOutputs,
 }
 
-/// Names of a graph's inputs. In those of the cache `%d` stands for the number of the layer.
+/// Names of a graph's inputs. In the names of cache inputs `%d` stands for the layer number.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub struct GenaiInputs {
     /// Token ids.
     pub input_ids: String,
-    /// Which tokens are seen.
+    /// Attention mask of the tokens.
     pub attention_mask: String,
-    /// Places of the tokens.
+    /// Positions of the tokens.
     pub position_ids: String,
     /// Keys before the run.
     pub past_key_names: String,
@@ -97,14 +98,14 @@ impl GenaiConfig {
     /// Reads the file of a folder, if it has one.
     ///
     /// # Errors
-    /// It cannot be read, or is no such file.
+    /// It cannot be read, or is not such a file.
     pub fn read(folder: &Path) -> Result<Option<Self>, DescriptionError> {
         let path = folder.join("genai_config.json");
         if path.is_file() { read(&path).map(Some) } else { Ok(None) }
     }
 }
 
-/// `config.json`: members that go by several names, all of them optional.
+/// `config.json`: members with several possible names, all of them optional.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Config {
     vocab_size: Option<usize>,
@@ -119,12 +120,12 @@ struct Config {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     eos_token_id: Option<Ids>,
-    /// The language model within one that also sees or hears.
+    /// The language model within a multimodal one.
     #[serde(rename = "text_config")]
     inner: Option<Box<Config>>,
 }
 
-/// What the files say of a model; `None` where they say nothing.
+/// Properties of a model from its files; `None` where the files do not have them.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Number of token ids.
@@ -142,8 +143,8 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads the files of a folder. Where there are both, `genai_config.json` counts: it was written for the
-    /// graph.
+    /// Reads the files of a folder. If both exist, `genai_config.json` has precedence: it was
+    /// written for the graph.
     ///
     /// # Errors
     /// One of them cannot be read.
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_sizes_of_older_and_nested_layouts_are_understood() {
+    fn older_and_nested_layouts_are_read() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("config.json", r#"{"n_positions":64,"n_embd":48,"n_head":4,"n_layer":3,"eos_token_id":5}"#);
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_genai_config_counts_before_the_other_and_has_to_be_whole() {
+    fn a_genai_config_has_precedence_and_must_be_complete() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
         write("config.json", r#"{"vocab_size":1}"#);

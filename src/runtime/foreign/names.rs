@@ -1,4 +1,4 @@
-//! The inputs and outputs of a foreign graph: which is what, of which type and size.
+//! Inputs and outputs of a foreign graph: their meaning, type and size.
 
 use std::path::Path;
 
@@ -8,26 +8,27 @@ use ort::value::{Outlet, TensorElementType, ValueType};
 use super::files::{Facts, GenaiConfig, GenaiInputs, GenaiOutputs};
 use crate::runtime::description::DescriptionError;
 
-/// Input of our own exports that no other tool's have: the cache row that a token is written to.
+/// Input of our own exports that no other tool's exports have: the cache row that a token is
+/// written to.
 const OWN: &str = "write_index";
-/// Input of merged decoders that says which of their two graphs runs.
+/// Input of merged decoders that selects which of their two graphs runs.
 const BRANCH: &str = "use_cache_branch";
 
-/// What the inputs and outputs of a foreign graph are called.
+/// Names of a foreign graph's inputs and outputs.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
-    /// Those that it takes.
+    /// Names of its inputs.
     pub inputs: GenaiInputs,
-    /// Those that it gives.
+    /// Names of its outputs.
     pub outputs: GenaiOutputs,
 }
 
 /// One key or value tensor: `[1, heads, tokens, width]`.
 #[derive(Clone, Debug)]
 pub struct Slot {
-    /// Name of the input with what was there before the run.
+    /// Name of the input with the tokens before the run.
     pub past: String,
-    /// Name of the output with what is there after it.
+    /// Name of the output with the tokens after the run.
     pub present: String,
     /// Type of its elements.
     pub element: TensorElementType,
@@ -37,28 +38,28 @@ pub struct Slot {
     pub width: usize,
 }
 
-/// What a foreign graph takes and gives.
+/// Inputs and outputs of a foreign graph.
 #[derive(Clone, Debug)]
 pub struct Signature {
     /// Its names.
     pub names: Names,
-    /// Whether it is told the places of the tokens.
+    /// True if it takes the positions of the tokens.
     pub positions: bool,
-    /// Name of the input of a merged decoder, if it is one.
+    /// Name of the branch input, if it is a merged decoder.
     pub branch: Option<&'static str>,
     /// Keys and values of layer 0, of layer 1, ….
     pub slots: Vec<Slot>,
     /// Type of the logits.
     pub logits: TensorElementType,
-    /// Whether a run gives only the row after the last token.
+    /// True if a run returns only the row after the last token.
     pub last_only: bool,
     /// Number of token ids, if the graph declares it.
     pub vocabulary: Option<usize>,
 }
 
 impl Names {
-    /// The names in a folder's `genai_config.json`, else the usual ones; `None` if the graph is one of our
-    /// own.
+    /// The names in a folder's `genai_config.json`, else the usual ones; `None` if the graph is one
+    /// of our own.
     ///
     /// # Errors
     /// `genai_config.json` cannot be read.
@@ -92,7 +93,7 @@ impl Signature {
     /// Reads the signature of a graph.
     ///
     /// # Errors
-    /// In words, what is missing or unknown.
+    /// Describes what is missing or unknown.
     pub fn read(session: &Session, names: Names, facts: &Facts) -> Result<Self, String> {
         let (inputs, outputs) = (session.inputs(), session.outputs());
         for name in [&names.inputs.input_ids, &names.inputs.attention_mask] {
@@ -127,7 +128,7 @@ impl Signature {
         }
     }
 
-    /// Every input has to be one that is fed.
+    /// Checks that every input is one that is fed.
     fn check_all(&self, inputs: &[Outlet]) -> Result<(), String> {
         let names = &self.names.inputs;
         let known = |name: &str| {
@@ -136,7 +137,7 @@ impl Signature {
         };
         match inputs.iter().find(|input| !known(input.name())) {
             Some(other) => Err(format!(
-                "the graph takes {}, of which nothing is known here; a drafter is fed {}, {}, {} and its own \
+                "the graph takes the unknown input {}; a drafter is fed {}, {}, {} and its own \
                  keys and values",
                 other.name(),
                 names.input_ids,
@@ -200,7 +201,7 @@ fn slot(session: &Session, past: String, present: String, facts: &Facts) -> Resu
     }
     let declared = |dimension: usize, described: Option<usize>, what: &str| {
         let found = size(kind, dimension).or(described);
-        found.ok_or_else(|| format!("neither {past} nor a file beside the graph says the {what}"))
+        found.ok_or_else(|| format!("neither {past} nor a file beside the graph declares the {what}"))
     };
     let heads = declared(1, facts.heads, "number of heads")?;
     let width = declared(3, facts.width, "size of a head")?;

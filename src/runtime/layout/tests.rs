@@ -1,8 +1,8 @@
-//! The layout, carried out on rows that are numbers.
+//! Applies the layout's steps to rows of numbers.
 
 use super::*;
 
-/// Carries the steps out on rows that are numbers, and checks that nothing is read or written out of place.
+/// Applies steps to rows of numbers, and checks that nothing is read or written out of bounds.
 #[derive(Default)]
 struct Rows(Vec<Option<(SetShape, Vec<Vec<u64>>)>>);
 
@@ -26,8 +26,8 @@ impl Rows {
         }
     }
 
-    fn slot(&mut self, place: Place) -> &mut Vec<u64> {
-        &mut self.0[place.set].as_mut().expect("the set is there").1[place.slot]
+    fn slot(&mut self, address: SlotAddress) -> &mut Vec<u64> {
+        &mut self.0[address.set].as_mut().expect("the set is there").1[address.slot]
     }
 }
 
@@ -35,10 +35,10 @@ fn feed(layout: &mut Layout, rows: &mut Rows, feeds: &[(Lane, usize)]) {
     layout.prepare(feeds).unwrap();
     rows.apply(layout);
     for &(lane, adding) in feeds {
-        let (place, len) = (layout.place(lane).unwrap(), layout.len(lane));
-        assert!(len + adding + SPARE <= layout.shape(place.set).unwrap().rows, "no room for padding");
+        let (address, len) = (layout.address(lane).unwrap(), layout.len(lane));
+        assert!(len + adding + SPARE <= layout.shape(address.set).unwrap().rows, "no room for padding");
         for row in len..len + adding {
-            rows.slot(place)[row] = lane.0 as u64 * 100_000 + row as u64;
+            rows.slot(address)[row] = lane.0 as u64 * 100_000 + row as u64;
         }
         layout.set_len(lane, len + adding);
     }
@@ -46,7 +46,7 @@ fn feed(layout: &mut Layout, rows: &mut Rows, feeds: &[(Lane, usize)]) {
 
 fn check(layout: &Layout, rows: &mut Rows, lane: Lane) {
     for row in 0..layout.len(lane) {
-        assert_eq!(rows.slot(layout.place(lane).unwrap())[row], lane.0 as u64 * 100_000 + row as u64);
+        assert_eq!(rows.slot(layout.address(lane).unwrap())[row], lane.0 as u64 * 100_000 + row as u64);
     }
 }
 
@@ -57,9 +57,9 @@ fn one_sequence_never_moves_but_to_grow() {
     feed(&mut layout, &mut rows, &[(lane, 100)]);
     let mut moves = 0;
     for _ in 0..1_900 {
-        let before = layout.place(lane);
+        let before = layout.address(lane);
         feed(&mut layout, &mut rows, &[(lane, 1)]);
-        moves += usize::from(layout.place(lane) != before);
+        moves += usize::from(layout.address(lane) != before);
     }
     assert_eq!(moves, 6, "256 rows, 384, 512, 768, 1024, 1536, 2048");
     check(&layout, &mut rows, lane);
@@ -73,13 +73,13 @@ fn sequences_that_run_together_end_in_one_set_and_those_that_run_alone_leave_it(
     for _ in 0..20 {
         feed(&mut layout, &mut rows, &together);
     }
-    let sets: Vec<usize> = lanes.iter().map(|&lane| layout.place(lane).unwrap().set).collect();
+    let sets: Vec<usize> = lanes.iter().map(|&lane| layout.address(lane).unwrap().set).collect();
     assert!(sets.iter().all(|&set| set == sets[0]), "{sets:?}");
     for _ in 0..20 {
         feed(&mut layout, &mut rows, &[(lanes[0], 1), (lanes[1], 1)]);
     }
-    let place = layout.place(lanes[0]).unwrap();
-    assert_eq!(layout.shape(place.set).unwrap().lanes, 2);
+    let address = layout.address(lanes[0]).unwrap();
+    assert_eq!(layout.shape(address.set).unwrap().lanes, 2);
     for lane in lanes {
         check(&layout, &mut rows, lane);
     }
@@ -92,9 +92,9 @@ fn prefill_runs_in_a_set_of_its_own() {
     for _ in 0..20 {
         feed(&mut layout, &mut rows, &[(a, 1), (b, 1)]);
     }
-    assert_eq!(layout.place(a).unwrap().set, layout.place(b).unwrap().set);
+    assert_eq!(layout.address(a).unwrap().set, layout.address(b).unwrap().set);
     feed(&mut layout, &mut rows, &[(a, 1), (b, 100)]);
-    assert_ne!(layout.place(a).unwrap().set, layout.place(b).unwrap().set);
+    assert_ne!(layout.address(a).unwrap().set, layout.address(b).unwrap().set);
     check(&layout, &mut rows, b);
 }
 
@@ -104,7 +104,7 @@ fn a_feed_beyond_the_context_is_refused_and_changes_nothing() {
     let lane = layout.reserve().unwrap();
     assert!(layout.reserve().is_none());
     assert!(matches!(layout.prepare(&[(lane, 65)]), Err(ModelError::Full { wanted: 65, context: 64 })));
-    assert!(layout.place(lane).is_none());
+    assert!(layout.address(lane).is_none());
     assert!(layout.prepare(&[(Lane(7), 1)]).is_err());
 }
 
@@ -146,7 +146,7 @@ fn any_order_of_work_keeps_every_row() {
                 for (lane, want) in &mut live {
                     for row in want.len()..layout.len(*lane) {
                         let value = round * 1_000 + row as u64;
-                        rows.slot(layout.place(*lane).unwrap())[row] = value;
+                        rows.slot(layout.address(*lane).unwrap())[row] = value;
                         want.push(value);
                     }
                 }
@@ -154,8 +154,8 @@ fn any_order_of_work_keeps_every_row() {
         }
         for (lane, want) in &live {
             assert_eq!(layout.len(*lane), want.len());
-            if let Some(place) = layout.place(*lane) {
-                assert_eq!(rows.slot(place)[..want.len()], want[..]);
+            if let Some(address) = layout.address(*lane) {
+                assert_eq!(rows.slot(address)[..want.len()], want[..]);
             } else {
                 assert!(want.is_empty());
             }
@@ -174,7 +174,7 @@ fn sequences_of_unlike_length_share_a_set_where_that_is_cheaper() {
     for _ in 0..30 {
         feed(&mut layout, &mut rows, &lanes.iter().map(|&lane| (lane, 1)).collect::<Vec<_>>());
     }
-    let set = |lane: Lane| layout.place(lane).unwrap().set;
+    let set = |lane: Lane| layout.address(lane).unwrap().set;
     assert_eq!(set(lanes[0]), set(lanes[1]));
     assert_eq!(set(lanes[1]), set(lanes[2]));
     assert_ne!(set(lanes[2]), set(lanes[3]), "a run of four times 2048 rows costs more than two runs");
@@ -192,6 +192,6 @@ fn a_sequence_that_was_cut_short_moves_to_a_shorter_set() {
     for _ in 0..10 {
         feed(&mut layout, &mut rows, &[(lane, 1)]);
     }
-    assert_eq!(layout.shape(layout.place(lane).unwrap().set).unwrap().rows, SHORTEST);
+    assert_eq!(layout.shape(layout.address(lane).unwrap().set).unwrap().rows, SHORTEST);
     check(&layout, &mut rows, lane);
 }

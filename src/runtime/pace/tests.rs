@@ -34,7 +34,7 @@ fn a_pace_is_read_as_written_and_written_as_read() {
 }
 
 #[test]
-fn what_is_no_pace_is_refused_by_name() {
+fn malformed_paces_are_refused_with_the_offending_key() {
     let refused = |text: &str| text.parse::<Pace>().unwrap_err().to_string();
     assert_eq!(
         refused("stepp=60ms"),
@@ -72,7 +72,7 @@ fn what_is_no_pace_is_refused_by_name() {
 }
 
 #[test]
-fn a_run_takes_its_costliest_feed_and_more_the_more_run() {
+fn a_run_takes_its_costliest_feed_and_grows_with_concurrency() {
     let pace = pace("step=100ms,base=1.5,node=0.1,growth=0.2,prompt=1ms");
     let took = |feeds: &[Feed<'_>]| pace.run(feeds).as_micros() as u64;
     let step = feed(&[1], Rows::Last, None);
@@ -102,7 +102,7 @@ fn prompt_tokens_are_read_one_by_one_and_the_last_is_a_step() {
     assert_eq!(took(&[chunk, end]), (40 + 139) * MS, "a chunk is no sequence that runs");
 }
 
-/// A clock that stands still but while it is waited on, and while a test moves it.
+/// A clock that moves only when it is waited on or a test advances it.
 #[derive(Clone, Default)]
 struct Hand(Arc<Mutex<Vec<u64>>>);
 
@@ -128,7 +128,7 @@ impl Watch for Hand {
     }
 }
 
-/// A model that takes so many microseconds of the hand's time for each token.
+/// A model that takes this many microseconds of the clock's time for each token.
 struct Slow(Fake, Hand, u64);
 
 impl Forward for Slow {
@@ -178,7 +178,7 @@ fn late_wake_ups_and_gaps_between_the_runs_of_a_busy_model_do_not_add_up() {
 }
 
 #[test]
-fn a_model_that_rested_begins_when_it_is_asked() {
+fn a_model_that_was_idle_begins_at_the_request() {
     let (mut model, hand) = paced("step=10ms,base=2", 0);
     model.run(&[feed(&[1], Rows::Last, None)]).unwrap();
     model.rest();

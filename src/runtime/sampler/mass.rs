@@ -1,13 +1,14 @@
-//! Sums and maxima over a whole vocabulary: the one place where every token needs an exponential.
+//! Sums and maxima over a whole vocabulary: the only code that computes an exponential for every
+//! token.
 //!
-//! Single precision, written so that compilers turn it into vector code, and the same bits on every machine
-//! (only additions and multiplications). Good to a few parts in ten million.
+//! Single precision, written so that compilers turn it into vector code, with the same bits on
+//! every machine (only additions and multiplications). Accurate to a few parts in ten million.
 
 /// Independent sums, so that additions need not wait for each other.
 const LANES: usize = 16;
-/// Tokens that are summed in single precision before the sum goes on in double.
+/// Tokens that are summed in single precision before the sum continues in double precision.
 const BLOCK: usize = 4 * LANES;
-/// Adding it rounds to an integer, which then stands in the lowest bits.
+/// Adding this constant rounds to an integer, which is then in the lowest bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// Σ exp((logit − most) · inverse) over all logits, `most` being the largest.
@@ -38,7 +39,7 @@ pub(super) fn largest(logits: &[f32]) -> f32 {
     lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// 2 to the power of a number that is not positive; what would be below 2⁻¹²⁶ counts as that.
+/// 2 to the power of a number that is not positive; powers below −126 count as −126.
 fn exp2(power: f32) -> f32 {
     let power = power.max(-126.0);
     let rounded = power + ROUND;

@@ -90,8 +90,8 @@ fn samples_follow_the_softmax() {
             // Half of the draws vary the seed, half the position: both must be independent.
             let (seed, position) = if draw % 2 == 0 { (u64::from(draw), 5) } else { (77, draw as usize) };
             let sampler = Sampler::new(sampling(temperature), seed, 0);
-            let past = History { prompt: position, ..History::default() };
-            seen[sampler.next(&logits, &past) as usize] += 1;
+            let context = History { prompt: position, ..History::default() };
+            seen[sampler.next(&logits, &context) as usize] += 1;
         }
         let chi: f64 = (0..5)
             .map(|i| {
@@ -131,8 +131,8 @@ fn penalties_are_taken_in_vllms_order_and_only_where_they_belong() {
         ..Sampling::default()
     };
     let sampler = Sampler::new(sampling, 0, 0);
-    let past = sampler.history(&[1, 3], &[2, 2, 3]);
-    let processed = sampler.process(&[1.0, 6.0, 6.0, -1.0, 2.0], &past);
+    let context = sampler.history(&[1, 3], &[2, 2, 3]);
+    let processed = sampler.process(&[1.0, 6.0, 6.0, -1.0, 2.0], &context);
     // biased; prompt: repetition only; output twice: both counts; negative: multiplied; untouched.
     assert_eq!(processed.logits.as_ref(), [5.0, 3.0, 3.0 - 0.5 - 0.5, -2.0 - 0.25 - 0.5, 2.0]);
 }
@@ -141,16 +141,16 @@ fn penalties_are_taken_in_vllms_order_and_only_where_they_belong() {
 fn a_kept_history_equals_a_recount() {
     let sampling = Sampling { repetition_penalty: 1.3, presence_penalty: 0.4, ..Sampling::default() };
     let sampler = Sampler::new(sampling, 3, 0);
-    let mut past = sampler.history(&[5, 6], &[]);
+    let mut context = sampler.history(&[5, 6], &[]);
     let mut output = Vec::new();
     for step in 0..50 {
         let logits = peaky(64, step);
-        let pick = sampler.next(&logits, &past);
+        let pick = sampler.next(&logits, &context);
         assert_eq!(pick, sampler.pick(&logits, &[5, 6], &output));
-        past.push(pick);
+        context.push(pick);
         output.push(pick);
     }
-    assert_eq!((past.position(), past.output_len()), (52, 50));
+    assert_eq!((context.position(), context.output_len()), (52, 50));
 }
 
 #[test]

@@ -1,44 +1,52 @@
-//! The lossy accept rules: how likely the draft token at a place is kept although the target chose another one.
+//! The lossy acceptance rules: the probability of keeping the draft token at a position although
+//! the target chose another one.
 //!
-//! All of them are put in one form. Before anything is looked at, one child x of the place is chosen. Where the target's
-//! sample y is not x, x is kept with probability (R(x) − p(x)) / (1 − p(x)): so x comes out with probability R(x), which
-//! no rule sets below p(x), and every other token is scaled by (1 − R(x)) / (1 − p(x)). The law at that place differs from
-//! the target's by R(x) − p(x) in total variation. p is the *processed* law (temperature, penalties, truncation).
+//! All of them are put in one form. Before anything is read, one child x of the position is chosen.
+//! Where the target's sample y is not x, x is kept with probability (R(x) − p(x)) / (1 − p(x)): so
+//! x results with probability R(x), which no rule sets below p(x), and every other token is scaled
+//! by (1 − R(x)) / (1 − p(x)). The distribution at that position differs from the target's by R(x)
+//! − p(x) in total variation. p is the *processed* distribution (temperature, penalties,
+//! truncation).
 
 use crate::words::Dist;
 
-/// EARS refuses whatever is less likely than this, as its authors' patch of vLLM does (`clamp(min=0.01)`).
-const EARS_LEAST: f64 = 0.01;
-/// Entropy of the three likeliest tokens, nats, from which on FLy takes a mismatch to be a matter of taste.
+/// EARS rejects tokens with a smaller probability than this, as its authors' patch of vLLM does
+/// (`clamp(min=0.01)`).
+const MIN_EARS: f64 = 0.01;
+/// Entropy of the three most probable tokens, nats, from which on FLy takes a mismatch to be a
+/// matter of taste.
 const FLY_ENTROPY: f64 = 0.3;
-/// Draft tokens behind a mismatch that must be the target's own choice for FLy to let the mismatch pass.
+/// Draft tokens behind a mismatch that must be the target's own choice for FLy to accept the
+/// mismatch.
 pub const FLY_WINDOW: usize = 6;
 
-/// By which rule draft tokens are judged. All but `Exact` are lossy.
+/// The acceptance rule for draft tokens. All but `Exact` are lossy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rule {
-    /// Sample and match: the text has the target's own law.
+    /// Sample and match: the text has the target's own distribution.
     #[default]
     Exact,
-    /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at least 0.01.
+    /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at
+    /// least 0.01.
     Ears,
-    /// EARS, only where the draft token is likely beside the likeliest one.
+    /// EARS, only where the draft token is likely in comparison with the most probable one.
     EarsGated {
-        /// Least probability of the draft token ÷ that of the most likely token.
+        /// Minimum probability of the draft token ÷ that of the most probable token.
         kappa: f64,
     },
-    /// EARS in proportion to how likely the draft token is: R = p / (1 − τ(1 − max p)).
+    /// EARS in proportion to the probability of the draft token: R = p / (1 − τ(1 − max p)).
     EarsScaled,
-    /// Typical acceptance (Medusa, arXiv 2401.10774): R = 1 where p > min(ε, δ·exp(−H)), with H the entropy of the law. τ is
-    /// the share of it that is used; 1 is as published.
+    /// Typical acceptance (Medusa, arXiv 2401.10774): R = 1 where p > min(ε, δ·exp(−H)), with H the
+    /// entropy of the distribution. τ is the share of it that is used; 1 is as published.
     Typical {
         /// Threshold on the token's probability.
         epsilon: f64,
         /// Factor of the threshold that depends on the entropy.
         delta: f64,
     },
-    /// FLy (arXiv 2511.22972): a mismatch passes where the three likeliest tokens leave a choice and the target itself chose
-    /// the next six draft tokens. τ is the share of it that is used; 1 is as published.
+    /// FLy (arXiv 2511.22972): a mismatch is accepted where the entropy of the three most probable
+    /// tokens is high enough and the target itself chose the next six draft tokens. τ is the share
+    /// of it that is used; 1 is as published.
     Fly,
 }
 
@@ -55,9 +63,9 @@ impl Rule {
         }
     }
 
-    /// The probability with which the token that `known` speaks of is kept where the target chose another one, at tolerance
-    /// `tau`: the least over everything that the bounds allow. `None` if too little is known to say. For `Fly` it is the
-    /// probability before the next tokens have been looked at.
+    /// The probability of keeping the token that `known` describes where the target chose another
+    /// one, at tolerance `tau`: the minimum over all distributions that the bounds allow. `None` if
+    /// too little is known. For `Fly` it is the probability before the next tokens have been read.
     pub fn keeps(self, known: &Known, tau: f64) -> Option<f64> {
         let Known { low, peak, entropy, .. } = *known;
         if low <= 0.0 {
@@ -66,7 +74,7 @@ impl Rule {
         let slack = tau * (1.0 - peak).max(0.0);
         let relaxed = match self {
             Self::Exact => low,
-            Self::Ears if low < EARS_LEAST => low,
+            Self::Ears if low < MIN_EARS => low,
             Self::EarsGated { kappa } if low < kappa * peak => low,
             Self::Ears | Self::EarsGated { .. } => low + slack,
             Self::EarsScaled => low / (1.0 - slack),
@@ -82,27 +90,29 @@ impl Rule {
                 }
             }
         };
-        // A draft token that is sure is never replaced.
+        // A draft token with probability 1 is never replaced.
         let rest = 1.0 - low;
         Some(if rest <= f64::EPSILON { 0.0 } else { ((relaxed.min(1.0) - low) / rest).clamp(0.0, 1.0) })
     }
 }
 
-/// What is known of the target's law at a place about one token, before anything is drawn there.
+/// Known figures of the target's distribution at a position for one token, before anything is drawn
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
-    /// The least that its probability may be.
+    /// Minimum probability of the token.
     pub low: f64,
-    /// The most that the probability of the likeliest token may be.
+    /// Maximum probability of the most probable token.
     pub peak: f64,
-    /// Entropy of the whole law, nats; `None` if not known.
+    /// Entropy of the whole distribution, nats; `None` if not known.
     pub entropy: Option<f64>,
-    /// Entropy of the three likeliest tokens, −Σ p ln p, nats; `None` if they are not known.
+    /// Entropy of the three most probable tokens, −Σ p ln p, nats; `None` if they are not known.
     pub leading: Option<f64>,
 }
 
 impl Known {
-    /// What a row tells about `token`, whose probability the backend may have told beside it (`told`).
+    /// The figures of a row for `token`, whose probability the backend may have reported separately
+    /// (`told`).
     pub fn of(
         dist: &Dist,
         entropy: Option<f64>,
@@ -142,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_has_its_published_law() {
+    fn every_rule_has_its_published_distribution() {
         let gated = Rule::EarsGated { kappa: 0.3 };
         let typical = Rule::Typical { epsilon: 0.09, delta: 0.3 };
         for (rule, p, peak, tau, wanted) in [
@@ -163,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_target_never_takes_is_never_kept_and_what_is_not_known_is_not_relaxed() {
+    fn impossible_tokens_are_never_kept_and_unknown_ones_not_relaxed() {
         for rule in [Rule::Ears, Rule::EarsGated { kappa: 0.0 }, Rule::EarsScaled, Rule::Fly] {
             assert_eq!(rule.keeps(&known(0.0, 0.5), 1.0), Some(0.0), "{rule:?}");
         }
@@ -173,18 +183,18 @@ mod tests {
     }
 
     #[test]
-    fn between_bounds_the_least_of_what_may_be_kept_is_kept() {
+    fn between_bounds_the_minimum_is_kept() {
         let rules = [Rule::Ears, Rule::EarsGated { kappa: 0.3 }, Rule::EarsScaled];
         let dist = Dist { top: vec![(1, 0.4), (2, 0.2)], complete: false, slack: 0.25 };
         for token in [1, 2] {
             let low = Known::of(&dist, None, token, None).expect("listed");
             for rule in rules {
                 let least = rule.keeps(&low, 0.5).expect("known");
-                // Every law that the bounds allow keeps at least as much.
+                // Every distribution that the bounds allow keeps at least as much.
                 for step in 0..=20 {
                     let scale = 1.0 + 0.25 * f64::from(step) / 20.0;
-                    let law = Known { low: low.low * scale, peak: 0.4 * scale, ..low };
-                    let own = rule.keeps(&law, 0.5).expect("known");
+                    let distribution = Known { low: low.low * scale, peak: 0.4 * scale, ..low };
+                    let own = rule.keeps(&distribution, 0.5).expect("known");
                     assert!(own >= least - 1e-12, "{rule:?} {token} {scale}: {own} {least}");
                 }
             }

@@ -1,46 +1,47 @@
-//! Whether the session may leap now. Whether it pays is decided by the pilot.
+//! Decides if the session may speculate now. The controller decides if it pays.
 
 use super::Session;
 use crate::draft::{Budget, Tree};
 use crate::session::accept::Walk;
-use crate::session::pilot::{Stand, Step};
+use crate::session::controller::{SessionState, Step};
 use crate::session::start::Permission;
 use crate::units::{Tick, TokenId};
-use crate::words::RideReason;
+use crate::words::PlainReason;
 
 impl<W: Walk> Session<W> {
-    pub(super) fn step(&mut self, leaping: bool, now: Tick) -> Step {
+    pub(super) fn step(&mut self, speculating: bool, now: Tick) -> Step {
         if let Some(reason) = self.forbidden(now) {
-            return Step::Ride(reason);
+            return Step::Plain(reason);
         }
-        let stand = self.stand(leaping);
+        let stand = self.stand(speculating);
         if stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
-            // The last token is not worth a switch either way, and says nothing about why the ones before were ridden.
-            let before = self.summary.reason.unwrap_or(RideReason::NoGain);
-            return if leaping { Step::Verify(Tree::default()) } else { Step::Ride(before) };
+            // The last token is not worth a switch either way, and does not change the reason for
+            // the plain tokens before it.
+            let before = self.summary.reason.unwrap_or(PlainReason::NoGain);
+            return if speculating { Step::Verify(Tree::default()) } else { Step::Plain(before) };
         }
-        self.pilot.choose(self.output.tokens(), stand, now)
+        self.controller.choose(self.output.tokens(), stand, now)
     }
 
-    pub(super) fn stand(&self, leaping: bool) -> Stand {
+    pub(super) fn stand(&self, speculating: bool) -> SessionState {
         let rest = self.output.rest();
         let depth = rest.map_or(usize::MAX, |rest| rest.saturating_sub(1));
         let room = Budget { nodes: self.rules.context_max.saturating_sub(self.context() + 1), depth };
-        Stand { leaping, room, rest, done: self.output.tokens().len() }
+        SessionState { speculating, room, rest, done: self.output.tokens().len() }
     }
 
     pub(super) fn context(&self) -> usize {
-        self.pilot.prompt().map_or(0, <[TokenId]>::len) + self.output.tokens().len()
+        self.controller.prompt().map_or(0, <[TokenId]>::len) + self.output.tokens().len()
     }
 
-    /// Whether the ids are certain, so that going on by them is the same request.
+    /// True if the ids are certain, so that continuing by them is the same request.
     pub(super) fn trusted(&self) -> bool {
-        self.doubt.is_none() && self.output.agrees() && self.pilot.prompt().is_some()
+        self.doubt.is_none() && self.output.agrees() && self.controller.prompt().is_some()
     }
 
-    /// Why the session may not leap now, whatever a leap would bring.
-    pub(super) fn forbidden(&self, now: Tick) -> Option<RideReason> {
-        if let Permission::Ride(reason) | Permission::Shadow(reason) = self.rules.permission {
+    /// Reason why the session may not speculate now, whatever a round would yield.
+    pub(super) fn forbidden(&self, now: Tick) -> Option<PlainReason> {
+        if let Permission::Plain(reason) | Permission::Shadow(reason) = self.rules.permission {
             return Some(reason);
         }
         let forced = self.rules.gamma_fixed.is_some();
@@ -48,50 +49,60 @@ impl<W: Walk> Session<W> {
             return Some(reason);
         }
         if self.rules.holdback && !forced {
-            return Some(RideReason::Holdback);
+            return Some(PlainReason::Holdback);
         }
-        if self.rules.plans.is_empty() || !self.trusted() {
-            return Some(RideReason::NoDraft);
+        if self.rules.methods.is_empty() {
+            return Some(PlainReason::NoVerifyMethod);
         }
-        if self.flight.ride.is_some_and(|ride| ride.first) && !self.output.level() {
-            return Some(RideReason::NoDraft);
+        if !self.trusted() {
+            return Some(PlainReason::UntrustedIds);
+        }
+        if self.flight.plain.is_some_and(|plain| plain.first) && !self.output.level() {
+            return Some(PlainReason::HeldBackText);
         }
         if self.pause.is_some_and(|until| now < until) {
-            return Some(RideReason::RetryAfter);
+            return Some(PlainReason::RetryAfter);
         }
         if self.output.tokens().len() < self.fault_until {
             return Some(self.fault_reason);
         }
         if self.context() + 1 > self.rules.context_max {
-            return Some(RideReason::ContextTooLong);
+            return Some(PlainReason::ContextTooLong);
         }
         None
     }
 }
 
-/// Whether a gate is kept even with `gamma.fixed`.
-fn holds_when_forced(gate: RideReason) -> bool {
+/// True if a gate applies even with `gamma.fixed`.
+fn holds_when_forced(gate: PlainReason) -> bool {
     match gate {
-        RideReason::GateHealth
-        | RideReason::GateMemory
-        | RideReason::BackendSpeculates
-        | RideReason::Parser
-        | RideReason::ContextTooLong
-        | RideReason::VerifyFault
-        | RideReason::RetryAfter
-        | RideReason::Observe
-        | RideReason::Client
-        | RideReason::Policy
-        | RideReason::Draining => true,
-        RideReason::Holdback
-        | RideReason::NoGain
-        | RideReason::Budget
-        | RideReason::GateLoad
-        | RideReason::GateStale
-        | RideReason::GateAcceptance
-        | RideReason::GateLatency
-        | RideReason::Shadow
-        | RideReason::Switchback
-        | RideReason::NoDraft => false,
+        PlainReason::GateHealth
+        | PlainReason::GateMemory
+        | PlainReason::BackendSpeculates
+        | PlainReason::Parser
+        | PlainReason::ContextTooLong
+        | PlainReason::UntrustedIds
+        | PlainReason::HeldBackText
+        | PlainReason::NoVerifyMethod
+        | PlainReason::UpstreamError
+        | PlainReason::VerifyFault
+        | PlainReason::RetryAfter
+        | PlainReason::Observe
+        | PlainReason::Client
+        | PlainReason::Policy
+        | PlainReason::Draining => true,
+        PlainReason::Holdback
+        | PlainReason::NoGain
+        | PlainReason::NotMeasured
+        | PlainReason::MaxGap
+        | PlainReason::GateRegret
+        | PlainReason::Budget
+        | PlainReason::GateLoad
+        | PlainReason::GateStale
+        | PlainReason::GateAcceptance
+        | PlainReason::GateControl
+        | PlainReason::Shadow
+        | PlainReason::Switchback
+        | PlainReason::NoDraft => false,
     }
 }

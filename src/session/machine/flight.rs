@@ -1,28 +1,28 @@
-//! The actions under way: a set. Each is named by its id, and any of them may overlap.
+//! The set of actions in flight. Each is named by its id, and any of them may overlap.
 
 use std::collections::VecDeque;
 
 use crate::draft::{Draft, Tree};
-use crate::session::pilot::Turn;
+use crate::session::controller::Turn;
 use crate::session::{ActionId, Fault};
 use crate::units::{Tick, TokenId};
-use crate::words::Verdict;
+use crate::words::VerifyResult;
 
-/// A ride.
+/// A plain request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ride {
+pub(super) struct PlainFlight {
     pub id: ActionId,
     /// The client's own request; the backend's own text goes out.
     pub first: bool,
-    /// Tokens asked for (continued rides).
+    /// Maximum tokens requested (continued plain requests).
     pub asked: u32,
     /// Tokens so far.
     pub brought: u32,
     pub since: Tick,
-    /// When the last token came.
+    /// Time of the last token.
     pub last: Option<Tick>,
-    /// Follows a leap, so the time of its first token shows what the switch cost.
-    pub after_leap: bool,
+    /// Follows a round, so the time of its first token shows the cost of the switch.
+    pub after_rounds: bool,
 }
 
 /// A draft of the model drafter.
@@ -30,9 +30,9 @@ pub(super) struct Ride {
 pub(super) struct Drafting {
     pub id: ActionId,
     pub since: Tick,
-    /// Most tokens asked for.
+    /// Maximum tokens requested.
     pub gamma: usize,
-    /// When it is too late for its round.
+    /// Time at which it is too late for its round.
     pub until: Tick,
 }
 
@@ -41,22 +41,24 @@ pub(super) struct Drafting {
 pub(super) struct Shadowing {
     pub id: ActionId,
     pub since: Tick,
-    /// First output index asked for.
+    /// First output index requested.
     pub from: usize,
 }
 
-/// A draft of the model drafter for the round after the one under way.
+/// A draft of the model drafter for the round after the one in flight.
 #[derive(Clone, Debug)]
-pub(super) struct Sketching {
+pub(super) struct DraftingAhead {
     pub id: ActionId,
-    /// What the round under way is assumed to bring, but for its last token, which the sketch begins with.
+    /// Tokens that the round in flight is assumed to yield, except its last token, with which this
+    /// draft begins.
     pub assumed: Vec<TokenId>,
-    /// The answer, once it is there.
+    /// The answer, once it has arrived.
     pub chain: Option<Tree>,
 }
 
-impl Sketching {
-    /// The draft that follows what a round has brought; `None` if that is not what was assumed, or no answer is there.
+impl DraftingAhead {
+    /// The draft that follows the tokens of a round; `None` if these were not assumed, or no answer
+    /// has arrived.
     pub fn behind(self, brought: &[TokenId]) -> Option<Tree> {
         let bonus = brought.strip_prefix(self.assumed.as_slice())?;
         let chain = self.chain?;
@@ -65,64 +67,66 @@ impl Sketching {
     }
 }
 
-/// A verify call.
+/// A verify request.
 #[derive(Clone, Debug)]
 pub(super) struct Verifying {
     pub id: ActionId,
-    /// Its deadline, which counts from the moment on at which it is the first of those under way.
+    /// Its deadline, which counts from the moment at which it becomes the first in flight.
     pub until: Tick,
-    /// When the round began, for its cost.
+    /// Start of the round, for its cost.
     pub began: Tick,
     pub draft: Draft,
-    /// Tokens that the model drafter computed for it; for a late draft, those that the wait was worth.
+    /// Tokens that the model drafter computed for it; for a late draft, the tokens that the wait
+    /// was worth.
     pub modelled: usize,
-    /// The index of its plan in the list of plans.
-    pub place: usize,
-    /// Tolerance of a lossy accept rule, by the load when it was sent: nothing that the answer says may change it.
+    /// The index of its method in the list of methods.
+    pub position: usize,
+    /// Tolerance of a lossy acceptance rule, by the load when it was sent: the result must not
+    /// change it.
     pub tolerance: f64,
-    /// The tokens that the call before it has to bring, all of them, for this one to count. Of no meaning for the first call
-    /// under way, which continues the output as it is.
+    /// The tokens, all of them, that the request before it has to yield for this one to count. Not
+    /// used for the first one in flight, which continues the output as it is.
     pub assumed: Vec<TokenId>,
-    /// What came before its turn. Nobody looks at it until then.
-    pub early: Option<Result<Verdict, Fault>>,
-    /// What its time says of the costs.
+    /// A result that arrived before its turn. It is not read until then.
+    pub early: Option<Result<VerifyResult, Fault>>,
+    /// The situation in which it is timed.
     pub turn: Turn,
 }
 
-/// What kind of action an id names.
+/// The kind of action that an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Ride,
+    Plain,
     Draft,
-    Sketch,
+    AheadDraft,
     Shadow,
     Verify,
 }
 
-/// The actions under way: at most one of a kind, but for verify calls.
+/// The actions in flight: at most one of a kind, except verify requests.
 #[derive(Debug, Default)]
 pub(super) struct Flight {
-    pub ride: Option<Ride>,
+    pub plain: Option<PlainFlight>,
     pub draft: Option<Drafting>,
-    pub sketch: Option<Sketching>,
+    pub ahead_draft: Option<DraftingAhead>,
     pub shadow: Option<Shadowing>,
-    /// In the order of the places that they decide. The first continues the output, each of the others what the one before
-    /// it is assumed to bring.
+    /// In the order of the positions that they decide. The first continues the output, each of the
+    /// others the tokens that the one before it is assumed to yield.
     pub calls: VecDeque<Verifying>,
 }
 
 impl Flight {
-    /// Every action under way, in the order in which they are cancelled at the end.
+    /// Every action in flight, in the order in which they are cancelled at the end.
     fn all(&self) -> impl Iterator<Item = (ActionId, Kind)> {
-        let ride = self.ride.as_ref().map(|ride| (ride.id, Kind::Ride));
+        let plain = self.plain.as_ref().map(|plain| (plain.id, Kind::Plain));
         let draft = self.draft.as_ref().map(|draft| (draft.id, Kind::Draft));
-        let sketch = self.sketch.as_ref().map(|sketch| (sketch.id, Kind::Sketch));
+        let ahead_draft = self.ahead_draft.as_ref().map(|ahead_draft| (ahead_draft.id, Kind::AheadDraft));
         let calls = self.calls.iter().map(|call| (call.id, Kind::Verify));
         let shadow = self.shadow.as_ref().map(|shadow| (shadow.id, Kind::Shadow));
-        ride.into_iter().chain(draft).chain(sketch).chain(calls).chain(shadow)
+        plain.into_iter().chain(draft).chain(ahead_draft).chain(calls).chain(shadow)
     }
 
-    /// The kind of the action that `id` names, if it is under way.
+    /// The kind of the action that `id` names, if it is in flight.
     pub fn kind(&self, id: ActionId) -> Option<Kind> {
         self.all().find(|action| action.0 == id).map(|action| action.1)
     }
@@ -141,12 +145,13 @@ impl Flight {
         draft.into_iter().chain(call).min()
     }
 
-    /// Takes the first call if this id names it. To any other call it is handed as what came early.
+    /// Takes the first verify request if this id names it. For any other one the result is kept as
+    /// an early one.
     pub fn answered(
         &mut self,
         id: ActionId,
-        answer: Result<Verdict, Fault>,
-    ) -> Option<(Verifying, Result<Verdict, Fault>)> {
+        answer: Result<VerifyResult, Fault>,
+    ) -> Option<(Verifying, Result<VerifyResult, Fault>)> {
         if self.calls.front().is_some_and(|first| first.id == id) {
             return self.calls.pop_front().map(|first| (first, answer));
         }
@@ -176,14 +181,14 @@ mod tests {
             began: since,
             draft: draft.clone(),
             modelled: 0,
-            place: 0,
+            position: 0,
             tolerance: 0.0,
             assumed: Vec::new(),
             early: None,
             turn: Turn::Alone,
         };
         flight.calls.extend([call(3, 90), call(5, 60)]);
-        assert_eq!(flight.deadline(), Some(Tick(90)), "the others are waited for when it is their turn");
+        assert_eq!(flight.deadline(), Some(Tick(90)), "the deadlines of the others count from their turn");
         flight.draft = Some(Drafting { id: ActionId(4), since, gamma: 4, until: Tick(70) });
         assert_eq!(flight.deadline(), Some(Tick(70)));
         let kinds = [1, 2, 3, 4, 5].map(|id| flight.kind(ActionId(id)));

@@ -7,16 +7,16 @@ use crate::session::Decode;
 use crate::text::tokenizer::Piece;
 use crate::units::TokenId;
 
-/// Tokens of the drafter before its draft that its detokenizer may look at.
+/// Tokens of the drafter before its draft that its detokenizer reads.
 const CONTEXT: usize = 4;
 
-/// The end of a text, behind which drafts are translated.
+/// The end of a text, after which drafts are translated.
 #[derive(Debug)]
 pub struct Anchor {
     pair: Arc<Pair>,
     /// The last words of the text.
     behind: String,
-    /// Tokens of the target behind them, whose character is not complete yet.
+    /// Tokens of the target after them, whose character is not complete yet.
     open: Vec<TokenId>,
     /// The drafter's last tokens.
     context: Vec<TokenId>,
@@ -33,12 +33,12 @@ pub struct Translated {
     pub last: usize,
 }
 
-/// What the text of a draft ends with.
+/// End of the text of a draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It may go on.
+    /// It may continue.
     Open,
-    /// A mark, which is this token of the target's.
+    /// A mark, which is this token of the target.
     Mark(TokenId),
     /// A mark that the target does not have.
     Unknown,
@@ -50,12 +50,12 @@ impl Anchor {
         Self { pair, behind: behind.to_owned(), open: open.to_vec(), context }
     }
 
-    /// The draft in the target's tokens: those of its text, and a mark at its end if the target has one for the drafter's.
-    /// Empty where the two vocabularies do not meet at the end of the text.
+    /// The draft in the target's tokens: those of its text, and a mark at its end if the target has
+    /// one for the drafter's. Empty where the two vocabularies do not meet at the end of the text.
     pub fn translate(&self, drafted: &[TokenId]) -> Vec<Translated> {
         let (text, ends, mark) = self.text(drafted);
         let mut translated = self.tokens(&text, &ends, mark != End::Open);
-        // A mark behind text that could not be translated would stand in another place.
+        // A mark after text that could not be translated would be at another position.
         if let End::Mark(token) = mark
             && (text.is_empty() || !translated.is_empty())
         {
@@ -65,8 +65,8 @@ impl Anchor {
         translated
     }
 
-    /// The text of the draft up to its first mark, where in it each of its tokens ends, and that mark in the target's
-    /// vocabulary. What is no text at all (bytes that are no characters) ends it.
+    /// The text of the draft up to its first mark, the end of each of its tokens in it, and that
+    /// mark in the target's vocabulary. Bytes that are no characters end it.
     fn text(&self, drafted: &[TokenId]) -> (String, Vec<usize>, End) {
         let mut decode = self.pair.drafter.detokenizer(&self.context, false);
         let (mut text, mut ends) = (String::new(), Vec::new());
@@ -102,7 +102,8 @@ impl Anchor {
         translated
     }
 
-    /// The target's tokens behind the end of the text, and the number of bytes before them that their ends count.
+    /// The target's tokens after the end of the text, and the number of bytes before them that
+    /// their ends include.
     fn pieces(&self, text: &str) -> Option<(Vec<Piece>, usize)> {
         if text.is_empty() {
             return None;
@@ -118,7 +119,8 @@ impl Anchor {
                 (begun && rest.len() > self.open.len())
                     .then(|| (rest.into_iter().skip(self.open.len()).collect(), at))
             }
-            // The target has split its text otherwise than its tokenizer would: the draft is what follows by itself.
+            // The target has split its text differently than its tokenizer would: the draft is
+            // encoded alone.
             None if self.open.is_empty() && self.pair.target.is_byte_level() => {
                 self.pair.target.pieces(text).ok().map(|pieces| (pieces, 0))
             }
@@ -127,7 +129,8 @@ impl Anchor {
     }
 }
 
-/// Whether the piece that ends a text may become a longer one when the text goes on: it ends within a word.
+/// True if the last piece of a text may become a longer one when the text continues: it ends within
+/// a word.
 fn may_grow(text: &str, end: usize) -> bool {
     text.get(..end).and_then(|text| text.chars().last()).is_some_and(char::is_alphanumeric)
 }

@@ -1,7 +1,8 @@
-//! The tokens that two vocabularies have in common (TLI: token-level intersection, arXiv 2502.05202).
+//! The tokens that two vocabularies have in common (TLI: token-level intersection, arXiv
+//! 2502.05202).
 //!
-//! A drafter that may choose only among them drafts tokens of the target directly. Two tokens are the same if they stand
-//! for the same bytes; how a vocabulary spells a space does not matter.
+//! A drafter that may choose only among them drafts tokens of the target directly. Two tokens are
+//! the same if they have the same bytes; how a vocabulary spells a space does not matter.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use crate::units::TokenId;
 /// No such token.
 const NONE: TokenId = TokenId::MAX;
 
-/// Which tokens of a drafter are tokens of the target, and the other way round.
+/// The drafter's tokens that the target has too, with their ids in both.
 #[derive(Debug)]
 pub struct Common {
     /// By the drafter's id.
@@ -22,8 +23,8 @@ pub struct Common {
 }
 
 impl Common {
-    /// Tokens are matched by their bytes, marks as `marks` (from drafter to target) has them. Where several tokens of
-    /// one side have the same bytes, the lowest id counts.
+    /// Tokens are matched by their bytes, marks by `marks` (from drafter to target). Where several
+    /// tokens of one side have the same bytes, the lowest id counts.
     pub(super) fn new(
         target: &Tokenizer,
         drafter: &Tokenizer,
@@ -60,12 +61,12 @@ impl Common {
         }
     }
 
-    /// The target's token that a token of the drafter is.
+    /// The target's id of a token of the drafter.
     pub fn target(&self, drafter: TokenId) -> Option<TokenId> {
         self.to_target.get(drafter as usize).copied().filter(|&id| id != NONE)
     }
 
-    /// The drafter's token that a token of the target is.
+    /// The drafter's id of a token of the target.
     pub fn drafter(&self, target: TokenId) -> Option<TokenId> {
         self.to_drafter.get(target as usize).copied().filter(|&id| id != NONE)
     }
@@ -75,8 +76,9 @@ impl Common {
         self.size
     }
 
-    /// Writes a row of the drafter's logits as one of the target's: a token that the drafter does not have is never chosen,
-    /// so that the distribution over the common ones is the drafter's own, renormalised.
+    /// Writes a row of the drafter's logits as one of the target's: a token that the drafter does
+    /// not have gets −∞, so that the distribution over the common tokens is the drafter's own,
+    /// renormalised.
     pub fn row(&self, drafter: &[f32], target: &mut Vec<f32>) {
         target.clear();
         let logit = |&id: &TokenId| drafter.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);

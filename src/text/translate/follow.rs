@@ -1,4 +1,4 @@
-//! The past of a request in the tokens of a drafter.
+//! The context of a request in the tokens of a drafter.
 
 use std::sync::Arc;
 
@@ -8,38 +8,41 @@ use crate::session::Decode;
 use crate::text::Detokenizer;
 use crate::text::tokenizer::Piece;
 use crate::units::TokenId;
-use crate::words::Past;
+use crate::words::TokenContext;
 
-/// Text that is kept for the windows, bytes: more than any window needs, but for texts of very long tokens.
+/// Text that is kept for the windows, bytes: more than any window needs, except for texts of very
+/// long tokens.
 const KEPT: usize = 2048;
-/// Most tokens of the drafter's that one of the target's is taken for.
-const RATIO_MOST: f64 = 4.0;
-/// It is cut back to [`KEPT`] when it has grown to this size, bytes.
+/// Maximum drafter tokens per target token.
+const MAX_RATIO: f64 = 4.0;
+/// Size at which the text is cut back to [`KEPT`], bytes.
 const GROWN: usize = 8192;
 
-/// Follows one request. A position counts the bytes of the text so far; a mark takes one position of its own.
+/// Follows one request. A position counts the bytes of the text so far; a mark takes one position
+/// of its own.
 pub struct Translator {
     pair: Arc<Pair>,
     decode: Detokenizer,
-    /// Where the text of each token of the target ends. A token that completes no character ends where it begins.
+    /// The end of each target token in the text. A token that completes no character ends where it
+    /// begins.
     heard: Vec<u32>,
-    /// Tokens of the target at the end whose text is not complete yet.
+    /// The last tokens of the target, whose text is not complete yet.
     open: Vec<TokenId>,
     ids: Vec<TokenId>,
-    /// Where each of `ids` ends.
+    /// The end of each of `ids` in the text.
     ends: Vec<u32>,
-    /// The first of `ids` behind the last mark.
+    /// Index of the first of `ids` after the last mark.
     run: usize,
-    /// The position behind the last mark.
+    /// The position after the last mark.
     run_at: u32,
-    /// The end of the text behind the last mark.
+    /// The end of the text after the last mark.
     tail: String,
     /// The position where `tail` begins.
     tail_at: u32,
 }
 
 impl Translator {
-    /// A translator of a request of which nothing is known yet.
+    /// A translator of an empty context.
     pub fn new(pair: Arc<Pair>) -> Self {
         let decode = pair.target.detokenizer(&[], false);
         let ids = pair.begin.drafter.clone();
@@ -54,15 +57,15 @@ impl Translator {
         &self.pair
     }
 
-    /// Takes what the past has grown by. Prompt and output only grow; a past that is shorter than what was followed already
-    /// is another one, and is read anew.
-    pub fn follow(&mut self, past: &Past) {
-        if past.len() < self.heard.len() {
+    /// Reads the new tokens of the context. Prompt and output only grow; a context that is shorter
+    /// than the tokens already read is another one, and is read from the start.
+    pub fn follow(&mut self, context: &TokenContext) {
+        if context.len() < self.heard.len() {
             *self = Self::new(Arc::clone(&self.pair));
         }
         let (known, before) = (self.heard.len(), self.ids.len());
         let mut text = String::new();
-        for token in past.tokens().skip(known) {
+        for token in context.tokens().skip(known) {
             if let Some(twin) = self.pair.marks.get(&token).copied() {
                 text.push_str(&self.decode.flush());
                 self.add(&std::mem::take(&mut text));
@@ -84,20 +87,20 @@ impl Translator {
         self.forget();
     }
 
-    /// The past in the drafter's tokens.
+    /// The context in the drafter's tokens.
     pub fn ids(&self) -> &[TokenId] {
         &self.ids
     }
 
-    /// How many of the drafter's tokens stand for one of the target's, as far as it is known.
+    /// Drafter tokens per target token; 1.25 before 16 target tokens were read.
     pub fn ratio(&self) -> f64 {
         match self.heard.len() {
             0..16 => 1.25,
-            heard => (self.ids.len() as f64 / heard as f64).clamp(0.25, RATIO_MOST),
+            heard => (self.ids.len() as f64 / heard as f64).clamp(0.25, MAX_RATIO),
         }
     }
 
-    /// What a draft behind the end of the text is translated by.
+    /// The end of the text, by which a draft after it is translated.
     pub fn anchor(&self) -> Anchor {
         let closed = self.heard.len() - self.open.len();
         let from = closed.checked_sub(LOOK_BEHIND + 1).and_then(|at| self.heard.get(at)).copied();
@@ -106,28 +109,30 @@ impl Translator {
         Anchor::new(Arc::clone(&self.pair), behind, &self.open, &self.ids)
     }
 
-    /// The first of the drafter's places that tells of the target's token `place` (both counted from the first token of
-    /// all; there is a token before it), and for each from there on how many of the target's tokens stand before it.
-    pub fn places(&self, place: usize) -> (usize, Vec<usize>) {
-        let begin = self.begin(place);
+    /// The first position of the drafter that covers the text of the target's token `position`
+    /// (both counted from the first token of all; there is a token before it), and for each
+    /// position from there on the number of target tokens before it.
+    pub fn positions(&self, position: usize) -> (usize, Vec<usize>) {
+        let begin = self.begin(position);
         let first = self.ends.partition_point(|&end| end <= begin).max(1);
         let before = |at: usize| self.heard.partition_point(|&end| end <= self.start(at));
         (first, (first..=self.ids.len()).map(before).collect())
     }
 
-    /// Which of the target's tokens from `place` on the drafter would have written: those of whose text every token of the
-    /// drafter's is the one that it chose. `chosen[i]` is its choice in its place `first + i`.
-    pub fn agreed(&self, place: usize, first: usize, chosen: &[TokenId]) -> Vec<bool> {
+    /// For each target token from `position` on, true if the drafter would have generated it: every
+    /// drafter token of its text is the one that the drafter chose. `chosen[i]` is its choice at
+    /// its position `first + i`.
+    pub fn agreed(&self, position: usize, first: usize, chosen: &[TokenId]) -> Vec<bool> {
         let agrees = |at: usize| at < first || chosen.get(at - first) == self.ids.get(at);
-        let mut begin = self.begin(place);
-        let heard = self.heard.get(place..).unwrap_or_default().iter();
+        let mut begin = self.begin(position);
+        let heard = self.heard.get(position..).unwrap_or_default().iter();
         heard
             .map(|&end| {
                 let from = self.ends.partition_point(|&own| own <= begin);
                 let until = self.ends.partition_point(|&own| own < end) + 1;
                 let touched = from..until.min(self.ids.len());
-                // What no token of the drafter's tells of, the bytes of half a character or a mark that it does not have, it has
-                // not written.
+                // A target token without a drafter token (the bytes of half a character, or a mark
+                // that the drafter does not have) was not generated by it.
                 let told = end > begin && !touched.is_empty();
                 begin = end;
                 told && touched.into_iter().all(agrees)
@@ -135,22 +140,23 @@ impl Translator {
             .collect()
     }
 
-    /// As [`Self::agreed`] for a drafter that answers in the target's tokens: `right` are the tokens of the target that it
-    /// chose where they stand. Where its own tokens do not meet the target's it has not been asked.
-    pub fn agreed_at(&self, place: usize, right: &[usize]) -> Vec<bool> {
+    /// As [`Self::agreed`] for a drafter that answers in the target's tokens: `right` are the
+    /// positions at which it chose the target's token. Positions where its own tokens do not end
+    /// where the target's do were not evaluated.
+    pub fn agreed_at(&self, position: usize, right: &[usize]) -> Vec<bool> {
         let meets = |at: usize| {
             let begin = self.begin(at);
             begin == 0 || self.ends.binary_search(&begin).is_ok()
         };
-        (place..self.heard.len()).map(|at| right.contains(&at) && meets(at)).collect()
+        (position..self.heard.len()).map(|at| right.contains(&at) && meets(at)).collect()
     }
 
-    /// Where the text of the target's token `at` begins.
+    /// Start of the text of the target's token `at`.
     fn begin(&self, at: usize) -> u32 {
         at.checked_sub(1).and_then(|before| self.heard.get(before)).copied().unwrap_or(0)
     }
 
-    /// Where the text ends.
+    /// End of the text.
     fn end(&self) -> u32 {
         self.tail_at + self.tail.len() as u32
     }
@@ -170,7 +176,7 @@ impl Translator {
         (self.run_at, self.tail_at) = (at, at);
     }
 
-    /// Adds text: encodes a window of the end anew, and replaces what is no longer so.
+    /// Adds text: encodes a window of the end again, and replaces the tokens that have changed.
     fn add(&mut self, new: &str) {
         if new.is_empty() {
             return;
@@ -183,9 +189,10 @@ impl Translator {
         self.replace(kept, pieces.into_iter().skip(taken).collect());
     }
 
-    /// The drafter's tokens of a text that begins at a position.
+    /// The drafter's tokens of a text that begins at the position `at`.
     fn pieces(&self, text: &str, at: u32) -> Vec<Piece> {
-        // A tokenizer that refuses a text leaves a gap in what the drafter sees, which costs acceptance and nothing else.
+        // A tokenizer that refuses a text leaves a gap in the drafter's context, which only costs
+        // acceptance.
         let mut pieces = self.pair.drafter.pieces(text).unwrap_or_default();
         for piece in &mut pieces {
             piece.end += at as usize;
@@ -193,7 +200,8 @@ impl Translator {
         pieces
     }
 
-    /// The token that a window begins with: one that begins a word, for there every tokenizer splits, else any.
+    /// The token that a window begins with: one that begins a word, because every tokenizer splits
+    /// there, otherwise any.
     fn window(&self) -> usize {
         let latest = self.ids.len().saturating_sub(LOOK_BEHIND).max(self.run);
         let near = latest.saturating_sub(LOOK_BEHIND).max(self.run)..=latest;
@@ -203,7 +211,8 @@ impl Translator {
         back.or_else(|| (latest..self.ids.len()).find(sound)).unwrap_or(self.ids.len())
     }
 
-    /// The text from a token on, as far as it is kept; `None` within a character, of which tokens may all end at one place.
+    /// The text from a token on; `None` if it is no longer kept, or within a character, whose
+    /// tokens may all end at one position.
     fn text_from(&self, at: usize) -> Option<&str> {
         let before = at.checked_sub(1).filter(|_| at > self.run).and_then(|before| self.ends.get(before));
         if before.is_some() && before == self.ends.get(at) {
@@ -212,7 +221,7 @@ impl Translator {
         self.tail.get(self.start(at).checked_sub(self.tail_at)? as usize..)
     }
 
-    /// The position where a token begins.
+    /// The position at which a token begins.
     fn start(&self, at: usize) -> u32 {
         if at == self.run {
             return self.run_at;
@@ -220,8 +229,9 @@ impl Translator {
         at.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0)
     }
 
-    /// The longest run of tokens that the old ones from `from` on and a window from position `start` have in common, each
-    /// in its place: how many of the old ones end with it, and how many pieces of the window. The later one of two.
+    /// The longest run of tokens at equal positions that the old ones from `from` on and a window
+    /// from position `start` have in common: the number of old tokens up to its end, and the number
+    /// of pieces of the window up to it. Of two equally long runs the later one.
     fn agree(&self, from: usize, start: u32, pieces: &[Piece]) -> Option<(usize, usize)> {
         let mut best: Option<(usize, (usize, usize))> = None;
         let (mut old, mut new, mut run) = (from, 0, 0);
@@ -243,7 +253,7 @@ impl Translator {
                 new += 1;
             }
         }
-        best.map(|(_, place)| place)
+        best.map(|(_, position)| position)
     }
 
     fn replace(&mut self, from: usize, pieces: Vec<Piece>) {
@@ -255,7 +265,7 @@ impl Translator {
         }
     }
 
-    /// Lets go of text that no window will need.
+    /// Drops text that no window will need.
     fn forget(&mut self) {
         if self.tail.len() < GROWN {
             return;
@@ -269,7 +279,7 @@ impl Translator {
     }
 }
 
-/// Whether a text begins with the space before a word.
+/// True if a text begins with the space before a word.
 fn begins_word(text: &str) -> bool {
     let mut characters = text.chars();
     characters.next() == Some(' ') && characters.next().is_some_and(char::is_alphanumeric)

@@ -1,4 +1,4 @@
-//! Serves one fake engine on a port, for trying things by hand and for scripts.
+//! Serves one fake engine on a port, for manual tests and scripts.
 //!
 //! ```text
 //! cargo run --example fake -- vllm --port 8000 --version 0.29.0 --pace-us 5000 --per-token-us 50
@@ -39,7 +39,7 @@ struct Arguments {
     /// Microseconds per token that a step computes.
     #[arg(long, default_value_t = 0)]
     per_token_us: u64,
-    /// Microseconds from a client's leaving to the end of its sequences.
+    /// Microseconds from a client's disconnect to the end of its sequences.
     #[arg(long, default_value_t = 0)]
     cancel_us: u64,
     /// Name of the model.
@@ -51,7 +51,7 @@ struct Arguments {
     /// Tokens per block or page of the cache.
     #[arg(long)]
     block: Option<usize>,
-    /// One row in so many wants the end; 0 for never.
+    /// One row in this number prefers the end of text; 0 for never.
     #[arg(long, default_value_t = 400)]
     eos_every: u64,
     /// The model's own temperature and repetition penalty.
@@ -59,7 +59,7 @@ struct Arguments {
     temperature: Option<f64>,
     #[arg(long)]
     repetition_penalty: Option<f64>,
-    /// vLLM: which one.
+    /// vLLM: version.
     #[arg(long, default_value = "0.33.0")]
     version: String,
     /// vLLM: `--enable-scale-out`.
@@ -83,7 +83,7 @@ struct Arguments {
     /// LMDeploy: `--enable-prefix-caching`.
     #[arg(long)]
     prefix_caching: bool,
-    /// Triton: the OpenAI frontend too.
+    /// Triton: with the OpenAI frontend.
     #[arg(long)]
     frontend: bool,
     /// Ollama: `OLLAMA_NUM_PARALLEL`.

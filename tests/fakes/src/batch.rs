@@ -1,43 +1,43 @@
-//! Sequences that one call brought, run together: the prompts in one step, then a token each per step.
+//! The sequences of one call, run together: the prompts in one step, then one token each per step.
 
 use std::sync::Arc;
 
-use super::house::{House, Seats};
+use super::house::{House, Slots};
 use super::sequence::{Piece, Sequence};
 
-/// How the engine's prefix cache treats the prompts of one call.
+/// Treatment of the prompts of one call by the engine's prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// Blocks count from the moment at which they are scheduled: prompts of one call share them.
+    /// Blocks are in the cache once they are scheduled: prompts of one call share them.
     AtOnce,
-    /// Blocks count when the step is over.
+    /// Blocks are in the cache at the end of the step.
     AfterStep,
-    /// Nothing is read from the cache, but what is computed goes in.
+    /// The cache is written and not read.
     WriteOnly,
-    /// The engine has a cache of its own: what is cached stands in the sequences.
+    /// The engine has a separate cache: the sequences hold the numbers of cached tokens.
     Given,
 }
 
 pub struct Batch {
     house: Arc<House>,
     pub sequences: Vec<Sequence>,
-    seats: Option<Seats>,
+    slots: Option<Slots>,
     reuse: Reuse,
     began: bool,
 }
 
 impl Batch {
-    /// Waits for seats, looks the prompts up and computes what is not cached.
+    /// Waits for slots, looks the prompts up and computes the tokens that are not cached.
     pub async fn begin(house: &Arc<House>, sequences: Vec<Sequence>, reuse: Reuse) -> Self {
-        let seats = house.admit(sequences.len()).await;
+        let slots = house.admit(sequences.len()).await;
         let house = Arc::clone(house);
-        let mut batch = Self { house, sequences, seats: Some(seats), reuse, began: false };
+        let mut batch = Self { house, sequences, slots: Some(slots), reuse, began: false };
         let computed = batch.look_up();
         batch.house.compute(computed).await;
         batch
     }
 
-    /// How many prompt tokens have to be computed.
+    /// Number of prompt tokens to be computed.
     fn look_up(&mut self) -> usize {
         let mut cache = self.house.cache.lock();
         for sequence in &mut self.sequences {
@@ -67,13 +67,13 @@ impl Batch {
         prompt - cached
     }
 
-    /// The next token of every sequence that goes on; none is left at the end.
+    /// The next token of every unfinished sequence; empty at the end.
     pub async fn step(&mut self) -> Vec<(usize, Piece)> {
         let alive = self.sequences.iter().filter(|sequence| sequence.finish.is_none()).count();
         if alive == 0 {
-            if let Some(seats) = self.seats.take() {
+            if let Some(slots) = self.slots.take() {
                 self.keep();
-                seats.done();
+                slots.done();
                 self.house.note(|tally| tally.finished += self.sequences.len());
             }
             return Vec::new();
@@ -87,7 +87,7 @@ impl Batch {
         self.sequences.iter_mut().enumerate().filter_map(|(at, it)| Some((at, it.step(toy)?))).collect()
     }
 
-    /// All tokens of all sequences, each sequence's in a list.
+    /// All tokens of all sequences, one list per sequence.
     pub async fn finish(&mut self) -> Vec<Vec<Piece>> {
         let mut all: Vec<Vec<Piece>> = self.sequences.iter().map(|_| Vec::new()).collect();
         loop {
@@ -113,7 +113,7 @@ impl Batch {
         self.sequences.iter().map(|sequence| sequence.output().len()).sum()
     }
 
-    /// What was computed stays in the cache; the last token was sampled but never fed.
+    /// Computed tokens stay in the cache; the last token was sampled but never fed.
     fn keep(&self) {
         if self.reuse == Reuse::Given {
             return;
@@ -127,7 +127,7 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        if self.seats.is_some() {
+        if self.slots.is_some() {
             self.keep();
         }
     }

@@ -1,25 +1,26 @@
-//! The prefix cache of one replica, as far as it can be seen from outside: how much of a prompt was there.
+//! The externally visible part of a replica's prefix cache: the number of cached prompt tokens.
 
 use std::collections::HashMap;
 
 use super::toy::Context;
 
-/// Whole blocks, found by the hash of everything up to their end; the least recently used go first.
+/// Whole blocks, keyed by the hash of all tokens up to their end; evicted least recently used
+/// first.
 pub struct Cache {
     pub block: usize,
     pub capacity: usize,
-    /// When each block was last used.
+    /// Time of the last use of each block.
     used: HashMap<u64, u64>,
     clock: u64,
 }
 
 impl Cache {
-    /// Of `capacity` blocks of so many tokens; no block size, and nothing is ever kept.
+    /// `capacity` blocks of `block` tokens; with a block size of 0 nothing is cached.
     pub fn new(block: usize, capacity: usize) -> Self {
         Self { block, capacity, used: HashMap::new(), clock: 0 }
     }
 
-    /// How many of the first `len` tokens need not be computed. The last token always is.
+    /// Number of cached tokens of the first `len`. The last token is always computed.
     pub fn cached(&mut self, context: &Context, len: usize, salt: u64) -> usize {
         if self.block == 0 {
             return 0;
@@ -32,7 +33,7 @@ impl Cache {
         (1..=len.saturating_sub(1) / self.block).take_while(&mut touch).count() * self.block
     }
 
-    /// The first `len` tokens have been computed.
+    /// Stores the first `len` tokens as computed.
     pub fn store(&mut self, context: &Context, len: usize, salt: u64) {
         if self.block == 0 {
             return;
@@ -57,7 +58,7 @@ impl Cache {
         self.used.clear();
     }
 
-    /// Share of the blocks that are taken.
+    /// Share of used blocks.
     pub fn usage(&self) -> f64 {
         self.used.len() as f64 / self.capacity.max(1) as f64
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a call, planned ahead: the n-th call of a kind gets a fault.
+//! Scheduled faults: the n-th call of a kind gets a fault.
 
 use std::time::Duration;
 
@@ -7,61 +7,61 @@ use serde_json::{Value, json};
 
 use super::http::Request;
 
-/// What happens instead of a true answer, or in the middle of one.
+/// Replacement or interruption of a correct answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
     /// An error with this status.
     Status(u16),
     /// An error with this status and `Retry-After` in seconds.
     Later(u16, u64),
-    /// A true status line and something that is no answer.
+    /// A correct status line and a body that is not an answer.
     Garbage,
     Empty,
     /// The answer's first half, and then the end of the connection.
     Half,
-    /// So many events, and then the end of the connection.
+    /// This number of events, and then the end of the connection.
     CutAfter(usize),
-    /// So many events and half of the next.
+    /// This number of events and half of the next.
     HalfEventAfter(usize),
-    /// So many events and half of the next, and then what looks like the end. Of an answer that is no stream its first
-    /// half, whose end is the end of the connection.
+    /// This number of events, half of the next, and then a regular end. For an answer that is not a
+    /// stream, its first half, ended by the end of the connection.
     HalfAsWhole(usize),
-    /// So many events, and then one that is no JSON.
+    /// This number of events, and then one that is not JSON.
     GarbageAfter(usize),
-    /// So many events, and then one that tells an error.
+    /// This number of events, and then one with an error.
     ErrorAfter(usize),
-    /// So many events, and then nothing more.
+    /// This number of events, and then nothing more.
     HangAfter(usize),
-    /// So many events, and then a reset.
+    /// This number of events, and then a reset.
     ResetAfter(usize),
     /// No answer, ever.
     Hang,
-    /// A head and nothing behind it.
+    /// A head without a body.
     Stall,
     Reset,
-    /// The server goes down, until it is revived.
+    /// The server goes down until it is revived.
     Kill,
-    /// The true answer, so much later.
+    /// The correct answer after this delay.
     Slow(Duration),
-    /// The true answer, and from it on other weights under the same name.
+    /// The correct answer, and from then on other weights under the same name.
     Reload,
-    /// The true answer, but that every id in it is the next one; texts are true.
+    /// The correct answer with every id increased by one; texts are correct.
     ShiftedIds,
-    /// The true answer, but that it shows another prompt's ids; counts are true.
+    /// The correct answer with another prompt's ids; counts are correct.
     OtherPrompt,
-    /// The same, and counts are told at the end only.
+    /// The same, with counts only at the end.
     OtherPromptCountedLast,
-    /// The true answer, but that it counts one more token in the prompt.
+    /// The correct answer with one more token in the prompt's count.
     OtherCount,
 }
 
 impl Fault {
-    /// Whether it falsifies answers.
+    /// True if it falsifies answers.
     pub fn doctors(&self) -> bool {
         matches!(self, Self::ShiftedIds | Self::OtherPrompt | Self::OtherPromptCountedLast | Self::OtherCount)
     }
 
-    /// Falsifies an answer, if this is what the fault is.
+    /// Falsifies an answer, if the fault is of that kind.
     pub fn doctor(&self, answer: &mut Value) {
         match answer {
             Value::Array(items) => items.iter_mut().for_each(|item| self.doctor(item)),
@@ -98,7 +98,7 @@ fn more(number: &mut Value) {
     }
 }
 
-/// Which calls.
+/// Selection of calls.
 #[derive(Clone, Debug, Default)]
 pub struct When {
     path: Option<String>,
@@ -152,7 +152,7 @@ struct Rule {
     fault: Fault,
 }
 
-/// The plan of one server; it may be changed while the server runs.
+/// The faults of one server; may be changed while the server runs.
 #[derive(Default)]
 pub struct Faults {
     rules: Mutex<Vec<Rule>>,
@@ -174,12 +174,12 @@ impl Faults {
         self.rules.lock().clear();
     }
 
-    /// How many calls have had a fault.
+    /// Number of calls with a fault so far.
     pub fn struck(&self) -> usize {
         *self.struck.lock()
     }
 
-    /// Counts a call; the first rule that strikes, strikes.
+    /// Counts a call; returns the fault of the first rule that applies.
     pub fn note(&self, request: &Request) -> Option<Fault> {
         let mut found = None;
         for rule in self.rules.lock().iter_mut().filter(|rule| rule.when.fits(request)) {

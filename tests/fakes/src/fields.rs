@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::http::Request;
 use super::toy::Toy;
 
-/// A field that is not what it must be.
+/// A field of the wrong type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
     pub field: String,
@@ -26,7 +26,7 @@ fn wrong(field: &str, want: &'static str, got: &Value) -> Wrong {
     Wrong { field: field.to_owned(), want, got }
 }
 
-/// A JSON object. What is null counts as left out.
+/// A JSON object. Null members count as missing.
 #[derive(Clone, Debug, Default)]
 pub struct Fields(pub Map<String, Value>);
 
@@ -101,8 +101,8 @@ impl Fields {
         Ok(self.read(name, "a valid dictionary of numbers", read)?.unwrap_or_default())
     }
 
-    /// What a grammar leaves of all texts: of a form other than text the fakes know one JSON object, and of regular
-    /// expressions those that one text alone fulfils.
+    /// The only text that a grammar allows: for JSON forms the fakes have one fixed object, and
+    /// they support only regular expressions that match a single text.
     pub fn grammar(&self, toy: &Toy) -> Result<Vec<TokenId>, Wrong> {
         let format = self.object("response_format")?;
         if let Some(regex) = self.object("structured_outputs")?.text("regex")? {
@@ -127,7 +127,8 @@ impl Fields {
         self.0.keys().map(String::as_str).find(|name| !known.contains(name))
     }
 
-    /// The first of these that is asked for: what the real engine does and the fake cannot. It must never be ignored.
+    /// The first requested of these parameters, which the real engine has and the fake lacks. They
+    /// must never be ignored.
     pub fn beyond(&self, names: &[&str]) -> Option<String> {
         let idle = |value: &Value| {
             matches!(value, Value::Bool(false))

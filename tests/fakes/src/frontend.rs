@@ -1,6 +1,6 @@
-//! Answers in OpenAI's shapes, whole or streamed, for the fakes that differ there only in details.
+//! Answers in OpenAI's shapes, whole or streamed, for the fakes that differ only in details.
 //!
-//! vLLM and SGLang have too many members of their own for this and write their answers themselves.
+//! vLLM and SGLang have too many fields of their own for this and write their answers themselves.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use super::sample::{Noise, Pipeline, Sampling};
 use super::sequence::{Finish, Hold, Piece, Sequence};
 use super::toy::{Context, Row};
 
-/// What a client wants to be told.
+/// Requested form of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     pub chat: bool,
     pub stream: bool,
-    /// An event of its own tells the usage when a stream ends.
+    /// A stream ends with a separate usage event.
     pub usage: bool,
-    /// Every event of a stream tells it.
+    /// Every event of a stream has the usage.
     pub continuous: bool,
-    /// So many logprobs of others besides the token's own.
+    /// Number of top logprobs besides the token's own.
     pub logprobs: Option<usize>,
     /// Choices per prompt.
     pub n: usize,
@@ -51,7 +51,7 @@ impl Ask {
     }
 }
 
-/// Where an engine's answers are its own.
+/// The engine-specific parts of an answer.
 pub trait Form: Sync {
     fn house(&self) -> &Arc<House>;
 
@@ -65,19 +65,19 @@ pub trait Form: Sync {
         json!({"id": id(prefix), "object": object, "created": created(), "model": self.house().setup.model})
     }
 
-    /// Adds to or changes a choice that tells these pieces.
+    /// Adds to or changes the choice with these pieces.
     fn dress(&self, _choice: &mut Value, _sequence: &Sequence, _pieces: &[Piece]) {}
 
     fn usage(&self, batch: &Batch, ask: &Ask) -> Value {
         usage(batch, ask.n)
     }
 
-    /// A word for the end.
+    /// The finish reason.
     fn reason(&self, finish: &Finish) -> &'static str {
         finish.reason()
     }
 
-    /// The logits that logprobs are told of.
+    /// The logits of the reported logprobs.
     fn row(&self, piece: &Piece) -> Row {
         piece.raw.clone()
     }
@@ -106,19 +106,19 @@ pub trait Form: Sync {
     /// Changes the event that ends a sequence of a stream.
     fn ending(&self, _event: &mut Value, _sequence: &Sequence) {}
 
-    /// What a stream begins with.
+    /// First bytes of a stream.
     fn preamble(&self, _batch: &Batch) -> Option<String> {
         None
     }
 }
 
-/// Runs the sequences and tells of them.
+/// Runs the sequences and writes their answer.
 pub async fn answer(form: &dyn Form, ask: &Ask, sequences: Vec<Sequence>, out: &mut Out) -> Sent {
     let mut batch = Batch::begin(form.house(), sequences, Reuse::AfterStep).await;
     run(form, ask, &mut batch, out).await
 }
 
-/// Tells of a batch that has begun.
+/// Writes the answer of a running batch.
 pub async fn run(form: &dyn Form, ask: &Ask, batch: &mut Batch, out: &mut Out) -> Sent {
     if ask.stream {
         return stream(form, ask, batch, out).await;
@@ -218,14 +218,14 @@ fn delta(form: &dyn Form, ask: &Ask, sequence: &Sequence, piece: &Piece, parting
     choice
 }
 
-/// Every prompt counts once, however many choices it has.
+/// Every prompt counts once, for any number of choices.
 pub fn usage(batch: &Batch, n: usize) -> Value {
     let prompt: usize = batch.sequences.iter().step_by(n).map(|sequence| sequence.prompt).sum();
     let output = batch.output_tokens();
     json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output})
 }
 
-/// The same with what was found in the cache.
+/// As [`usage`], with the cached tokens.
 pub fn usage_with_cached(batch: &Batch, n: usize) -> Value {
     let cached: usize = batch.sequences.iter().step_by(n).map(|sequence| sequence.cached).sum();
     let mut usage = usage(batch, n);
@@ -262,13 +262,13 @@ pub fn text_logprobs(house: &House, rows: &[(TokenId, Row)], top: usize) -> Valu
         "top_logprobs": rows.iter().map(|(_, row)| tops(row)).collect::<Vec<_>>()})
 }
 
-/// Only the fields that an engine has; the rest it does not see.
+/// Only the fields that an engine has; it ignores others.
 pub fn only(fields: &Fields, names: &[&str]) -> Fields {
     let kept = fields.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
     Fields(kept.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
-/// The server's defaults, and below them the engine's own.
+/// The server's defaults, completed by the engine's own.
 pub fn under(server: &Defaults, own: &Defaults) -> Defaults {
     Defaults {
         temperature: server.temperature.or(own.temperature),
@@ -280,7 +280,7 @@ pub fn under(server: &Defaults, own: &Defaults) -> Defaults {
     }
 }
 
-/// Sampling parameters under their usual names; what is left out comes from the defaults.
+/// Sampling parameters under their usual names; missing ones come from the defaults.
 pub fn sampling(
     house: &House,
     fields: &Fields,
@@ -333,7 +333,7 @@ pub fn sequences(
     all
 }
 
-/// A prompt that nothing can be made of, and why.
+/// Reason for which a prompt is invalid, if any.
 pub fn unfit(house: &House, prompts: &[Vec<TokenId>]) -> Option<String> {
     let longest = house.setup.max_len;
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
@@ -346,7 +346,7 @@ pub fn unfit(house: &House, prompts: &[Vec<TokenId>]) -> Option<String> {
     Some(format!("prompt length ({long}) should not exceed the context length ({longest})"))
 }
 
-/// The prompt that the template makes of `messages`.
+/// The prompt rendered by the template from `messages`.
 pub fn chat_prompt(house: &House, fields: &Fields) -> Result<Vec<TokenId>, String> {
     let messages = fields.get("messages").filter(|messages| messages.is_array());
     let messages = messages.ok_or("messages: Field required")?;

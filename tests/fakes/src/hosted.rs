@@ -1,5 +1,5 @@
-//! Hosted APIs that speak OpenAI's protocol: keys, limits, bills, and a `prediction` instead of a cache that
-//! anybody could ask to verify.
+//! Hosted APIs that speak OpenAI's protocol: keys, limits, bills, and a `prediction` instead of a
+//! cache that could verify drafts.
 
 mod prediction;
 
@@ -22,7 +22,7 @@ use super::server::Engine;
 use super::toy::Row;
 use prediction::Predicted;
 
-/// Whose API it is.
+/// Provider of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     /// `prediction` on chats; token prompts on the legacy route; no assistant prefill.
@@ -31,7 +31,7 @@ pub enum Provider {
     Mistral,
     /// `prediction`, token prompts, `return_raw_tokens`.
     Cerebras,
-    /// `echo` with `logprobs` tells prompt logprobs.
+    /// `echo` with `logprobs` returns prompt logprobs.
     Together,
 }
 
@@ -39,11 +39,11 @@ pub enum Provider {
 #[derive(Clone, Debug)]
 pub struct Options {
     pub provider: Provider,
-    /// Keys that are let in.
+    /// Accepted keys.
     pub keys: Vec<&'static str>,
-    /// Calls until the limit; none is no limit.
+    /// Calls until the limit; `None` for no limit.
     pub calls: Option<usize>,
-    /// What `Retry-After` says at the limit.
+    /// `Retry-After` at the limit, seconds.
     pub retry_after: u64,
     pub setup: Setup,
 }
@@ -61,14 +61,14 @@ impl Default for Options {
     }
 }
 
-/// What the account has to pay for.
+/// Billed tokens of the account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bill {
     pub calls: usize,
     pub input: usize,
-    /// Of the input, what costs less.
+    /// Input tokens at the reduced price.
     pub cached: usize,
-    /// With the rejected ones.
+    /// Output tokens, including rejected ones.
     pub output: usize,
     pub accepted: usize,
     pub rejected: usize,
@@ -100,7 +100,7 @@ impl From<Wrong> for Refusal {
 struct Job {
     ask: Ask,
     sequences: Vec<Sequence>,
-    /// Tokens that the client thinks will come.
+    /// Tokens predicted by the client.
     prediction: Vec<u32>,
     echo: bool,
     raw_tokens: bool,
@@ -172,7 +172,7 @@ impl Hosted {
         *self.bill.lock()
     }
 
-    /// So many calls more before the limit.
+    /// Allows this number of further calls.
     pub fn allow(&self, calls: usize) {
         *self.left.lock() = Some(calls);
     }
@@ -243,7 +243,7 @@ impl Hosted {
         let (sequences, ask) = (std::mem::take(&mut job.sequences), job.ask);
         let mut batch = Batch::begin(&self.house, sequences, Reuse::AfterStep).await;
         let told = Told { hosted: self, job: &job };
-        // The input is paid for even if nobody waits for the answer.
+        // The input is billed even if the client disconnects.
         let input: usize = batch.sequences.iter().step_by(ask.n).map(|sequence| sequence.prompt).sum();
         {
             let mut bill = self.bill.lock();
@@ -289,7 +289,7 @@ impl Hosted {
             None => fields.uint("max_tokens")?,
         };
         let max = asked.map_or(if chat { self.house.setup.max_len } else { 16 }, |asked| asked as usize);
-        // No operator and no model has defaults of its own here: 1 and 1.
+        // There are no defaults of operator or model here: 1 and 1.
         let own = sampling(&self.house, &fields, Pipeline::VLLM, &Defaults::default(), max.max(1))?;
         if !(0.0..=2.0).contains(&own.temperature) || !(0.0..=1.0).contains(&own.top_p) {
             return Err(Refusal::bad(
@@ -315,7 +315,7 @@ impl Hosted {
         Ok(())
     }
 
-    /// What a request may hold.
+    /// Known fields of a request.
     fn known(&self, chat: bool) -> Vec<&'static str> {
         let provider = self.options.provider;
         let mut all = vec![
@@ -373,7 +373,8 @@ impl Hosted {
         Ok(fields.prompts(&self.house.toy)?)
     }
 
-    /// The prompt of a chat. Only where a provider has it can an assistant's last message be continued.
+    /// The prompt of a chat. An assistant's last message is continued only if the provider supports
+    /// it.
     fn chat_prompt(&self, fields: &Fields) -> Result<Vec<u32>, Refusal> {
         let last = fields.get("messages").and_then(|messages| messages.as_array()?.last().cloned());
         let last = last.unwrap_or_default();
@@ -389,7 +390,8 @@ impl Hosted {
         Ok(prompt)
     }
 
-    /// A text or parts of one; not with anything that a prediction cannot go with [unverified: from memory].
+    /// A text or parts of one; refused with parameters that are incompatible with a prediction
+    /// [unverified: from memory].
     fn prediction(&self, fields: &Fields, ask: &Ask) -> Result<Vec<u32>, Refusal> {
         let Some(prediction) = fields.get("prediction") else { return Ok(Vec::new()) };
         let penalised = |name: &str| fields.get(name).and_then(Value::as_f64).is_some_and(|by| by > 0.0);

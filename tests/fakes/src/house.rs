@@ -1,4 +1,5 @@
-//! What every engine has: a model, a cache, a pace, gauges, a start time, and what tests may read and change.
+//! Common state of every engine: a model, a cache, a pace, gauges, a start time, and the state that
+//! tests may read and change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,18 +14,18 @@ use super::fault::Faults;
 use super::http::Request;
 use super::toy::{Temper, Toy};
 
-/// How long things take; nothing takes time unless told.
+/// Simulated durations, all zero by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// One step of the engine, whatever is in it.
+    /// One step of the engine, for any batch.
     pub step: Duration,
     /// Each token that is computed in a step.
     pub per_token: Duration,
-    /// From a client's leaving to the end of its sequences.
+    /// From a client's disconnect to the end of its sequences.
     pub cancel: Duration,
 }
 
-/// What the server's operator or model gives to parameters that a request leaves out.
+/// Defaults of the server's operator or model for parameters that a request leaves out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
     pub temperature: Option<f64>,
@@ -35,7 +36,7 @@ pub struct Defaults {
     pub max_new_tokens: Option<u64>,
 }
 
-/// Load that is not ours, shown in the gauges on top of the real one.
+/// Simulated load of other clients, added to the real one in the gauges.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
     pub running: usize,
@@ -43,7 +44,7 @@ pub struct Load {
     pub kv: f64,
 }
 
-/// What has passed.
+/// Counters of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Calls by path.
@@ -53,14 +54,14 @@ pub struct Tally {
     pub connections: usize,
     /// Sequences begun.
     pub sequences: usize,
-    /// Prompt tokens: asked for, found in the cache, and computed.
+    /// Prompt tokens: received, cached, and computed.
     pub prompt: usize,
     pub cached: usize,
-    /// Tokens computed in all: uncached prompt tokens, and output tokens fed back.
+    /// Total computed tokens: uncached prompt tokens, and output tokens fed back.
     pub computed: usize,
     pub generated: usize,
     pub finished: usize,
-    /// Calls whose client left before the answer was complete.
+    /// Calls whose client disconnected before the answer was complete.
     pub cancelled: usize,
     pub bytes_in: u64,
     pub bytes_out: u64,
@@ -72,7 +73,7 @@ impl Tally {
     }
 }
 
-/// What a server is built with.
+/// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub model: String,
@@ -81,15 +82,16 @@ pub struct Setup {
     pub pace: Pace,
     /// Longest context.
     pub max_len: usize,
-    /// Sequences that run at a time; more have to wait.
+    /// Maximum number of running sequences; others wait.
     pub max_running: usize,
     /// Tokens per block or page of the cache.
     pub block: usize,
-    /// Blocks in all.
+    /// Total number of blocks.
     pub blocks: usize,
-    /// A reasoning parser moves what comes before this text to `reasoning_content`.
+    /// A reasoning parser moves the text before this marker to `reasoning_content`.
     pub reasoning_end: Option<String>,
-    /// A tool parser takes what stands between these texts as the arguments of a call, if a request has tools.
+    /// A tool parser takes the text between these markers as the arguments of a call, if a request
+    /// has tools.
     pub tool_call: Option<(String, String)>,
 }
 
@@ -119,17 +121,17 @@ pub struct House {
     pub pretend: Mutex<Load>,
     pub faults: Faults,
     tally: Mutex<Tally>,
-    /// Every request since they were last taken, once a test wants to see them.
+    /// Every request since they were last taken, if a test records them.
     requests: Mutex<Option<Vec<Request>>>,
-    /// The tally at the last start: an engine's own counters begin there.
+    /// The tally at the last start: an engine's own counters start from it.
     base: Mutex<Tally>,
-    /// Hundredths of a second from 1970 to the last start, as finely as Linux tells it.
+    /// Hundredths of a second from 1970 to the last start, the resolution of Linux.
     started: AtomicU64,
-    /// How often its weights have been replaced while it ran.
+    /// Number of weight reloads while it ran.
     reloads: AtomicUsize,
     pub running: Arc<AtomicUsize>,
     waiting: AtomicUsize,
-    seats: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     dead: AtomicBool,
     fatal: Mutex<Vec<String>>,
 }
@@ -150,7 +152,7 @@ impl House {
             reloads: AtomicUsize::new(0),
             running: Arc::default(),
             waiting: AtomicUsize::new(0),
-            seats: Arc::new(Semaphore::new(setup.max_running)),
+            slots: Arc::new(Semaphore::new(setup.max_running)),
             dead: AtomicBool::new(false),
             fatal: Mutex::default(),
             setup,
@@ -165,12 +167,12 @@ impl House {
         change(&mut self.tally.lock());
     }
 
-    /// From now on requests are kept as they came.
+    /// Records requests from now on.
     pub fn keep_requests(&self) {
         self.requests.lock().get_or_insert_default();
     }
 
-    /// The requests that have come since the last time.
+    /// The requests since the last call.
     pub fn take_requests(&self) -> Vec<Request> {
         self.requests.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -181,7 +183,7 @@ impl House {
         }
     }
 
-    /// A counter since the last start, as the engine itself shows it.
+    /// A counter since the last start, as in the engine's own metrics.
     pub fn since_start(&self, counter: impl Fn(&Tally) -> usize) -> usize {
         counter(&self.tally.lock()) - counter(&self.base.lock())
     }
@@ -191,12 +193,12 @@ impl House {
         self.started.load(Ordering::SeqCst)
     }
 
-    /// It has been started then.
+    /// Sets the start time.
     pub fn start_at(&self, hundredths: u64) {
         self.started.store(hundredths, Ordering::SeqCst);
     }
 
-    /// Other weights under the same name, in the same process.
+    /// Replaces the weights under the same name, in the same process.
     pub fn reload(&self) {
         self.reloads.fetch_add(1, Ordering::SeqCst);
     }
@@ -205,7 +207,7 @@ impl House {
         self.reloads.load(Ordering::SeqCst)
     }
 
-    /// The version of the weights, as their operator has named it.
+    /// The version of the weights, as named by the operator.
     pub fn weight_version(&self) -> String {
         match self.reloads() {
             0 => "default".to_owned(),
@@ -213,7 +215,7 @@ impl House {
         }
     }
 
-    /// Another process: a later start time, an empty cache, counters from zero, alive again.
+    /// Starts a new process: a later start time, an empty cache, counters from zero, alive again.
     pub fn renew(&self) {
         self.started.fetch_max(now(), Ordering::SeqCst);
         self.started.fetch_add(1, Ordering::SeqCst);
@@ -222,13 +224,13 @@ impl House {
         self.dead.store(false, Ordering::SeqCst);
     }
 
-    /// A call has come that would kill or corrupt the real engine.
+    /// Records a call that would kill the real engine.
     pub fn kill_by(&self, what: &str) {
         self.fatal.lock().push(what.to_owned());
         self.dead.store(true, Ordering::SeqCst);
     }
 
-    /// A call has come that the real engine would answer wrongly without saying so.
+    /// Records a call that the real engine would silently answer wrongly.
     pub fn corrupt_by(&self, what: &str) {
         self.fatal.lock().push(what.to_owned());
     }
@@ -237,12 +239,13 @@ impl House {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// The calls that would have killed or corrupted the real engine. Tests assert that there are none.
+    /// The calls that would have killed or corrupted the real engine. Tests assert that there are
+    /// none.
     pub fn fatal(&self) -> Vec<String> {
         self.fatal.lock().clone()
     }
 
-    /// Sequences that run, as the gauges show them.
+    /// Running sequences, as shown in the gauges.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst) + self.pretend.lock().running
     }
@@ -259,17 +262,17 @@ impl House {
         })
     }
 
-    /// A seat for each of so many sequences; waits while there are none.
-    pub async fn admit(self: &Arc<Self>, sequences: usize) -> Seats {
+    /// Acquires a slot for each of `sequences` sequences; waits until they are free.
+    pub async fn admit(self: &Arc<Self>, sequences: usize) -> Slots {
         let wanted = sequences.min(self.setup.max_running) as u32;
         let queued = Queued::new(self, sequences);
-        let permit = Arc::clone(&self.seats).acquire_many_owned(wanted).await.expect("never closed");
+        let permit = Arc::clone(&self.slots).acquire_many_owned(wanted).await.expect("never closed");
         drop(queued);
         self.running.fetch_add(sequences, Ordering::SeqCst);
-        Seats(Some(Taken { house: Arc::clone(self), sequences, _permit: permit }))
+        Slots(Some(Taken { house: Arc::clone(self), sequences, _permit: permit }))
     }
 
-    /// One step of the engine in which so many tokens are computed.
+    /// One step of the engine that computes `tokens` tokens.
     pub async fn compute(&self, tokens: usize) {
         self.note(|tally| tally.computed += tokens);
         let pace = *self.pace.lock();
@@ -295,18 +298,18 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// Seats in the running batch; given back when dropped, after the time that cancelling takes if the sequences
-/// did not come to their end.
-pub struct Seats(Option<Taken>);
+/// Slots in the running batch; released on drop, after the cancellation time if the sequences are
+/// not finished.
+pub struct Slots(Option<Taken>);
 
-impl Seats {
-    /// All sequences have ended by themselves.
+impl Slots {
+    /// Releases the slots of finished sequences at once.
     pub fn done(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Seats {
+impl Drop for Slots {
     fn drop(&mut self) {
         let Some(taken) = self.0.take() else { return };
         let wait = taken.house.pace.lock().cancel;
@@ -319,7 +322,7 @@ impl Drop for Seats {
     }
 }
 
-/// Seats that are given back at once when dropped, and so also where a runtime that ends lets nobody wait.
+/// Slots that are released at once on drop, also while a runtime shuts down and no task can wait.
 struct Taken {
     house: Arc<House>,
     sequences: usize,

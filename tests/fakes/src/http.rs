@@ -1,4 +1,5 @@
-//! HTTP/1.1 by hand, so that a fault can strike at any byte and a closed connection is seen at once.
+//! Hand-written HTTP/1.1, so that a fault can occur at any byte and a closed connection is noticed
+//! at once.
 
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -6,7 +7,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::fault::Fault;
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -80,7 +81,7 @@ impl Reader {
         }
     }
 
-    /// The next request; none when the client has left.
+    /// The next request; `None` if the client has disconnected.
     pub async fn request(&mut self, writer: &mut OwnedWriteHalf) -> Option<Request> {
         let line = self.line().await?;
         let mut words = line.split(' ');
@@ -109,19 +110,19 @@ impl Reader {
         Some(request)
     }
 
-    /// Waits until the client has closed; what it sends meanwhile is kept.
+    /// Waits until the client has closed; bytes received meanwhile are kept.
     pub async fn closed(&mut self) {
         while self.more().await.is_some() {}
     }
 }
 
-/// The client is not there any more, or must be made to believe that the server is not.
+/// The client has disconnected, or the server pretends to be down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
 pub type Sent = Result<(), Gone>;
 
-/// Where an answer is written to, with the fault that is to strike it.
+/// Output of an answer, with its fault.
 pub struct Out {
     writer: OwnedWriteHalf,
     pub fault: Option<Fault>,
@@ -139,7 +140,7 @@ impl Out {
         &mut self.writer
     }
 
-    /// The next request is here, and this will happen to its answer.
+    /// Starts the answer to the next request, with this fault.
     pub fn begin(&mut self, fault: Option<Fault>) {
         self.fault = fault;
         self.events = 0;
@@ -150,7 +151,7 @@ impl Out {
         self.writer.write_all(bytes).await.map_err(|_| Gone)
     }
 
-    /// The connection ends by a reset.
+    /// Ends the connection with a reset.
     pub fn reset(&self) -> Sent {
         self.writer.as_ref().set_zero_linger().map_err(|_| Gone)?;
         Err(Gone)
@@ -182,7 +183,7 @@ impl Out {
         self.send(body).await
     }
 
-    /// As some engines name the type of JSON.
+    /// JSON with the content type of some engines.
     pub async fn json_utf8(&mut self, status: u16, body: &Value) -> Sent {
         let fields = [("content-type", "application/json; charset=utf-8")];
         self.whole(status, &fields, body.to_string().as_bytes()).await
@@ -197,7 +198,7 @@ impl Out {
             .await
     }
 
-    /// An answer without a body worth reading.
+    /// An answer without a body.
     pub async fn empty(&mut self, status: u16) -> Sent {
         self.whole(status, &[], b"").await
     }
@@ -220,7 +221,7 @@ impl Out {
         self.piece(format!("data: {data}\n\n").as_bytes()).await
     }
 
-    /// A JSON answer with something wrong in it, if that is what is to happen to it.
+    /// The falsified JSON answer, if the fault falsifies it.
     fn doctored(&self, json: &[u8]) -> Option<Vec<u8>> {
         let fault = self.fault.as_ref().filter(|fault| fault.doctors())?;
         let mut answer: Value = serde_json::from_slice(json).ok()?;

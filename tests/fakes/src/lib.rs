@@ -1,20 +1,19 @@
 //! Strict, deterministic fakes of inference engines, each with the habits of the real one.
 //!
-//! A fake answers over real sockets, from a model that is a pure function of the whole context, so a text that
-//! differs from the plain run shows a fault. What the real engine refuses is refused, what it ignores is ignored,
-//! and what would kill it is written down in [`House::fatal`].
+//! A fake answers over real sockets, from a model that is a pure function of the whole context, so
+//! a text that differs from the plain run shows a fault. A fake refuses and ignores the same inputs
+//! as the real engine, and records calls that would kill it in [`House::fatal`].
 //!
-//! The core: [`toy`] gives logits, [`sample`] picks, [`sequence`] makes text and knows when to stop, [`batch`]
-//! runs the sequences of one call over the [`cache`], [`house`] holds what every engine has, [`server`] speaks
-//! HTTP by [`http`], and [`fault`] plans what goes wrong. [`wire`] is HTTP by hand for tests, byte by byte, at
-//! either end.
+//! The core: [`toy`] computes logits, [`sample`] samples, [`sequence`] builds text and decides when
+//! to stop, [`batch`] runs the sequences of one call over the [`cache`], [`house`] holds the common
+//! state of every engine, [`server`] speaks HTTP with [`http`], and [`fault`] schedules faults.
+//! [`wire`] is hand-written HTTP for tests, byte by byte, at either end.
 
-// A fake that is used wrongly should stop its test at once; it is no service.
+// A fake that is used wrongly should stop its test at once; it is not a service.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 pub mod batch;
 pub mod cache;
-mod dice;
 pub mod fault;
 pub mod fields;
 pub mod frontend;
@@ -26,6 +25,7 @@ pub mod lmdeploy;
 pub mod mlx;
 pub mod ollama;
 pub mod openai;
+mod rng;
 pub mod sample;
 pub mod sequence;
 pub mod server;

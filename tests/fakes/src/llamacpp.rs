@@ -1,4 +1,5 @@
-//! llama-server of llama.cpp (`0c1e570`): slots instead of a cache, tokens in chunks, two families of routes.
+//! llama-server of llama.cpp (`0c1e570`): slots instead of a cache, tokens in chunks, two families
+//! of routes.
 
 mod info;
 mod native;
@@ -19,22 +20,22 @@ use super::http::{Out, Request, Sent};
 use super::server::Engine;
 pub use slots::Slots;
 
-/// How the server was started.
+/// Start options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `-np`
     pub slots: usize,
     /// `-kvu`: idle slots are cleared, not only saved, when a task starts.
     pub unified: bool,
-    /// `--cache-idle-slots`, on unless told otherwise.
+    /// `--cache-idle-slots`, on by default.
     pub cache_idle_slots: bool,
     /// `--metrics`
     pub metrics: bool,
     /// No `--no-slots`.
     pub slots_endpoint: bool,
-    /// Silence on a stream that is broken by a comment.
+    /// Interval of keep-alive comments on a silent stream.
     pub ping: Duration,
-    /// `--seed`; none is random.
+    /// `--seed`; `None` is random.
     pub seed: Option<u32>,
     /// `--repeat-last-n`
     pub repeat_last_n: usize,

@@ -1,5 +1,5 @@
-//! LMDeploy (as read at 1263d5c): one prompt per native call, no cache unless asked for, no logprobs unless the
-//! engine was built to tell them, and defaults that differ from route to route.
+//! LMDeploy (as read at 1263d5c): one prompt per native call, a cache only with a flag, logprobs
+//! only with an engine option, and defaults that differ from route to route.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use super::sample::Pipeline;
 use super::sequence::{Finish, Hold, Piece, Sequence};
 use super::server::Engine;
 
-/// How `lmdeploy serve api_server` was started.
+/// Start options of `lmdeploy serve api_server`.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--enable-prefix-caching`
     pub prefix_caching: bool,
     /// `--cache-block-seq-len`
     pub block: usize,
-    /// `--logprobs-mode`: none, and who asks for logprobs gets an error.
+    /// `--logprobs-mode`; with `None`, a request for logprobs is an error.
     pub logprobs_mode: Option<&'static str>,
     /// `--enable-metrics`
     pub metrics: bool,
-    /// Ids and counts hold the id that stopped them, too; or they do not, unless `include_stop_str_in_output` is
-    /// asked for. A client has to be ready for both.
+    /// True: ids and counts include the stop id. False: only with `include_stop_str_in_output`. A
+    /// client has to handle both.
     pub stop_ids: bool,
-    /// The block of the setup is set by what is above.
+    /// The setup's block size is overridden by the options above.
     pub setup: Setup,
 }
 
@@ -69,7 +69,7 @@ impl From<Wrong> for Refusal {
     }
 }
 
-/// What each route takes for what is left out: LMDeploy's own schema, not the model's.
+/// Defaults of each route: LMDeploy's own schema, not the model's.
 fn route_defaults(native: bool) -> Defaults {
     let (temperature, top_k) = if native { (1.0, 0) } else { (0.7, 40) };
     Defaults {
@@ -101,7 +101,7 @@ impl Form for Told<'_> {
         usage
     }
 
-    /// A chat's ids go beside its text, a completion's too, under another name.
+    /// The ids of a chat are next to its text, those of a completion too, under another name.
     fn dress(&self, choice: &mut Value, sequence: &Sequence, pieces: &[Piece]) {
         if !self.ids {
             return;
@@ -158,7 +158,7 @@ impl Lmdeploy {
         if texts.is_empty() {
             return Err(Refusal::bad("input: Field required"));
         }
-        // `add_bos` has nothing to add: this tokenizer has no such token.
+        // `add_bos` has no effect: this tokenizer has no such token.
         let all: Vec<Vec<u32>> = texts.iter().map(|text| self.house.toy.encode(text)).collect();
         Ok(if many {
             json!({"input_ids": all, "length": all.iter().map(Vec::len).collect::<Vec<_>>()})
@@ -167,7 +167,7 @@ impl Lmdeploy {
         })
     }
 
-    /// Ranges that the server looks at.
+    /// Range checks of the server.
     fn checked(&self, fields: &Fields, native: bool, max: usize) -> Result<super::sample::Sampling, Refusal> {
         let beyond = ["tools", "response_format", "echo", "suffix", "image_data"];
         if let Some(message) = fields.beyond(&beyond) {
@@ -184,7 +184,7 @@ impl Lmdeploy {
             return Err(Refusal::bad(format!("The temperature {:?} must be in [0, 2]", own.temperature)));
         }
         if native {
-            // The native schema knows neither; what it does not know it does not see.
+            // The native schema has neither and ignores unknown fields.
             (own.presence, own.frequency) = (0.0, 0.0);
             own.bias.clear();
         }
@@ -235,7 +235,7 @@ impl Lmdeploy {
         if max == 0 {
             return Err(Refusal::bad("The max_tokens 0 must be a positive integer."));
         }
-        // There is no seed on this route.
+        // This route has no seed.
         let own = self.checked(fields, true, max)?;
         Ok(sequences(&self.house, &[prompt], &own, None, 1, Hold::Longest).remove(0))
     }
@@ -256,14 +256,14 @@ impl Lmdeploy {
                 "finish_reason": finish(sequence), "output_token_logprobs": rows}})
     }
 
-    /// Whether the token that a text ended with is kept to itself.
+    /// True if the token that ended the text is not reported.
     fn hides(&self, sequence: &Sequence, finish: Option<&Finish>) -> bool {
         matches!(finish, Some(Finish::Eos | Finish::StopToken(_)))
             && !self.options.stop_ids
             && !sequence.sampling.keep_stop
     }
 
-    /// Output tokens as they are counted.
+    /// Reported number of output tokens.
     fn count(&self, sequence: &Sequence) -> usize {
         sequence.output().len() - usize::from(self.hides(sequence, sequence.finish.as_ref()))
     }

@@ -1,5 +1,5 @@
-//! mlx-lm's server (as read in 0.32.2): one text per call, logprobs that are not the sampled token's, a cache of
-//! few whole conversations that is copied at every use, and no gauges at all.
+//! mlx-lm's server (as read in 0.32.2): one text per call, logprobs that are not the sampled
+//! token's, a cache of few whole conversations that is copied at every use, and no gauges.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use super::sample::Pipeline;
 use super::sequence::{Hold, Piece, Sequence};
 use super::server::Engine;
 
-/// How the server was started; its sampling flags are the defaults of the setup.
+/// Start options of the server; its sampling flags are the defaults of the setup.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--prompt-cache-size`, in conversations.
@@ -45,11 +45,11 @@ impl Default for Options {
 pub struct Mlx {
     pub house: Arc<House>,
     pub options: Options,
-    /// How often the keys and values of a whole conversation have been copied.
+    /// Number of copies of a conversation's keys and values.
     pub copies: AtomicUsize,
-    /// The conversations that are kept, the least recently used first.
+    /// The cached conversations, the least recently used first.
     kept: Mutex<Vec<Vec<u32>>>,
-    /// Requests share the model, but one with a seed has it alone.
+    /// Requests share the model; a request with a seed runs alone.
     alone: RwLock<()>,
 }
 
@@ -94,7 +94,8 @@ impl Form for Told<'_> {
         }
     }
 
-    /// The outer entry of the list is whatever the partition has put first, which need not be the sampled token.
+    /// The outer entry of the list is the first of the partition, which may not be the sampled
+    /// token.
     fn logprobs(&self, _: &Ask, pieces: &[Piece], _: usize) -> Value {
         let entry = |piece: &Piece, id: u32, named: bool| {
             let row = if piece.temperature > 0.0 {
@@ -180,7 +181,7 @@ impl Mlx {
         sent
     }
 
-    /// The longest beginning that a kept conversation has, of which a copy is made.
+    /// Length of the longest cached prefix; copies its conversation.
     fn fetch(&self, prompt: &[u32]) -> usize {
         let mut kept = self.kept.lock();
         let shared = |own: &Vec<u32>| own.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -205,7 +206,7 @@ impl Mlx {
         let prompt = if chat {
             chat_prompt(&self.house, &fields).map_err(|message| Refusal(500, message))?
         } else {
-            // What is no text fails in the tokenizer.
+            // A prompt that is not a text fails in the tokenizer.
             let text = fields.get("prompt").and_then(Value::as_str);
             let text = text.ok_or_else(|| Refusal(500, "TextEncodeInput must be Union[str]".to_owned()))?;
             self.house.toy.encode(text)
@@ -228,7 +229,7 @@ impl Mlx {
         }
         let (stream, logprobs) = (fields.flag("stream")?, fields.flag("logprobs")?);
         let usage = fields.object("stream_options")?.flag("include_usage")?;
-        // Streams tell none.
+        // Streams have none.
         let ask = Ask {
             chat,
             stream,
@@ -243,7 +244,7 @@ impl Mlx {
         Ok(Job { ask, top: top.max(0) as usize, seeded: seed.is_some(), sequence })
     }
 
-    /// What is left out comes from the server's flags, which say greedy unless told.
+    /// Missing parameters come from the server's flags, which are greedy by default.
     fn sampling(&self, fields: &Fields) -> Result<super::sample::Sampling, Refusal> {
         let flags = Defaults { temperature: Some(0.0), max_new_tokens: Some(512), ..Defaults::default() };
         let defaults = under(&self.house.defaults.lock(), &flags);
@@ -274,7 +275,7 @@ impl Mlx {
         if own.temperature < 0.0 || own.repetition < 0.0 {
             return Err(Refusal(400, "temperature must be a non-negative float".to_owned()));
         }
-        // No penalty is 0 here.
+        // Here 0 means no penalty.
         if own.repetition == 0.0 {
             own.repetition = 1.0;
         }

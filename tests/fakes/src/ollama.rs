@@ -1,4 +1,5 @@
-//! Ollama (as read at fb30760): a llama-server behind a queue of one, strings without ids, lines instead of events.
+//! Ollama (as read at fb30760): a llama-server behind a queue of one, strings without ids, lines
+//! instead of events.
 
 use std::sync::Arc;
 
@@ -17,17 +18,17 @@ use super::sequence::{Finish, Hold, Piece, Sequence};
 use super::server::Engine;
 use super::toy::Context;
 
-/// A token that comes more often than this in a row ends the generation.
+/// Maximum number of equal tokens in a row; more end the generation.
 const REPEATS_MAX: usize = 30;
 
-/// How the server was started; what a Modelfile says is in the defaults of the setup.
+/// Start options of the server; Modelfile parameters are the defaults of the setup.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `OLLAMA_NUM_PARALLEL`
     pub num_parallel: usize,
-    /// A model that says nothing but this token.
+    /// The only token that the model generates, if any.
     pub stuck: Option<u32>,
-    /// The seats of the setup are set by what is above.
+    /// The setup's slots are overridden by the option above.
     pub setup: Setup,
 }
 
@@ -86,7 +87,7 @@ impl Form for Told<'_> {
     }
 }
 
-/// llama.cpp's own, but for what Ollama has instead.
+/// llama.cpp's defaults, with Ollama's own changes.
 fn own_defaults() -> Defaults {
     Defaults {
         temperature: Some(0.8),
@@ -181,7 +182,7 @@ impl Ollama {
                 out.piece(format!("{line}\n").as_bytes()).await?;
             }
             if stuck {
-                // The answer ends, and nobody says that it is done [unverified].
+                // The answer ends without `done` [unverified].
                 batch.sequences[0].finish = Some(Finish::Length);
                 batch.finish().await;
                 break;
@@ -239,7 +240,7 @@ impl Ollama {
         own
     }
 
-    /// The text that the template makes.
+    /// The text rendered by the template.
     fn rendered(&self, fields: &Fields, chat: bool) -> Result<String, Refusal> {
         let messages = if chat {
             fields.get("messages").cloned().unwrap_or_default()
@@ -259,7 +260,7 @@ impl Ollama {
             if let Some(id) = outside(std::slice::from_ref(&context), &self.house.toy) {
                 return Err(Refusal(500, format!("token {id} is out of range")));
             }
-            // Ids from before become a text again, and that is read with the rest.
+            // Earlier ids are decoded to text and tokenized again with the rest.
             let before = self.house.toy.decode(&context, false);
             prompt = self.house.toy.encode(&(before + &self.rendered(fields, chat)?));
         }
@@ -277,7 +278,7 @@ impl Ollama {
         let sampling = self.options_sampling(&fields.object("options")?)?;
         Ok(Job {
             chat,
-            // Streams are what is given to who does not say.
+            // Streaming is the default.
             stream: fields.get("stream").is_none_or(|stream| stream == true),
             logprobs: fields.flag("logprobs")?.then_some(top as usize),
             sequence: Sequence::new(0, Context::new(&prompt), sampling, Hold::Prefix),
@@ -351,13 +352,13 @@ impl Ollama {
     }
 }
 
-/// How often the last token has come in a row.
+/// Number of equal tokens at the end.
 fn repeats(pieces: &[Piece]) -> usize {
     let last = pieces.last().map(|piece| piece.token);
     pieces.iter().rev().take_while(|piece| Some(piece.token) == last).count()
 }
 
-/// The time as Go writes it.
+/// The time in Go's format.
 fn now() -> String {
     let seconds = created();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -370,15 +371,16 @@ fn now() -> String {
     )
 }
 
-/// Year, month and day of so many days since 1970.
+/// Year, month and day of `days` days since 1970.
 fn date(days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let (mut left, mut year) = (days, 1970);
-    while left >= 365 + u64::from(leap(year)) {
-        left -= 365 + u64::from(leap(year));
+    while left >= 365 + u64::from(is_leap(year)) {
+        left -= 365 + u64::from(is_leap(year));
         year += 1;
     }
-    let february = 28 + u64::from(leap(year));
+    let february = 28 + u64::from(is_leap(year));
     let mut month = 1;
     for len in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
         if left < len {

@@ -1,4 +1,4 @@
-//! What engines that speak the OpenAI interface have in common.
+//! Common parts of engines with the OpenAI interface.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,14 +17,14 @@ pub fn created() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The texts by which an engine's parsers take an output apart; without them all of it is content.
+/// Markers by which an engine's parsers split an output; without them all of it is content.
 #[derive(Clone, Debug, Default)]
 pub struct Parsers {
     reasoning_end: Option<String>,
     tool_call: Option<(String, String)>,
 }
 
-/// What parsers make of an output, or of a piece of it.
+/// Parsed output, or a piece of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     pub thought: String,
@@ -44,7 +44,7 @@ impl Parsed {
 }
 
 impl Parsers {
-    /// Of a request that has tools, or has none.
+    /// Parsers of a request with or without tools.
     pub fn of(setup: &Setup, tools: bool) -> Self {
         let tool_call = setup.tool_call.clone().filter(|_| tools);
         Self { reasoning_end: setup.reasoning_end.clone(), tool_call }
@@ -62,7 +62,7 @@ impl Parsers {
         self.part(text, false)
     }
 
-    /// While an output is open, what may begin a marker is held back.
+    /// While an output is open, a possible beginning of a marker is held back.
     fn part(&self, text: &str, open: bool) -> Parsed {
         let mut parsed = Parsed { answers: true, ..Parsed::default() };
         let mut rest = text;
@@ -95,7 +95,7 @@ fn released<'a>(text: &'a str, marker: &str, open: bool) -> &'a str {
     &text[..held.unwrap_or(text.len())]
 }
 
-/// Parts a streamed text: gives what every delta tells.
+/// Splits a streamed text into the content of its deltas.
 pub struct Parting {
     parsers: Parsers,
     seen: String,
@@ -130,7 +130,7 @@ impl Parting {
         self.thoughts += usize::from(!piece.thought.is_empty());
         self.told = all;
         if begins && !last {
-            // The name is told first, and arguments from the next piece on.
+            // The name is sent first, and arguments from the next piece on.
             self.told.call = Some(String::new());
             return Parsed { call: Some(String::new()), ..piece };
         }

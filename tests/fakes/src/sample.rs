@@ -1,22 +1,22 @@
-//! From logits to a token: every processor that the engines have, in the order in which each has it.
+//! From logits to a token: the logits processors of the engines, in each engine's order.
 
 use std::collections::HashMap;
 
 use crate::TokenId;
-use crate::dice;
+use crate::rng;
 
 use super::toy::{Context, Row};
 
-/// Which tokens a penalty looks at.
+/// Tokens that a penalty counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
-    /// What this request has generated.
+    /// Output of this request.
     Output,
     /// Prompt and output.
     All,
-    /// Prompt and output, but not so many tokens at the start.
+    /// Prompt and output without this number of tokens at the start.
     Behind(usize),
-    /// The last so many tokens of prompt and output.
+    /// The last tokens of prompt and output, this number of them.
     Last(usize),
 }
 
@@ -37,7 +37,7 @@ impl Counts {
     }
 }
 
-/// What sets the engines' sampling apart.
+/// Differences between the engines' sampling.
 #[derive(Clone, Copy, Debug)]
 pub struct Pipeline {
     /// For presence and frequency.
@@ -45,9 +45,9 @@ pub struct Pipeline {
     pub repetition: Counts,
     /// Frequencies are shares of the length instead of counts.
     pub relative_frequency: bool,
-    /// Truncation sees the model's own distribution, and temperature comes after it.
+    /// Truncation uses the model's own distribution, and temperature is applied after it.
     pub temperature_last: bool,
-    /// Logprobs are told after all this, not before.
+    /// Logprobs are reported after all processors, not before.
     pub processed_logprobs: bool,
 }
 
@@ -63,7 +63,7 @@ impl Pipeline {
     /// SGLang: everything of the output only.
     pub const SGLANG: Self =
         Self { additive: Counts::Output, repetition: Counts::Output, processed_logprobs: true, ..Self::VLLM };
-    /// llama.cpp: everything within the last tokens of prompt and output, 64 unless told.
+    /// llama.cpp: everything within the last tokens of prompt and output, 64 by default.
     pub const LLAMA: Self = Self {
         additive: Counts::Last(64),
         repetition: Counts::Last(64),
@@ -78,13 +78,13 @@ impl Pipeline {
         processed_logprobs: true,
         ..Self::VLLM
     };
-    /// TensorRT-LLM: everything, but presence and frequency can be told to pass over the start of the prompt.
+    /// TensorRT-LLM: everything; presence and frequency can skip the start of the prompt.
     pub const fn trtllm(ignored: usize) -> Self {
         Self { additive: Counts::Behind(ignored), ..Self::VLLM }
     }
     /// LMDeploy's PyTorch engine: everything of the output only.
     pub const LMDEPLOY: Self = Self { repetition: Counts::Output, ..Self::VLLM };
-    /// mlx-lm: everything within the last tokens of prompt and output, 20 unless told.
+    /// mlx-lm: everything within the last tokens of prompt and output, 20 by default.
     pub const fn mlx(last: usize) -> Self {
         Self {
             additive: Counts::Last(last),
@@ -95,17 +95,19 @@ impl Pipeline {
     }
 }
 
-/// Where the randomness comes from.
+/// Source of randomness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noise {
-    /// A function of (seed, absolute position, token): a text that is sent again goes on as it would have.
+    /// A function of (seed, absolute position, token): a text that is sent again continues as
+    /// before.
     Position(u64),
-    /// A generator that starts anew with every request: the n-th token of any request draws the same.
+    /// A generator that restarts with every request: the n-th token of any request has the same
+    /// draw.
     Restarting(u64),
 }
 
 impl Noise {
-    /// Nobody can foresee it.
+    /// Unpredictable noise.
     pub fn fresh() -> Self {
         Self::Restarting(fresh_seed())
     }
@@ -117,14 +119,14 @@ pub fn fresh_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// The parameters of one sequence, with nothing left open.
+/// The complete parameters of one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampling {
     pub pipeline: Pipeline,
     pub noise: Noise,
     pub temperature: f64,
     pub top_p: f64,
-    /// 0 is all.
+    /// 0 for no limit.
     pub top_k: usize,
     pub min_p: f64,
     pub presence: f64,
@@ -138,10 +140,10 @@ pub struct Sampling {
     pub stop_ids: Vec<TokenId>,
     pub keep_stop: bool,
     pub ignore_eos: bool,
-    /// The end cannot be sampled at all.
+    /// The end of text is never sampled.
     pub ban_eos: bool,
     pub skip_special: bool,
-    /// A grammar that allows this text alone; empty is no grammar.
+    /// A grammar that allows only this text; empty for no grammar.
     pub only: Vec<TokenId>,
 }
 
@@ -171,8 +173,8 @@ impl Sampling {
         }
     }
 
-    /// The sample behind a context whose first `prompt` tokens are not output, and the logits as far as they
-    /// were changed by bias and penalties.
+    /// The sample after a context whose first `prompt` tokens are not output, and the logits after
+    /// bias and penalties.
     pub fn draw(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> (TokenId, Row) {
         let adjusted = self.adjust(row, context, prompt, eos);
         if !self.only.is_empty() {
@@ -182,24 +184,30 @@ impl Sampling {
             return (adjusted.best(), adjusted);
         }
         let kept = self.keep(&adjusted);
-        let (seed, place) = match self.noise {
+        let (seed, counter) = match self.noise {
             Noise::Position(seed) => (seed, context.len() as u64),
             Noise::Restarting(seed) => (seed, (context.len() - prompt) as u64),
         };
         let mut best = (eos, f64::NEG_INFINITY);
         for (token, logit) in kept {
-            let (cool, hash) = (f64::from(logit) / self.temperature, dice::hash(seed, 9, place, token));
-            // Most cannot win whatever their noise is, and noise costs two logarithms.
-            if cool + dice::most(hash) >= best.1 {
-                let score = cool + dice::noise(hash);
+            let (cool, hash) = (f64::from(logit) / self.temperature, rng::hash(seed, 9, counter, token));
+            // Most tokens cannot win with any noise, and noise costs two logarithms.
+            if cool + rng::most(hash) >= best.1 {
+                let score = cool + rng::noise(hash);
                 best = if score >= best.1 { (token, score) } else { best };
             }
         }
         (best.0, adjusted)
     }
 
-    /// The probability of every token that may be drawn there.
-    pub fn law(&self, row: &Row, context: &Context, prompt: usize, eos: TokenId) -> Vec<(TokenId, f64)> {
+    /// The probability of every token that may be sampled.
+    pub fn distribution(
+        &self,
+        row: &Row,
+        context: &Context,
+        prompt: usize,
+        eos: TokenId,
+    ) -> Vec<(TokenId, f64)> {
         let kept = self.keep(&self.adjust(row, context, prompt, eos));
         let most = kept.iter().map(|&(_, logit)| logit).fold(f32::MIN, f32::max);
         let weight = |logit: f32| (f64::from(logit - most) / self.temperature).exp();
@@ -249,7 +257,7 @@ impl Sampling {
         }
     }
 
-    /// The tokens that may be drawn.
+    /// The tokens that may be sampled.
     fn keep(&self, row: &Row) -> Vec<(TokenId, f32)> {
         let scale = if self.pipeline.temperature_last { 1.0 } else { self.temperature };
         let all = row.0.iter().enumerate().filter(|(_, logit)| logit.is_finite());

@@ -1,11 +1,11 @@
-//! One sequence under generation: a token at a time, with its text, until something ends it.
+//! One sequence during generation: a token at a time, with its text, until its end.
 
 use crate::TokenId;
 
 use super::sample::Sampling;
 use super::toy::{Context, Row, Toy};
 
-/// Why a sequence has ended.
+/// Reason for the end of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
     Length,
@@ -15,20 +15,20 @@ pub enum Finish {
 }
 
 impl Finish {
-    /// As the OpenAI interface has it.
+    /// Finish reason of the OpenAI interface.
     pub fn reason(&self) -> &'static str {
         if *self == Self::Length { "length" } else { "stop" }
     }
 }
 
-/// How much of the text is kept back while a stop string may still come.
+/// Amount of text held back for a possible stop string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// One character less than the longest stop string has.
+    /// One character less than the longest stop string.
     Longest,
-    /// What begins a stop string.
+    /// A suffix that begins a stop string.
     Prefix,
-    /// Nothing: a stop string is told with the text that it ends.
+    /// Nothing: a stop string is sent with the text that it ends.
     Nothing,
 }
 
@@ -36,9 +36,9 @@ pub enum Hold {
 #[derive(Clone, Debug)]
 pub struct Piece {
     pub token: TokenId,
-    /// Text that can be told now.
+    /// Text that can be sent now.
     pub text: String,
-    /// The model's logits at this place.
+    /// The model's logits at this position.
     pub raw: Row,
     /// The logits after bias, penalties and temperature.
     pub processed: Row,
@@ -54,15 +54,15 @@ pub struct Sequence {
     pub prompt: usize,
     pub sampling: Sampling,
     pub cached: usize,
-    /// Only so many prompt tokens may be looked up in the cache.
+    /// Maximum number of prompt tokens that may be looked up in the cache.
     pub cache_limit: Option<usize>,
     pub salt: u64,
     pub finish: Option<Finish>,
-    /// All the text so far, also what is held back.
+    /// All text so far, including held-back text.
     pub text: String,
     told: usize,
     hold: Hold,
-    /// Token offsets of the text window that is decoded (prefix) and of what is in the text (read).
+    /// Token offsets of the decoded text window (prefix) and of the end of the text (read).
     window: (usize, usize),
     incomplete: bool,
 }
@@ -130,7 +130,8 @@ impl Sequence {
         (count >= self.sampling.max_tokens).then_some(Finish::Length)
     }
 
-    /// The window is decoded with and without what is new; half a character waits for its other half.
+    /// The window is decoded with and without the new token; half a character waits for its other
+    /// half.
     fn grow_text(&mut self, toy: &Toy) {
         let tokens = self.context.tokens();
         let (prefix, read) = self.window;
@@ -145,7 +146,7 @@ impl Sequence {
         }
     }
 
-    /// What is left of the text when half a character never got its other half.
+    /// The rest of the text if the last character stayed incomplete.
     pub fn tail(&self, toy: &Toy) -> String {
         let tokens = self.context.tokens();
         let (prefix, read) = self.window;
@@ -162,7 +163,7 @@ impl Sequence {
             return;
         }
         let found = self.sampling.stop.iter().filter_map(|stop| {
-            // What has been told without being held back may be the beginning.
+            // Text sent without holding back may contain the beginning.
             let back = if self.hold == Hold::Nothing { stop.len() } else { 0 };
             let from = self.text.floor_char_boundary(self.told.saturating_sub(back));
             let at = self.text[from..].find(stop.as_str())?;
@@ -175,7 +176,7 @@ impl Sequence {
         }
     }
 
-    /// What can be told of the text by now.
+    /// The text that can be sent now.
     fn tell(&mut self) -> String {
         let rest = &self.text[self.told..];
         let held = if self.finish.is_some() { 0 } else { self.held(rest) };

@@ -1,4 +1,4 @@
-//! A fake engine behind an address: connections, faults, restarts, and a front that alternates.
+//! A fake engine at an address: connections, faults, restarts, and an alternating front.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use super::fault::Fault;
 use super::house::House;
 use super::http::{Gone, Out, Reader, Request, Sent};
 
-/// What a fake engine is: its house, and how it answers a request.
+/// A fake engine: its house, and its answers to requests.
 pub trait Engine: Send + Sync + 'static {
     fn house(&self) -> &Arc<House>;
 
     fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent>;
 
-    /// The process has been started again: what is not in the house begins anew too.
+    /// Called when the process restarts: resets state outside of the house.
     fn renewed(&self) {}
 }
 
@@ -30,7 +30,7 @@ pub struct Fake<E: Engine> {
     pub address: SocketAddr,
     pub engine: Arc<E>,
     pub house: Arc<House>,
-    /// Counts up: every change closes all connections. Odd is down.
+    /// Counter: every change closes all connections. Odd means down.
     state: Arc<watch::Sender<u64>>,
     task: JoinHandle<()>,
 }
@@ -55,7 +55,7 @@ impl<E: Engine> Fake<E> {
         format!("http://{}", self.address)
     }
 
-    /// All connections end, and there are no new ones until it is revived.
+    /// Ends all connections and accepts no new ones until it is revived.
     pub fn kill(&self) {
         self.state.send_modify(|state| *state |= 1);
     }
@@ -64,14 +64,14 @@ impl<E: Engine> Fake<E> {
         *self.state.borrow() % 2 == 1
     }
 
-    /// Up again after a kill, as a new process.
+    /// Starts it again after a kill, as a new process.
     pub fn revive(&self) {
         self.house.renew();
         self.engine.renewed();
         self.state.send_modify(|state| *state = (*state | 1) + 1);
     }
 
-    /// A new process at the same address.
+    /// Starts a new process at the same address.
     pub fn restart(&self) {
         self.kill();
         self.revive();
@@ -192,7 +192,7 @@ async fn answer<E: Engine>(engine: &E, request: Request, out: &mut Out, state: &
     }
 }
 
-/// One address before several servers: every new connection goes to the next.
+/// One address in front of several servers: every new connection goes to the next.
 pub struct Front {
     pub address: SocketAddr,
     task: JoinHandle<()>,
@@ -217,8 +217,8 @@ impl Front {
     }
 }
 
-/// One address before several servers, all of it at one of them. It goes over to the next where the one before has
-/// sent so many bytes.
+/// One address in front of several servers, all traffic to one of them. It switches to the next
+/// after the current one has sent a given number of bytes.
 pub struct Switch {
     pub address: SocketAddr,
     state: Arc<Switching>,
@@ -227,11 +227,11 @@ pub struct Switch {
 
 struct Switching {
     targets: Vec<SocketAddr>,
-    /// The place of the target of new connections.
+    /// Index of the target of new connections.
     now: watch::Sender<usize>,
     /// Bytes that the target may still send before the switch.
     left: AtomicUsize,
-    /// Connections to the target before are cut; else they stay.
+    /// True if connections to the previous target are cut at the switch.
     cuts: bool,
 }
 
@@ -251,12 +251,12 @@ impl Switch {
         Self { address, state, task }
     }
 
-    /// Switches when so many more bytes have come from the target.
+    /// Switches after `bytes` further bytes from the target.
     pub fn after(&self, bytes: usize) {
         self.state.left.store(bytes, Ordering::SeqCst);
     }
 
-    /// Whether it has switched.
+    /// True if it has switched.
     pub fn has_switched(&self) -> bool {
         *self.state.now.borrow() > 0
     }
@@ -265,14 +265,14 @@ impl Switch {
 impl Switching {
     async fn join(self: Arc<Self>, client: TcpStream) {
         let mut changes = self.now.subscribe();
-        let place = *changes.borrow_and_update();
-        let Some(target) = self.targets.get(place) else { return };
+        let position = *changes.borrow_and_update();
+        let Some(target) = self.targets.get(position) else { return };
         let Ok(server) = TcpStream::connect(target).await else { return };
         client.set_nodelay(true).unwrap();
         let (mut client_in, mut client_out) = client.into_split();
         let (mut server_in, mut server_out) = server.into_split();
         let up = async { tokio::io::copy(&mut client_in, &mut server_out).await.map(drop) };
-        let down = self.pass(place, &mut server_in, &mut client_out);
+        let down = self.pass(position, &mut server_in, &mut client_out);
         tokio::select! {
             _ = changes.changed(), if self.cuts => {}
             _ = up => {}
@@ -280,10 +280,10 @@ impl Switching {
         }
     }
 
-    /// Passes on what comes from the target; at the switch nothing more of it.
+    /// Passes on bytes from the target until the switch.
     async fn pass(
         &self,
-        place: usize,
+        position: usize,
         from: &mut OwnedReadHalf,
         to: &mut OwnedWriteHalf,
     ) -> std::io::Result<()> {
@@ -293,7 +293,7 @@ impl Switching {
             if count == 0 {
                 return Ok(());
             }
-            let own = place == *self.now.borrow();
+            let own = position == *self.now.borrow();
             let left = self.left.load(Ordering::SeqCst);
             if own && left <= count {
                 self.left.store(usize::MAX, Ordering::SeqCst);
@@ -321,7 +321,7 @@ impl Drop for Front {
     }
 }
 
-/// Several engines behind one address, every request to the next, whatever its connection.
+/// Several engines behind one address, every request to the next, on any connection.
 pub struct Alternating<E: Engine> {
     pub engines: Vec<Arc<E>>,
     next: AtomicUsize,
@@ -334,7 +334,7 @@ impl<E: Engine> Alternating<E> {
 }
 
 impl<E: Engine> Engine for Alternating<E> {
-    /// The first one's: faults and counters of the address are there.
+    /// The first engine's, which holds the faults and counters of the address.
     fn house(&self) -> &Arc<House> {
         self.engines[0].house()
     }

@@ -1,4 +1,5 @@
-//! SGLang 0.5.23: a radix tree for a cache, logprobs from a chosen place on, streams that repeat themselves.
+//! SGLang 0.5.23: a radix cache, logprobs from a chosen position on, streams that repeat their
+//! output.
 
 mod generate;
 mod info;
@@ -16,7 +17,7 @@ use super::house::{House, Setup};
 use super::http::{Out, Request, Sent};
 use super::server::Engine;
 
-/// How the server was launched.
+/// Start options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `--enable-deterministic-inference`
@@ -25,13 +26,15 @@ pub struct Options {
     pub metrics: bool,
     /// `--incremental-streaming-output`
     pub incremental: bool,
-    /// `--preferred-sampling-params`: told by `/model_info`, taken by `/generate`.
+    /// `--preferred-sampling-params`: shown by `/model_info`, used by `/generate`.
     pub preferred: Value,
-    /// `--enable-cache-report`: the OpenAI routes tell cached tokens.
+    /// `--enable-cache-report`: the OpenAI routes report cached tokens.
     pub cache_report: bool,
-    /// `--sampling-defaults`: `model` gives the chat route what the model's files say, `openai` does not.
+    /// `--sampling-defaults`: `model` gives the chat route the defaults of the model's files,
+    /// `openai` does not.
     pub sampling_defaults: &'static str,
-    /// Streamed chats tell ids. 0.5.23 refuses such a request; this is a server that one day does not.
+    /// Streamed chats have ids. 0.5.23 refuses such a request; this option stands for a later
+    /// server.
     pub chat_ids: bool,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,
@@ -65,12 +68,12 @@ pub struct Sglang {
 pub struct Refusal(u16, Value);
 
 impl Refusal {
-    /// Of `/generate`.
+    /// A refusal of `/generate`.
     fn native(message: impl Into<String>) -> Self {
         Self(400, json!({"error": {"message": message.into()}}))
     }
 
-    /// Of the OpenAI routes.
+    /// A refusal of the OpenAI routes.
     fn openai(status: u16, message: impl Into<String>) -> Self {
         let of = if status == 404 { "NotFoundError" } else { "BadRequestError" };
         Self(
@@ -93,7 +96,7 @@ impl Sglang {
 
     async fn route(&self, request: Request, out: &mut Out) -> Sent {
         if self.house.is_dead() {
-            // The scheduler has crashed and took the process with it.
+            // The scheduler has crashed, and with it the process.
             return out.reset();
         }
         let done = match request.route() {
@@ -118,7 +121,7 @@ impl Sglang {
         }
     }
 
-    /// Out of the room that the model has.
+    /// Error message if the request exceeds the model's context.
     fn too_long(&self, prompt: usize, asked: usize) -> Option<String> {
         let longest = self.house.setup.max_len;
         if prompt >= longest {
@@ -135,7 +138,7 @@ impl Sglang {
         })
     }
 
-    /// The prompt that a template makes of messages.
+    /// The prompt rendered by the template from the messages.
     fn chat_prompt(&self, fields: &Fields) -> Result<Vec<u32>, Refusal> {
         let messages = fields.get("messages").filter(|messages| messages.is_array());
         let messages = messages.ok_or_else(|| Refusal::openai(400, "messages: Field required"))?;

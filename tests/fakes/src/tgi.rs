@@ -1,4 +1,5 @@
-//! TGI v3 (as read at db931fc): text only, errors with a kind, and a native stream that has no end mark.
+//! TGI v3 (as read at db931fc): text only, errors with a kind, and a native stream that has no end
+//! mark.
 
 mod generate;
 mod openai;
@@ -19,7 +20,7 @@ use super::server::Engine;
 
 const VERSION: &str = "3.3.7";
 
-/// The attention kernel decides how fine the prefix cache is.
+/// Attention kernel, which sets the granularity of the prefix cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
     Flashinfer,
@@ -38,11 +39,11 @@ impl Attention {
     }
 }
 
-/// How the launcher was started. The attention sets the block of the setup.
+/// Start options of the launcher. The attention sets the block size of the setup.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub attention: Attention,
-    /// The tokenizer puts a special token before every text, as those of many models do.
+    /// The tokenizer prepends a special token to every text, as for many models.
     pub bos: bool,
     /// `--max-client-batch-size`
     pub max_client_batch_size: usize,
@@ -72,12 +73,12 @@ impl Default for Options {
     }
 }
 
-/// What goes wrong inside the next generation.
+/// Internal failure of the next generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The shard fails: 424.
     Generation,
-    /// The shard falls silent: 500.
+    /// The shard stops answering: 500.
     Incomplete,
 }
 
@@ -100,12 +101,13 @@ impl Trouble {
 pub struct Tgi {
     pub house: Arc<House>,
     pub options: Options,
-    /// Strikes the next generation.
+    /// Applies to the next generation.
     pub trouble: Mutex<Option<Trouble>>,
     busy: AtomicUsize,
 }
 
-/// A refusal: status, `error_type`, message. Without a kind it is a plain text, from before the handler.
+/// A refusal: status, `error_type`, message. Without a kind it is a plain text from the framework,
+/// before the handler.
 #[derive(Clone, Debug)]
 struct Refusal(u16, &'static str, String);
 
@@ -127,7 +129,7 @@ impl From<Wrong> for Refusal {
     }
 }
 
-/// One of the requests that the router lets in.
+/// Admission of one request by the router.
 struct Ticket<'a>(&'a AtomicUsize);
 
 impl Drop for Ticket<'_> {
@@ -182,7 +184,7 @@ impl Tgi {
         (before < self.options.max_concurrent_requests).then_some(ticket)
     }
 
-    /// No client can have the special tokens left out, but the router leaves them out behind a template
+    /// A client cannot disable the special tokens, but the router leaves them out after a template
     /// [unverified: from memory].
     fn encode(&self, text: &str, templated: bool) -> Vec<u32> {
         let bos = (self.options.bos && !templated).then(|| self.house.toy.eos());
@@ -223,7 +225,7 @@ impl Tgi {
         out.0
     }
 
-    /// Ids with their places in the text, in characters.
+    /// Ids with their offsets in the text, in characters.
     fn spelled(&self, text: &str, templated: bool) -> Value {
         let ids = self.encode(text, templated);
         let special = usize::from(self.options.bos && !templated);
@@ -257,7 +259,7 @@ impl Tgi {
     }
 }
 
-/// A text: there is no way to send ids.
+/// The prompt text; ids cannot be sent.
 fn inputs(fields: &Fields) -> Result<String, Wrong> {
     let missing = || Wrong { field: "inputs".into(), want: "a string", got: "nothing".into() };
     fields.text("inputs")?.ok_or_else(missing)

@@ -1,18 +1,18 @@
 //! A language model without weights over the bundled vocabulary.
 //!
-//! The last token says which few tokens are likely, so texts repeat their n-grams and lookups are often right.
-//! The hash of everything before decides between them, so a context that lacks one token anywhere gives another
-//! text. A row costs the same at any length of context.
+//! The last token determines a few likely tokens, so texts repeat their n-grams and lookups are
+//! often right. The hash of the whole context decides between them, so a context that lacks one
+//! token anywhere gives another text. A row costs the same at any length of context.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use crate::TokenId;
-use crate::dice;
+use crate::rng;
 use crate::words::Words;
 
-/// Tokens that ever follow another one with a probability worth the name.
+/// Number of likely successors of each token.
 const CANDIDATES: u32 = 4;
 /// Size of the vocabulary within the vocabulary.
 const POOL: usize = 320;
@@ -36,7 +36,7 @@ impl Context {
     pub fn push(&mut self, token: TokenId) {
         let before = self.hashes[self.tokens.len()];
         self.tokens.push(token);
-        self.hashes.push(dice::hash(before, 7, 0, token));
+        self.hashes.push(rng::hash(before, 7, 0, token));
     }
 
     pub fn tokens(&self) -> &[TokenId] {
@@ -57,14 +57,14 @@ impl Context {
     }
 }
 
-/// What the model is like.
+/// Parameters of the model.
 #[derive(Clone, Debug)]
 pub struct Temper {
-    /// One row in so many wants the end; none, and it never comes.
+    /// One row in this number prefers the end of text; `None` for never.
     pub eos_every: Option<u64>,
-    /// One row in so many has two tokens that share the top exactly.
+    /// One row in this number has two tokens with exactly the same top logit.
     pub tie_every: Option<u64>,
-    /// Which of the many models this is.
+    /// Seed of the model.
     pub seed: u64,
 }
 
@@ -83,7 +83,7 @@ pub struct Toy {
     pool: Vec<TokenId>,
 }
 
-/// Where the bundled model lies.
+/// Folder of the bundled model.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../onnx/models/target").canonicalize().unwrap()
 }
@@ -93,11 +93,11 @@ impl Toy {
         let words = Words::of(&folder());
         let size = words.size() as TokenId;
         let plain = |token: TokenId| {
-            // Parts of characters are wanted too, so that outputs stand in the middle of one now and then.
+            // Parts of characters are included, so that outputs sometimes end in the middle of one.
             !words.is_special(token) && token < size
         };
-        let tail = |token| if plain(token) { dice::gumbel(1, 1, 0, token) as f32 } else { -30.0 };
-        let drawn = (0..).map(|draw| (dice::hash(temper.seed, 2, 0, draw) % u64::from(size)) as TokenId);
+        let tail = |token| if plain(token) { rng::gumbel(1, 1, 0, token) as f32 } else { -30.0 };
+        let drawn = (0..).map(|draw| (rng::hash(temper.seed, 2, 0, draw) % u64::from(size)) as TokenId);
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
         let tail = (0..size).map(tail).collect();
         let eos = words.id("<|endoftext|>").unwrap();
@@ -116,7 +116,7 @@ impl Toy {
         self.words.encode(text)
     }
 
-    /// The text of a prompt, or why there is none.
+    /// The text of a prompt, or an error.
     pub fn chat(&self, messages: &Value, opening: bool) -> Result<String, String> {
         self.words.chat(messages, opening)
     }
@@ -125,25 +125,24 @@ impl Toy {
         self.words.decode(tokens, skip_special)
     }
 
-    /// What a token is called in lists of logprobs.
+    /// The name of a token in lists of logprobs.
     pub fn name(&self, token: TokenId) -> String {
         self.decode(&[token], false)
     }
 
-    /// The logits behind the first `len` tokens of a context.
+    /// The logits after the first `len` tokens of a context.
     pub fn row(&self, context: &Context, len: usize) -> Row {
         let mut logits = self.tail.clone();
         let last = len.checked_sub(1).map_or(0, |at| context.tokens[at]);
         let whole = context.hash(len) ^ self.temper.seed;
         let pick = |rank| {
-            self.pool[(dice::hash(self.temper.seed, 3, u64::from(last), rank) % POOL as u64) as usize]
-                as usize
+            self.pool[(rng::hash(self.temper.seed, 3, u64::from(last), rank) % POOL as u64) as usize] as usize
         };
         for rank in 0..CANDIDATES {
-            let wobble = 0.55 * dice::gumbel(whole, 4, 0, rank);
+            let wobble = 0.55 * rng::gumbel(whole, 4, 0, rank);
             logits[pick(rank)] = (14.0 - 1.2 * f64::from(rank) + wobble) as f32;
         }
-        let fate = dice::hash(whole, 5, 0, 0);
+        let fate = rng::hash(whole, 5, 0, 0);
         if self.temper.eos_every.is_some_and(|every| fate.is_multiple_of(every)) {
             logits[self.eos() as usize] = 18.0;
         }
@@ -156,7 +155,7 @@ impl Toy {
     }
 }
 
-/// The logits of one place.
+/// The logits of one position.
 #[derive(Clone, Debug)]
 pub struct Row(pub Vec<f32>);
 
@@ -167,7 +166,7 @@ impl Row {
         Self(self.0.iter().map(|&logit| (f64::from(logit) / temperature) as f32).collect())
     }
 
-    /// The best token; the lowest id of several.
+    /// The best token; the lowest id on a tie.
     pub fn best(&self) -> TokenId {
         let mut best = 0;
         for (token, &logit) in self.0.iter().enumerate() {
@@ -178,7 +177,7 @@ impl Row {
         best as TokenId
     }
 
-    /// The natural logarithms of the probabilities of all tokens are the logits less this.
+    /// Log-sum-exp of the logits: a token's logprob is its logit minus this.
     pub fn normaliser(&self) -> f32 {
         let most = self.0.iter().copied().fold(f32::MIN, f32::max);
         let sum: f64 = self.0.iter().map(|&logit| f64::from(logit - most).exp()).sum();
@@ -189,14 +188,14 @@ impl Row {
         self.0[token as usize] - self.normaliser()
     }
 
-    /// How many tokens are at least as good: on a tie at the top both have rank 2.
+    /// Number of tokens that are at least as good: on a tie at the top both have rank 2.
     pub fn rank(&self, token: TokenId) -> usize {
         let own = self.0[token as usize];
         self.0.iter().filter(|&&logit| logit >= own).count()
     }
 
-    /// The best `most` with their logprobs. Of equals the highest id comes first, unlike in `best`: engines
-    /// break ties differently in the two places.
+    /// The best `most` tokens with their logprobs. On a tie the highest id comes first, unlike in
+    /// `best`: engines break ties differently in the two cases.
     pub fn top(&self, most: usize) -> Vec<(TokenId, f32)> {
         let normaliser = self.normaliser();
         let mut all: Vec<(TokenId, f32)> =

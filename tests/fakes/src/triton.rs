@@ -1,5 +1,5 @@
-//! Triton with the `tensorrt_llm` model over a TensorRT engine (as read in mid-2026): tensors instead of fields,
-//! and drafts that come with the request.
+//! Triton with the `tensorrt_llm` model over a TensorRT engine (as read in mid-2026): tensors
+//! instead of fields, and drafts that come with the request.
 
 mod infer;
 mod tensors;
@@ -20,14 +20,15 @@ use super::sequence::{Hold, Sequence};
 use super::server::Engine;
 use tensors::{INPUTS, OUTPUTS, Tensor};
 
-/// How the engine was built and the server started.
+/// Build options of the engine and start options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The model's name in its repository.
     pub model: &'static str,
-    /// `--speculative_decoding_mode draft_tokens_external --max_draft_len N`; 0 is an engine without.
+    /// `--speculative_decoding_mode draft_tokens_external --max_draft_len N`; 0 is an engine
+    /// without.
     pub max_draft_len: usize,
-    /// `exclude_input_in_output` of the model's parameters; a request may say otherwise.
+    /// `exclude_input_in_output` of the model's parameters; a request may override it.
     pub exclude_input: bool,
     /// `gather_context_logits` and `gather_generation_logits`
     pub gathers_logits: bool,
@@ -73,7 +74,7 @@ impl From<Wrong> for Refusal {
     }
 }
 
-/// Metrics have a port of their own, 8002 in the real one.
+/// The metrics are on a separate port, 8002 in the real server.
 pub struct MetricsPort(pub Arc<Triton>);
 
 struct Told<'a>(&'a Arc<House>);
@@ -117,7 +118,7 @@ impl Triton {
         }
     }
 
-    /// What of a model is asked for; there is one model, in version 1.
+    /// The requested resource of a model; there is one model, in version 1.
     fn model_route<'a>(&self, path: &'a str) -> Result<&'a str, Refusal> {
         let rest = &path["/v2/models/".len()..];
         let (name, what) = rest.split_once('/').unwrap_or((rest, ""));
@@ -150,7 +151,7 @@ impl Triton {
             "owned_by": "Triton Inference Server"}]})
     }
 
-    /// The frontend takes texts, and knows of nothing but OpenAI's own parameters [unverified].
+    /// The frontend takes texts, and only OpenAI's own parameters [unverified].
     async fn openai(&self, request: &Request, chat: bool, out: &mut Out) -> Sent {
         let read = Fields::of(request).map_err(Refusal::from).and_then(|fields| self.choices(&fields, chat));
         match read {

@@ -1,5 +1,5 @@
-//! TensorRT-LLM's `trtllm-serve` (as read in mid-2026): a schema that forbids what it does not know, ids only
-//! without text, penalties that can pass over the first prompt, and a cache that shares parts of blocks.
+//! TensorRT-LLM's `trtllm-serve` (as read in mid-2026): a schema that forbids unknown fields, ids
+//! only without text, penalties that can skip the prompt, and a cache that shares parts of blocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use super::server::Engine;
 
 const VERSION: &str = "1.3.0";
 
-/// All that a completion may hold.
+/// Known fields of a completion only.
 const COMPLETION: &[&str] = &["prompt", "best_of", "echo", "logprobs", "suffix", "return_context_logits"];
-/// All that a chat may hold.
+/// Known fields of a chat only.
 const CHAT: &[&str] = &[
     "messages",
     "prompt_token_ids",
@@ -79,27 +79,27 @@ const BOTH: &[&str] = &[
     "conversation_params",
 ];
 
-/// How the server was started.
+/// Start options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `kv_cache_config.enable_block_reuse`
     pub block_reuse: bool,
-    /// `kv_cache_config.enable_partial_reuse`: what matches a part of a block is copied.
+    /// `kv_cache_config.enable_partial_reuse`: a matching part of a block is copied.
     pub partial_reuse: bool,
     /// `kv_cache_config.tokens_per_block`
     pub tokens_per_block: usize,
     /// `return_perf_metrics`: the Prometheus route.
     pub perf_metrics: bool,
-    /// `/_internal/tokenize` is of newer builds.
+    /// `/_internal/tokenize` exists in newer builds.
     pub tokenizes: bool,
-    /// The block of the setup is set by what is above.
+    /// The setup's block size is overridden by the options above.
     pub setup: Setup,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let mut setup = Setup { blocks: 262_144, ..Setup::default() };
-        // Whether a client has left is looked at once a second.
+        // The server checks once a second for disconnected clients.
         setup.pace.cancel = Duration::from_secs(1);
         Self {
             block_reuse: true,
@@ -115,7 +115,7 @@ impl Default for Options {
 pub struct Trtllm {
     pub house: Arc<House>,
     pub options: Options,
-    /// What `/metrics` tells, once.
+    /// Statistics that `/metrics` returns once.
     iterations: Mutex<VecDeque<Value>>,
 }
 
@@ -135,7 +135,7 @@ impl From<Wrong> for Refusal {
     }
 }
 
-/// A request that was understood.
+/// A parsed request.
 struct Job {
     ask: Ask,
     sequences: Vec<Sequence>,
@@ -177,7 +177,7 @@ impl Form for Told<'_> {
         usage_with_cached(batch, ask.n)
     }
 
-    /// Every event says what was cached (`postprocess_handlers.py`).
+    /// Every event has the number of cached tokens (`postprocess_handlers.py`).
     fn running(&self, sequence: &Sequence) -> Value {
         let (input, output) = (sequence.prompt, sequence.output().len());
         json!({"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output,
@@ -186,7 +186,8 @@ impl Form for Told<'_> {
 }
 
 impl Told<'_> {
-    /// A row for each token of the prompt that was computed in this call, over the whole vocabulary.
+    /// A row for each token of the prompt that was computed in this call, over the whole
+    /// vocabulary.
     fn context_logits(&self, sequence: &Sequence) -> Value {
         if !self.job.context_logits {
             return Value::Null;
@@ -200,7 +201,7 @@ impl Trtllm {
     pub fn new(options: Options) -> Self {
         let block = match (options.block_reuse, options.partial_reuse) {
             (false, _) => 0,
-            // Parts of blocks are shared: as fine as tokens.
+            // Parts of blocks are shared, so the granularity is one token.
             (true, true) => 1,
             (true, false) => options.tokens_per_block,
         };
@@ -255,7 +256,7 @@ impl Trtllm {
         sent
     }
 
-    /// What the engine says of its steps waits in a queue until somebody asks.
+    /// Statistics of steps wait in a queue until they are read.
     fn note_iteration(&self, tokens: usize, reused: usize) {
         let mut queue = self.iterations.lock();
         let iteration = self.house.since_start(|tally| tally.sequences);
@@ -266,7 +267,7 @@ impl Trtllm {
             "numContextTokens": tokens,
             "kvCacheStats": {"maxNumBlocks": max, "usedNumBlocks": used, "freeNumBlocks": max - used.min(max),
                 "tokensPerBlock": self.options.tokens_per_block, "reusedBlocks": reused / self.options.tokens_per_block}}));
-        // Who never asks loses the oldest.
+        // The oldest ones are dropped if they are not read.
         if queue.len() > 1000 {
             queue.pop_front();
         }
@@ -292,7 +293,7 @@ impl Trtllm {
         }
         let mut ask = Ask::of(&fields, chat)?;
         if ask.stream {
-            // Left out, usage is told: here alone.
+            // Only here usage is on by default.
             let options = fields.object("stream_options")?;
             ask.usage = !options.0.is_empty() && options.get("include_usage").is_none_or(|on| on == true);
             ask.continuous = ask.usage && options.flag("continuous_usage_stats")?;
@@ -338,8 +339,8 @@ impl Trtllm {
         if asked == Some(0) {
             return Err(Refusal::bad("max_tokens must be positive"));
         }
-        // Left out, there is as much as there is room for. The model's own defaults fill in what a request
-        // leaves out [unverified: builds differ in this].
+        // The default is the remaining context. Missing parameters come from the model's own
+        // defaults [unverified: builds differ in this].
         let defaults: Defaults = self.house.defaults.lock().clone();
         let max = asked.or(defaults.max_new_tokens).unwrap_or(longest) as usize;
         let mut own = sampling(&self.house, fields, Pipeline::trtllm(ignored), &defaults, max)?;

@@ -1,4 +1,5 @@
-//! vLLM, from 0.11 to 0.33: an engine whose habits depend on its version and on the model runner inside.
+//! vLLM, from 0.11 to 0.33: an engine whose behaviour depends on its version and on its model
+//! runner.
 
 mod answer;
 mod chat;
@@ -20,49 +21,51 @@ use super::http::{Out, Request, Sent};
 use super::server::Engine;
 use streams::{ABORT, Streams};
 
-/// Which of the two model runners computes: they differ in prompt logprobs under a cached prefix, and in noise.
+/// Model runner: the two differ in prompt logprobs under a cached prefix, and in noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runner {
     V1,
     V2,
 }
 
-/// What uninitialised rows hold.
+/// Contents of uninitialised rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Garbage {
     Numbers,
-    /// No JSON can say it: the request fails.
+    /// Not representable in JSON: the request fails.
     NotANumber,
 }
 
-/// How `vllm serve` was started.
+/// Start options of `vllm serve`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// As `/version` has it.
+    /// As in `/version`.
     pub version: &'static str,
     pub runner: Runner,
     /// `--enable-scale-out`
     pub scale_out: bool,
     /// `--enable-prompt-tokens-details`
     pub prompt_tokens_details: bool,
-    /// A gateway before it gives every request an `x-request-id` of its own.
+    /// A gateway in front of it replaces the `x-request-id` of every request.
     pub renamed: bool,
     /// `--max-logprobs`, -1 for no cap
     pub max_logprobs: i64,
     /// `--scheduling-policy priority`
     pub priority: bool,
     pub garbage: Garbage,
-    /// The CPU build, as its cache's configuration shows it.
+    /// The CPU build, as shown by its cache configuration.
     pub cpu: bool,
-    /// A C++ compiler works there. Without one the first call with log-probabilities ends the CPU build.
+    /// A C++ compiler is available. Without one the first call with log-probabilities ends the CPU
+    /// build.
     pub compiler: bool,
-    /// A proposer of its own, shown by the counters of `vllm:spec_decode_*`.
+    /// Built-in speculative decoding, shown by the counters of `vllm:spec_decode_*`.
     pub speculates: bool,
     pub setup: Setup,
 }
 
 impl Options {
-    /// Of one of the versions known: 0.11.0, 0.15.1, 0.24.0, 0.29.0, 0.32.0 (the CPU build) and 0.33.0.
+    /// Options of one of the known versions: 0.11.0, 0.15.1, 0.24.0, 0.29.0, 0.32.0 (the CPU build)
+    /// and 0.33.0.
     pub fn of(version: &'static str) -> Self {
         let minor = minor(version);
         let cpu = minor == 32;
@@ -85,7 +88,7 @@ impl Options {
     }
 }
 
-/// What vLLM can do and this fake cannot.
+/// Parameters of vLLM that this fake lacks.
 const BEYOND: &[&str] = &[
     "bad_words",
     "guided_json",
@@ -132,8 +135,9 @@ impl Refusal {
 
 impl From<Wrong> for Refusal {
     fn from(wrong: Wrong) -> Self {
-        let place = if wrong.field == "body" { "body.1".to_owned() } else { format!("body.{}", wrong.field) };
-        Self(400, "Bad Request", format!("1 validation error:\n  {wrong}"), Some(place))
+        let position =
+            if wrong.field == "body" { "body.1".to_owned() } else { format!("body.{}", wrong.field) };
+        Self(400, "Bad Request", format!("1 validation error:\n  {wrong}"), Some(position))
     }
 }
 
@@ -150,7 +154,7 @@ impl Vllm {
         let done = match request.route() {
             ("GET", "/health") => return out.empty(if self.house.is_dead() { 503 } else { 200 }).await,
             ("GET", "/metrics") => return out.text(200, &self.metrics()).await,
-            // Without `--enable-server-load-tracking` nothing is ever counted.
+            // Without `--enable-server-load-tracking` the load stays 0.
             ("GET", "/load") => return out.json(200, &json!({"server_load": 0})).await,
             ("GET", "/version") => return out.json(200, &json!({"version": self.options.version})).await,
             ("GET", "/v1/models") => return out.json(200, &self.models()).await,
@@ -178,7 +182,7 @@ impl Vllm {
         }
     }
 
-    /// The routes of token-in/token-out, in the version that has them.
+    /// The routes of token-in/token-out, by version.
     fn is_scale_out(&self, path: &str) -> bool {
         match path {
             "/inference/v1/generate" | "/v1/chat/completions/render" => self.minor() >= 15,
@@ -196,7 +200,8 @@ impl Vllm {
         Ok(())
     }
 
-    /// Ranking a token compiles C++ at the first time, also with `--enforce-eager`; recorded of 0.32.0 without one.
+    /// The first rank of a token compiles C++, even with `--enforce-eager`; recorded with 0.32.0
+    /// without a compiler.
     fn compile(&self) -> Result<(), Refusal> {
         if self.options.compiler {
             return Ok(());
@@ -210,7 +215,7 @@ impl Vllm {
         out.json(*status, &body).await
     }
 
-    /// What every generating route looks at first.
+    /// First checks of every generating route.
     fn open(&self, request: &Request) -> Result<Fields, Refusal> {
         if self.house.is_dead() {
             return Err(Refusal::broken(
@@ -233,7 +238,7 @@ impl Vllm {
 
     /// Usage of a whole answer.
     fn usage(&self, prompt: usize, output: usize, cached: usize, of: Of) -> Value {
-        // Before 0.32 nothing cached is not told at all.
+        // Before 0.32 cached tokens are left out if there are none.
         let told = self.options.prompt_tokens_details && (cached > 0 || self.minor() >= 32);
         let mut details = if told { json!({"cached_tokens": cached}) } else { Value::Null };
         if told && self.minor() >= 32 {
@@ -248,7 +253,7 @@ impl Vllm {
         usage
     }
 
-    /// Usage at the end of a stream, where nothing is null.
+    /// Usage at the end of a stream, without null members.
     fn last_usage(&self, prompt: usize, output: usize, cached: usize, of: Of) -> Value {
         let mut usage = self.usage(prompt, output, cached, of);
         bare(&mut usage);
@@ -256,7 +261,8 @@ impl Vllm {
     }
 }
 
-/// Whose usage: of a completion, or of a chat with so many tokens of reasoning, where a parser counts them.
+/// Kind of usage: of a completion, or of a chat with its number of reasoning tokens if a parser
+/// counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     Text,
@@ -273,7 +279,7 @@ impl Of {
     }
 }
 
-/// Takes out members that are null.
+/// Removes null members.
 fn bare(value: &mut Value) {
     if let Value::Object(members) = value {
         members.retain(|_, member| !member.is_null());

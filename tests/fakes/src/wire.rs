@@ -1,4 +1,5 @@
-//! HTTP/1.1 by hand, for both ends of a connection: tests see every byte, not what a library makes of it.
+//! Hand-written HTTP/1.1 for both ends of a connection: tests see every byte instead of a library's
+//! interpretation.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// Longest time any single step of a test may take, on a machine that is busy with something else.
+/// Maximum time of a single step of a test, on a machine that is busy with something else.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 
 /// First line and header fields.
@@ -40,7 +41,7 @@ impl Head {
     }
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub head: Head,
@@ -175,7 +176,7 @@ impl Wire {
         self.message().await.expect("an answer")
     }
 
-    /// The connection will end by a reset, with whatever was under way.
+    /// Ends the connection with a reset, with all pending messages.
     pub fn reset(&mut self) {
         self.stream.set_zero_linger().unwrap();
     }

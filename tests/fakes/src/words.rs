@@ -1,4 +1,4 @@
-//! The words of the toy model: the bundled tokenizer and chat template, read by the libraries themselves.
+//! Text of the toy model: the bundled tokenizer and chat template, read by the original libraries.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const CHAT: &str = "chat";
 pub struct Words {
     tokenizer: Tokenizer,
     templates: Environment<'static>,
-    /// The chat template as the model's folder has it.
+    /// The chat template of the model's folder.
     pub template: String,
 }
 
@@ -38,7 +38,7 @@ impl Words {
         self.tokenizer.get_vocab_size(true)
     }
 
-    /// As the vocabulary spells it.
+    /// A token's spelling in the vocabulary.
     pub fn token(&self, id: TokenId) -> Option<String> {
         self.tokenizer.id_to_token(id)
     }
@@ -59,7 +59,7 @@ impl Words {
         self.tokenizer.decode(tokens, skip_special).unwrap()
     }
 
-    /// The text of a prompt, or why there is none. Text parts of a message stand on lines of their own.
+    /// The text of a prompt, or an error. Text parts of a message are on separate lines.
     pub fn chat(&self, messages: &Value, opening: bool) -> Result<String, String> {
         let mut messages = messages.clone();
         for message in messages.as_array_mut().into_iter().flatten() {

@@ -1,7 +1,7 @@
-//! What operators, clients and collectors say beside a request: questions to the admin API, control headers, tenants,
-//! networks, trace contexts.
+//! Inputs of operators, clients and collectors other than request bodies: calls of the admin API,
+//! control headers, tenants, networks, trace contexts.
 //!
-//! Input: a first byte says which; then the text, in parts.
+//! Input: the first byte selects the kind; then the text, in parts.
 
 use std::net::IpAddr;
 
@@ -16,12 +16,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 16 << 10;
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 16 << 10;
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
@@ -53,7 +53,8 @@ fn question(query: &str, body: &[u8], fields: &HeaderMap) {
     *call.headers_mut() = fields.clone();
     let (call, ()) = call.into_parts();
     let Ok(asked) = explain::asked(&call, Some(body), 8 << 10) else { return };
-    let again = explain::Asked { route: Some(asked.route), peer: asked.peer, tenant: asked.tenant.clone() };
+    let again =
+        explain::ExplainQuery { route: Some(asked.route), peer: asked.peer, tenant: asked.tenant.clone() };
     let uri: Uri = format!("/api/explain?{}", again.query()).parse().expect("a query is part of a URL");
     let mut call = Request::builder().uri(uri).body(()).expect("a request").into_parts().0;
     call.headers = HeaderMap::new();
@@ -71,7 +72,7 @@ fn words(text: &str, other: &str) {
             assert!((1..=GAMMA_MAX).contains(&gamma));
             assert_eq!(Control::parse(&format!("gamma={gamma}")), Ok(Control::Gamma(gamma)));
         }
-        Ok(Control::Off | Control::Ride) => {}
+        Ok(Control::Off | Control::Plain) => {}
         Err(error) => assert!(error.0.chars().count() <= 40),
     }
     assert_eq!(duration(text), values::duration(text), "one notion of a duration: {text:?}");
@@ -97,7 +98,7 @@ fn network(network: &str, address: &str) {
     assert_eq!(tenant::of(&configured, None, &fields), None);
 }
 
-/// Header fields on their way to a server, and what a client is known by.
+/// Header fields passed on to a server, and the tenant of a client.
 fn passed_on(fields: &HeaderMap, uri: &str) {
     let configured = Tenant {
         header: Some("x-tenant".to_owned()),

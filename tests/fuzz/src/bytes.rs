@@ -1,6 +1,6 @@
 //! Reading an input: choices from its first bytes, the rest as text or bodies.
 
-/// What is left of an input. Where it has ended, every choice is the first one.
+/// The rest of an input. At its end every choice is the first one.
 pub struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -21,7 +21,7 @@ impl<'a> Bytes<'a> {
         of[self.below(of.len())]
     }
 
-    /// Whether there is nothing left.
+    /// True if there is nothing left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

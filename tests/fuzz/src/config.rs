@@ -1,7 +1,8 @@
 //! The process file and policy files.
 //!
-//! Input: process file, separator, policy files with separators between them. What `check` says of files on disk is what
-//! a reload says of their texts; each problem of a file has a line of it.
+//! Input: process file, separator, policy files with separators between them. `check` of files on
+//! disk and a reload of their texts must report the same; each problem of a file must have a line
+//! in it.
 
 use foretell::config::load::{attempt, load_policies, parse_policies, reload_warnings};
 use foretell::config::process::{Process, parse_all};
@@ -10,12 +11,12 @@ use foretell::config::{Flags, Problem, Strings, difference, policy};
 use crate::bytes::Bytes;
 use crate::snapshot::scratch;
 
-/// Most bytes of an input.
-const MOST: usize = 32 << 10;
-/// Most policy files of an input.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 32 << 10;
+/// Maximum number of policy files of an input.
 const FILES: usize = 4;
 
-/// No variable is set.
+/// An environment without variables.
 struct Nothing;
 
 impl Strings for Nothing {
@@ -26,7 +27,7 @@ impl Strings for Nothing {
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let parts = Bytes(input).bodies();
@@ -48,9 +49,9 @@ pub fn run(input: &[u8]) {
     on_disk(process, policies.get(..FILES.min(policies.len())).unwrap_or_default());
 }
 
-/// A problem of a file stands in a line of that file, and says what would be right.
+/// A problem of a file has a line of that file, and says what is allowed.
 fn placed(problem: &Problem, text: &str) {
-    // YAML ends a line with either.
+    // YAML accepts both as line breaks.
     let lines = text.split(['\n', '\r']).count() as u64;
     assert!(problem.line.is_some_and(|line| (1..=lines).contains(&line)), "of {lines} lines: {problem:?}");
     assert!(!problem.message.is_empty() && !problem.path.is_empty(), "{problem:?}");

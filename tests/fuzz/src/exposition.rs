@@ -1,22 +1,23 @@
-//! What a server says of itself: lists of models, versions, metrics in Prometheus' text format.
+//! Answers of a server about itself: lists of models, versions, metrics in Prometheus' text format.
 //!
-//! Input: dialect and statuses, then an answer to each question in the order in which they are asked; where there are no
-//! more, the last one. The questions end, and what comes out of the answers is sound.
+//! Input: dialect and statuses, then an answer to each question in the order of the questions;
+//! after the last one, that one again. The questions must end, and the result of the answers must
+//! be sound.
 
-use foretell::dialect::recognise::{Answers, Question, Told, dialect_of, introduction_to};
+use foretell::dialect::recognise::{Answers, Question, Reply, dialect_of, introduction_to};
 use foretell::dialect::{Dialect, shared};
-use foretell::words::Plan;
+use foretell::words::VerifyMethod;
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 64 << 10;
-/// Rounds of questions after which they must have ended.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 64 << 10;
+/// Maximum number of rounds of questions.
 const ROUNDS: usize = 16;
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
@@ -49,7 +50,7 @@ impl World<'_> {
             let bad = self.statuses >> (self.asked % 8) & 1 > 0;
             self.asked += 1;
             let status = if bad { 404 } else { 200 };
-            answers.add(&question.path, Told { status, server: None, body: self.bodies[at].to_vec() });
+            answers.add(&question.path, Reply { status, server: None, body: self.bodies[at].to_vec() });
         }
     }
 }
@@ -64,8 +65,8 @@ fn engine(dialect: Dialect, world: &mut World<'_>, mut answers: Answers) {
         assert!(round < ROUNDS, "{} goes on asking {questions:?}", dialect.name());
         world.ask(questions, &mut answers);
     }
-    for plan in Plan::ALL {
-        let _ = codec.missing(&answers, plan);
+    for method in VerifyMethod::ALL {
+        let _ = codec.missing(&answers, method);
     }
     let Ok(engine) = codec.engine(&answers) else { return };
     assert_eq!(engine.dialect, dialect);

@@ -1,4 +1,5 @@
-//! What is fuzzed: one module per target, each with one function that takes an input and panics where an oracle does.
+//! Fuzz targets: one module per target, each with one function that takes an input and panics if an
+//! oracle fails.
 //!
 //! Nothing here needs a fuzzing engine, so that a test can replay inputs that once failed.
 #![allow(

@@ -1,7 +1,8 @@
-//! A whole Foretell before a server that is known to the byte, over loopback.
+//! A whole Foretell in front of a server whose bytes are known, over loopback.
 //!
-//! The server says that it is vLLM, in the words that were recorded from it, and answers everything else with what an
-//! input wants. It keeps what it was asked, and takes nothing that two readers could read in two ways.
+//! The server identifies itself as vLLM with recorded answers, and answers everything else with
+//! bytes of the input. It records its requests, and refuses any that two readers could read
+//! differently.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -16,29 +17,30 @@ use serde_json::Value;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
-/// A request as the server read it.
+/// A request as read by the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// Method and target.
     pub line: String,
     /// Its body.
     pub body: Vec<u8>,
 }
 
-/// What the server does with requests.
+/// Behaviour of the server.
 #[derive(Default)]
 struct Script {
     /// The body of its answers to completions, in these pieces.
     pieces: Vec<Vec<u8>>,
     /// The answer breaks off after the last piece.
     broken: bool,
-    /// The requests of clients, by the client's address: one that comes late is not taken for the next client's.
-    asked: BTreeMap<String, Vec<Asked>>,
-    /// What it was asked in a form that must not be sent.
+    /// The requests of clients, by the client's address, so that a late one is not attributed to
+    /// the next client.
+    asked: BTreeMap<String, Vec<ReceivedRequest>>,
+    /// Requests in a form that must not be sent.
     faults: Vec<String>,
 }
 
-/// The server, the proxy before it, and what runs them.
+/// The server, the proxy in front of it, and their runtime.
 pub struct World {
     server: SocketAddr,
     script: Arc<Mutex<Script>>,
@@ -47,7 +49,7 @@ pub struct World {
     state: Mutex<State>,
 }
 
-/// The proxy, and the clients that it has had.
+/// The proxy, and the number of its clients so far.
 struct State {
     proxy: Option<Proxy>,
     clients: u32,
@@ -59,27 +61,30 @@ struct Proxy {
     runtime: Runtime,
 }
 
-/// A client's turn: the server answers and notes what this one wants, and no other input's.
+/// A client's turn: the server serves and records only this client's requests.
 pub struct Turn<'a> {
     script: &'a Mutex<Script>,
     state: MutexGuard<'a, State>,
 }
 
-/// Bodies that vLLM has answered with.
+/// Recorded answers of vLLM.
 const MODELS: &str = include_str!("../../goldens/vllm/models.json");
 const VERSION: &str = include_str!("../../goldens/vllm/version.json");
 const METRICS: &str = include_str!("../../goldens/vllm/metrics.json");
-/// When its process began, which was left out of the recording. A server that does not show it is asked to verify drafts
-/// before it is known, and what an input answers is no verdict.
+/// Start time of its process, which is not in the recording. A server without it is probed with
+/// verify requests before it is recognised, and the bytes of an input are not a verification
+/// result.
 const START: &str = "\nprocess_start_time_seconds 1763900000.0\n";
-/// The model whose tokens the recorded answers are made of.
+/// Tokenizer of the model of the recorded answers.
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../onnx/models/target/tokenizer.json");
-/// Clients that a proxy has: fewer than would use up what it sends a second time at once, which changes its answers.
+/// Number of clients of a proxy: too few to use up its retry budget, which would change its
+/// answers.
 const TURNS: u32 = 32;
-/// Longest wait for anything: less than an input may take (`run.py`), so that what was waited for is told.
+/// Maximum wait: less than an input may take (`run.py`), so that the test can report what it waited
+/// for.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// The world of this process with these lines in its process file.
+/// The world of this process whose process file has these lines.
 pub fn world(more: &'static str) -> &'static World {
     static WORLDS: Mutex<BTreeMap<&str, &World>> = Mutex::new(BTreeMap::new());
     locked(&WORLDS).entry(more).or_insert_with(|| Box::leak(Box::new(World::start(more))))
@@ -110,7 +115,7 @@ impl World {
             state.proxy = Some(Proxy::start(self.server, self.more));
         }
         let mut turn = Turn { script: &self.script, state };
-        // Only one that knows the engine has sessions.
+        // There are sessions only once the engine is recognised.
         if renewed && !self.more.contains("mode:") {
             turn.wait_until_known();
         }
@@ -157,20 +162,20 @@ impl Turn<'_> {
         }
     }
 
-    /// What the proxy knows of the server.
+    /// The proxy's knowledge about the server.
     fn known(&self) -> Vec<Value> {
         let identities = &self.proxy().running.identities;
         identities.all().iter().filter_map(|(replica, _)| identities.shown(replica)).collect()
     }
 
-    /// What completions are answered with from now on.
+    /// Sets the answer to completions from now on.
     pub fn answers(&self, pieces: Vec<Vec<u8>>, broken: bool) {
         let mut script = locked(self.script);
         (script.pieces, script.broken) = (pieces, broken);
     }
 
-    /// What this client has asked the server.
-    pub fn asked(&self) -> Vec<Asked> {
+    /// The server's requests from this client.
+    pub fn asked(&self) -> Vec<ReceivedRequest> {
         let script = locked(self.script);
         assert!(script.faults.is_empty(), "{:?}", script.faults);
         script.asked.get(&self.address().to_string()).cloned().unwrap_or_default()
@@ -182,7 +187,7 @@ impl Turn<'_> {
         Ipv4Addr::new(127, high | 1, middle, low)
     }
 
-    /// Sends a request on a connection of its own and reads the answer.
+    /// Sends a request on a new connection and reads the answer.
     pub fn post(&mut self, path: &str, fields: &str, body: &[u8]) -> Answer {
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n",
@@ -191,8 +196,8 @@ impl Turn<'_> {
         Answer::read(&self.exchange(&[head.as_bytes(), body].concat(), None))
     }
 
-    /// Writes bytes to a connection of its own, and reads what comes back until it is closed. A client with `patience`
-    /// ends its side after so long a silence.
+    /// Writes bytes to a new connection and reads until it is closed. A client with `patience`
+    /// closes its side after a silence of that length.
     pub fn exchange(&mut self, bytes: &[u8], patience: Option<Duration>) -> Vec<u8> {
         let mut back = Vec::new();
         let mut stream = self.connect().expect("a connection");
@@ -258,8 +263,8 @@ fn serve(stream: &TcpStream, script: &Mutex<Script>) {
     }
 }
 
-/// Answers a request; whether the connection goes on.
-fn answer(mut stream: &TcpStream, script: &Mutex<Script>, asked: &Asked) -> bool {
+/// Answers a request; returns true if the connection stays open.
+fn answer(mut stream: &TcpStream, script: &Mutex<Script>, asked: &ReceivedRequest) -> bool {
     let (recorded, more) = match asked.line.as_str() {
         "GET /v1/models" => (Some(MODELS), ""),
         "GET /version" => (Some(VERSION), ""),
@@ -294,9 +299,9 @@ fn answer(mut stream: &TcpStream, script: &Mutex<Script>, asked: &Asked) -> bool
     stream.write_all(&out).is_ok() && !broken
 }
 
-/// The next request, and the address of its client, which the proxy adds; `None` where the connection ends. The error is
-/// what is wrong with it.
-fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, Option<String>)>, String> {
+/// The next request, and the address of its client, which the proxy adds; `None` where the
+/// connection ends. The error describes an invalid request.
+fn read(reader: &mut impl BufRead) -> Result<Option<(ReceivedRequest, Option<String>)>, String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match reader.read_until(b'\n', &mut head) {
@@ -339,7 +344,7 @@ fn read(reader: &mut impl BufRead) -> Result<Option<(Asked, Option<String>)>, St
             return Ok(None);
         }
     }
-    Ok(Some((Asked { line, body }, client)))
+    Ok(Some((ReceivedRequest { line, body }, client)))
 }
 
 /// A chunked body to its end; `None` if it breaks off.

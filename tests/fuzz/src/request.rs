@@ -1,7 +1,8 @@
-//! A client's body: judged, understood and sent on.
+//! A client's body: its eligibility, its parsing and its forwarding.
 //!
-//! Input: route and dialect, one byte each; then the body. What is eligible is read as the ordinary parser reads it; what
-//! goes to the server is what the client sent, but for the fields that Foretell adds.
+//! Input: route and dialect, one byte each; then the body. An eligible body must be read as by the
+//! ordinary parser; the body sent to the server must be the client's except for the fields that
+//! Foretell adds.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +14,14 @@ use serde_json::value::RawValue;
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 64 << 10;
-/// Fields of a request that a first ride sets.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 64 << 10;
+/// Fields of a request that the first call sets.
 const SET: [&str; 4] = ["stream", "stream_options", "prediction", "seed"];
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
@@ -35,7 +36,7 @@ pub fn run(input: &[u8]) {
     strictly(route, body, read.as_ref());
     match judge(route, body) {
         Judgement::Eligible(request) => eligible(&request, body, read.as_ref(), dialect),
-        Judgement::Bypass { .. } => {
+        Judgement::Relay { .. } => {
             if let Some((_, findings)) = understand(route, body) {
                 assert!(findings.iter().any(|finding| finding.refused.is_some()));
             }
@@ -43,7 +44,8 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Whether a name here or below is one that the ordinary parser takes for a value of its own making, and ours does not.
+/// True if a name here or below is one that the ordinary parser reads as one of its private values,
+/// and ours does not.
 fn is_private((name, value): (&String, &Value)) -> bool {
     fn below(value: &Value) -> bool {
         match value {
@@ -55,7 +57,8 @@ fn is_private((name, value): (&String, &Value)) -> bool {
     name.starts_with("$serde_json::private::") || below(value)
 }
 
-/// What our parser takes, the ordinary one takes for the same, and it is no larger than was said before.
+/// A body that our parser accepts is read the same by the ordinary one, and is no larger than
+/// estimated.
 fn strictly(route: Route, body: &[u8], read: Option<&Value>) {
     let Some((request, _)) = understand(route, body) else { return };
     assert_eq!(Some(&request.body), read.and_then(Value::as_object));
@@ -63,7 +66,7 @@ fn strictly(route: Route, body: &[u8], read: Option<&Value>) {
     assert!(held <= parsed_bytes(body), "{held} > {}", parsed_bytes(body));
 }
 
-/// What a value takes on the heap.
+/// Heap size of a value, bytes.
 fn held(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -77,8 +80,8 @@ fn held(value: &Value) -> usize {
     }
 }
 
-/// Without its prediction a body is the same but for that, to the byte of every value: a number may be larger than the
-/// ordinary parser takes.
+/// Without its prediction a body has the same other values, byte for byte: a number may be larger
+/// than the ordinary parser accepts.
 fn less(body: &[u8]) {
     let Some(rest) = without_prediction(body) else { return };
     let mut members: Members<'_> = serde_json::from_slice(body).expect("an object");
@@ -107,15 +110,15 @@ fn eligible(request: &Request, body: &[u8], read: Option<&Value>, dialect: Diale
     let (sampling, settled) = engine.sampling(request);
     let _ = (
         engine.refuses(request, &sampling),
-        engine.plans(request, &sampling, settled),
+        engine.methods(request, &sampling, settled),
         engine.limit(request),
     );
     sent(&engine, request);
 }
 
-/// The first ride carries every field of the client's that Foretell does not set.
+/// The first call carries every client field that Foretell does not set.
 fn sent(engine: &Engine, request: &Request) {
-    let call = engine.first_ride(request, 7);
+    let call = engine.first_request(request, 7);
     let sent: Value = serde_json::from_slice(&call.body).expect("a call is JSON");
     if call.path != request.route.path() {
         return;
@@ -126,7 +129,7 @@ fn sent(engine: &Engine, request: &Request) {
     if let (Some(seed), Some(sent)) = (request.body.get("seed"), sent.get("seed")) {
         assert!(seed.is_null() || seed == sent, "the client's own seed");
     }
-    if let Some(call) = engine.beside(request) {
+    if let Some(call) = engine.prompt_ids_call(request) {
         assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
     }
 }

@@ -1,7 +1,8 @@
-//! The session before a world that does anything in any order.
+//! The session in a world that sends any event in any order.
 //!
-//! Input: the rules, then events. Whatever comes: what is emitted is the output, nothing follows the end, ids rise, no
-//! deadline that was kept comes again, and one call at a time decides what comes next.
+//! Input: the rules, then events. For all events: the emitted tokens are the output, nothing
+//! follows the end, ids rise, no expired deadline is set again, and only one call at a time decides
+//! the next token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +13,17 @@ use foretell::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
 };
 use foretell::units::{Tick, TokenId};
-use foretell::words::{Plan, RideReason, Row, Verdict};
+use foretell::words::{PlainReason, Row, VerifyMethod, VerifyResult};
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 4 << 10;
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 4 << 10;
 /// Tokens of the vocabulary.
 const WORDS: u8 = 24;
-/// Ends a text.
+/// Token that ends a text.
 const END: TokenId = 23;
-/// Most output tokens.
+/// Maximum number of output tokens.
 const LIMIT: u32 = 200;
 
 /// Token n is the n-th letter.
@@ -44,12 +45,12 @@ impl Decode for Letters {
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
     let control = Arc::new(Control::new());
-    // The second session finds what the first has taught.
+    // The second session uses the learnt state of the first.
     for _ in 0..2 {
         let mut world = World::new(&mut input, &control);
         while !world.over && !input.is_empty() {
@@ -59,11 +60,11 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// A session and what it has been seen to do.
+/// A session and its observed actions.
 struct World {
     session: Session,
     now: Tick,
-    /// Actions that were asked for, with what they are.
+    /// Requested actions with their kinds.
     asked: Vec<(ActionId, Kind)>,
     emitted: Vec<TokenId>,
     last: u64,
@@ -73,30 +74,36 @@ struct World {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Ride,
+    Plain,
     Draft(usize),
     Shadow,
     Verify(usize),
 }
 
 fn rules(input: &mut Bytes<'_>) -> Rules {
-    let plans: &[&[Plan]] =
-        &[&[Plan::Tree], &[Plan::FanOut], &[Plan::Score, Plan::FanOut], &[], &[Plan::Native], &[Plan::Score]];
+    let methods: &[&[VerifyMethod]] = &[
+        &[VerifyMethod::Tree],
+        &[VerifyMethod::FanOut],
+        &[VerifyMethod::Score, VerifyMethod::FanOut],
+        &[],
+        &[VerifyMethod::Native],
+        &[VerifyMethod::Score],
+    ];
     let lookups = [
         vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
         vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Recycling],
         Vec::new(),
     ];
-    let reasons = [RideReason::Client, RideReason::Observe, RideReason::Holdback];
+    let reasons = [PlainReason::Client, PlainReason::Observe, PlainReason::Holdback];
     let permission = match input.below(6) {
-        0..4 => Permission::Leap,
+        0..4 => Permission::Speculate,
         4 => Permission::Shadow(input.one(&reasons)),
-        _ => Permission::Ride(input.one(&reasons)),
+        _ => Permission::Plain(input.one(&reasons)),
     };
     let flags = input.byte();
     Rules {
         permission,
-        plans: input.one(plans).to_vec(),
+        methods: input.one(methods).to_vec(),
         gamma_fixed: input.one(&[Some(2), None, Some(0), Some(8)]),
         gamma_max: input.one(&[32, 1, 4]),
         ahead: input.one(&[None, Some(0), Some(2)]),
@@ -107,7 +114,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         segment: input.one(&[None, Some(1), Some(5)]),
         vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
         context_max: input.one(&[8192, 12]),
-        gap_most: input.one(&[None, Some(Duration::from_millis(30))]),
+        max_gap: input.one(&[None, Some(Duration::from_millis(30))]),
         draft_timeout: input.one(&[None, Some(Duration::from_millis(5))]),
         ..Rules::default()
     }
@@ -152,7 +159,7 @@ impl World {
         world
     }
 
-    /// Takes what the session asks for.
+    /// Takes the session's actions.
     fn poll(&mut self) {
         let mut polled = 0;
         while let Some((id, action)) = self.session.poll() {
@@ -162,12 +169,12 @@ impl World {
             assert!(id.0 > self.last, "ids rise");
             self.last = id.0;
             match action {
-                Action::Ride(_) => {
+                Action::Plain(_) => {
                     assert!(
-                        self.asked.iter().all(|(_, kind)| !matches!(kind, Kind::Ride)),
-                        "one ride at a time"
+                        self.asked.iter().all(|(_, kind)| !matches!(kind, Kind::Plain)),
+                        "one plain request at a time"
                     );
-                    self.asked.push((id, Kind::Ride));
+                    self.asked.push((id, Kind::Plain));
                 }
                 Action::Draft { gamma, .. } => self.asked.push((id, Kind::Draft(gamma))),
                 Action::Shadow { from } => {
@@ -175,8 +182,11 @@ impl World {
                     self.asked.push((id, Kind::Shadow));
                 }
                 Action::Verify(draft, ..) => {
-                    let rides = self.asked.iter().any(|(_, kind)| *kind == Kind::Ride);
-                    assert!(!rides, "a ride and a verify call would both decide the next token");
+                    let is_plain = self.asked.iter().any(|(_, kind)| *kind == Kind::Plain);
+                    assert!(
+                        !is_plain,
+                        "a plain request and a verify request would both decide the next token"
+                    );
                     self.asked.push((id, Kind::Verify(draft.len())));
                 }
                 Action::Cancel(gone) => self.asked.retain(|(id, _)| *id != gone),
@@ -196,7 +206,7 @@ impl World {
     }
 
     fn tell(&mut self, id: ActionId, event: Event) {
-        // What has ended by itself answers no more.
+        // A finished action gets no more events.
         let ends = !matches!(event, Event::Token { .. } | Event::Prompt(_) | Event::Doubt);
         if ends {
             self.asked.retain(|(asked, _)| *asked != id);
@@ -204,7 +214,7 @@ impl World {
         let before = self.emitted.clone();
         self.session.handle(id, event, self.now);
         self.poll();
-        assert!(self.emitted.starts_with(&before), "the past stays");
+        assert!(self.emitted.starts_with(&before), "emitted tokens stay");
         assert!(self.emitted.len() < 4096);
     }
 
@@ -214,10 +224,10 @@ impl World {
         let known = self.asked.get(input.below(self.asked.len().max(1))).copied();
         let (id, kind) = match (choice, known) {
             (0..13, Some(known)) => known,
-            // Events of actions that are not under way, or never were.
+            // Events of actions that are finished or never existed.
             (13, _) => (
                 ActionId(u64::from(input.byte())),
-                input.one(&[Kind::Ride, Kind::Draft(2), Kind::Shadow, Kind::Verify(2)]),
+                input.one(&[Kind::Plain, Kind::Draft(2), Kind::Shadow, Kind::Verify(2)]),
             ),
             _ => return self.world(input),
         };
@@ -226,19 +236,19 @@ impl World {
             _ => answer(kind, input),
         };
         let tail = matches!(event, Event::Token { tail: Tail::Last | Tail::Stop, .. });
-        let rides = kind == Kind::Ride && self.asked.contains(&(id, kind));
+        let is_plain = kind == Kind::Plain && self.asked.contains(&(id, kind));
         self.tell(id, event);
-        // `RideEnded` follows the last event.
-        if tail && rides && !self.over {
-            self.tell(id, Event::RideEnded(input.one(&[Finish::Stop, Finish::Length])));
+        // `PlainEnded` follows the last event.
+        if tail && is_plain && !self.over {
+            self.tell(id, Event::PlainEnded(input.one(&[Finish::Stop, Finish::Length])));
         }
     }
 
-    /// What answers no action.
+    /// Events that answer no action.
     fn world(&mut self, input: &mut Bytes<'_>) {
         match input.below(8) {
             0 => self.tell(ActionId::WORLD, Event::ClientGone),
-            1 | 2 => self.tell(ActionId::WORLD, Event::Mode(input.one(&[None, Some(RideReason::GateLoad)]))),
+            1 | 2 => self.tell(ActionId::WORLD, Event::Mode(input.one(&[None, Some(PlainReason::GateLoad)]))),
             _ => {
                 if let Some(due) = self.session.deadline() {
                     self.now = self.now.max(due);
@@ -269,7 +279,7 @@ impl World {
 
 fn fault(input: &mut Bytes<'_>) -> Fault {
     let pause = Fault::RetryAfter(Duration::from_millis(100 * u64::from(input.byte())));
-    input.one(&[Fault::Draft, Fault::Verify, Fault::TooLong, pause, Fault::Ride, Fault::Silence])
+    input.one(&[Fault::Draft, Fault::Verify, Fault::TooLong, pause, Fault::Plain, Fault::Silence])
 }
 
 fn token(input: &mut Bytes<'_>) -> TokenId {
@@ -282,25 +292,25 @@ fn token(input: &mut Bytes<'_>) -> TokenId {
 fn answer(kind: Kind, input: &mut Bytes<'_>) -> Event {
     match (kind, input.below(8)) {
         (_, 7) => odd(input),
-        (Kind::Ride, 0) => Event::Prompt(input.one(&[&[0, 1, 2, 0, 1, 2][..], &[], &[3, 3]]).to_vec()),
-        (Kind::Ride, 1) => Event::RideEnded(input.one(&[Finish::Stop, Finish::Length])),
-        (Kind::Ride, 2) => Event::Doubt,
-        (Kind::Ride, _) => tokens(input),
+        (Kind::Plain, 0) => Event::Prompt(input.one(&[&[0, 1, 2, 0, 1, 2][..], &[], &[3, 3]]).to_vec()),
+        (Kind::Plain, 1) => Event::PlainEnded(input.one(&[Finish::Stop, Finish::Length])),
+        (Kind::Plain, 2) => Event::Doubt,
+        (Kind::Plain, _) => tokens(input),
         (Kind::Draft(gamma), _) => Event::Draft(tree(gamma, input).into()),
         (Kind::Shadow, _) => {
             Event::Shadow((0..input.below(5)).map(|_| Some(token(input)).filter(|&t| t != 7)).collect())
         }
-        (Kind::Verify(nodes), _) => verdict(nodes, input),
+        (Kind::Verify(nodes), _) => result(nodes, input),
     }
 }
 
-/// An answer of another kind than was asked for.
+/// An answer of another kind than requested.
 fn odd(input: &mut Bytes<'_>) -> Event {
     match input.below(6) {
         0 => Event::Draft(tree(4, input).into()),
         1 => Event::Shadow(vec![None; input.below(4)]),
-        2 => verdict(input.below(4), input),
-        3 => Event::RideEnded(Finish::Length),
+        2 => result(input.below(4), input),
+        3 => Event::PlainEnded(Finish::Length),
         4 => Event::Doubt,
         _ => Event::Token { tokens: vec![0; input.below(40)], text: String::new(), tail: Tail::Open },
     }
@@ -328,7 +338,7 @@ fn tree(most: usize, input: &mut Bytes<'_>) -> Tree {
     tree
 }
 
-fn verdict(nodes: usize, input: &mut Bytes<'_>) -> Event {
+fn result(nodes: usize, input: &mut Bytes<'_>) -> Event {
     let rows = match input.below(8) {
         0 => input.below(40),
         1 => 0,
@@ -339,5 +349,5 @@ fn verdict(nodes: usize, input: &mut Bytes<'_>) -> Event {
         let dist = Row::undrawn(vec![(token(input), 0.75), (2, 0.25)]).dist.filter(|_| sample.is_none());
         Row { sample, dist, ends: input.below(16) == 1, ..Row::default() }
     };
-    Event::Verdict(Verdict { rows: (0..rows).map(row).collect(), ..Verdict::default() })
+    Event::VerifyResult(VerifyResult { rows: (0..rows).map(row).collect(), ..VerifyResult::default() })
 }

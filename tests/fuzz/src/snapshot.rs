@@ -1,7 +1,9 @@
-//! Files that carry what was learnt over a restart: costs and acceptance, and texts of earlier requests.
+//! Files that keep learnt state over a restart: costs and acceptance, and the corpus of earlier
+//! texts.
 //!
-//! Input: a first byte says which file; then its content, or changes to one that was written. What is taken can be used
-//! and is written again; the head and checksum of a file of texts are made here, since no input would guess them.
+//! Input: the first byte selects the file; then its content, or changes to a written one. An
+//! accepted file must be usable and is written again; the head and checksum of a corpus file are
+//! added here, since no input would hit them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,28 +11,28 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use foretell::control::costs::Way;
-use foretell::control::{Class, Control, Forecast, Heat, Prospective, forecast};
+use foretell::control::{Class, Control, Forecast, Prospective, TemperatureBucket, forecast};
 use foretell::draft::Source;
-use foretell::draft::memory::Limits;
+use foretell::draft::corpus::Limits;
 use foretell::draft::suffix::{Finder, Rules, Shape};
-use foretell::drive::memory::Memories;
 use foretell::http::memory::Memory;
 use foretell::observe::Observer;
+use foretell::serving::corpus::CorpusHandle;
 use foretell::units::Tick;
-use foretell::words::Plan;
+use foretell::words::VerifyMethod;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 64 << 10;
-/// Most bytes that the memory of texts may hold.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 64 << 10;
+/// Maximum size of the corpus, bytes.
 const HELD: usize = 1 << 20;
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
@@ -42,7 +44,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// What was learnt of an engine.
+/// Learnt state of an engine.
 fn learnt(saved: &Value) {
     for rest in [Duration::ZERO, Duration::from_secs(u64::MAX)] {
         let Ok(control) = Control::restored(saved.clone(), rest) else { continue };
@@ -53,7 +55,7 @@ fn learnt(saved: &Value) {
     }
 }
 
-/// What was written of an engine, with some of its values replaced.
+/// A saved state of an engine, with some of its values replaced.
 fn changed(mut input: Bytes<'_>) -> Value {
     let control = Control::new();
     (0..8).for_each(|_| used(&control));
@@ -64,7 +66,7 @@ fn changed(mut input: Bytes<'_>) -> Value {
     saved
 }
 
-/// Replaces what is found from here by a step for each level.
+/// Replaces the value that is reached from here by one step for each level.
 fn replace(at: &mut Value, input: &mut Bytes<'_>) {
     let step = usize::from(input.byte());
     let inner = match at {
@@ -106,29 +108,29 @@ fn hostile(input: &mut Bytes<'_>) -> Value {
     }
 }
 
-/// Everything that a session asks of what was learnt, and teaches it.
+/// Every read and update of the learnt state by a session.
 fn used(control: &Control) {
     let _ = control.model("a model");
     let mut now = Tick(2_000_000);
     for temperature in [0.0, 1.0] {
-        let class = Class::new(Source::PromptLookup.into(), Heat::of(temperature), 0);
-        for plan in Plan::ALL {
-            let way = Way { plan, fallback: Some(Plan::FanOut), context: 1000 };
+        let class = Class::new(Source::PromptLookup.into(), TemperatureBucket::of(temperature), 0);
+        for method in VerifyMethod::ALL {
+            let way = Way { method, fallback: Some(VerifyMethod::FanOut), context: 1000 };
             now = now.after(Duration::from_millis(20));
             let asked = Prospective {
                 classes: &[class],
                 way,
                 margin: 0.1,
-                gap_most: f64::MAX,
-                acceptance_least: 0.1,
+                max_gap: f64::MAX,
+                min_acceptance: 0.1,
                 forced: false,
             };
             let foreseen: Forecast = control.with(|learnt| {
-                learnt.rode(0.02, 1, now);
+                learnt.note_plain(0.02, 1, now);
                 learnt.costs.verified(way, 4, 0.05, now);
                 learnt.left(0.03, now);
                 learnt.output_ended(100);
-                let _ = learnt.expected_rest(10);
+                let _ = learnt.expected_remainder(10);
                 forecast(learnt, &asked, now)
             });
             let _ = foreseen;
@@ -136,7 +138,7 @@ fn used(control: &Control) {
     }
 }
 
-/// The texts under the head that a file of them has.
+/// The texts with the head of a corpus file.
 fn headed(body: &[u8]) -> Vec<u8> {
     let digest = Sha256::digest(body).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -147,33 +149,33 @@ fn headed(body: &[u8]) -> Vec<u8> {
     file
 }
 
-/// One memory serves all inputs: its thread is started once.
-fn memories() -> &'static Memories {
-    static MEMORIES: OnceLock<Memories> = OnceLock::new();
+/// One corpus serves all inputs: its thread is started once.
+fn corpus() -> &'static CorpusHandle {
+    static MEMORIES: OnceLock<CorpusHandle> = OnceLock::new();
     MEMORIES.get_or_init(|| {
         let limits = Limits { bytes: HELD, ttl: Duration::from_hours(1) };
         let observer = Arc::new(Observer::new().expect("metrics"));
-        Memories::start(limits, &Memory::new(1 << 30), observer, None).expect("a thread")
+        CorpusHandle::start(limits, &Memory::new(1 << 30), observer, None).expect("a thread")
     })
 }
 
 fn texts(content: &[u8]) {
-    let memories = memories();
+    let corpus = corpus();
     let file = scratch();
     std::fs::write(&file, content).expect("a file");
-    let Ok(read) = memories.load(&file) else { return };
-    let holdings = memories.holdings();
+    let Ok(read) = corpus.load(&file) else { return };
+    let holdings = corpus.holdings();
     assert!(holdings.iter().map(|(_, held)| held.texts).sum::<usize>() <= read.max(1));
     for (key, _) in &holdings {
-        let view = memories.view(key);
+        let view = corpus.view(key);
         let finder = Finder::new(view.iter().map(|segment| segment.source()), &[1, 2, 3]);
         let _ = finder.draft(&Rules::default(), Shape::Path);
     }
-    let saved = memories.save(&file).expect("a file");
-    memories.clear(None).expect("the memory runs");
-    assert_eq!(memories.load(&file).ok(), Some(saved), "what is written is read again");
-    memories.clear(None).expect("the memory runs");
-    assert!(memories.holdings().is_empty());
+    let saved = corpus.save(&file).expect("a file");
+    corpus.clear(None).expect("the corpus runs");
+    assert_eq!(corpus.load(&file).ok(), Some(saved), "what is written is read again");
+    corpus.clear(None).expect("the corpus runs");
+    assert!(corpus.holdings().is_empty());
 }
 
 /// A file of this process.

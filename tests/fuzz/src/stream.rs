@@ -1,19 +1,20 @@
 //! An event stream of a backend, through the whole proxy, to the bytes that the client gets.
 //!
-//! Input: how it is asked, how the stream is cut, whether it breaks off; then the stream. A relayed stream arrives as it
-//! was sent; one that a session writes is the same however the backend's bytes were cut.
+//! Input: kind of the request, cut of the stream, and if it breaks off; then the stream. A relayed
+//! stream arrives as it was sent; one written by a session is the same for any cut of the backend's
+//! bytes.
 
-use foretell::units::Dice;
+use foretell::units::SplitMix64;
 
 use crate::bytes::Bytes;
 use crate::origin::{Answer, Turn, world};
 
-/// Most bytes of an input.
-const MOST: usize = 16 << 10;
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 16 << 10;
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
@@ -33,8 +34,8 @@ pub fn run(input: &[u8]) {
             String::from_utf8_lossy(&relayed.body)
         );
     }
-    let at_once = ask("ride", vec![sent.to_vec()]);
-    let cut = ask("ride", cut(sent, seed));
+    let at_once = ask("plain", vec![sent.to_vec()]);
+    let cut = ask("plain", cut(sent, seed));
     let heads = || [&at_once, &cut].map(|answer| String::from_utf8_lossy(&answer.head).into_owned());
     assert_eq!(shown(&at_once), shown(&cut), "cut otherwise, it reads otherwise: {:#?}", heads());
 }
@@ -44,10 +45,10 @@ fn shown(answer: &Answer) -> (bool, String) {
 }
 
 fn cut(mut rest: &[u8], seed: u8) -> Vec<Vec<u8>> {
-    let mut dice = Dice::new(u64::from(seed));
+    let mut rng = SplitMix64::new(u64::from(seed));
     let mut pieces = Vec::new();
     while !rest.is_empty() {
-        let (piece, later) = rest.split_at(rest.len().min(1 + dice.below(1 + u64::from(seed)) as usize));
+        let (piece, later) = rest.split_at(rest.len().min(1 + rng.below(1 + u64::from(seed)) as usize));
         pieces.push(piece.to_vec());
         rest = later;
     }

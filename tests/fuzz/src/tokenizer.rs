@@ -1,7 +1,8 @@
-//! A `tokenizer.json` and a chat template, which come with a model that anybody may have made.
+//! A `tokenizer.json` and a chat template, which come with a model from an untrusted source.
 //!
-//! Input: a text, up to the separator; then a `tokenizer.json` or, where no brace begins it, a chat template. Whatever
-//! they say, loading and using them ends, and takes memory in proportion to the files.
+//! Input: a text, up to the separator; then a `tokenizer.json` or, if it does not begin with a
+//! brace, a chat template. For any content, loading and using them must end, and take memory in
+//! proportion to the files.
 
 use std::panic;
 use std::sync::{Arc, Once};
@@ -13,14 +14,14 @@ use serde_json::json;
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 256 << 10;
-/// Most bytes of the text that is encoded.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 256 << 10;
+/// Maximum size of the text that is encoded, bytes.
 const TEXT: usize = 512;
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     quiet();
@@ -36,13 +37,14 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// A panic of the library is no finding where it is caught, and fuzzing engines end the process at any panic.
+/// Replaces the panic hook: a caught panic of the library is not a finding, but fuzzing engines end
+/// the process at any panic.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |panicked| {
-            let inside = panicked.location().is_some_and(|place| place.file().contains("/tokenizers-"));
+            let inside = panicked.location().is_some_and(|position| position.file().contains("/tokenizers-"));
             if !inside {
                 before(panicked);
             }

@@ -1,32 +1,34 @@
-//! Answers to verify calls, to the calls beside a ride, and events of rides, read by every dialect.
+//! Answers to verify requests, to requests concurrent with plain decoding, and events of plain
+//! requests, read by every dialect.
 //!
-//! Input: dialect, plan, draft, sampling, one byte each; then bodies. What is read has to fit what was asked, twice the
-//! same, and a judge that gets it emits only what the answer holds.
+//! Input: dialect, verification method, draft, sampling, one byte each; then bodies. The parsed
+//! result must fit the request and be the same twice, and a judge that gets it emits only tokens of
+//! the answer.
 
-use foretell::dialect::{Beside, Context, Dialect, Engine, RideKind, Round};
+use foretell::dialect::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
 use foretell::draft::{Features, Node, Source, Tree, Vote};
 use foretell::openai::{Judgement, Request, Route, Sampling, judge};
 use foretell::session::accept::{Accept, Judge, Judged, Walk};
 use foretell::units::TokenId;
-use foretell::words::{Plan, Row, Verdict};
+use foretell::words::{Row, VerifyMethod, VerifyResult};
 use serde_json::Value;
 
 use crate::bytes::Bytes;
 
-/// Most bytes of an input.
-const MOST: usize = 64 << 10;
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 64 << 10;
 const PROMPT: [TokenId; 5] = [1, 2, 3, 4, 5];
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let mut input = Bytes(input);
     let dialect = input.one(&Dialect::ALL);
-    let plan = input.one(&Plan::ALL);
+    let method = input.one(&VerifyMethod::ALL);
     let engine = Engine {
-        plans: vec![plan],
+        methods: vec![method],
         block: 16,
         lanes: Some(8),
         context: Some(2048),
@@ -39,10 +41,10 @@ pub fn run(input: &[u8]) {
     let bodies: Vec<Vec<u8>> = input.bodies().into_iter().map(<[u8]>::to_vec).collect();
     let context = Context::new("m", &PROMPT, &[6]);
     let round =
-        Round { context, draft: &draft, sampling: &sampling, plan, weighs: sampling.temperature > 0.0 };
+        Round { context, draft: &draft, sampling: &sampling, method, weighs: sampling.temperature > 0.0 };
     answers(&engine, &round, &bodies);
     for body in &bodies {
-        beside(&engine, &round, body);
+        check_concurrent(&engine, &round, body);
         events(&engine, body);
     }
 }
@@ -82,14 +84,14 @@ fn answers(engine: &Engine, round: &Round<'_>, bodies: &[Vec<u8>]) {
         assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
     }
     let bodies: Vec<Vec<u8>> = bodies.iter().cycle().take(asked.calls.len()).cloned().collect();
-    let Ok(verdict) = engine.verdict(round, &asked, &bodies) else { return };
-    assert_eq!(engine.verdict(round, &asked, &bodies).as_ref(), Ok(&verdict), "read twice, it is the same");
-    assert!(verdict.rows.len() <= asked.nodes + 1, "{} rows for {} nodes", verdict.rows.len(), asked.nodes);
-    verdict.rows.iter().for_each(sound);
-    judged(round, &verdict);
+    let Ok(result) = engine.result(round, &asked, &bodies) else { return };
+    assert_eq!(engine.result(round, &asked, &bodies).as_ref(), Ok(&result), "read twice, it is the same");
+    assert!(result.rows.len() <= asked.nodes + 1, "{} rows for {} nodes", result.rows.len(), asked.nodes);
+    result.rows.iter().for_each(sound);
+    judged(round, &result);
     if let Some(again) = engine.again(round, &asked) {
         assert!(again.nodes <= asked.nodes);
-        let _ = engine.verdict(round, &again, &bodies);
+        let _ = engine.result(round, &again, &bodies);
     }
 }
 
@@ -106,50 +108,51 @@ fn sound(row: &Row) {
 }
 
 /// Emits only tokens of the answer, along a path of the draft.
-fn judged(round: &Round<'_>, verdict: &Verdict) {
+fn judged(round: &Round<'_>, result: &VerifyResult) {
     let free = |_: &[TokenId]| true;
     let put = Judged {
         draft: round.draft,
-        verdict,
+        result,
         context: round.context.len(),
         output: 1,
         tolerance: 0.0,
         coupled: false,
         free: &free,
     };
-    let accepted = Judge::new(Accept::default(), 7).walk(&put).expect("the verdict fits the draft");
+    let accepted =
+        Judge::new(Accept::default(), 7).walk(&put).expect("the verification result fits the draft");
     assert!(accepted.tokens.len() <= accepted.nodes.len() + 1);
-    let mut place = None;
+    let mut position = None;
     for (at, &token) in accepted.tokens.iter().enumerate() {
-        let row = &verdict.rows[place.map_or(0, |node: usize| node + 1)];
+        let row = &result.rows[position.map_or(0, |node: usize| node + 1)];
         let drawn = row.dist.as_ref().is_some_and(|dist| dist.top.iter().any(|entry| entry.0 == token));
         assert!(row.sample == Some(token) || (row.sample.is_none() && drawn), "{token} is not in {row:?}");
-        place = accepted.nodes.get(at).copied();
-        assert!(place.is_none_or(|node| round.draft.nodes()[node].token == token));
+        position = accepted.nodes.get(at).copied();
+        assert!(position.is_none_or(|node| round.draft.nodes()[node].token == token));
     }
 }
 
 /// Reads an answer to every other call.
-fn beside(engine: &Engine, round: &Round<'_>, body: &[u8]) {
+fn check_concurrent(engine: &Engine, round: &Round<'_>, body: &[u8]) {
     let codec = engine.dialect.codec();
     for route in [Route::Completions, Route::Chat] {
-        if let Ok(Beside::Ask(call)) = engine.read_beside(&request(route), body) {
+        if let Ok(PromptAnswer::Ask(call)) = engine.read_prompt_answer(&request(route), body) {
             assert!(serde_json::from_slice::<Value>(&call.body).is_ok(), "a call is JSON");
         }
     }
     let _ = codec.rows(round.context.len(), body);
     let _ = codec.tokens(body);
     for status in [200, 400, 500] {
-        let _ = codec.tells_nothing(round.plan, status, body);
+        let _ = codec.tells_nothing(round.method, status, body);
     }
 }
 
-/// Reads an event of a ride.
+/// Reads an event of a plain request.
 fn events(engine: &Engine, body: &[u8]) {
     let Ok(event) = serde_json::from_slice::<Value>(body) else { return };
-    for kind in [RideKind::First, RideKind::Later] {
+    for kind in [RequestKind::First, RequestKind::Later] {
         let Ok(chunk) = engine.chunk(kind, &event) else { continue };
-        assert!(!chunk.ends || kind == RideKind::First || chunk.finish.is_some(), "{chunk:?}");
+        assert!(!chunk.ends || kind == RequestKind::First || chunk.finish.is_some(), "{chunk:?}");
         assert_eq!(engine.chunk(kind, &event), Ok(chunk));
     }
 }
@@ -161,6 +164,6 @@ fn request(route: Route) -> Request {
     };
     match judge(route, body) {
         Judgement::Eligible(request) => *request,
-        Judgement::Bypass { reason, .. } => panic!("{}", reason.name()),
+        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
     }
 }

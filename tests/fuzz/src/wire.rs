@@ -1,20 +1,22 @@
-//! Bytes of a client on an HTTP/1.1 or HTTP/2 connection, through the whole proxy, to the requests that the server reads.
+//! Bytes of a client on an HTTP/1.1 or HTTP/2 connection, through the whole proxy, to the requests
+//! that the server reads.
 //!
-//! Input: the protocol, then the bytes. The server gets only requests that every reader reads alike; of a connection on
-//! which every message is beyond doubt it gets those messages, their bodies unchanged, and no other.
+//! Input: the protocol, then the bytes. The server must get only requests that every reader reads
+//! alike; from a connection on which every message is unambiguous it must get exactly those
+//! messages, with unchanged bodies.
 
 use std::time::Duration;
 
-pub use crate::origin::Asked;
+pub use crate::origin::ReceivedRequest;
 use crate::origin::world;
 
-/// Most bytes of an input.
-const MOST: usize = 8 << 10;
-/// Times after which a connection is closed on which nothing comes.
+/// Maximum size of an input, bytes.
+const MAX_LEN: usize = 8 << 10;
+/// Timeouts after which a silent connection is closed.
 const SETTINGS: &str = "mode: \"off\"\ntimeouts: { header: 300ms, body: 300ms, keep_alive: 300ms }\n";
-/// A silence after which most clients end their side; the others wait for the end of those times.
+/// A silence after which most clients close their side; the others wait for the timeouts.
 const SILENCE: Duration = Duration::from_millis(50);
-/// The least first byte of an input whose client waits.
+/// Minimum first byte of an input whose client waits.
 const PATIENT: u8 = 240;
 /// The request that ends a connection.
 const LAST: &[u8] = b"GET /last HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
@@ -25,41 +27,43 @@ const GOAWAY: &[u8] = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
-    if input.len() > MOST {
+    if input.len() > MAX_LEN {
         return;
     }
     let Some((kind, bytes)) = input.split_first() else { return };
     if kind % 4 == 0 {
         let mut turn = world(SETTINGS).turn();
         turn.answers(vec![b"ok".to_vec()], false);
-        // Where the end of the connection is read as a part of a body, the server waits for it for ten seconds.
+        // If the end of the connection is read as part of a body, the server waits ten seconds for
+        // it.
         turn.exchange(&[PREFACE, bytes, GOAWAY].concat(), Some(SILENCE));
         turn.asked();
         return;
     }
     let asked = arrive(bytes, (*kind < PATIENT).then_some(SILENCE));
     let (clean, all) = clean(bytes);
-    let last = Asked { line: "GET /last".into(), body: Vec::new() };
+    let last = ReceivedRequest { line: "GET /last".into(), body: Vec::new() };
     if !all {
         let same = asked.iter().zip(&clean).take_while(|(asked, clean)| asked == clean).count();
         assert_eq!(same, asked.len().min(clean.len()), "{asked:?} of {clean:?}");
         return;
     }
     // On a busy machine a connection may be closed before its end.
-    let expected: Vec<Asked> = clean.into_iter().chain([last]).collect();
+    let expected: Vec<ReceivedRequest> = clean.into_iter().chain([last]).collect();
     assert!(expected.starts_with(&asked), "{asked:?} of {expected:?}");
 }
 
-/// What the server gets of a client's bytes on an HTTP/1.1 connection; see `Turn::exchange`.
-pub fn arrive(bytes: &[u8], patience: Option<Duration>) -> Vec<Asked> {
+/// The requests that the server gets from a client's bytes on an HTTP/1.1 connection; see
+/// `Turn::exchange`.
+pub fn arrive(bytes: &[u8], patience: Option<Duration>) -> Vec<ReceivedRequest> {
     let mut turn = world(SETTINGS).turn();
     turn.answers(vec![b"ok".to_vec()], false);
     turn.exchange(&[bytes, LAST].concat(), patience);
     turn.asked()
 }
 
-/// The messages at the head of `bytes` that are beyond doubt, and whether there is nothing else.
-fn clean(mut bytes: &[u8]) -> (Vec<Asked>, bool) {
+/// The unambiguous messages at the head of `bytes`, and true if there is nothing else.
+fn clean(mut bytes: &[u8]) -> (Vec<ReceivedRequest>, bool) {
     let mut found = Vec::new();
     while !bytes.is_empty() {
         let Some((asked, used)) = message(bytes) else { return (found, false) };
@@ -69,8 +73,8 @@ fn clean(mut bytes: &[u8]) -> (Vec<Asked>, bool) {
     (found, true)
 }
 
-/// The first message, and its length, if nothing about it is open to doubt.
-fn message(bytes: &[u8]) -> Option<(Asked, usize)> {
+/// The first message and its length, if it is unambiguous.
+fn message(bytes: &[u8]) -> Option<(ReceivedRequest, usize)> {
     let mut fields = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut fields);
     let Ok(httparse::Status::Complete(head)) = request.parse(bytes) else { return None };
@@ -107,5 +111,5 @@ fn message(bytes: &[u8]) -> Option<(Asked, usize)> {
         }
     }
     let end = head.checked_add(length.unwrap_or(0)).filter(|&end| end <= bytes.len() && hosts == 1)?;
-    Some((Asked { line: format!("{method} {target}"), body: bytes[head..end].to_vec() }, end))
+    Some((ReceivedRequest { line: format!("{method} {target}"), body: bytes[head..end].to_vec() }, end))
 }

@@ -19,7 +19,7 @@ fn replay(target: &str) -> usize {
         eprintln!("{}", input.display());
         run(&fs::read(input).unwrap());
     }
-    // Every target takes whatever comes.
+    // Every target accepts any input.
     run(&[]);
     run(&[0xff; 64]);
     inputs.len()
@@ -37,7 +37,7 @@ macro_rules! replayed {
 replayed! { verify stream request tokenizer wire session snapshot exposition config admin }
 
 #[test]
-fn what_is_clear_arrives() {
+fn unambiguous_requests_arrive() {
     let lines =
         |bytes: &[u8]| wire::arrive(bytes, None).into_iter().map(|asked| asked.line).collect::<Vec<_>>();
     let two = b"POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nhiGET /b HTTP/1.1\r\nhost: a\r\n\r\n";

@@ -1,6 +1,6 @@
-//! A deterministic OpenAI server that streams, and a Foretell before it that tells of its rounds.
+//! A deterministic OpenAI server that streams, alone or with the reports of a Foretell in front.
 //!
-//! The "model" writes numbered words, so every output is known; `Behaviour` says what goes wrong.
+//! The "model" writes numbered words, so every output is known; `Behaviour` sets the faults.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,14 +22,14 @@ use tokio::net::TcpListener;
 /// The only model that the fake lists.
 pub const MODEL: &str = "fake-model";
 
-/// What a server does.
+/// Behaviour of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
-    /// Tells `usage.foretell` and streams two tokens per event, as a leap does.
-    pub leaps: bool,
-    /// Writes other words than its fellows.
+    /// Reports `usage.foretell` and streams two tokens per event, as a round does.
+    pub speculates: bool,
+    /// Writes other words than the other servers.
     pub lies: bool,
-    /// Writes the same words over and over.
+    /// Repeats the same words.
     pub loops: bool,
     /// Every request whose number is divisible by this fails.
     pub fails_every: Option<(usize, Fault)>,
@@ -37,14 +37,14 @@ pub struct Behaviour {
     pub bare: bool,
 }
 
-/// How a request fails.
+/// Ways in which a request fails.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// Status 500 with an OpenAI error.
     Status,
     /// The connection is closed in the middle of the stream.
     Cut,
-    /// The stream ends in order, but before the answer does.
+    /// The stream ends cleanly before the answer is complete.
     Short,
 }
 
@@ -69,14 +69,15 @@ impl Fake {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let url = Url::from(listener.local_addr().unwrap());
         let (seen, stop) = (Arc::new(Mutex::new(Vec::new())), Stop::default());
-        let (heard, pages) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
-        let app = move |request| answer(request, behaviour.clone(), Arc::clone(&heard), Arc::clone(&pages));
+        let (requests, pages) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
+        let app =
+            move |request| answer(request, behaviour.clone(), Arc::clone(&requests), Arc::clone(&pages));
         let listening = Listening::new(Bounds::default(), Connections::new(1 << 10), stop.clone());
         tokio::spawn(serve(listener, app, listening));
         Self { url, seen, stop }
     }
 
-    /// A server that is not there.
+    /// An address without a server.
     pub fn nobody(address: SocketAddr) -> Self {
         Self { url: address.into(), seen: Arc::default(), stop: Stop::default() }
     }
@@ -126,7 +127,7 @@ fn complete(body: &Value, chat: bool, number: usize, behaviour: &Behaviour) -> R
     if fault.is_some() {
         frames.truncate(3);
     }
-    // A pause before the cut, so that what came before it is on its way.
+    // A pause before the cut, so that the bytes before it have been sent.
     let cut = async {
         tokio::task::yield_now().await;
         Err("cut".into())
@@ -136,7 +137,7 @@ fn complete(body: &Value, chat: bool, number: usize, behaviour: &Behaviour) -> R
     Response::builder().header("content-type", "text/event-stream").body(Body::new(body)).unwrap()
 }
 
-/// The words of an answer: as many as `max_tokens`, from the prompt's length and the seed on.
+/// The words of an answer: `max_tokens` of them, numbered from the prompt's length plus the seed.
 pub fn words(body: &Value, behaviour: &Behaviour) -> Vec<String> {
     let prompt = body.get("prompt").or_else(|| body.get("messages")).unwrap().to_string();
     let start = prompt.len() as u64 * 100 + body["seed"].as_u64().unwrap_or(0) + u64::from(behaviour.lies);
@@ -153,7 +154,7 @@ fn events(body: &Value, chat: bool, behaviour: &Behaviour) -> Vec<String> {
     if chat {
         send(json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}));
     }
-    let run = if behaviour.leaps { 2 } else { 1 };
+    let run = if behaviour.speculates { 2 } else { 1 };
     for run in words.chunks(run) {
         let text = run.concat();
         let mut choice = if chat {
@@ -172,7 +173,7 @@ fn events(body: &Value, chat: bool, behaviour: &Behaviour) -> Vec<String> {
     send(json!({"choices": [choice]}));
     if body["stream_options"]["include_usage"] == true {
         let mut usage = json!({"prompt_tokens": 5, "completion_tokens": words.len()});
-        if behaviour.leaps {
+        if behaviour.speculates {
             let rounds = words.len() / 2;
             usage["foretell"] = json!({"path": "speculated", "reason": null, "policy": "default@00000000",
                 "rounds": rounds, "drafted": 3 * rounds, "accepted": rounds,
@@ -184,11 +185,11 @@ fn events(body: &Value, chat: bool, behaviour: &Behaviour) -> Vec<String> {
     events
 }
 
-/// Counters that grow with every look: a plain step is 10 ms, a verify run 12 ms, a draft 1 ms.
+/// Counters that grow with every scrape: a plain step is 10 ms, a verify run 12 ms, a draft 1 ms.
 fn metrics(looks: usize, behaviour: &Behaviour) -> String {
     let times = looks as f64 + 1.0;
-    let lines: &[(&str, f64)] = if behaviour.leaps {
-        &[("foretell_leap_draft_seconds%{drafter=\"model\"}", 0.001)]
+    let lines: &[(&str, f64)] = if behaviour.speculates {
+        &[("foretell_draft_seconds%{drafter=\"model\"}", 0.001)]
     } else {
         &[
             ("foretell_target_step_seconds%{kind=\"decode\"}", 0.010),

@@ -1,4 +1,4 @@
-//! What the client gets is what the engine would have said, whatever is leapt.
+//! The client gets the text of the engine alone, whether or not the request is speculated on.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ pub const PROMPTS: [&str; 3] = [
     "naïve façades — 1, 2, 3, 1, 2, 3, 1, 2, ",
 ];
 
-/// Greedy, with nothing left to a server's defaults that could matter.
+/// A greedy request that sets every field whose default of the server could change the output.
 pub fn greedy(prompt: &str, more: &Value) -> Value {
     let mut fields = json!({"prompt": prompt, "max_tokens": 40, "temperature": 0, "repetition_penalty": 1});
     fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -30,23 +30,24 @@ pub fn both(route: Route, fields: &Value) -> [Ask; 2] {
     [Ask::new(route, false, fields.clone()), Ask::new(route, true, fields.clone())]
 }
 
-/// A prompt that goes on with what the engine has said to it: what it says next has been said before, now and
-/// then, so that drafts from it are right.
+/// A prompt followed by the engine's own output for it: the next output repeats parts of that text,
+/// so that some drafts from it are accepted.
 pub async fn talkative(house: &House, route: Route, prompt: &str) -> String {
     let ask = Ask::new(route, false, greedy(prompt, &json!({"max_tokens": 160, "ignore_eos": true})));
     format!("{prompt}{}", house.direct(&ask).await.plain.text)
 }
 
-/// Asks with and without the proxy, notes what differs, and tells how often it leapt and what was accepted.
+/// Sends a request with and without the proxy and notes the differences. Returns the number of
+/// accepted tokens and the engine's own answer.
 async fn compare(house: &House, ask: &Ask, wrong: &mut String) -> (u64, Answer) {
     let plain = house.direct(ask).await;
     let answer = house.through(ask).await;
     assert_eq!(plain.plain.status, 200, "{}: {ask:?} {}", house.row.name, plain.message.text());
     if answer.plain != plain.plain {
-        let told = answer.foretell();
+        let foretell = answer.foretell();
         writeln!(
             wrong,
-            "{} {ask:?}\n  {told}\n  got  {:?}\n  want {:?}",
+            "{} {ask:?}\n  {foretell}\n  got  {:?}\n  want {:?}",
             house.row.name, answer.plain, plain.plain
         )
         .unwrap();
@@ -56,15 +57,15 @@ async fn compare(house: &House, ask: &Ask, wrong: &mut String) -> (u64, Answer) 
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn auto_knows_everyone(#[values(0, 1, 2, 3, 4, 5)] row: usize) {
+async fn auto_recognises_every_engine(#[values(0, 1, 2, 3, 4, 5)] row: usize) {
     let house = House::build(&TABLE[row], setup(None)).await;
-    let told = house.admin("/api/replicas").await;
-    assert!(told.to_string().contains(house.row.dialect), "{told}");
+    let replicas = house.admin("/api/replicas").await;
+    assert!(replicas.to_string().contains(house.row.dialect), "{replicas}");
     house.leave().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_greedy_text_is_the_same_on_every_route_and_really_leapt() {
+async fn a_greedy_text_is_the_same_on_every_route_and_is_speculated_on() {
     let mut wrong = String::new();
     for row in TABLE {
         let house = House::build(row, setup(Some(30))).await;
@@ -76,16 +77,16 @@ async fn a_greedy_text_is_the_same_on_every_route_and_really_leapt() {
                     accepted += compare(&house, &ask, &mut wrong).await.0;
                 }
             }
-            let leaps = row.leaps.contains(&route);
-            assert_eq!(accepted > 0, leaps, "{} {}: {accepted} accepted", row.name, route.name());
-            assert_eq!(house.rounds() > before, leaps, "{} {}: verified", row.name, route.name());
+            let speculates = row.speculates.contains(&route);
+            assert_eq!(accepted > 0, speculates, "{} {}: {accepted} accepted", row.name, route.name());
+            assert_eq!(house.rounds() > before, speculates, "{} {}: verified", row.name, route.name());
         }
         house.leave().await;
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// Where outputs end: limits, stop texts that tokens complete in their middle, stop tokens.
+/// Ends of outputs: limits, stop texts that end in the middle of a token, stop tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_end_of_a_text_is_the_engines_own() {
     let mut wrong = String::new();
@@ -118,12 +119,12 @@ async fn every_end_of_a_text_is_the_engines_own() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// SGLang names the token that ended a text, whether the client or the model made it an end.
+/// SGLang names the token that ended a text: a stop token of the client or the end of sequence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
+async fn a_speculated_answer_names_its_stop_as_the_engine_does() {
     for row in TABLE.iter().filter(|row| row.dialect == "sglang") {
         let house = House::build(row, setup(Some(30))).await;
-        for &route in row.leaps {
+        for &route in row.speculates {
             let prompt = talkative(&house, route, PROMPTS[0]).await;
             let plain = async |more: Value| {
                 let [ask, _] = both(route, &greedy(&prompt, &more));
@@ -132,7 +133,7 @@ async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
             let text = plain(json!({"max_tokens": 2000})).await.text;
             let part: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
             let (eos, mut ids) = (house.engine.house().toy.eos(), house.engine.house().toy.encode(&text));
-            // The text may have been written in other tokens.
+            // The engine may have generated the text as other tokens.
             let token = loop {
                 let token = ids.pop().expect("a token of the text");
                 if plain(json!({"max_tokens": 2000, "stop_token_ids": [token]})).await.stop
@@ -161,13 +162,13 @@ async fn what_stopped_a_leapt_text_is_named_as_the_engine_names_it() {
     }
 }
 
-/// `timings` of llama-server: where one call made the whole output, the engine's own account of it reaches the client;
-/// of a leapt output there is none.
+/// `timings` of llama-server: they reach the client if one call made the whole output. A speculated
+/// output has none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engines_own_account_of_an_output_reaches_who_rode() {
+async fn timings_of_the_engine_reach_the_clients_of_plain_requests() {
     let house =
         House::build(TABLE.iter().find(|row| row.dialect == "llamacpp").unwrap(), setup(Some(30))).await;
-    let (mut ends, mut leaps) = (BTreeSet::new(), 0);
+    let (mut ends, mut speculated_answers) = (BTreeSet::new(), 0);
     for route in [Route::Completions, Route::Chat] {
         let prompt = talkative(&house, route, PROMPTS[0]).await;
         let [ask, _] = both(route, &greedy(&prompt, &json!({})));
@@ -180,35 +181,46 @@ async fn an_engines_own_account_of_an_output_reaches_who_rode() {
                     ask.fields["stream_options"] = fields;
                     let said = house.said(&ask);
                     let direct = said.send(house.engine.address(), "").await;
-                    let ridden = said.send(house.front(), "x-foretell: ride\r\n").await;
-                    assert_eq!(account(&ridden), account(&direct), "{ask:?} {}", ridden.message.text());
-                    assert!(account(&direct).is_some_and(|count| count > 1), "{ask:?}");
-                    let leapt = said.send(house.front(), "").await;
-                    // On a busy machine a short text may be there before there is time to leap: then it has ridden.
-                    let own = account(&leapt);
-                    assert!(own.is_none() || own == account(&direct), "{ask:?} {}", leapt.message.text());
-                    leaps += usize::from(own.is_none());
+                    let plain_answer = said.send(house.front(), "x-foretell: plain\r\n").await;
+                    assert_eq!(
+                        reported(&plain_answer),
+                        reported(&direct),
+                        "{ask:?} {}",
+                        plain_answer.message.text()
+                    );
+                    assert!(reported(&direct).is_some_and(|count| count > 1), "{ask:?}");
+                    let speculated = said.send(house.front(), "").await;
+                    // On a busy machine a short text may be complete before the first round: then
+                    // it is plain.
+                    let own = reported(&speculated);
+                    assert!(
+                        own.is_none() || own == reported(&direct),
+                        "{ask:?} {}",
+                        speculated.message.text()
+                    );
+                    speculated_answers += usize::from(own.is_none());
                     ends.insert((route.name(), direct.plain.finish));
                 }
             }
         }
     }
-    assert!(leaps >= 12, "{leaps} of 24 or so leapt");
+    assert!(speculated_answers >= 12, "{speculated_answers} of about 24 were speculated on");
     assert_eq!(ends.len(), 4, "texts end by themselves and by the limit: {ends:?}");
     house.leave().await;
 }
 
-/// Output tokens by the engine's account of its time, which stands in the last event.
-fn account(answer: &Answer) -> Option<u64> {
+/// Output tokens according to the engine's `timings`, which the last event has.
+fn reported(answer: &Answer) -> Option<u64> {
     let message = &answer.message;
     let streamed = message.text().starts_with("data: ");
     let last = if streamed { events(message).pop()? } else { message.json() };
     last["timings"]["predicted_n"].as_u64()
 }
 
-/// What the operator put where a client says nothing holds on every route that is taken for it.
+/// The server's defaults for omitted fields hold on every route that the proxy uses for the
+/// request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_servers_own_defaults_hold_in_what_is_leapt() {
+async fn the_servers_own_defaults_hold_in_speculated_answers() {
     let defaults = Defaults { temperature: Some(0.7), repetition_penalty: Some(1.3), ..Defaults::default() };
     let mut wrong = String::new();
     for row in TABLE {
@@ -225,7 +237,7 @@ async fn the_servers_own_defaults_hold_in_what_is_leapt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_reasoning_parser_takes_out_stays_out() {
+async fn text_that_a_reasoning_parser_takes_out_stays_out() {
     let mut wrong = String::new();
     for row in TABLE {
         let plain = House::build(row, setup(None)).await;
@@ -262,9 +274,9 @@ async fn a_seed_gives_the_text_that_it_gives_without_the_proxy() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
-/// A client that leaves takes everything with it that was begun for it.
+/// A client that disconnects ends every call that was made for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_leaves_nothing_running() {
+async fn a_client_that_disconnects_leaves_nothing_running() {
     for row in TABLE {
         let mut busy = setup(None);
         busy.pace.step = std::time::Duration::from_millis(2);

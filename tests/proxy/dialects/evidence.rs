@@ -1,4 +1,4 @@
-//! An answer that contradicts itself is not believed: the client gets the engine's own text all the same.
+//! An answer that contradicts itself is not used: the client still gets the engine's own text.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::table::{Row, TABLE};
 use crate::client::Ask;
 use crate::fakes::{Fault, When};
 
-/// The calls of each engine that hold both ids and text, or both ids and counts.
+/// The row of this engine: its calls return both ids and text, or both ids and counts.
 fn row(name: &str) -> &'static Row {
     TABLE.iter().find(|row| row.name == name).unwrap()
 }
@@ -19,7 +19,7 @@ fn row(name: &str) -> &'static Row {
 async fn house(name: &str) -> (House, Ask) {
     let house = House::build(row(name), setup(None)).await;
     let prompt = talkative(&house, Route::Completions, PROMPTS[0]).await;
-    // Long enough for the ids of the prompt to be asked for beside the first call.
+    // Long enough to request the ids of the prompt during the first call.
     house.engine.house().pace.lock().per_token = Duration::from_millis(5);
     let ask = Ask::new(Route::Completions, true, greedy(&prompt, &json!({"ignore_eos": true})));
     let (plain, through) = (house.direct(&ask).await, house.through(&ask).await);
@@ -33,7 +33,7 @@ async fn house(name: &str) -> (House, Ask) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_that_are_not_those_of_the_text_are_a_fault_of_the_call() {
-    // A later ride of llama.cpp is a call of the same kind, of more tokens.
+    // A later plain call to llama.cpp is of the same kind, with more tokens.
     for (name, call) in [("vllm", ""), ("sglang", ""), ("llamacpp", "\"n_predict\":1,")] {
         let (house, ask) = house(name).await;
         let plain = house.direct(&ask).await;
@@ -64,10 +64,10 @@ async fn an_answer_that_counts_another_prompt_is_a_fault_of_the_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ids_of_another_prompt_than_was_counted_are_not_gone_on_from() {
+async fn ids_of_a_prompt_with_another_token_count_are_not_used() {
     let lies = [
         ("vllm", Fault::OtherPrompt),
-        // It is asked for the count in every event: without one its ids are not believed.
+        // The proxy asks for the count in every event: without it the ids are not used.
         ("vllm", Fault::OtherPromptCountedLast),
         ("vllm-scale-out", Fault::OtherPrompt),
         ("sglang", Fault::OtherPrompt),
@@ -81,7 +81,7 @@ async fn ids_of_another_prompt_than_was_counted_are_not_gone_on_from() {
         assert_eq!(got.plain.text, plain.plain.text, "{name}: {}", got.foretell());
         assert_eq!(
             (&got.foretell()["path"], &got.foretell()["rounds"]),
-            (&json!("ridden"), &json!(0)),
+            (&json!("plain"), &json!(0)),
             "{name}"
         );
         assert!(house.engine.house().faults.struck() > 0, "{name}");

@@ -1,9 +1,9 @@
-//! What `POST /api/explain` says of a request is what then happens to it: random requests, before every engine.
+//! `POST /api/explain` says what then happens to a request: random requests, before every engine.
 
 use foretell::app::Running;
 use foretell::lab::local;
 use foretell::openai::Route;
-use foretell::units::Dice;
+use foretell::units::SplitMix64;
 use serde_json::{Value, json};
 
 use super::house::{House, on_each, setup};
@@ -20,28 +20,28 @@ use crate::wire::Wire;
 /// Requests in all.
 const REQUESTS: usize = 504;
 
-/// Policies for each way in which a request may go.
+/// Policies for each path that a request can take.
 const POLICIES: [&str; 5] = [
     "version: 1\nname: hot\nmatch: { temperature: { min: 0.9 } }\nmode: \"off\"\n",
     "version: 1\nname: watch\nmatch: { headers: { x-team: [web] } }\nmode: shadow\n",
-    "version: 1\nname: still\nmatch: { routes: [chat], temperature: { min: 0.4 } }\nmode: ride\n",
+    "version: 1\nname: still\nmatch: { routes: [chat], temperature: { min: 0.4 } }\nmode: plain\n",
     "version: 1\nname: lossy\nmatch: { headers: { x-team: [ide] } }\naccept: { rule: ears, tolerance: { max: 0.3 } }\n\
      gamma: { max: 8, fixed: 3 }\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n",
     "version: 1\nname: forced\nmatch: { prompt_tokens: { max: 200 } }\ngamma: { max: 8, fixed: 4 }\n\
      drafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n",
 ];
 
-fn one_of<T: Clone>(dice: &mut Dice, all: &[T]) -> T {
-    all[dice.below(all.len() as u64) as usize].clone()
+fn one_of<T: Clone>(rng: &mut SplitMix64, all: &[T]) -> T {
+    all[rng.below(all.len() as u64) as usize].clone()
 }
 
-/// Fields that a client may send, each now and then.
-fn fields(dice: &mut Dice) -> Value {
-    let word = one_of(dice, &["the same, the same, the", "one two one two one", "a"]);
-    let prompt = if dice.one_in(12) { word.repeat(60) } else { word.to_owned() };
+/// Fields that a client may send, each one sometimes.
+fn fields(rng: &mut SplitMix64) -> Value {
+    let word = one_of(rng, &["the same, the same, the", "one two one two one", "a"]);
+    let prompt = if rng.chance(12) { word.repeat(60) } else { word.to_owned() };
     let mut fields = json!({ "prompt": prompt, "max_tokens": 6 });
     let temperatures = [json!(0), json!(0), json!(0.3), json!(0.5), json!(1.0), json!("hot"), Value::Null];
-    fields["temperature"] = one_of(dice, &temperatures);
+    fields["temperature"] = one_of(rng, &temperatures);
     let more = [
         ("n", json!(2)),
         ("stop", json!(["zz"])),
@@ -57,34 +57,35 @@ fn fields(dice: &mut Dice) -> Value {
         ("logprobs", json!(true)),
     ];
     for (name, value) in more {
-        if dice.one_in(16) {
+        if rng.chance(16) {
             fields[name] = value;
         }
     }
     fields
 }
 
-/// Header fields of the request: each as it is sent, and as it is told to `explain`.
-fn headers(dice: &mut Dice) -> String {
-    let team = one_of(dice, &["", "", "x-team: web\r\n", "x-team: ide\r\n"]);
+/// Header fields, for the request and for `explain`.
+fn headers(rng: &mut SplitMix64) -> String {
+    let team = one_of(rng, &["", "", "x-team: web\r\n", "x-team: ide\r\n"]);
     let wish = one_of(
-        dice,
+        rng,
         &[
             "",
             "",
             "",
             "",
             "x-foretell: off\r\n",
-            "x-foretell: ride\r\n",
+            "x-foretell: plain\r\n",
             "x-foretell: gamma=2\r\n",
             "x-foretell: gama=2\r\n",
         ],
     );
-    let encoded = if dice.one_in(20) { "content-encoding: gzip\r\n" } else { "" };
+    let encoded = if rng.chance(20) { "content-encoding: gzip\r\n" } else { "" };
     format!("{team}{wish}{encoded}")
 }
 
-/// Engines that leap on few requests or on none: name, how it is started, what its backend is told.
+/// Engines before which few or no requests are speculated on: name, start function, lines of the
+/// backend's configuration.
 type Other = (&'static str, fn() -> Started, &'static str);
 
 const OTHERS: [Other; 5] = [
@@ -104,7 +105,7 @@ const OTHERS: [Other; 5] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_explained_of_random_requests_is_what_happens() {
+async fn explain_predicts_what_happens_to_random_requests() {
     let each = REQUESTS.div_ceil(TABLE.len());
     let known = on_each(TABLE.iter().enumerate(), move |(number, row)| known(row, number as u64, each));
     let others =
@@ -114,7 +115,7 @@ async fn what_is_explained_of_random_requests_is_what_happens() {
     let all = [sum(0), sum(1), sum(2)];
     assert!(
         all.iter().sum::<usize>() >= 500 && all.iter().all(|&count| count > 40),
-        "{all:?} bypassed, ridden, free"
+        "{all:?} relayed, plain, eligible"
     );
 }
 
@@ -137,7 +138,7 @@ async fn other(&(name, start, backend): &'static Other, number: u64, requests: u
     agrees(name, &proxy, number, requests, |ask| ask).await
 }
 
-/// How many were bypassed, were to ride only, and were free to leap.
+/// Requests that were relayed, that were plain only, and that could be speculated on.
 async fn agrees(
     name: &str,
     proxy: &Running,
@@ -146,32 +147,32 @@ async fn agrees(
     said: impl Fn(Ask) -> Ask,
 ) -> [usize; 3] {
     let (front, admin) = (proxy.gateway.addresses[0], proxy.gateway.admin.unwrap());
-    let mut dice = Dice::new(1_000 + number);
+    let mut rng = SplitMix64::new(1_000 + number);
     let mut counts = [0; 3];
     for _ in 0..requests {
-        let route = one_of(&mut dice, &[Route::Completions, Route::Chat]);
-        let ask = said(Ask::new(route, dice.one_in(4), fields(&mut dice)));
-        let headers = headers(&mut dice);
+        let route = one_of(&mut rng, &[Route::Completions, Route::Chat]);
+        let ask = said(Ask::new(route, rng.chance(4), fields(&mut rng)));
+        let headers = headers(&mut rng);
         let path = format!("/api/explain?route={}", route.name());
-        let told = send(admin, &path, &headers, &ask.body()).await.json();
+        let explained = send(admin, &path, &headers, &ask.body()).await.json();
         let answer = Wire::connect(front).await.ask(ask.bytes(&headers)).await;
         let header = |name: &str| answer.head.get(name).unwrap_or_default().to_owned();
         let (went, why) = (header("x-foretell-path"), header("x-foretell-reason"));
-        let reason = told["reason"].as_str().unwrap_or_default();
-        let context = format!("{name} {headers} {}: {told}\n{:?}", ask.body(), answer.head);
-        match told["path"].as_str().unwrap() {
-            "bypassed" => {
+        let reason = explained["reason"].as_str().unwrap_or_default();
+        let context = format!("{name} {headers} {}: {explained}\n{:?}", ask.body(), answer.head);
+        match explained["path"].as_str().unwrap() {
+            "relayed" => {
                 counts[0] += 1;
-                assert_eq!((went.as_str(), why.as_str()), ("bypassed", reason), "{context}");
+                assert_eq!((went.as_str(), why.as_str()), ("relayed", reason), "{context}");
             }
             "eligible" => {
                 counts[if reason.is_empty() { 2 } else { 1 }] += 1;
-                assert_eq!(told["policy"], header("x-foretell-policy").as_str(), "{context}");
+                assert_eq!(explained["policy"], header("x-foretell-policy").as_str(), "{context}");
                 let streams = went == "eligible" && why.is_empty();
-                let rides = went == "ridden" && why == reason;
-                let leaps =
+                let is_plain = went == "plain" && why == reason;
+                let speculates =
                     reason.is_empty() && (went == "speculated" || why == "no_draft" || why == "no_gain");
-                assert!(streams || rides || leaps, "{context}");
+                assert!(streams || is_plain || speculates, "{context}");
             }
             other => panic!("{other}: {context}"),
         }

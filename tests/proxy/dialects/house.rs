@@ -1,4 +1,4 @@
-//! A fake engine and the whole proxy before it.
+//! A fake engine with the whole proxy in front.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use super::table::{Row, Server};
 use crate::client::{Answer, Ask, FORCED, get, panics, send, watch_panics};
 use crate::fakes::{Setup, Temper, toy};
 
-/// The time that a token takes where only times tell what was cached.
+/// Seconds per prompt token where only times show what was cached.
 const FELT: Duration = Duration::from_micros(200);
 
-/// The model that contracts are asked of: it ends a text now and then.
+/// The model of the contract tests; it sometimes ends a text.
 pub fn setup(eos_every: Option<u64>) -> Setup {
     Setup { temper: Temper { eos_every, ..Temper::default() }, ..Setup::default() }
 }
 
-/// Runs `check` on each of these engines (or of their routes), on all at once: most of the time an engine makes its
-/// clients wait.
+/// Runs `check` on each of these engines (or routes), on all concurrently: most of the time is
+/// spent waiting for engines.
 pub async fn on_each<I, T, F>(all: impl Iterator<Item = I>, check: impl Fn(I) -> F) -> Vec<T>
 where
     T: Send + 'static,
@@ -69,8 +69,8 @@ impl House {
         house
     }
 
-    /// Waits until the proxy knows the engine. Where times alone show what was cached, they may be lost in the noise
-    /// of a busy machine: then tokens take longer, and the proxy is told to ask again.
+    /// Waits until the proxy knows the engine. Where times alone show what was cached, the noise of
+    /// a busy machine may hide them: then tokens are made slower, and the proxy probes again.
     async fn is_known(&self) {
         let known = async {
             while !self.admin("/api/replicas").await["replicas"][0]["epoch"].is_string() {
@@ -92,17 +92,17 @@ impl House {
         self.proxy.gateway.addresses[0]
     }
 
-    /// What the engine says by itself.
+    /// The engine's own answer.
     pub async fn direct(&self, ask: &Ask) -> Answer {
         self.said(ask).send(self.engine.address(), "").await
     }
 
-    /// What the client gets.
+    /// The answer through the proxy.
     pub async fn through(&self, ask: &Ask) -> Answer {
         self.said(ask).send(self.front(), "").await
     }
 
-    /// The request in the words of this engine.
+    /// The request in the form of this engine.
     pub fn said(&self, ask: &Ask) -> Ask {
         let mut fields: Value = serde_json::from_str(self.row.says).unwrap();
         let all = fields.as_object_mut().unwrap();
@@ -117,19 +117,20 @@ impl House {
         get(self.proxy.gateway.admin.unwrap(), path).await.json()
     }
 
-    /// The engine takes so many times as long for a step: time for what the proxy does beside a ride, on a machine
-    /// that is busy with something else.
+    /// Makes the engine's steps longer by this factor: time for the proxy's calls during a plain
+    /// request on a busy machine.
     pub fn slow_down(&self, times: u32) {
         self.engine.house().pace.lock().step *= times;
     }
 
-    /// Calls that verified, so far.
+    /// Verify requests so far.
     pub fn rounds(&self) -> usize {
         let tally = self.engine.house().tally();
         self.row.verifies.iter().map(|path| tally.calls_of(path)).sum()
     }
 
-    /// Nothing was sent that would have harmed the real engine, nothing runs any more, nobody has panicked.
+    /// Asserts that no call would have crashed the real engine, that no sequence still runs and
+    /// that no thread panicked.
     pub async fn leave(self) {
         let house = self.engine.house();
         let idle = async {

@@ -1,4 +1,4 @@
-//! A session keeps to the process that it began on, whatever engine that is.
+//! A session stays with the process that it began on, for every engine.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,10 +17,11 @@ use crate::wire::{Message, PATIENCE, Wire};
 const SCORE: &str = "/inference/v1/generate";
 const COMPLETIONS: &str = "/v1/completions";
 const PROMPT: &str = "def area(width, height):\n    return width * height\n\n\ndef area(width, height):\n";
-/// Bytes of answers after which the address goes over: about where the answer begins, and within its rounds.
+/// Bytes of answers after which the address switches to another process: near the start of the
+/// answer, and within its rounds.
 const EARLY: usize = 1500;
 const LATE: usize = 6000;
-/// Some second, in hundredths.
+/// A start time, hundredths of a second.
 const SECOND: u64 = 176_392_581_300;
 
 fn setup(seed: u64) -> Setup {
@@ -44,7 +45,8 @@ async fn proxy_with(address: SocketAddr, policy: &str) -> Running {
     proxy_connecting(address, policy, "2s").await
 }
 
-/// A new connection, and for a first call the page that shows where it leads, may take so long.
+/// `within`: limit for a new connection and, on a first call, for the page that shows which process
+/// it leads to.
 async fn proxy_connecting(address: SocketAddr, policy: &str, within: &str) -> Running {
     let process = format!(
         "version: 1\ntimeouts: {{ verify: 10s, pool_idle: 1m, connect: {within} }}\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
@@ -55,7 +57,7 @@ async fn proxy_connecting(address: SocketAddr, policy: &str, within: &str) -> Ru
 }
 
 fn ask(stream: bool, temperature: f64) -> Ask {
-    // Everything is said, so that no default of the server is in doubt and tails are scored.
+    // Every field is set, so that no default of the server is in doubt and tails are scored.
     let fields = json!({"prompt": PROMPT, "max_tokens": 120, "ignore_eos": true, "temperature": temperature,
         "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "repetition_penalty": 1.0});
@@ -74,7 +76,8 @@ fn read(message: &Message) -> (String, String) {
     (text, events.iter().filter_map(|event| event["error"]["code"].as_str()).collect())
 }
 
-/// Two engines that were started in the same second. Older versions tell no fingerprint: their connections do.
+/// Two engines that were started in the same second. Older versions report no fingerprint: their
+/// connections identify them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
     for (version, scale_out) in [("0.29.0", true), ("0.22.0", false)] {
@@ -98,7 +101,8 @@ async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
             let what = format!("vLLM {version}, cut {cuts}, after {after}: {}", message.text());
             assert!(switch.has_switched(), "{what}");
             let (text, code) = read(&message);
-            // A connection that stays may bring all of it; before the first token the second engine begins anew.
+            // An open connection may bring the whole answer; before the first token the second
+            // engine begins anew.
             if (text == plain.text && !cuts) || (text == other.text && after == EARLY) {
                 continue;
             }
@@ -110,7 +114,7 @@ async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
 
 /// A rolling update of one replica: the same model, another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_is_started_again_is_not_gone_on_with() {
+async fn an_answer_is_not_continued_on_a_restarted_engine() {
     let fake = vllm(1, "0.29.0", true).await;
     let proxy = proxy(fake.address).await;
     let front = proxy.gateway.addresses[0];
@@ -130,7 +134,7 @@ async fn an_engine_that_is_started_again_is_not_gone_on_with() {
             assert!(["backend_changed", "backend_broke_off"].contains(&code.as_str()), "{code}");
             assert_eq!(message.head.status(), 200);
         } else {
-            // It begins anew, if the engine is back by then.
+            // The request begins anew if the engine is back by then.
             assert!([200, 502].contains(&message.head.status()), "{}", message.text());
         }
         let known =
@@ -139,7 +143,7 @@ async fn an_engine_that_is_started_again_is_not_gone_on_with() {
     }
 }
 
-/// The same process, the same model id, other weights: the answers' own fields tell.
+/// The same process, the same model id, other weights: the answers' own fields show it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weights_that_are_replaced_in_the_middle_are_noticed() {
     let by_fingerprint = vllm(1, "0.33.0", false).await;
@@ -166,9 +170,9 @@ async fn weights_that_are_replaced_in_the_middle_are_noticed() {
     }
 }
 
-/// An engine that shows no start time: a connection that is lost ends what is speculated on.
+/// An engine that shows no start time: a lost connection ends a speculated answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_does_not_show_itself_is_not_gone_on_with_after_a_loss() {
+async fn an_answer_of_an_engine_without_identity_is_not_continued_after_a_loss() {
     let fake =
         Fake::start(Sglang::new(sglang::Options { setup: setup(1), ..sglang::Options::default() })).await;
     let proxy = proxy(fake.address).await;
@@ -178,7 +182,8 @@ async fn an_engine_that_does_not_show_itself_is_not_gone_on_with_after_a_loss() 
     let (text, code) = read(&asked(front, &ask(true, 0.0)).await);
     assert!(plain.text.starts_with(&text) && text != plain.text, "{text}");
     assert_eq!(code, "backend_broke_off");
-    // The first call, too: what follows might be another model's. A client that waits for one answer has got nothing of it.
+    // The same for the first call: later calls might reach another model. A client that waits for a
+    // whole answer has received nothing yet.
     let proxy = proxy_with(fake.address, HELD_BACK).await;
     let front = proxy.gateway.addresses[0];
     fake.house.faults.at(When::path(COMPLETIONS).streamed(true), 0, Fault::CutAfter(5));
@@ -190,15 +195,15 @@ async fn an_engine_that_does_not_show_itself_is_not_gone_on_with_after_a_loss() 
     assert_eq!((whole.plain.text, whole.message.head.get("x-foretell-reason")), (plain.text, Some("fault")));
 }
 
-/// A connection is asked once. What goes over it again costs nothing.
+/// The proxy asks once per connection; later calls on it cost nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_used_again_is_not_asked_again() {
+async fn a_reused_connection_is_not_identified_again() {
     let fake = vllm(1, "0.29.0", true).await;
     let proxy = proxy(fake.address).await;
     let front = proxy.gateway.addresses[0];
     let mut client = Wire::connect(front).await;
     let ask = ask(true, 0.0);
-    let plain = "x-foretell: ride\r\n";
+    let plain = "x-foretell: plain\r\n";
     let _ = client.ask(ask.bytes(plain)).await;
     let before = fake.house.tally();
     let began = tokio::time::Instant::now();
@@ -206,18 +211,19 @@ async fn a_connection_that_is_used_again_is_not_asked_again() {
         let message = client.ask(ask.bytes(plain)).await;
         assert_eq!(message.head.status(), 200);
     }
-    // Every five seconds the replica is asked who it is, on a new connection.
+    // Every five seconds the proxy identifies the replica on a new connection.
     let asked = 1 + began.elapsed().as_secs() as usize / 5;
     let after = fake.house.tally();
     let opened = after.connections - before.connections;
     assert!(opened <= asked, "{opened} connections");
     let pages = after.calls_of("/metrics") - before.calls_of("/metrics");
     assert!(pages <= 2 * asked, "{pages} pages for {opened} connections");
-    let told: Value = get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json();
-    assert!(told.to_string().contains("vllm"), "{told}");
+    let replicas: Value = get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json();
+    assert!(replicas.to_string().contains("vllm"), "{replicas}");
 }
 
-/// The page that shows which process answers fails for a while, in the middle of answers: they wait for it.
+/// The page that shows which process answers fails for a while, in the middle of answers: they wait
+/// for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_that_fails_for_a_while_ends_no_answer() {
     let fake = vllm(1, "0.29.0", true).await;
@@ -226,7 +232,8 @@ async fn a_page_that_fails_for_a_while_ends_no_answer() {
     let plain = ask(true, 0.0).send(fake.address, "").await.plain;
     let mut waited = 0;
     for from in 0..4 {
-        // No round ends well, so that each later call needs a connection, and each connection the page.
+        // Every round fails, so that each later call needs a connection, and each connection the
+        // page.
         fake.house.faults.always(When::path(SCORE), Fault::Half);
         for nth in from..from + 2 {
             fake.house.faults.at(When::path("/metrics"), nth, Fault::Status(503));
@@ -234,14 +241,15 @@ async fn a_page_that_fails_for_a_while_ends_no_answer() {
         let before = fake.house.tally().calls_of("/metrics");
         let got = ask(true, 0.0).send(front, "").await;
         assert_eq!(got.plain, plain, "{from}: {}", got.message.text());
-        // The first page is that of the first call, which has no answer yet to be held up.
+        // The first page belongs to the first call, which has no answer yet that could wait.
         waited += usize::from(from > 0 && fake.house.tally().calls_of("/metrics") > before + from);
         fake.house.faults.clear();
     }
-    assert!(waited > 0, "some answer met the page at its worst");
+    assert!(waited > 0, "some answer waited for the failing page");
 }
 
-/// A busy server shows which process it is later than a connection may take: answers that have begun wait for it.
+/// A busy server shows its process later than the connect timeout: answers that have begun wait for
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_that_is_late_ends_no_answer() {
     let fake = vllm(1, "0.29.0", true).await;
@@ -254,5 +262,5 @@ async fn a_page_that_is_late_ends_no_answer() {
     let before = fake.house.tally().calls_of("/metrics");
     let got = ask(true, 0.0).send(proxy.gateway.addresses[0], "").await;
     assert_eq!(got.plain, plain, "{}", got.message.text());
-    assert!(fake.house.tally().calls_of("/metrics") > before + 1, "a call met the late page");
+    assert!(fake.house.tally().calls_of("/metrics") > before + 1, "a call waited for the late page");
 }

@@ -1,6 +1,6 @@
-//! Every parameter of the table by itself, on the same prompt: what the client gets is what the engine alone
-//! would have said, and what may not leap is relayed with the table's own reason. Unseeded sampling is put to the
-//! engine's law in `law`.
+//! Every parameter of the table by itself, on the same prompt: the client gets the text of the
+//! engine alone, and requests that may not be speculated on are relayed with the table's own
+//! reason. `distribution` tests unseeded sampling against the engine's distribution.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use foretell::openai::parameters::{Field, Parameter, Plain, Treatment};
 use foretell::openai::{Route, parameters};
-use foretell::words::BypassReason;
+use foretell::words::RelayReason;
 use serde_json::{Value, json};
 
 use super::contract::{PROMPTS, both, greedy, talkative};
@@ -16,10 +16,10 @@ use super::house::{House, on_each, setup};
 use super::table::{Row, Seeds, TABLE};
 use crate::client::{Answer, Ask, send};
 
-/// A parameter with a value, and why it may not leap, if the table says so.
+/// A parameter with a value, and the reason not to speculate with it, if the table has one.
 pub struct Setting {
     pub value: Value,
-    pub refused: Option<BypassReason>,
+    pub refused: Option<RelayReason>,
 }
 
 impl Setting {
@@ -27,12 +27,12 @@ impl Setting {
         Self { value, refused: None }
     }
 
-    fn may_not(value: Value, reason: BypassReason) -> Self {
+    fn may_not(value: Value, reason: RelayReason) -> Self {
         Self { value, refused: Some(reason) }
     }
 }
 
-/// What the engine has said to the prompt, to choose values from that matter.
+/// The engine's output for the prompt, to choose values from that change it.
 pub struct Said {
     pub prompt: String,
     pub text: String,
@@ -49,12 +49,12 @@ impl Said {
     }
 }
 
-/// So many characters from the middle on.
+/// `len` characters from the middle on.
 fn middle(text: &str, len: usize) -> String {
     text.chars().skip(text.chars().count() / 2).take(len).collect()
 }
 
-/// Values of a parameter that Foretell carries. A new field needs some before this compiles.
+/// Values of a parameter that Foretell carries. A new field needs values here to compile.
 fn carried(field: Field, said: &Said) -> Vec<Setting> {
     let all = |values: Vec<Value>| values.into_iter().map(Setting::may).collect();
     match field {
@@ -63,7 +63,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             Setting::may(json!([said.prompt])),
             Setting::may(json!([200, 201, 202, 203, 200, 201, 202, 203])),
             Setting::may(json!([[200, 201, 202, 203, 200, 201, 202, 203]])),
-            Setting::may_not(json!(["one", "two"]), BypassReason::Choices),
+            Setting::may_not(json!(["one", "two"]), RelayReason::Choices),
         ],
         Field::Messages => all(vec![
             json!([{"role": "user", "content": [{"type": "text", "text": said.prompt}]}]),
@@ -81,7 +81,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         Field::Seed => all(vec![json!(7)]),
         Field::Stop => all(vec![json!(middle(&said.text, 3)), json!(["never there", middle(&said.text, 5)])]),
         Field::StopTokenIds => all(vec![json!([said.token]), json!([])]),
-        // With no stop to keep, it must change nothing; with one, see below.
+        // Without a stop text it must change nothing; with one, see below.
         Field::IncludeStop
         | Field::IgnoreEos
         | Field::Stream
@@ -92,12 +92,12 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         Field::StreamOptions => all(vec![json!({})]),
         Field::Prediction => all(vec![json!({"type": "content", "content": said.text})]),
         Field::Choices => {
-            vec![Setting::may(json!(1)), Setting::may_not(json!(2), BypassReason::Choices)]
+            vec![Setting::may(json!(1)), Setting::may_not(json!(2), RelayReason::Choices)]
         }
     }
 }
 
-/// Values that do nothing, and one that does.
+/// Values without effect, and one with an effect.
 fn neutral(plain: Plain) -> (Vec<Value>, Value) {
     match plain {
         Plain::Bool(value) => (vec![json!(value)], json!(!value)),
@@ -110,7 +110,8 @@ fn neutral(plain: Plain) -> (Vec<Value>, Value) {
     }
 }
 
-/// A value of a parameter that never leaps: one that engines understand, where they know it.
+/// A value of a parameter that always prevents speculation; a valid one where engines know the
+/// parameter.
 fn foreign(name: &str) -> Value {
     match name {
         "logprobs" | "prompt_logprobs" | "logprob_token_ids" => json!(2),
@@ -136,11 +137,11 @@ pub fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
             all.push(Setting::may_not(other, reason));
             all
         }
-        Treatment::Bypass(reason) => vec![Setting::may_not(foreign(row.name), reason)],
+        Treatment::Relay(reason) => vec![Setting::may_not(foreign(row.name), reason)],
     }
 }
 
-/// The request with the parameter set, in the ways in which it makes sense.
+/// The request with the parameter set, whole and streamed where that makes sense.
 pub fn asks(route: Route, row: &Parameter, setting: &Setting, said: &Said) -> Vec<Ask> {
     let carried = matches!(row.treatment, Treatment::Carried(_) | Treatment::Emulated(_));
     let mut fields = greedy(&said.prompt, &json!({"max_tokens": if carried { 24 } else { 10 }}));
@@ -154,13 +155,13 @@ pub fn asks(route: Route, row: &Parameter, setting: &Setting, said: &Said) -> Ve
         "stream" if streams => vec![stream],
         "stream" => vec![whole],
         _ if row.name.starts_with("stream_options") => vec![stream],
-        // What is relayed is relayed alike.
+        // Whole and streamed requests are relayed alike.
         _ if setting.refused.is_some() => vec![whole],
         _ => vec![whole, stream],
     }
 }
 
-/// A whole answer without what is another in every answer.
+/// A whole answer without the fields that differ in every answer.
 fn lasting(answer: &Answer) -> Value {
     fn strip(value: &mut Value) {
         match value {
@@ -179,16 +180,17 @@ fn lasting(answer: &Answer) -> Value {
     value
 }
 
-/// What the client gets, and whether a call that verifies came meanwhile.
+/// The answer through the proxy, and true if a verify request came meanwhile.
 async fn asked(house: &House, ask: &Ask) -> (Answer, bool) {
     let rounds = house.rounds();
     let through = house.through(ask).await;
-    // Some engines verify by the route on which they are asked.
+    // Some engines verify on the route of the request itself.
     (through, house.rounds() > rounds + 1)
 }
 
-/// What is wrong with how a bypass is told: the header names a parameter where one is the reason, and `explain` says the
-/// same, refuses that parameter, and says nowhere that all of them are carried.
+/// Faults in how a relayed request is reported: the header must name a parameter if one is the
+/// reason, and `explain` must give the same reason, refuse that parameter and not say that all of
+/// them are carried.
 pub async fn blamed(
     engine: &str,
     admin: SocketAddr,
@@ -199,42 +201,42 @@ pub async fn blamed(
 ) -> String {
     let head = |name| answer.message.head.get(name).unwrap_or_default().to_owned();
     let (reason, named) = (head("x-foretell-reason"), head("x-foretell-parameter"));
-    // The server as a whole, whatever the parameters: no plan for this route, or it is not known yet which engine it is.
-    if named.is_empty() && ["no_plan", "balanced"].contains(&reason.as_str()) {
+    // The reason is the server and not a parameter: no verification method for this route, or its
+    // engine is not known yet.
+    if named.is_empty() && ["no_verify_method", "balanced"].contains(&reason.as_str()) {
         return String::new();
     }
     let path = format!("/api/explain?route={}", ask.route.name());
-    let told = send(admin, &path, "", &ask.body()).await.json();
-    let refused: Vec<_> =
-        told["parameters"].as_array().unwrap().iter().filter(|line| !line["refused"].is_null()).collect();
+    let explained = send(admin, &path, "", &ask.body()).await.json();
+    let refused: Vec<_> = explained["parameters"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|line| !line["refused"].is_null())
+        .collect();
     let of_the_row = setting.refused.is_none() || named == row.name;
     let known = parameters::find(ask.route, &named).is_some();
     let listed =
         refused.iter().any(|line| line["name"] == named.as_str() && line["refused"] == reason.as_str());
-    let agrees = told["path"] == "bypassed" && told["reason"] == reason.as_str();
-    let carried = told["steps"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .any(|step| step["words"].as_str().unwrap().contains("every parameter is carried exactly"));
-    if agrees && of_the_row && known && listed && !carried {
+    let agrees = explained["path"] == "relayed" && explained["reason"] == reason.as_str();
+    if agrees && of_the_row && known && listed {
         return String::new();
     }
-    format!("{engine} {} {ask:?}\n  {reason} named {named:?}: {told}\n", row.name)
+    format!("{engine} {} {ask:?}\n  {reason} named {named:?}: {explained}\n", row.name)
 }
 
-/// What an account of many comparisons comes to.
+/// The result of many comparisons.
 #[derive(Default)]
-struct Account {
+struct Tally {
     wrong: String,
-    /// Parameters with which some request leapt.
-    leapt: BTreeSet<&'static str>,
-    /// Parameters with which some request might have, by the table.
+    /// Parameters with which some request was speculated on.
+    speculated: BTreeSet<&'static str>,
+    /// Parameters that allow speculation, by the table.
     might: BTreeSet<&'static str>,
 }
 
-impl Account {
-    /// Of several engines, on both routes; the comparisons of each are made at once.
+impl Tally {
+    /// Compares several engines on both routes, all concurrently.
     async fn of<F>(
         engines: impl Iterator<Item = &'static Row>,
         compared: impl Fn(&'static Row, Route) -> F,
@@ -249,7 +251,7 @@ impl Account {
 
     fn and(mut self, other: Self) -> Self {
         self.wrong += &other.wrong;
-        self.leapt.extend(other.leapt);
+        self.speculated.extend(other.speculated);
         self.might.extend(other.might);
         self
     }
@@ -258,28 +260,29 @@ impl Account {
         let direct = house.direct(ask).await;
         let (mut through, mut verified) = asked(house, ask).await;
         if verified && setting.refused.is_some() {
-            // A call beside the request before may have come late. One of this request's own would come again.
+            // A call of the previous request may have come late. A call of this request would come
+            // again.
             (through, verified) = asked(house, ask).await;
         }
         let head = |name| through.message.head.get(name);
         let (path, reason) = (head("x-foretell-path"), head("x-foretell-reason"));
         let mut same = (&through.plain, &through.ids) == (&direct.plain, &direct.ids);
-        if path == Some("bypassed") || direct.plain.status != 200 {
+        if path == Some("relayed") || direct.plain.status != 200 {
             same &= lasting(&through) == lasting(&direct);
         }
-        if path == Some("bypassed") {
+        if path == Some("relayed") {
             let (admin, said) = (house.proxy.gateway.admin.unwrap(), house.said(ask));
             self.wrong += &blamed(house.row.name, admin, row, setting, &said, &through).await;
         }
         let rightly = match setting.refused {
-            Some(refused) => (path, reason, verified) == (Some("bypassed"), Some(refused.name()), false),
+            Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),
         };
         if setting.refused.is_none() {
             self.might.insert(row.name);
         }
         if verified {
-            self.leapt.insert(row.name);
+            self.speculated.insert(row.name);
         }
         if !same || !rightly {
             writeln!(
@@ -297,40 +300,40 @@ impl Account {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_row_of_the_table_by_itself_gets_what_the_engine_alone_says() {
-    let account = Account::of(TABLE.iter(), |engine, route| async move {
-        let mut account = Account::default();
+async fn every_parameter_by_itself_gives_the_text_of_the_engine_alone() {
+    let tally = Tally::of(TABLE.iter(), |engine, route| async move {
+        let mut tally = Tally::default();
         let house = House::build(engine, setup(Some(60))).await;
         let said = Said::by(&house, route, PROMPTS[1]).await;
         for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
             for setting in settings(row, &said) {
                 for ask in asks(route, row, &setting, &said) {
-                    account.compare(&house, row, &setting, &ask).await;
+                    tally.compare(&house, row, &setting, &ask).await;
                 }
             }
         }
         house.leave().await;
-        account
+        tally
     })
     .await;
-    assert!(account.wrong.is_empty(), "{}", account.wrong);
-    let never: Vec<_> = account.might.difference(&account.leapt).collect();
-    assert!(never.is_empty(), "nobody leapt with {never:?}");
+    assert!(tally.wrong.is_empty(), "{}", tally.wrong);
+    let never: Vec<_> = tally.might.difference(&tally.speculated).collect();
+    assert!(never.is_empty(), "no engine speculated with {never:?}");
 }
 
-/// At a temperature, where the engine's own noise can be gone on with.
+/// At a temperature above 0, where the engine's own noise can be continued.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
+async fn every_carried_parameter_with_a_seed_gives_the_text_of_the_engine_alone() {
     let seeded = TABLE.iter().filter(|engine| engine.seeds == Seeds::Kept);
-    let account = Account::of(seeded, |engine, route| async move {
-        let mut account = Account::default();
+    let tally = Tally::of(seeded, |engine, route| async move {
+        let mut tally = Tally::default();
         let house = House::build(engine, setup(Some(60))).await;
         let said = Said::by(&house, route, PROMPTS[0]).await;
         for row in parameters::TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else {
                 continue;
             };
-            // Such a request kills the engine, with and without a proxy.
+            // Such a request crashes the engine, with and without a proxy.
             if engine.name == "sglang-deterministic" && field == Field::MinP {
                 continue;
             }
@@ -339,22 +342,22 @@ async fn every_carried_parameter_with_a_seed_gets_what_the_engine_alone_says() {
                     let warm = if field == Field::Temperature { json!(1.3) } else { json!(0.8) };
                     ask.fields["temperature"] = warm;
                     ask.fields["seed"] = json!(7);
-                    account.compare(&house, row, &setting, &ask).await;
+                    tally.compare(&house, row, &setting, &ask).await;
                 }
             }
         }
         house.leave().await;
-        account
+        tally
     })
     .await;
-    assert!(account.wrong.is_empty(), "{}", account.wrong);
+    assert!(tally.wrong.is_empty(), "{}", tally.wrong);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_that_is_kept_is_the_engines_own() {
     let row = parameters::find(Route::Completions, "include_stop_str_in_output").unwrap();
-    let account = Account::of(TABLE.iter(), |engine, route| async move {
-        let mut account = Account::default();
+    let tally = Tally::of(TABLE.iter(), |engine, route| async move {
+        let mut tally = Tally::default();
         let house = House::build(engine, setup(None)).await;
         let said = Said::by(&house, route, PROMPTS[2]).await;
         for stop in [json!({"stop": middle(&said.text, 3)}), json!({"stop_token_ids": [said.token]})] {
@@ -362,14 +365,14 @@ async fn a_stop_that_is_kept_is_the_engines_own() {
                 let mut fields = greedy(&said.prompt, &stop);
                 fields[row.name] = json!(keeps);
                 for ask in both(route, &fields) {
-                    account.compare(&house, row, &Setting::may(json!(keeps)), &ask).await;
+                    tally.compare(&house, row, &Setting::may(json!(keeps)), &ask).await;
                 }
             }
         }
         house.leave().await;
-        account
+        tally
     })
     .await;
-    assert!(account.wrong.is_empty(), "{}", account.wrong);
-    assert!(!account.leapt.is_empty(), "nobody leapt");
+    assert!(tally.wrong.is_empty(), "{}", tally.wrong);
+    assert!(!tally.speculated.is_empty(), "no request was speculated on");
 }

@@ -1,4 +1,5 @@
-//! Who is asked. One row makes one engine (or one way to run it) subject to everything in this crate.
+//! The engines under test. One row puts one engine (or one way to run it) through every test in
+//! this crate.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,16 +13,16 @@ use crate::fakes::sample::Pipeline;
 use crate::fakes::server::Engine;
 use crate::fakes::{Fake, House, Setup, llamacpp, lmdeploy, sglang, vllm};
 
-/// What becomes of a client's seed.
+/// Effect of a client's seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seeds {
-    /// The same text as without the proxy, leapt or not.
+    /// The same text as without the proxy, speculated on or not.
     Kept,
-    /// The server does not heed it.
+    /// The server ignores it.
     Ignored,
 }
 
-/// A running fake, whatever it is of.
+/// A running fake of any engine.
 pub trait Server: Send + Sync {
     fn address(&self) -> SocketAddr;
     fn house(&self) -> &Arc<House>;
@@ -42,30 +43,30 @@ pub type Started = BoxFuture<'static, Box<dyn Server>>;
 /// One engine, as it is run.
 pub struct Row {
     pub name: &'static str,
-    /// What `auto` finds it to be.
+    /// The dialect that `auto` finds.
     pub dialect: &'static str,
-    /// Starts it, with this model and these habits.
+    /// Starts it with this setup.
     pub start: fn(Setup) -> Started,
     pub seeds: Seeds,
-    /// How it samples.
+    /// Its sampling pipeline.
     pub pipeline: Pipeline,
-    /// Calls of these paths verify.
+    /// Paths of verify requests.
     pub verifies: &'static [&'static str],
-    /// The routes on which it leaps; on others it rides.
-    pub leaps: &'static [Route],
-    /// What requests have to say besides, so that nothing is left to defaults that it does not tell.
+    /// The routes on which requests are speculated on; on others they are plain.
+    pub speculates: &'static [Route],
+    /// Fields that requests must set because the engine does not report its defaults for them.
     pub says: &'static str,
-    /// The `top_k` that takes nothing away.
+    /// The `top_k` that keeps all tokens.
     pub all_tokens: i64,
     /// A prompt may be a list of token ids.
     pub takes_ids: bool,
-    /// Tokens that are ridden before a round can be put to it.
-    pub ridden: usize,
-    /// That it has cached something is told by the time that a call takes, and by nothing else.
+    /// Plain tokens before the first round.
+    pub plain_calls: usize,
+    /// Only the time of a call shows that the engine used its cache.
     pub felt: bool,
 }
 
-/// What most have in common.
+/// The fields that most rows share.
 const USUAL: Row = Row {
     name: "",
     dialect: "",
@@ -73,15 +74,15 @@ const USUAL: Row = Row {
     seeds: Seeds::Kept,
     pipeline: Pipeline::VLLM,
     verifies: &[],
-    leaps: &[Route::Completions, Route::Chat],
+    speculates: &[Route::Completions, Route::Chat],
     says: "{}",
     all_tokens: -1,
     takes_ids: true,
-    ridden: 1,
+    plain_calls: 1,
     felt: false,
 };
 
-/// Everyone.
+/// All engines.
 pub const TABLE: &[Row] = &[
     Row {
         name: "vllm",
@@ -108,8 +109,8 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Ignored,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        // A streamed chat is refused if it asks for ids.
-        leaps: &[Route::Completions],
+        // The engine refuses a streamed chat that asks for ids.
+        speculates: &[Route::Completions],
         ..USUAL
     },
     Row {
@@ -119,8 +120,8 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        // A streamed chat is refused if it asks for ids.
-        leaps: &[Route::Completions],
+        // The engine refuses a streamed chat that asks for ids.
+        speculates: &[Route::Completions],
         ..USUAL
     },
     Row {
@@ -139,12 +140,12 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::LMDEPLOY,
         verifies: &["/generate"],
-        leaps: &[Route::Completions],
+        speculates: &[Route::Completions],
         says: r#"{"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0}"#,
         all_tokens: 0,
         takes_ids: false,
-        // The prompt's ids are asked for when the first token is on its way.
-        ridden: 2,
+        // The proxy requests the prompt's ids after the first token.
+        plain_calls: 2,
         felt: true,
     },
 ];
@@ -163,13 +164,15 @@ fn sglang(setup: Setup, page: usize, deterministic: bool) -> sglang::Options {
     sglang::Options { deterministic, setup, ..plain }
 }
 
-/// As the one below; and without a cache there is nothing to leap by.
+/// As in `llamacpp`, the first call has to last longer than the concurrent ones. Verification needs
+/// the prefix cache.
 fn lmdeploy(mut setup: Setup) -> lmdeploy::Options {
     setup.pace.step = setup.pace.step.max(Duration::from_millis(5));
     lmdeploy::Options { prefix_caching: true, setup, ..lmdeploy::Options::default() }
 }
 
-/// The ids of the prompt come from calls beside the first ride, which has to last longer than they do.
+/// The ids of the prompt come from calls concurrent with the first call, which has to last longer
+/// than they do.
 fn llamacpp(mut setup: Setup) -> llamacpp::Options {
     setup.pace.step = setup.pace.step.max(Duration::from_millis(1));
     setup.max_len = 4096;

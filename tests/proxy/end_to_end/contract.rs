@@ -1,11 +1,12 @@
-//! What clients and operators may rely on: headers, trailers, usage, modes, the admin API, errors, leaving.
+//! The contract with clients and operators: headers, trailers, usage, modes, the admin API, errors,
+//! disconnects.
 
 use std::time::{Duration, Instant};
 
 use foretell::openai::Route;
 use serde_json::{Value, json};
 
-use super::house::{Answer, Ask, FORCED, House, Plan, events, get, metric, send};
+use super::house::{Answer, Ask, FORCED, House, Setup, events, get, metric, send};
 use super::middlebox::{Fate, Fault, Kind};
 use crate::wire::{PATIENCE, Wire, post};
 
@@ -19,10 +20,10 @@ fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
     answer.message.head.get(name)
 }
 
-/// `name@revision`, as the admin API tells it.
+/// `name@revision`, from the admin API.
 async fn policy(house: &House) -> String {
-    let told = get(house.admin(), "/api/policies").await.json();
-    let policy = &told["policies"][0];
+    let policies = get(house.admin(), "/api/policies").await.json();
+    let policy = &policies["policies"][0];
     format!("{}@{}", policy["name"].as_str().unwrap(), policy["revision"].as_str().unwrap())
 }
 
@@ -32,8 +33,8 @@ async fn set_mode(house: &House, mode: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_answer_tells_its_final_path_policy_and_reason() {
-    let house = House::build(Plan::default()).await;
+async fn a_whole_answer_reports_its_final_path_policy_and_reason() {
+    let house = House::build(Setup::default()).await;
     let policy = policy(&house).await;
     for route in [Route::Completions, Route::Chat] {
         let ask = ask(route, false);
@@ -41,40 +42,41 @@ async fn a_whole_answer_tells_its_final_path_policy_and_reason() {
         for (wish, path, reason) in [
             ("", "speculated", None),
             ("x-foretell: gamma=2\r\n", "speculated", None),
-            ("x-foretell: ride\r\n", "ridden", Some("client")),
-            ("x-foretell: off\r\n", "bypassed", Some("client")),
-            ("x-foretell: faster\r\n", "bypassed", Some("client")),
+            ("x-foretell: plain\r\n", "plain", Some("client")),
+            ("x-foretell: off\r\n", "relayed", Some("client")),
+            ("x-foretell: faster\r\n", "relayed", Some("client")),
         ] {
             let answer = ask.send(house.front(), wish).await;
             assert_eq!(answer.plain, plain.plain, "{wish}");
             assert_eq!(header(&answer, "x-foretell-path"), Some(path), "{wish}");
             assert_eq!(header(&answer, "x-foretell-reason"), reason, "{wish}");
-            if path == "bypassed" {
+            if path == "relayed" {
                 assert_eq!(answer.foretell(), &Value::Null, "a relayed answer is the backend's own");
                 continue;
             }
             assert_eq!(header(&answer, "x-foretell-policy"), Some(policy.as_str()), "{wish}");
-            let told = answer.foretell();
-            assert_eq!((&told["path"], &told["policy"]), (&json!(path), &json!(policy)));
-            assert_eq!(told["reason"], json!(reason), "{wish}");
-            assert_eq!(told["drift"], json!({"charged": 0.0, "rate": 0.0, "substitutions": 0}));
-            let most = if wish.contains("gamma") { 2 } else { 4 };
-            let (rounds, drafted) = (told["rounds"].as_u64().unwrap(), told["drafted"].as_u64().unwrap());
-            assert!(drafted <= most * rounds && (drafted > 0) == (path == "speculated"), "{wish} {told}");
-            assert!(told["accepted"].as_u64() <= told["drafted"].as_u64());
+            let foretell = answer.foretell();
+            assert_eq!((&foretell["path"], &foretell["policy"]), (&json!(path), &json!(policy)));
+            assert_eq!(foretell["reason"], json!(reason), "{wish}");
+            assert_eq!(foretell["drift"], json!({"charged": 0.0, "rate": 0.0, "substitutions": 0}));
+            let max = if wish.contains("gamma") { 2 } else { 4 };
+            let (rounds, drafted) =
+                (foretell["rounds"].as_u64().unwrap(), foretell["drafted"].as_u64().unwrap());
+            assert!(drafted <= max * rounds && (drafted > 0) == (path == "speculated"), "{wish} {foretell}");
+            assert!(foretell["accepted"].as_u64() <= foretell["drafted"].as_u64());
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_tells_what_is_known_when_it_begins_and_the_rest_in_usage_and_trailers() {
-    let house = House::build(Plan::default()).await;
+async fn a_stream_reports_its_policy_in_the_head_and_the_rest_in_usage_and_trailers() {
+    let house = House::build(Setup::default()).await;
     let policy = policy(&house).await;
     for route in [Route::Completions, Route::Chat] {
         let ask = ask(route, true);
         let plain = house.direct(&ask).await;
         for (wish, path, reason) in
-            [("", "speculated", None), ("x-foretell: ride\r\n", "ridden", Some("client"))]
+            [("", "speculated", None), ("x-foretell: plain\r\n", "plain", Some("client"))]
         {
             let answer = ask.send(house.front(), &format!("te: trailers\r\n{wish}")).await;
             assert_eq!(answer.plain, plain.plain);
@@ -89,9 +91,9 @@ async fn a_stream_tells_what_is_known_when_it_begins_and_the_rest_in_usage_and_t
             assert_eq!(trailer("x-foretell-path"), Some(path), "{trailers:?}");
             assert_eq!(trailer("x-foretell-reason"), reason);
             assert_eq!(trailer("x-foretell-drift"), Some("0"));
-            let told = answer.foretell();
-            assert_eq!((&told["path"], &told["reason"]), (&json!(path), &json!(reason)));
-            let accepted = told["accepted"].to_string();
+            let foretell = answer.foretell();
+            assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &json!(reason)));
+            let accepted = foretell["accepted"].to_string();
             assert_eq!(trailer("x-foretell-accepted"), Some(accepted.as_str()));
         }
         let answer = ask.send(house.front(), "").await;
@@ -101,9 +103,9 @@ async fn a_stream_tells_what_is_known_when_it_begins_and_the_rest_in_usage_and_t
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_without_usage_has_none_and_the_events_of_the_backend() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     for route in [Route::Completions, Route::Chat] {
-        for wish in ["", "x-foretell: ride\r\n"] {
+        for wish in ["", "x-foretell: plain\r\n"] {
             let mut body = ask(route, true).body();
             body.as_object_mut().unwrap().shift_remove("stream_options");
             let request = post(route.path(), wish, body.to_string().as_bytes());
@@ -123,24 +125,24 @@ async fn a_stream_without_usage_has_none_and_the_events_of_the_backend() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prediction_is_accepted_and_its_tokens_are_counted() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let plain = ask(Route::Chat, false);
     let mut predicted = plain.clone();
     predicted.fields["prediction"] = json!({"type": "content", "content": "let mut taken = String::new();"});
     let direct = house.direct(&plain).await;
     let answer = house.through(&predicted, "predicted").await;
     assert_eq!(answer.plain, direct.plain);
-    let (details, told) = (&answer.usage["completion_tokens_details"], answer.foretell());
-    assert_eq!(details["accepted_prediction_tokens"], told["accepted"]);
-    let rejected = told["drafted"].as_u64().unwrap() - told["accepted"].as_u64().unwrap();
+    let (details, foretell) = (&answer.usage["completion_tokens_details"], answer.foretell());
+    assert_eq!(details["accepted_prediction_tokens"], foretell["accepted"]);
+    let rejected = foretell["drafted"].as_u64().unwrap() - foretell["accepted"].as_u64().unwrap();
     assert_eq!(details["rejected_prediction_tokens"], json!(rejected));
     let answer = house.through(&plain, "plain").await;
     assert_eq!(answer.usage.get("completion_tokens_details"), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_eligible_is_relayed_with_its_reason() {
-    let house = House::build(Plan::default()).await;
+async fn a_request_that_is_not_eligible_is_relayed_with_its_reason() {
+    let house = House::build(Setup::default()).await;
     let with = |fields: Value| {
         let mut ask = ask(Route::Completions, false);
         ask.fields.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -150,9 +152,12 @@ async fn what_is_not_eligible_is_relayed_with_its_reason() {
         let ask = with(fields);
         let answer = house.through(&ask, "x").await;
         assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let told = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(told, (Some("bypassed"), Some(reason)));
-        assert!(house.metric(&format!("foretell_bypass_total{{reason=\"{reason}\"}}")).await > 0.5);
+        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
+        assert_eq!(headers, (Some("relayed"), Some(reason)));
+        assert!(
+            house.metric(&format!("foretell_requests_total{{path=\"relayed\",reason=\"{reason}\"}}")).await
+                > 0.5
+        );
     }
     let models = get(house.front(), "/v1/models").await;
     assert_eq!(models.head.get("x-foretell-path"), Some("relayed"));
@@ -161,18 +166,18 @@ async fn what_is_not_eligible_is_relayed_with_its_reason() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn beyond_the_limit_of_sessions_requests_are_relayed() {
-    let house = House::build(Plan { more: "limits: { sessions: 0 }\n".into(), ..Plan::default() }).await;
+    let house = House::build(Setup { more: "limits: { sessions: 0 }\n".into(), ..Setup::default() }).await;
     for ask in Ask::all(&ask(Route::Chat, false).fields) {
         let answer = house.through(&ask, "one too many").await;
         assert_eq!(answer.plain, house.direct(&ask).await.plain);
-        let told = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
-        assert_eq!(told, (Some("bypassed"), Some("sessions")));
+        let headers = (header(&answer, "x-foretell-path"), header(&answer, "x-foretell-reason"));
+        assert_eq!(headers, (Some("relayed"), Some("sessions")));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     for (at, ask) in Ask::all(&ask(Route::Chat, false).fields).iter().enumerate() {
         for status in [400, 429, 500, 503] {
             let id = format!("refused-{at}-{status}");
@@ -194,25 +199,25 @@ async fn a_first_call_that_is_refused_is_the_clients_own_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_mode_observe_everything_rides_and_off_relays() {
-    let house = House::build(Plan { more: "mode: observe\n".into(), ..Plan::default() }).await;
+async fn mode_observe_keeps_requests_plain_and_off_relays_them() {
+    let house = House::build(Setup { more: "mode: observe\n".into(), ..Setup::default() }).await;
     for ask in Ask::all(&ask(Route::Chat, false).fields) {
         let plain = house.direct(&ask).await;
         for (mode, path, reason) in [
-            ("observe", "ridden", json!("observe")),
-            ("off", "bypassed", Value::Null),
+            ("observe", "plain", json!("observe")),
+            ("off", "relayed", Value::Null),
             ("auto", "speculated", Value::Null),
         ] {
             set_mode(&house, mode).await;
             let answer = house.through(&ask, mode).await;
             assert_eq!(answer.plain, plain.plain, "{mode}");
-            if path == "bypassed" {
+            if path == "relayed" {
                 assert_eq!(header(&answer, "x-foretell-path"), Some(path));
                 assert_eq!(header(&answer, "x-foretell-reason"), Some("off"));
             } else {
-                let told = answer.foretell();
-                assert_eq!((&told["path"], &told["reason"]), (&json!(path), &reason), "{mode}");
-                assert_eq!(told["rounds"].as_u64().unwrap() > 0, mode == "auto");
+                let foretell = answer.foretell();
+                assert_eq!((&foretell["path"], &foretell["reason"]), (&json!(path), &reason), "{mode}");
+                assert_eq!(foretell["rounds"].as_u64().unwrap() > 0, mode == "auto");
             }
         }
     }
@@ -221,7 +226,7 @@ async fn in_mode_observe_everything_rides_and_off_relays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_mode_changes_under_a_running_stream_and_the_text_stays() {
     let step = Duration::from_millis(3);
-    let house = House::build(Plan { step, ..Plan::default() }).await;
+    let house = House::build(Setup { step, ..Setup::default() }).await;
     for route in [Route::Completions, Route::Chat] {
         for last in ["off", "auto"] {
             set_mode(&house, "auto").await;
@@ -260,33 +265,33 @@ async fn the_mode_changes_under_a_running_stream_and_the_text_stays() {
             assert_eq!(text, plain.plain.text, "{id}");
             let usage = &events[events.len() - 1]["usage"];
             assert_eq!(usage["completion_tokens"], json!(120));
-            let told = &usage["foretell"];
-            assert_eq!(told["path"], "speculated", "it leapt before: {told}");
+            let foretell = &usage["foretell"];
+            assert_eq!(foretell["path"], "speculated", "it was speculated on before: {foretell}");
             let calls = house.middlebox.seen(&id);
-            let rides = calls.iter().filter(|seen| seen.kind == Kind::Ride).count();
-            assert!(rides > 0, "{id}: it rode on when the mode went off: {calls:?}");
+            let plain_calls = calls.iter().filter(|seen| seen.kind == Kind::Plain).count();
+            assert!(plain_calls > 0, "{id}: it was plain once the mode went off: {calls:?}");
             let reason = if last == "off" { json!("observe") } else { Value::Null };
-            assert_eq!(told["reason"], reason, "{id} {told}");
+            assert_eq!(foretell["reason"], reason, "{id} {foretell}");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_admin_api_shows_sessions_replicas_and_policies() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let policy = policy(&house).await;
     let answer = house.through(&ask(Route::Chat, false), "mine").await;
-    let told = answer.foretell();
+    let foretell = answer.foretell();
     let sessions = get(house.admin(), "/api/sessions").await.json();
     let session = &sessions["sessions"][0];
     assert_eq!((&session["id"], &session["path"]), (&json!("mine"), &json!("speculated")));
     assert_eq!((&session["reason"], &session["policy"]), (&Value::Null, &json!(policy)));
     let rounds = session["rounds"].as_array().unwrap();
-    assert_eq!(json!(rounds.len()), told["rounds"]);
+    assert_eq!(json!(rounds.len()), foretell["rounds"]);
     let sum = |name: &str| rounds.iter().map(|round| round[name].as_u64().unwrap()).sum::<u64>();
     assert_eq!(
         (json!(sum("drafted")), json!(sum("accepted"))),
-        (told["drafted"].clone(), told["accepted"].clone())
+        (foretell["drafted"].clone(), foretell["accepted"].clone())
     );
     for round in rounds {
         assert!(round["verify_ms"].as_f64().unwrap() > 0.0);
@@ -297,15 +302,17 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
 
     let replica = &get(house.admin(), "/api/replicas").await.json()["replicas"][0];
     assert_eq!((&replica["name"], &replica["dialect"]), (&json!("toy/0"), &json!("onnx")));
-    assert_eq!((&replica["up"], &replica["plans"]), (&json!(true), &json!(["tree", "fan_out"])));
+    assert_eq!((&replica["up"], &replica["verify"]), (&json!(true), &json!(["tree", "fan_out"])));
     assert!(replica["epoch"].as_str().unwrap().starts_with("toy/toy/"));
 
     let policies = get(house.admin(), "/api/policies").await.json();
     let entry = &policies["policies"][0];
     assert_eq!((&entry["mode"], &entry["synchronized"]), (&json!("auto"), &json!(true)));
-    for line in
-        ["foretell_leaps_total ", "foretell_leap_draft_tokens_total ", "foretell_leap_accepted_tokens_total "]
-    {
+    for line in [
+        "foretell_spec_decode_num_drafts_total ",
+        "foretell_spec_decode_num_draft_tokens_total ",
+        "foretell_spec_decode_num_accepted_tokens_total ",
+    ] {
         assert!(house.metric(line).await > 0.5, "{line}");
     }
 }
@@ -314,10 +321,10 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
 async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
     let dir = tempfile::tempdir().unwrap();
     let more = format!("policies: {{ dir: {:?} }}\n", dir.path());
-    let house = House::build(Plan { more, ..Plan::default() }).await;
+    let house = House::build(Setup { more, ..Setup::default() }).await;
     assert_eq!(house.metric("foretell_config_synchronized ").await.to_string(), "1", "from the start");
     let file = dir.path().join("a.yaml");
-    std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: ride")).unwrap();
+    std::fs::write(&file, FORCED.replace("name: forced", "name: other\nmode: plain")).unwrap();
     let done = send(house.admin(), "/api/reload", "", &json!({})).await;
     assert_eq!(done.head.status(), 200, "{}", done.text());
     let named = policy(&house).await;
@@ -327,7 +334,7 @@ async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
     assert_eq!(header(&answer, "x-foretell-policy"), Some(named.as_str()));
     assert_eq!(
         (&answer.foretell()["path"], &answer.foretell()["reason"]),
-        (&json!("ridden"), &json!("policy"))
+        (&json!("plain"), &json!("policy"))
     );
 
     std::fs::write(&file, "version: 1\nname: other\ngamma: { max: 99 }\ndrafters: [{ kind: modle }]\n")
@@ -351,8 +358,8 @@ async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_target_refuses_the_client_gets_unchanged() {
-    let house = House::build(Plan::default()).await;
+async fn refusals_of_the_target_reach_the_client_unchanged() {
+    let house = House::build(Setup::default()).await;
     let long = "fox ".repeat(5000);
     for route in [Route::Completions, Route::Chat] {
         for stream in [false, true] {
@@ -387,11 +394,11 @@ async fn what_the_target_refuses_the_client_gets_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_leaves_frees_the_target_at_once() {
+async fn a_client_that_disconnects_frees_the_target_at_once() {
     let step = Duration::from_millis(4);
-    let house = House::build(Plan { step, ..Plan::default() }).await;
+    let house = House::build(Setup { step, ..Setup::default() }).await;
     for (at, (stream, wish)) in
-        [(true, ""), (true, "x-foretell: ride\r\n"), (false, ""), (false, "x-foretell: ride\r\n")]
+        [(true, ""), (true, "x-foretell: plain\r\n"), (false, ""), (false, "x-foretell: plain\r\n")]
             .into_iter()
             .enumerate()
     {
@@ -401,7 +408,7 @@ async fn a_client_that_leaves_frees_the_target_at_once() {
         let id = format!("leaver-{at}");
         let mut client = Wire::connect(house.front()).await;
         client.send(ask.bytes(&format!("x-request-id: {id}\r\n{wish}"))).await;
-        // Well under way: calls have gone out and tokens have come.
+        // Well under way: calls were sent and tokens were computed.
         let computed = async || metric(house.target.address, "foretell_target_computed_tokens_total ").await;
         let (before, begun) = (computed().await, Instant::now());
         while computed().await < before + 60.0 {
@@ -416,7 +423,7 @@ async fn a_client_that_leaves_frees_the_target_at_once() {
             if running + open < 0.5 {
                 break;
             }
-            // A tenth of what it would have been computed in all; the time that this takes is the machine's.
+            // A tenth of all the tokens of the request; the time depends on the machine.
             let more = computed().await - left;
             assert!(more < 300.0, "{id}: {running} running, {open} open, {more} tokens since it left");
         }
@@ -426,7 +433,7 @@ async fn a_client_that_leaves_frees_the_target_at_once() {
         );
         let plain = Ask { stream: false, ..self::ask(Route::Completions, false) };
         assert_eq!(house.through(&plain, "next").await.plain, house.direct(&plain).await.plain);
-        // A call that was on its way when it left has arrived by now.
+        // A call that was in flight when the client disconnected has arrived by now.
         let calls = house.middlebox.seen(&id).len();
         assert_eq!(house.through(&plain, "later").await.plain, house.direct(&plain).await.plain);
         assert_eq!(house.middlebox.seen(&id).len(), calls, "{id}: no calls after it left");

@@ -1,9 +1,10 @@
-//! A lossy rule over HTTP: what it spends is told everywhere, and where it may not be relaxed nothing is.
+//! A lossy rule over HTTP: its charges are reported everywhere, and it charges nothing where it may
+//! not be relaxed.
 
 use foretell::openai::Route;
 use serde_json::{Value, json};
 
-use super::house::{House, Plan};
+use super::house::{House, Setup};
 use crate::client::Ask;
 
 const LOSSY: &str = "version: 1\nname: lossy\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
@@ -15,12 +16,12 @@ fn ask(stream: bool, more: &Value) -> Ask {
     Ask::new(Route::Completions, stream, fields)
 }
 
-async fn house(plans: &str) -> House {
-    House::build(Plan { policies: &[LOSSY], plans, ..Plan::default() }).await
+async fn house(methods: &str) -> House {
+    House::build(Setup { policies: &[LOSSY], methods, ..Setup::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_spent_is_told_in_usage_trailers_metrics_and_log() {
+async fn charges_are_reported_in_usage_trailers_metrics_and_log() {
     let house = house("[tree]").await;
     let (mut tv, mut substitutions) = (0.0, 0);
     for number in 0..12 {
@@ -35,9 +36,9 @@ async fn what_is_spent_is_told_in_usage_trailers_metrics_and_log() {
         substitutions += drift["substitutions"].as_u64().unwrap();
         if stream {
             let trailers = &answer.message.trailers;
-            let told = trailers.iter().find_map(|line| line.strip_prefix("x-foretell-drift: "));
-            let told: f64 = told.unwrap_or_else(|| panic!("{trailers:?}")).parse().unwrap();
-            assert!((told - spent).abs() < 1e-9, "{told} {spent}");
+            let trailer = trailers.iter().find_map(|line| line.strip_prefix("x-foretell-drift: "));
+            let trailer: f64 = trailer.unwrap_or_else(|| panic!("{trailers:?}")).parse().unwrap();
+            assert!((trailer - spent).abs() < 1e-9, "{trailer} {spent}");
         }
     }
     assert!(tv > 0.5 && substitutions > 0, "{tv} {substitutions}");
@@ -52,10 +53,10 @@ async fn what_is_spent_is_told_in_usage_trailers_metrics_and_log() {
     House::assert_calm();
 }
 
-/// With a seed and at temperature 0 the text is that of the target alone; over a plan that tells no probabilities the
-/// rule is exact, and says so.
+/// With a seed and at temperature 0 the text is that of the target alone. With a verification
+/// method that reports no probabilities the rule is exact, and the answer says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_it_may_not_be_relaxed_nothing_is() {
+async fn a_rule_that_may_not_be_relaxed_is_exact() {
     let house = house("[tree]").await;
     for more in [json!({"seed": 5}), json!({"temperature": 0})] {
         for stream in [false, true] {
@@ -84,8 +85,8 @@ async fn explain_says_how_far_a_rule_is_relaxed_and_why_not() {
     let asked = move |more: Value| {
         let body = ask(false, &more).body();
         async move {
-            let told = crate::client::send(admin, "/api/explain?route=completions", "", &body).await;
-            told.json()["accept"].clone()
+            let explained = crate::client::send(admin, "/api/explain?route=completions", "", &body).await;
+            explained.json()["accept"].clone()
         }
     };
     let free = asked(json!({})).await;

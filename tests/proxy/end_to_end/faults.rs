@@ -1,4 +1,4 @@
-//! Whatever a drafter or a verify call does wrong, in whatever state the session is: 200, and the plain text.
+//! Any fault of a drafter or a verify request, in any state of the session: 200 and the plain text.
 
 use crate::client::{FORCED, HELD_BACK};
 use std::time::{Duration, Instant};
@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::house::{Answer, Ask, House, Plan};
+use super::house::{Answer, Ask, House, Setup};
 use super::middlebox::{Fate, Fault, Kind};
 use crate::wire::PATIENCE;
 
 const TOKENS: usize = 24;
 const PROMPT: &str = "for piece in text.split(',') { taken.push_str(piece) } — take the fox, take the dog: ";
-/// Cases under way at once.
+/// Cases in flight at once.
 const WIDE: usize = 16;
 
-const WRONG_VERDICTS: [Fault; 15] = [
+const WRONG_RESULTS: [Fault; 15] = [
     Fault::Status(500),
     Fault::Status(400),
     Fault::Status(404),
@@ -38,14 +38,14 @@ const WRONG_VERDICTS: [Fault; 15] = [
     Fault::Stall,
 ];
 
-/// A request, and how far its output is when the fault strikes.
+/// A request, and the length of its output when the fault occurs.
 #[derive(Clone, Debug)]
 struct State {
     name: &'static str,
     fields: Value,
-    /// Index of the verify call that finds the session in this state.
+    /// Index of the verify request that is sent in this state.
     verify: usize,
-    /// Output tokens then.
+    /// Output tokens at that time.
     tokens: usize,
 }
 
@@ -53,7 +53,8 @@ fn fields(seed: u64) -> Value {
     json!({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.25, "seed": seed, "return_token_ids": true})
 }
 
-/// How many output tokens each verify call of an undisturbed run stood on.
+/// The plain answer, and the number of output tokens before each verify request of an undisturbed
+/// run.
 async fn undisturbed(house: &House, ask: &Ask) -> (Answer, Vec<usize>) {
     let plain = house.direct(ask).await;
     let id = format!("clean.{}.{}", ask.route.name(), ask.fields);
@@ -66,7 +67,7 @@ async fn undisturbed(house: &House, ask: &Ask) -> (Answer, Vec<usize>) {
     (plain, done)
 }
 
-/// The text after each number of tokens, and whether half a character is held back then.
+/// The text after each number of tokens, and true if half a character is held back there.
 fn growth(house: &House, ids: &[u32]) -> Vec<(String, bool)> {
     let whole = |ids: &[u32]| {
         let mut decoder = house.tokenizer.detokenizer(&[], true);
@@ -82,7 +83,7 @@ async fn states(house: &House, route: Route) -> Vec<State> {
     for seed in 0..200 {
         let ask = Ask::new(route, false, fields(seed));
         let (plain, done) = undisturbed(house, &ask).await;
-        // Long enough, and with drafts that were accepted.
+        // Long enough, and with accepted drafts.
         if plain.ids.len() < TOKENS || done.len() < 5 || done.len() > TOKENS - 3 {
             continue;
         }
@@ -118,21 +119,21 @@ async fn states(house: &House, route: Route) -> Vec<State> {
     panic!("only {:?}", found.iter().map(|state| state.name).collect::<Vec<_>>());
 }
 
-/// One request with its fate, and what it must come to.
+/// One request with its faults and its expected answer.
 struct Case {
     id: String,
     ask: Ask,
     header: &'static str,
     plain: Answer,
     fate: Fate,
-    /// Faults that must have struck; `None` for at least one.
+    /// Number of faults that must have occurred; `None` for at least one.
     strikes: Option<usize>,
 }
 
-/// Sends every case; each must end as if nothing had happened. Returns `path/reason` of each.
+/// Sends every case; each must end in the plain text. Returns `path/reason` of each.
 async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> {
     let wrong = &Mutex::new(Vec::new());
-    let mut told = stream::iter(cases.into_iter().map(|case| async move {
+    let mut outcomes = stream::iter(cases.into_iter().map(|case| async move {
         house.middlebox.fate(&case.id, case.fate.clone());
         let fields = format!("te: trailers\r\nx-request-id: {}\r\n{}", case.id, case.header);
         let answer = case.ask.send(house.front(), &fields).await;
@@ -152,13 +153,13 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
                 answer.foretell()["reason"],
             ));
         }
-        let told = answer.foretell();
-        let reason = told["reason"].as_str().unwrap_or("none");
-        (case.id, format!("{}/{reason}", told["path"].as_str().unwrap_or("none")))
+        let foretell = answer.foretell();
+        let reason = foretell["reason"].as_str().unwrap_or("none");
+        (case.id, format!("{}/{reason}", foretell["path"].as_str().unwrap_or("none")))
     }))
     .buffer_unordered(WIDE);
     let mut all = Vec::new();
-    while let Some(one) = told.next().await {
+    while let Some(one) = outcomes.next().await {
         all.push(one);
     }
     let wrong = std::mem::take(&mut *wrong.lock());
@@ -173,18 +174,18 @@ async fn all_as_plain(house: &House, cases: Vec<Case>) -> Vec<(String, String)> 
     all
 }
 
-/// Every ride reason that the clients were told stands in the metrics, as often.
-async fn counted(house: &House, told: &[(String, String)], reason: &str) {
-    let told = told.iter().filter(|(_, told)| told.ends_with(&format!("/{reason}"))).count() as f64;
-    let line = format!("foretell_rides_total{{reason=\"{reason}\"}}");
-    // The record is written when the last byte is on its way already.
+/// The metrics count every reason for plain decoding as often as clients received it.
+async fn counted(house: &House, outcomes: &[(String, String)], reason: &str) {
+    let reported = outcomes.iter().filter(|(_, how)| how.ends_with(&format!("/{reason}"))).count() as f64;
+    let line = format!("foretell_requests_total{{reason=\"{reason}\"}}");
+    // The record is written after the last byte is sent.
     let begun = Instant::now();
     loop {
         let seen = house.metric(&line).await;
-        if (seen - told).abs() < 0.5 {
+        if (seen - reported).abs() < 0.5 {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{reason}: {told} told, {seen} counted");
+        assert!(begun.elapsed() < PATIENCE, "{reason}: {reported} reported, {seen} counted");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -193,15 +194,15 @@ async fn counted(house: &House, told: &[(String, String)], reason: &str) {
 #[case::tree("[tree]")]
 #[case::fan_out("[fan_out]")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_wrong_verdict_in_every_state_ends_in_the_plain_text(#[case] plans: &str) {
-    let house = House::build(Plan { plans, ..Plan::default() }).await;
+async fn every_wrong_verification_result_in_every_state_ends_in_the_plain_text(#[case] methods: &str) {
+    let house = House::build(Setup { methods, ..Setup::default() }).await;
     let mut cases = Vec::new();
     for route in [Route::Completions, Route::Chat] {
         for state in states(&house, route).await {
             for stream in [false, true] {
                 let ask = Ask::new(route, stream, state.fields.clone());
                 let plain = house.direct(&ask).await;
-                for fault in WRONG_VERDICTS {
+                for fault in WRONG_RESULTS {
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate = Fate::at(Kind::Verify, state.verify, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
@@ -210,21 +211,21 @@ async fn every_wrong_verdict_in_every_state_ends_in_the_plain_text(#[case] plans
             }
         }
     }
-    assert_eq!(cases.len(), 2 * 5 * 2 * WRONG_VERDICTS.len());
-    let before = house.metric("foretell_rides_total{reason=\"verify_fault\"}").await;
+    assert_eq!(cases.len(), 2 * 5 * 2 * WRONG_RESULTS.len());
+    let before = house.metric("foretell_requests_total{reason=\"verify_fault\"}").await;
     assert!(before.abs() < 0.5, "nothing went wrong yet");
-    let told = all_as_plain(&house, cases).await;
-    for (id, how) in &told {
-        let path = if id.contains(".first.") { "ridden" } else { "speculated" };
+    let outcomes = all_as_plain(&house, cases).await;
+    for (id, how) in &outcomes {
+        let path = if id.contains(".first.") { "plain" } else { "speculated" };
         let reason = if id.contains("Later") || id.contains("(503") { "retry_after" } else { "verify_fault" };
         assert_eq!(*how, format!("{path}/{reason}"), "{id}");
     }
-    counted(&house, &told, "verify_fault").await;
-    counted(&house, &told, "retry_after").await;
+    counted(&house, &outcomes, "verify_fault").await;
+    counted(&house, &outcomes, "retry_after").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
+async fn a_later_plain_call_that_is_refused_or_breaks_off_once_is_continued() {
     let troubles = [
         Fault::Status(500),
         Fault::Status(404),
@@ -239,7 +240,7 @@ async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
         Fault::GarbageAfter(2),
         Fault::ErrorAfter(1),
     ];
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let mut cases = Vec::new();
     for route in [Route::Completions, Route::Chat] {
         for state in states(&house, route).await.into_iter().filter(|state| state.name != "last") {
@@ -247,7 +248,7 @@ async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
                 let ask = Ask::new(route, stream, state.fields.clone());
                 let plain = house.direct(&ask).await;
                 for fault in troubles {
-                    // A stop text may come so soon that a ride ends before its trouble begins.
+                    // A stop text may come so early that the plain call ends before its fault.
                     let late =
                         matches!(fault, Fault::CutAfter(2) | Fault::GarbageAfter(2) | Fault::ErrorAfter(1));
                     if late && plain.ids.len() < state.tokens + 4 {
@@ -255,7 +256,7 @@ async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
                     }
                     let id = format!("{}.{stream}.{}.{fault:?}", route.name(), state.name).replace(' ', "_");
                     let fate =
-                        Fate::at(Kind::Verify, state.verify, Fault::Status(500)).and(Kind::Ride, 0, fault);
+                        Fate::at(Kind::Verify, state.verify, Fault::Status(500)).and(Kind::Plain, 0, fault);
                     let (ask, plain) = (ask.clone(), plain.clone());
                     cases.push(Case { id, ask, header: "", plain, fate, strikes: Some(2) });
                 }
@@ -265,9 +266,9 @@ async fn a_later_ride_that_is_refused_or_breaks_off_once_goes_on() {
     all_as_plain(&house, cases).await;
 }
 
-/// Faults wherever chance has them, often several to a request; no ride is refused twice in a row.
+/// Faults at random calls, often several in a request; no plain call is refused twice in a row.
 fn misfortune(seed: u64) -> Fate {
-    const OF_VERDICTS: [Fault; 12] = [
+    const OF_RESULTS: [Fault; 12] = [
         Fault::Status(500),
         Fault::Status(404),
         Fault::Later(429, 0),
@@ -285,24 +286,24 @@ fn misfortune(seed: u64) -> Fate {
         |kind: Kind, index: usize, of: usize| noise::hash(seed, kind as u32, index as u64, 0) as usize % of;
     let mut fate = Fate::default();
     for index in (0..120).filter(|&index| draw(Kind::Verify, index, 4) == 0) {
-        fate = fate.and(Kind::Verify, index, OF_VERDICTS[draw(Kind::Verify, index + 500, OF_VERDICTS.len())]);
+        fate = fate.and(Kind::Verify, index, OF_RESULTS[draw(Kind::Verify, index + 500, OF_RESULTS.len())]);
     }
-    for index in (0..60).step_by(2).filter(|&index| draw(Kind::Ride, index, 2) == 0) {
-        let after = draw(Kind::Ride, index + 500, 12);
+    for index in (0..60).step_by(2).filter(|&index| draw(Kind::Plain, index, 2) == 0) {
+        let after = draw(Kind::Plain, index + 500, 12);
         let faults = [
             Fault::CutAfter(after),
             Fault::GarbageAfter(after),
             Fault::ErrorAfter(after),
             Fault::Status(500),
         ];
-        fate = fate.and(Kind::Ride, index, faults[draw(Kind::Ride, index + 900, faults.len())]);
+        fate = fate.and(Kind::Plain, index, faults[draw(Kind::Plain, index + 900, faults.len())]);
     }
     fate
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_faults_in_one_request_end_in_the_plain_text() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let mut cases = Vec::new();
     for seed in 0..60 {
         let mut fields = fields(seed);
@@ -313,15 +314,15 @@ async fn many_faults_in_one_request_end_in_the_plain_text() {
         let fate = misfortune(seed).and(Kind::Verify, 0, Fault::Half);
         cases.push(Case { id: format!("unlucky.{seed}"), ask, header: "", plain, fate, strikes: None });
     }
-    let told = all_as_plain(&house, cases).await;
-    let struck: usize = told.iter().map(|(id, _)| house.middlebox.struck(id)).sum();
-    assert!(struck > 3 * told.len(), "{struck} faults in {} requests", told.len());
+    let outcomes = all_as_plain(&house, cases).await;
+    let struck: usize = outcomes.iter().map(|(id, _)| house.middlebox.struck(id)).sum();
+    assert!(struck > 3 * outcomes.len(), "{struck} faults in {} requests", outcomes.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
+async fn a_first_call_that_breaks_off_is_continued_by_ids() {
     let held = HELD_BACK.replace("name: held\n", "name: held\nmatch: { headers: { x-team: [held] } }\n");
-    let house = House::build(Plan { policies: &[&held, FORCED], ..Plan::default() }).await;
+    let house = House::build(Setup { policies: &[&held, FORCED], ..Setup::default() }).await;
     let mut cases = Vec::new();
     for route in [Route::Completions, Route::Chat] {
         for state in states(&house, route).await {
@@ -339,24 +340,25 @@ async fn a_first_ride_that_breaks_off_goes_on_by_ids() {
         }
     }
     for (id, how) in all_as_plain(&house, cases).await {
-        assert!(how.starts_with("ridden/"), "{id}: {how}");
+        assert!(how.starts_with("plain/"), "{id}: {how}");
     }
 }
 
 #[cfg(feature = "onnx")]
 mod drafter {
-    use foretell::drive::drafters::{Drafters, LoadedDrafter};
     use foretell::runtime::drafter::DrafterService;
+    use foretell::serving::drafters::{Drafters, LoadedDrafter};
 
     use std::sync::Arc;
 
     use super::super::model::{Babble, Handle, Trouble, other_words};
     use super::*;
 
-    /// Runs of the drafter before the trouble begins: with the prompt, within a draft, between drafts, late.
+    /// Runs of the drafter before the fault begins: with the prompt, within a draft, between
+    /// drafts, late.
     const AFTER: [usize; 7] = [0, 1, 3, 6, 11, 17, 26];
 
-    /// A drafter of its own for each request, so that each can break down.
+    /// A separate drafter for each request, so that each one can fail.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_drafter_that_fails_crashes_or_hangs_at_any_run_ends_in_the_plain_text() {
         let mut fields = fields(3);
@@ -386,7 +388,7 @@ mod drafter {
         let more = format!("drafters:\n{}", names.collect::<String>());
         let foreign = other_words();
         let mut handles: Vec<Handle> = Vec::new();
-        let house = House::build(Plan {
+        let house = House::build(Setup {
             policies: &policies,
             more,
             drafters: Box::new(|tokenizer| {
@@ -404,7 +406,7 @@ mod drafter {
                 }
                 drafters
             }),
-            ..Plan::default()
+            ..Setup::default()
         })
         .await;
         let mut plains = Vec::new();
@@ -426,16 +428,16 @@ mod drafter {
         .await;
         House::assert_calm();
         for ((name, answer), handle) in answers.iter().zip(&handles) {
-            let told = answer.foretell();
-            assert_eq!(told["path"], "speculated", "{name} {told}");
+            let foretell = answer.foretell();
+            assert_eq!(foretell["path"], "speculated", "{name} {foretell}");
             let after =
                 troubles.iter().find(|(of, _)| of == name).and_then(|(_, trouble)| trouble.map(|t| t.0));
             match after {
-                Some(after) => assert!(handle.runs() > after, "{name}: the trouble has begun"),
+                Some(after) => assert!(handle.runs() > after, "{name}: the fault has begun"),
                 None if name.ends_with("foreign") => {
-                    assert_eq!((handle.runs(), &told["drafted"]), (0, &json!(0)), "{name}: never asked");
+                    assert_eq!((handle.runs(), &foretell["drafted"]), (0, &json!(0)), "{name}: never asked");
                 }
-                None => assert!(told["accepted"].as_u64().unwrap() > 0, "{name}: {told}"),
+                None => assert!(foretell["accepted"].as_u64().unwrap() > 0, "{name}: {foretell}"),
             }
             handle.release();
         }

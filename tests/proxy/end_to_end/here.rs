@@ -1,4 +1,4 @@
-//! A model that the proxy runs itself: no socket between them, and nothing else that a client could tell it by.
+//! A model that the proxy runs itself, without a socket in between; clients see no difference.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn asks() -> Vec<Ask> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_in_the_proxy_says_what_it_says_on_a_server_of_its_own() {
+async fn a_model_in_the_proxy_answers_as_on_its_own_server() {
     watch_panics();
     let model = ServedModel {
         name: Some("toy".into()),
@@ -59,9 +59,9 @@ async fn a_model_in_the_proxy_says_what_it_says_on_a_server_of_its_own() {
     for ask in asks() {
         let (alone, through) = (ask.send(target.address, "").await, ask.send(front, "").await);
         assert_eq!(through.plain, alone.plain, "{ask:?}");
-        let told = through.foretell();
-        assert_eq!(told["path"], "speculated", "{ask:?} {told}");
-        assert!(told["rounds"].as_u64().unwrap() > 0, "{told}");
+        let foretell = through.foretell();
+        assert_eq!(foretell["path"], "speculated", "{ask:?} {foretell}");
+        assert!(foretell["rounds"].as_u64().unwrap() > 0, "{foretell}");
     }
     let replicas = get(proxy.gateway.admin.unwrap(), "/api/replicas").await.json();
     let replica = &replicas["replicas"][0];
@@ -69,8 +69,8 @@ async fn a_model_in_the_proxy_says_what_it_says_on_a_server_of_its_own() {
     assert_eq!(replica["url"], format!("onnx:{}", folder().display()), "{replicas}");
 }
 
-/// Above temperature 0 the model drafter's drafts are sampled and verified as a block, unless the client's seed makes the
-/// text a function of the target's noise.
+/// Above temperature 0 the model drafter's drafts are sampled and verified as a block, unless the
+/// client's seed makes the text a function of the target's noise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draft_for_a_model_in_the_proxy_is_sampled_unless_the_client_has_a_seed() {
     watch_panics();
@@ -92,10 +92,10 @@ async fn a_draft_for_a_model_in_the_proxy_is_sampled_unless_the_client_has_a_see
     for _ in 0..4 {
         let ask = Ask::new(Route::Completions, false, fields.clone());
         let sent = ask.send(front, "").await;
-        let told = sent.foretell();
-        assert_eq!(told["path"], "speculated", "{told}");
-        accepted += told["accepted"].as_u64().unwrap();
-        rounds += told["rounds"].as_u64().unwrap();
+        let foretell = sent.foretell();
+        assert_eq!(foretell["path"], "speculated", "{foretell}");
+        accepted += foretell["accepted"].as_u64().unwrap();
+        rounds += foretell["rounds"].as_u64().unwrap();
     }
     assert!(accepted > 0 && asked("sampled").await >= rounds as f64 - 4.0, "{accepted} {rounds}");
     assert!(asked("draft").await.total_cmp(&0.0).is_eq());
@@ -103,12 +103,12 @@ async fn a_draft_for_a_model_in_the_proxy_is_sampled_unless_the_client_has_a_see
     seeded["seed"] = json!(5);
     let before = asked("sampled").await;
     let ask = Ask::new(Route::Completions, false, seeded);
-    let (plain, leapt) = (ask.send(front, "x-foretell: off\r\n").await, ask.send(front, "").await);
-    assert_eq!(leapt.plain, plain.plain);
+    let (plain, speculated) = (ask.send(front, "x-foretell: off\r\n").await, ask.send(front, "").await);
+    assert_eq!(speculated.plain, plain.plain);
     assert!(asked("sampled").await.total_cmp(&before).is_eq() && asked("draft").await > 0.0);
 }
 
-/// What a server of its own answers besides, it answers here.
+/// The other routes of the model's own server are answered too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_other_pages_and_its_errors_come_through() {
     let proxy = proxy_with_the_model().await;
@@ -131,7 +131,7 @@ async fn a_client_that_leaves_stops_the_model() {
     let front = proxy.gateway.addresses[0];
     let fields =
         json!({"prompt": "Once upon a time", "max_tokens": 2000, "temperature": 0, "ignore_eos": true});
-    for head in ["", "x-foretell: ride\r\n", "x-foretell: off\r\n"] {
+    for head in ["", "x-foretell: plain\r\n", "x-foretell: off\r\n"] {
         let ask = Ask::new(Route::Completions, true, fields.clone());
         let before = computed(front).await;
         let mut wire = Wire::connect(front).await;
@@ -139,7 +139,7 @@ async fn a_client_that_leaves_stops_the_model() {
         wire.head().await.expect("an answer");
         wire.chunk().await.expect("a token");
         drop(wire);
-        // It stands still long before it can have said so many tokens.
+        // The count stops long before `max_tokens`.
         let mut last = computed(front).await;
         let still = async {
             loop {
@@ -163,12 +163,12 @@ async fn a_head_has_no_body() {
     wire.send("HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let head = wire.head().await.expect("an answer");
     assert_eq!(head.status(), 405);
-    // The connection is in step: what follows is the next answer.
+    // The connection is in step: the next bytes are the next answer.
     let models = wire.ask("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(models.json()["data"][0]["id"], "toy");
 }
 
-/// Tokens that went through the model, from the page of its server.
+/// Tokens that went through the model, from its server's `/metrics`.
 async fn computed(front: SocketAddr) -> f64 {
     metric(front, "foretell_target_computed_tokens_total ").await
 }

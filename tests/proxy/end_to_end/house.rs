@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::drive::drafters::Drafters;
 use foretell::lab::local::{self, LocalTarget};
 use foretell::onnx_server::hugging::FolderWords;
 use foretell::onnx_server::metrics::Metrics;
 use foretell::onnx_server::scheduler::Engine;
 use foretell::onnx_server::server::App;
+use foretell::serving::drafters::Drafters;
 use foretell::text::Tokenizer;
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ use crate::client::panics;
 pub use crate::client::{Answer, Ask, FORCED, events, get, metric, send, watch_panics};
 
 pub const CONTEXT: usize = 4096;
-/// Long enough for a busy machine to answer in, short enough to be waited for in a test.
+/// Long enough for an answer on a busy machine, short enough for a test.
 pub const VERIFY_TIMEOUT: Duration = Duration::from_secs(4);
 
 pub struct House {
@@ -35,9 +35,9 @@ pub struct House {
 /// Starts the model drafters, given the target's vocabulary.
 pub type Hire<'a> = Box<dyn FnOnce(&Arc<Tokenizer>) -> Drafters + 'a>;
 
-/// What can be different from house to house.
-pub struct Plan<'a> {
-    pub plans: &'a str,
+/// The settings of a `House`.
+pub struct Setup<'a> {
+    pub methods: &'a str,
     pub policies: &'a [&'a str],
     /// More lines of the process file.
     pub more: String,
@@ -45,10 +45,10 @@ pub struct Plan<'a> {
     pub drafters: Hire<'a>,
 }
 
-impl Default for Plan<'_> {
+impl Default for Setup<'_> {
     fn default() -> Self {
         Self {
-            plans: "[tree]",
+            methods: "[tree]",
             policies: &[FORCED],
             more: String::new(),
             step: Duration::ZERO,
@@ -58,11 +58,11 @@ impl Default for Plan<'_> {
 }
 
 impl House {
-    pub async fn build(plan: Plan<'_>) -> Self {
+    pub async fn build(method: Setup<'_>) -> Self {
         watch_panics();
         let folder = tempfile::tempdir().unwrap();
         let tokenizer = model::words(folder.path());
-        let babble = Babble::new(&tokenizer, CONTEXT, 24).with_step(plan.step);
+        let babble = Babble::new(&tokenizer, CONTEXT, 24).with_step(method.step);
         let metrics = Arc::new(Metrics::new().unwrap());
         let engine = Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
         let words = Arc::new(FolderWords::read(folder.path()).unwrap());
@@ -71,11 +71,11 @@ impl House {
         let wait = VERIFY_TIMEOUT.as_millis();
         let process = format!(
             "version: 1\ntimeouts: {{ verify: {wait}ms, draft: {wait}ms }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-             plans: {{ allow: {} }}\n    probe: {{ when: never }}\n{}",
-            middlebox.address, plan.plans, plan.more,
+             verify: {{ allow: {} }}\n    probe: {{ when: never }}\n{}",
+            middlebox.address, method.methods, method.more,
         );
-        let drafters = (plan.drafters)(&tokenizer);
-        let proxy = local::proxy_with(&process, plan.policies, drafters).await.unwrap();
+        let drafters = (method.drafters)(&tokenizer);
+        let proxy = local::proxy_with(&process, method.policies, drafters).await.unwrap();
         Self { _folder: folder, tokenizer, target, middlebox, proxy }
     }
 
@@ -87,12 +87,12 @@ impl House {
         self.proxy.gateway.admin.unwrap()
     }
 
-    /// What the target says by itself.
+    /// The target's own answer.
     pub async fn direct(&self, ask: &Ask) -> Answer {
         ask.send(self.target.address, "").await
     }
 
-    /// What the client gets.
+    /// The answer through the proxy.
     pub async fn through(&self, ask: &Ask, id: &str) -> Answer {
         ask.send(self.front(), &format!("te: trailers\r\nx-request-id: {id}\r\n")).await
     }
@@ -102,7 +102,7 @@ impl House {
         metric(self.admin(), line).await
     }
 
-    /// No thread of the house has panicked.
+    /// Asserts that no thread has panicked.
     pub fn assert_calm() {
         assert_eq!(panics(), Vec::<String>::new(), "panics");
     }

@@ -1,7 +1,7 @@
-//! Between proxy and target: passes every call on, and does to single ones what networks and servers do.
+//! Between proxy and target: passes calls on, and injects faults of networks and servers into some.
 //!
-//! What to do is told per request, by its `x-request-id`, which every call of a session carries; so many
-//! requests can be under way at once, each with its own fate.
+//! Faults are set per request, by its `x-request-id`, which every call of a session carries; so
+//! several requests can be in flight, each with its own faults.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,33 +12,33 @@ use serde_json::Value;
 
 use crate::wire::{Head, Message, Server, Wire, chunk};
 
-/// What a call is for.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The client's own request.
     First,
-    /// On from the whole context, by ids.
-    Ride,
-    /// A draft, as a tree or as prompts fanned out.
+    /// A plain call that continues the whole context by ids.
+    Plain,
+    /// A verify request, as a tree or as a fan-out of prompts.
     Verify,
 }
 
-/// What is done to a call.
+/// A fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// This status and an error body.
     Status(u16),
-    /// This status, and so many seconds in `Retry-After`.
+    /// This status, and seconds in `Retry-After`.
     Later(u16, u8),
-    /// 200, and a body that is no JSON.
+    /// 200, and a body that is not JSON.
     Garbage,
-    /// 200, and no body.
+    /// 200, and an empty body.
     Empty,
-    /// A row less than asked for.
+    /// One row less than asked for.
     RowLess,
-    /// A row more.
+    /// One row more.
     RowMore,
-    /// Ids that no vocabulary has.
+    /// Ids outside of the vocabulary.
     Alien,
     /// Half of the answer, then the connection ends.
     Half,
@@ -48,17 +48,17 @@ pub enum Fault {
     Hang,
     /// The answer begins and does not go on.
     Stall,
-    /// A stream that ends, unannounced, after so many events.
+    /// A stream that is cut after this number of events.
     CutAfter(usize),
-    /// A stream whose event after so many is garbage.
+    /// A stream with garbage after this number of events.
     GarbageAfter(usize),
-    /// A stream whose event after so many tells an error.
+    /// A stream with an error event after this number of events.
     ErrorAfter(usize),
     /// The answer in pieces of random sizes, from this seed.
     Cuts(u64),
 }
 
-/// A call that has passed.
+/// A call that was passed on.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub kind: Kind,
@@ -67,17 +67,17 @@ pub struct Seen {
     pub seed: Option<u64>,
 }
 
-/// What one request is in for: the n-th call of a kind and what happens to it.
+/// The faults of one request, by kind and number of the call.
 #[derive(Clone, Debug, Default)]
 pub struct Fate(pub Vec<(Option<Kind>, Option<usize>, Fault)>);
 
 impl Fate {
-    /// This to the n-th call of this kind, from 0.
+    /// This fault on call `index` of this kind, from 0.
     pub fn at(kind: Kind, index: usize, fault: Fault) -> Self {
         Self(vec![(Some(kind), Some(index), fault)])
     }
 
-    /// This to every call.
+    /// This fault on every call.
     pub fn always(fault: Fault) -> Self {
         Self(vec![(None, None, fault)])
     }
@@ -119,7 +119,7 @@ impl Middlebox {
         self.ledger.lock().seen.get(id).cloned().unwrap_or_default()
     }
 
-    /// How often fate has struck a request.
+    /// Faults that occurred in a request.
     pub fn struck(&self, id: &str) -> usize {
         self.ledger.lock().struck.get(id).copied().unwrap_or(0)
     }
@@ -149,7 +149,7 @@ async fn serve(mut client: Wire, target: SocketAddr, ledger: Arc<Mutex<Ledger>>)
     }
 }
 
-/// Writes a call down, and says what is to happen to it.
+/// Notes a call and returns its fault.
 fn note(request: &Message, ledger: &Mutex<Ledger>) -> Option<Fault> {
     let (path, body) = (request.head.target().1, request.body.as_slice());
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
@@ -157,7 +157,7 @@ fn note(request: &Message, ledger: &Mutex<Ledger>) -> Option<Fault> {
     let kind = match path {
         "/v1/verify" => Kind::Verify,
         "/v1/completions" if of_ids && body["stream"] == false => Kind::Verify,
-        "/v1/completions" if of_ids => Kind::Ride,
+        "/v1/completions" if of_ids => Kind::Plain,
         "/v1/completions" | "/v1/chat/completions" => Kind::First,
         _ => return None,
     };
@@ -179,10 +179,10 @@ fn note(request: &Message, ledger: &Mutex<Ledger>) -> Option<Fault> {
     fault
 }
 
-/// How the body of an answer is passed on.
+/// The way in which the body of an answer is passed on.
 struct Piecemeal {
     random: Option<u64>,
-    /// After so many events these bytes, and then the end of the connection.
+    /// After this number of events these bytes, and then the end of the connection.
     after: Option<(usize, Vec<u8>)>,
 }
 
@@ -223,7 +223,7 @@ fn head_for_target(request: &Message) -> Vec<u8> {
     [head.as_bytes(), &request.body].concat()
 }
 
-/// The head of an answer; what is cut in pieces has no length.
+/// The head of an answer; without a length if the body is cut in pieces.
 fn head_for_client(head: &Head, cut: bool) -> String {
     let mut lines = format!("{}\r\n", head.line);
     for (name, value) in &head.fields {
@@ -263,7 +263,7 @@ async fn pass(client: &mut Wire, request: &Message, target: SocketAddr, mut piec
     client.try_send("0\r\n\r\n").await;
 }
 
-/// The target sends an event in a chunk.
+/// Passes events on; the target sends each one in its own chunk.
 async fn pass_events(client: &mut Wire, upstream: &mut Wire, mut piecemeal: Piecemeal) {
     let mut events = 0;
     loop {
@@ -325,10 +325,10 @@ async fn strike(client: &mut Wire, request: &Message, target: SocketAddr, fault:
     client.try_send(answer).await;
 }
 
-/// A true verdict with something wrong in it, of either plan.
+/// A correct verification result with a fault in it, for both verification methods.
 fn doctored(mut answer: Value, fault: Fault) -> Value {
     let rows = if answer["rows"].is_array() { "rows" } else { "choices" };
-    let rows = answer[rows].as_array_mut().expect("a verdict");
+    let rows = answer[rows].as_array_mut().expect("a verification result");
     match fault {
         Fault::RowLess => drop(rows.pop()),
         Fault::RowMore => rows.push(rows[rows.len() - 1].clone()),

@@ -1,10 +1,10 @@
 //! A small language model without weights over a real byte-level vocabulary.
 //!
-//! It mostly looks at the last token, so its text repeats itself and lookups are often right; the token before
-//! and the place have their say too, so they are often wrong. It likes the bytes of characters that take several
-//! tokens, so that outputs stand in the middle of one.
+//! Its logits depend mostly on the last token, so its text repeats itself and lookups are often
+//! right; they also depend on the token before and on the position, so lookups are often wrong.
+//! Bytes of multi-token characters are likely, so that outputs are often in the middle of one.
 
-// Only model drafters get into trouble, and they come with the feature.
+// Only model drafters use the faults, and they need the feature.
 #![cfg_attr(not(feature = "onnx"), allow(dead_code))]
 
 use std::path::Path;
@@ -27,7 +27,7 @@ const TEXT: &str = "fn take(text: &str) -> String {\n    let mut taken = String:
     text.split(',') {\n        taken.push_str(piece);\n    }\n    taken\n}\nThe fox took the lazy dog — über naïve \
     façades, “quoted” … 東京 💩\n";
 
-/// A vocabulary that no target here has.
+/// A vocabulary that differs from every target's here.
 pub fn other_words() -> Arc<Tokenizer> {
     words_of(tempfile::tempdir().unwrap().path(), 290)
 }
@@ -58,7 +58,7 @@ fn words_of(folder: &Path, size: usize) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap())
 }
 
-/// What a test does to a model from outside its thread.
+/// Control of a model from outside its thread.
 #[derive(Clone, Default)]
 pub struct Handle {
     runs: Arc<AtomicUsize>,
@@ -66,13 +66,13 @@ pub struct Handle {
     released: Arc<(Mutex<bool>, Condvar)>,
 }
 
-/// What a model can be told to do instead of running.
+/// Faults of a model's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     Fail,
-    /// Its thread goes down.
+    /// Its thread panics.
     Crash,
-    /// The run does not end until it is released.
+    /// The run blocks until it is released.
     Hang,
 }
 
@@ -81,12 +81,12 @@ impl Handle {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// After so many runs there is trouble, with every one.
+    /// Every run after the first `after` has this fault.
     pub fn trouble(&self, after: usize, trouble: Trouble) {
         *self.trouble.lock() = Some((after, trouble));
     }
 
-    /// Lets all go on that hang, now and later.
+    /// Releases all hanging runs, now and later.
     pub fn release(&self) {
         *self.released.0.lock() = true;
         self.released.1.notify_all();
@@ -97,8 +97,8 @@ impl Handle {
         let trouble = self.trouble.lock().filter(|&(after, _)| run >= after).map(|(_, trouble)| trouble);
         match trouble {
             None => Ok(()),
-            Some(Trouble::Fail) => Err(ModelError::Runtime("told to fail".to_owned())),
-            Some(Trouble::Crash) => panic!("told to crash"),
+            Some(Trouble::Fail) => Err(ModelError::Runtime("planted fault".to_owned())),
+            Some(Trouble::Crash) => panic!("planted crash"),
             Some(Trouble::Hang) => {
                 let mut released = self.released.0.lock();
                 while !*released {
@@ -116,7 +116,7 @@ type Row = (TokenId, Option<usize>);
 pub struct Babble {
     config: ModelConfig,
     lanes: Vec<Option<Vec<Row>>>,
-    /// How likely each token is before anything is known.
+    /// The prior of each token, without any context.
     taste: Vec<f64>,
     seed: u64,
     step: Duration,
@@ -133,13 +133,13 @@ impl Babble {
         Self { config, lanes, taste, seed: 0, step: Duration::ZERO, handle: Handle::default() }
     }
 
-    /// Another model, that agrees with the first where the last token says enough.
+    /// Another model, which agrees with the first where the last token decides.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// A run takes so long, as a model's does.
+    /// The duration of a run.
     pub fn with_step(mut self, step: Duration) -> Self {
         self.step = step;
         self

@@ -1,12 +1,12 @@
-//! The official `openai` client for Python, directly and through: what a program gets is the same.
+//! The official `openai` client for Python, direct and through the proxy: the same results.
 
 use std::path::Path;
 use std::process::Command;
 
-use foretell::drive::drafters::Drafters;
 use foretell::lab::local;
+use foretell::serving::drafters::Drafters;
 
-use super::house::{FORCED, House, Plan};
+use super::house::{FORCED, House, Setup};
 use crate::wire::{EVENTS, Message, Server, chunk, ok};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -45,7 +45,8 @@ fn tool_call(request: &Message) -> Vec<u8> {
 async fn the_official_python_client_sees_what_it_sees_without_a_proxy() {
     let packages = Path::new(ROOT).join(".cache/python");
     assert!(packages.join("openai").is_dir(), "the client is not there: `make test` fetches it");
-    let house = House::build(Plan { plans: "[tree, fan_out]", policies: &[FORCED], ..Plan::default() }).await;
+    let house =
+        House::build(Setup { methods: "[tree, fan_out]", policies: &[FORCED], ..Setup::default() }).await;
     let tools = Server::answering(|request| tool_call(&request)).await;
     let process =
         format!("version: 1\nbackends: [{{ name: tools, replicas: [\"http://{}\"] }}]\n", tools.address);

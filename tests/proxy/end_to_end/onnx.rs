@@ -1,8 +1,9 @@
-//! Real models: what the client gets through leaps is what the target says by itself, token by token.
+//! Real models: speculated answers are the target's own, token by token.
 //!
-//! Runs on the bundled models, or on the folders that `FORETELL_TEST_MODEL` and `FORETELL_TEST_DRAFTER` name. A
-//! batch of another shape may round differently, so a first difference is allowed where the target itself
-//! says that it was a tie: two logits less than 1e-3 apart, or a token within 1e-5 of the edge of top-p.
+//! Runs on the bundled models, or on the folders that `FORETELL_TEST_MODEL` and
+//! `FORETELL_TEST_DRAFTER` name. A batch of another shape may round differently, so a first
+//! difference is allowed where the target's own logprobs show a tie: two logits less than 1e-3
+//! apart, or a token within 1e-5 of the edge of top-p.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::house::{Answer, Ask, House, send, watch_panics};
 
-/// Where prompts come from; without it they are cut out of this repository's own files.
+/// Source of the prompts; without it they are cut out of this repository's own files.
 const WORKLOADS: &str = "tests/workloads";
 const PROMPTS: usize = 100;
 const MAX_TOKENS: usize = 24;
@@ -27,7 +28,7 @@ const MAX_TOKENS: usize = 24;
 const PROMPT_BYTES: usize = 900;
 const TOP_P: f64 = 0.9;
 const TEMPERATURE: f64 = 0.8;
-/// Requests under way at once.
+/// Requests in flight at once.
 const WIDE: usize = 3;
 
 fn root() -> &'static Path {
@@ -114,8 +115,8 @@ async fn ask(to: std::net::SocketAddr, route: Route, body: &Value) -> Answer {
     Answer::read(&kind, send(to, route.path(), "", body).await)
 }
 
-/// Why the target might as well have said the other token: its own words about the place. `None` if it was no
-/// tie.
+/// The tie that explains the first difference, from the target's own logprobs at that position.
+/// `None` if it was no tie.
 async fn tie(target: &LocalTarget, body: &Value, plain: &Answer, other: &Answer) -> Option<String> {
     let at = plain.ids.iter().zip(&other.ids).position(|(one, two)| one != two)?;
     let (one, two) = (plain.ids[at], other.ids[at]);
@@ -137,7 +138,7 @@ async fn tie(target: &LocalTarget, body: &Value, plain: &Answer, other: &Answer)
     };
     let gap = score(one).zip(score(two)).map(|(one, two)| (one - two).abs());
     if let Some(gap) = gap.filter(|gap| *gap < 1e-3) {
-        return Some(format!("place {at}: {one} and {two} are {gap:.2e} apart"));
+        return Some(format!("position {at}: {one} and {two} are {gap:.2e} apart"));
     }
     seed?;
     let mut mass = 0.0;
@@ -148,17 +149,17 @@ async fn tie(target: &LocalTarget, body: &Value, plain: &Answer, other: &Answer)
         mass += logprob.exp();
         let edge = (before - TOP_P).abs().min((mass - TOP_P).abs());
         if (token == one || token == two) && edge < 1e-5 {
-            return Some(format!("place {at}: {token} is {edge:.2e} from the edge of top-p"));
+            return Some(format!("position {at}: {token} is {edge:.2e} from the edge of top-p"));
         }
     }
     None
 }
 
-fn process(target: &LocalTarget, plans: &str) -> String {
+fn process(target: &LocalTarget, methods: &str) -> String {
     let drafter = folder("FORETELL_TEST_DRAFTER", "draft-same");
     format!(
         "version: 1\ntimeouts: {{ verify: 20s, draft: 2s }}\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    \
-         plans: {{ allow: {plans} }}\n    probe: {{ when: never }}\ndrafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: 8 }} }}\n",
+         verify: {{ allow: {methods} }}\n    probe: {{ when: never }}\ndrafters: {{ draft-same: {{ path: \"{}\", device: cpu, slots: 8 }} }}\n",
         target.address,
         drafter.display()
     )
@@ -167,12 +168,12 @@ fn process(target: &LocalTarget, plans: &str) -> String {
 #[rstest]
 #[case::lookup_tree("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[tree]", 0)]
 #[case::lookup_fan_out_ahead("{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }", "[fan_out]", 2)]
-#[case::model_tree_with_sketches("{ kind: model, model: draft-same }", "[tree]", 1)]
+#[case::model_tree_with_drafts_ahead("{ kind: model, model: draft-same }", "[tree]", 1)]
 #[case::model_fan_out("{ kind: model, model: draft-same }", "[fan_out]", 0)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_prompts_read_as_the_target_alone(
     #[case] drafter: &str,
-    #[case] plans: &str,
+    #[case] methods: &str,
     #[case] ahead: u32,
 ) {
     watch_panics();
@@ -184,7 +185,7 @@ async fn a_hundred_prompts_read_as_the_target_alone(
     let policy = format!(
         "version: 1\nname: forced\ndrafters: [{drafter}]\ngamma: {{ max: 8, fixed: 4, ahead: {ahead} }}\n"
     );
-    let proxy = local::proxy(&process(&target, plans), &[&policy]).await.unwrap();
+    let proxy = local::proxy(&process(&target, methods), &[&policy]).await.unwrap();
     let front = proxy.gateway.addresses[0];
 
     let asks = asks();
@@ -196,25 +197,27 @@ async fn a_hundred_prompts_read_as_the_target_alone(
     let answers: Vec<(Answer, Answer)> = answers.buffered(WIDE).collect().await;
 
     let (mut ties, mut wrong) = (Vec::new(), Vec::new());
-    let (mut leapt, mut rounds, mut drafted, mut accepted) = (0, 0, 0, 0);
+    let (mut speculated, mut rounds, mut drafted, mut accepted) = (0, 0, 0, 0);
     for ((_, body), (plain, through)) in asks.iter().zip(&answers) {
-        let told = through.foretell();
-        let count = |name: &str| told[name].as_u64().unwrap_or(0);
-        leapt += usize::from(told["path"] == "speculated");
+        let foretell = through.foretell();
+        let count = |name: &str| foretell[name].as_u64().unwrap_or(0);
+        speculated += usize::from(foretell["path"] == "speculated");
         rounds += count("rounds");
         drafted += count("drafted");
         accepted += count("accepted");
         if plain.plain != through.plain {
             match tie(&target, body, plain, through).await {
                 Some(why) => ties.push(why),
-                None => wrong.push(format!("{body}\n  {told}\n  {:?}\n  {:?}", plain.plain, through.plain)),
+                None => {
+                    wrong.push(format!("{body}\n  {foretell}\n  {:?}\n  {:?}", plain.plain, through.plain));
+                }
             }
         }
     }
-    eprintln!("{drafter} {plans}: {rounds} rounds, {accepted} of {drafted} accepted, ties: {ties:?}");
+    eprintln!("{drafter} {methods}: {rounds} rounds, {accepted} of {drafted} accepted, ties: {ties:?}");
     assert!(wrong.is_empty(), "{} differ without a tie, the first: {}", wrong.len(), wrong[0]);
     assert!(ties.len() * 50 <= asks.len(), "{} of {} end in a tie: {ties:?}", ties.len(), asks.len());
-    assert!(leapt * 10 >= asks.len() * 9, "{leapt} of {} leapt", asks.len());
+    assert!(speculated * 10 >= asks.len() * 9, "{speculated} of {} were speculated on", asks.len());
     assert!(accepted > 0 && rounds > asks.len() as u64, "{rounds} rounds, {accepted} accepted");
     House::assert_calm();
 }

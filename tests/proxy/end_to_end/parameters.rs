@@ -1,9 +1,10 @@
-//! Every parameter that a leap carries: the same text as without it, whatever the plan.
+//! Every parameter that verify requests carry: the same text as the target alone, with each
+//! verification method.
 
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use super::house::{Ask, House, Plan};
+use super::house::{Ask, House, Setup};
 
 const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
 
@@ -36,10 +37,10 @@ fn settings(house: &House) -> Vec<Value> {
 #[case::tree("[tree]")]
 #[case::fan_out("[fan_out]")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_carried_parameter_keeps_the_text(#[case] plans: &str) {
-    let house = House::build(Plan { plans, ..Plan::default() }).await;
+async fn every_carried_parameter_keeps_the_text(#[case] methods: &str) {
+    let house = House::build(Setup { methods, ..Setup::default() }).await;
     let mut wrong = Vec::new();
-    let (mut leapt, mut accepted) = (0, 0);
+    let (mut speculated, mut accepted) = (0, 0);
     for setting in settings(&house) {
         for seed in 0..3 {
             let mut fields =
@@ -50,22 +51,22 @@ async fn every_carried_parameter_keeps_the_text(#[case] plans: &str) {
                 let answer = house.through(&ask, "p").await;
                 assert_eq!(plain.plain.status, 200, "{setting} {}", plain.message.text());
                 if (&answer.plain, &answer.ids) != (&plain.plain, &plain.ids) {
-                    let told = answer.foretell();
-                    wrong.push(format!("{setting} {ask:?}\n  {told}\n  {answer:?}\n  {plain:?}"));
+                    let foretell = answer.foretell();
+                    wrong.push(format!("{setting} {ask:?}\n  {foretell}\n  {answer:?}\n  {plain:?}"));
                 }
-                leapt += usize::from(answer.foretell()["path"] == "speculated");
+                speculated += usize::from(answer.foretell()["path"] == "speculated");
                 accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
             }
         }
     }
     assert!(wrong.is_empty(), "{} wrong, the first:\n{}", wrong.len(), wrong[0]);
-    assert!(leapt > 100 && accepted > 100, "{leapt} leapt, {accepted} accepted");
+    assert!(speculated > 100 && accepted > 100, "{speculated} speculated on, {accepted} accepted");
     House::assert_calm();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let mut texts = Vec::new();
     for (at, mut ask) in
         Ask::all(&json!({"prompt": PROMPT, "max_tokens": 32, "temperature": 0.9, "ignore_eos": true}))
@@ -75,12 +76,12 @@ async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
         let id = format!("unseeded-{at}");
         let answer = house.through(&ask, &id).await;
         let calls = house.middlebox.seen(&id);
-        let seed = calls[0].seed.expect("the first ride carries a seed");
+        let seed = calls[0].seed.expect("the first call carries a seed");
         assert!(calls.len() > 2 && calls.iter().all(|call| call.seed == Some(seed)), "{calls:?}");
-        assert!(answer.message.text().contains(&seed.to_string()), "our target tells the seed that it took");
+        assert!(answer.message.text().contains(&seed.to_string()), "our target reports its seed");
         ask.fields["seed"] = json!(seed);
         assert_eq!(answer.plain, house.direct(&ask).await.plain, "{id}");
         texts.push(answer.plain.text);
     }
-    assert!(texts.windows(2).any(|pair| pair[0] != pair[1]), "a seed of its own for every request");
+    assert!(texts.windows(2).any(|pair| pair[0] != pair[1]), "each request has its own seed");
 }

@@ -1,16 +1,16 @@
-//! However the target's bytes are cut on their way, the client gets the same bytes.
+//! However the target's bytes are split on their way, the client gets the same bytes.
 
 use serde_json::{Value, json};
 
-use super::house::{Ask, House, Plan, events};
+use super::house::{Ask, House, Setup, events};
 use super::middlebox::{Fate, Fault};
 
-/// Cuts per way of asking; FORETELL_CUTS asks for more (`make reliability`).
+/// Splits per route and mode of streaming; FORETELL_CUTS sets more (`make reliability`).
 fn cuts() -> u64 {
     std::env::var("FORETELL_CUTS").ok().and_then(|cuts| cuts.parse().ok()).unwrap_or(10)
 }
 
-/// How much of the prompt a lane of the target happens to hold is no business of the proxy's.
+/// Usage without the cached prompt tokens, which depend on the lane of the target.
 fn less_cached(mut usage: Value) -> Value {
     if let Some(usage) = usage.as_object_mut() {
         usage.shift_remove("prompt_tokens_details");
@@ -18,7 +18,7 @@ fn less_cached(mut usage: Value) -> Value {
     usage
 }
 
-/// The body, less what is new with every request.
+/// The body without the fields that are new with every request.
 fn normal(ask: &Ask, message: &crate::wire::Message) -> String {
     let blank = |mut value: Value| {
         value["id"] = json!("id");
@@ -35,11 +35,11 @@ fn normal(ask: &Ask, message: &crate::wire::Message) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_cut_of_the_upstream_bytes_gives_the_client_the_same_bytes() {
-    let house = House::build(Plan::default()).await;
+    let house = House::build(Setup::default()).await;
     let fields = json!({"prompt": "take the dog — über naïve façades: ", "max_tokens": 60, "temperature": 0.2, "seed": 5});
     let (mut cut, mut accepted) = (0, 0);
     for ask in Ask::all(&fields) {
-        for header in ["", "x-foretell: ride\r\n", "x-foretell: off\r\n"] {
+        for header in ["", "x-foretell: plain\r\n", "x-foretell: off\r\n"] {
             let plain = house.direct(&ask).await;
             let whole = ask.send(house.front(), header).await;
             accepted += whole.foretell()["accepted"].as_u64().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Memory over requests: a tenant's second pass drafts from its first, nobody else's ever does, and what is forgotten is
-//! gone.
+//! The corpus: a tenant's second request drafts from the text of its first, no other tenant's
+//! requests do, and cleared texts are gone.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use foretell::openai::Route;
 use serde_json::{Value, json};
 
-use super::house::{Answer, Ask, House, Plan, get, send};
+use super::house::{Answer, Ask, House, Setup, get, send};
 use crate::wire::PATIENCE;
 
 const PROMPT: &str = "take the dog, take the fox, über naïve 東京: ";
 const SCOPES: [&str; 3] = ["request", "tenant", "global"];
 
-/// Who may say whose a request is, and how much is remembered.
+/// The tenant header with its trusted peers, and the limits of the corpus.
 const TENANTS: &str =
-    "tenant: { header: x-tenant, trusted_peers: [127.0.0.1/32] }\nmemory: { bytes: 4MiB, ttl: 1h }\n";
+    "tenant: { header: x-tenant, trusted_peers: [127.0.0.1/32] }\ncorpus: { bytes: 4MiB, ttl: 1h }\n";
 
 async fn house(more: &str) -> House {
     let policies = SCOPES.map(|scope| {
@@ -27,7 +27,7 @@ async fn house(more: &str) -> House {
         )
     });
     let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
-    House::build(Plan { policies: &policies, more: format!("{TENANTS}{more}"), ..Plan::default() }).await
+    House::build(Setup { policies: &policies, more: format!("{TENANTS}{more}"), ..Setup::default() }).await
 }
 
 fn ask(seed: u64) -> Ask {
@@ -38,16 +38,17 @@ fn ask(seed: u64) -> Ask {
     )
 }
 
-/// Asks as a tenant, and returns the answer with the tokens that were accepted in each round.
+/// Sends a request as a tenant; returns the answer and its mean acceptance length.
 async fn pass(house: &House, ask: &Ask, fields: &str) -> (Answer, f64) {
     let answer = ask.send(house.front(), fields).await;
-    let told = answer.foretell().clone();
-    let count = |name: &str| told[name].as_f64().unwrap();
+    let foretell = answer.foretell().clone();
+    let count = |name: &str| foretell[name].as_f64().unwrap();
     let rounds = count("rounds").max(1.0);
     (answer, (count("accepted") + rounds) / rounds)
 }
 
-/// As [`pass`] for a policy that shares texts; the answer does not tell what its rounds came to, so the admin API is asked.
+/// As [`pass`] for a policy that shares texts: the answer has no counts, so the admin API is asked
+/// for them.
 async fn shared_pass(house: &House, tenant: &str) -> f64 {
     ask(7).send(house.front(), &who(tenant, "global")).await;
     let sessions = get(house.admin(), "/api/sessions").await.json();
@@ -56,10 +57,11 @@ async fn shared_pass(house: &House, tenant: &str) -> f64 {
     (count("accepted") + rounds) / rounds
 }
 
-/// Waits until what was handed over has been learnt; returns what is held.
+/// Waits until all texts handed over have been learnt; returns the corpus as the admin API shows
+/// it.
 async fn learnt(admin: SocketAddr) -> Value {
-    send(admin, "/api/memory/clear?tenant=nobody", "", &json!({})).await;
-    get(admin, "/api/memory").await.json()
+    send(admin, "/api/corpus/clear?tenant=nobody", "", &json!({})).await;
+    get(admin, "/api/corpus").await.json()
 }
 
 fn who(tenant: &str, scope: &str) -> String {
@@ -72,16 +74,13 @@ async fn a_second_pass_drafts_from_the_first_of_its_own_tenant_alone() {
     let (ask, plain) = (ask(5), house.direct(&ask(5)).await);
     let (first, before) = pass(&house, &ask, &who("a", "tenant")).await;
     let held = learnt(house.admin()).await;
-    assert_eq!((&held["texts"], &held["shelves"][0]["tenant"]), (&json!(1), &json!("a")), "{held}");
+    assert_eq!((&held["texts"], &held["entries"][0]["tenant"]), (&json!(1), &json!("a")), "{held}");
     let (second, after) = pass(&house, &ask, &who("a", "tenant")).await;
     assert!(after >= 2.0 * before && after > 5.0, "{before} {after}");
     let (_, other) = pass(&house, &ask, &who("b", "tenant")).await;
-    assert!(
-        (other - before).abs() < 1e-9,
-        "another tenant drafts as if nothing had been said: {before} {other}"
-    );
+    assert!((other - before).abs() < 1e-9, "another tenant drafts as from an empty corpus: {before} {other}");
     let (_, nobody) = pass(&house, &ask, "x-scope: tenant\r\n").await;
-    assert!((nobody - before).abs() < 1e-9, "no tenant, no memory: {before} {nobody}");
+    assert!((nobody - before).abs() < 1e-9, "no tenant, no corpus: {before} {nobody}");
     let (_, request) = pass(&house, &ask, &who("a", "request")).await;
     assert!((request - before).abs() < 1e-9);
     for answer in [&first, &second] {
@@ -89,15 +88,15 @@ async fn a_second_pass_drafts_from_the_first_of_its_own_tenant_alone() {
     }
     let held = learnt(house.admin()).await;
     let tenants: Vec<&Value> =
-        held["shelves"].as_array().unwrap().iter().map(|shelf| &shelf["tenant"]).collect();
-    assert_eq!(tenants, [&json!("a"), &json!("b")], "what has no tenant is kept nowhere");
+        held["entries"].as_array().unwrap().iter().map(|entry| &entry["tenant"]).collect();
+    assert_eq!(tenants, [&json!("a"), &json!("b")], "texts without a tenant are not kept");
     House::assert_calm();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_wants_no_memory_leaves_nothing_and_finds_nothing() {
+async fn a_client_that_declines_the_corpus_adds_nothing_and_finds_nothing() {
     let house = house("").await;
-    let off = |tenant: &str| format!("{}x-foretell-memory: off\r\n", who(tenant, "tenant"));
+    let off = |tenant: &str| format!("{}x-foretell-corpus: off\r\n", who(tenant, "tenant"));
     let (_, before) = pass(&house, &ask(6), &off("a")).await;
     assert_eq!(learnt(house.admin()).await["texts"], json!(0));
     pass(&house, &ask(6), &who("a", "tenant")).await;
@@ -107,7 +106,7 @@ async fn a_client_that_wants_no_memory_leaves_nothing_and_finds_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_shared_is_shared_and_what_is_cleared_is_gone() {
+async fn shared_texts_are_shared_and_cleared_texts_are_gone() {
     let house = house("").await;
     let before = shared_pass(&house, "a").await;
     learnt(house.admin()).await;
@@ -120,21 +119,21 @@ async fn what_is_shared_is_shared_and_what_is_cleared_is_gone() {
         "a policy that does not share sees nothing of it: {before} {alone}"
     );
     learnt(house.admin()).await;
-    let cleared = send(house.admin(), "/api/memory/clear?tenant=b", "", &json!({})).await.json();
+    let cleared = send(house.admin(), "/api/corpus/clear?tenant=b", "", &json!({})).await.json();
     assert_eq!(cleared, json!({"tenant": "b", "texts": 1}));
-    let cleared = send(house.admin(), "/api/memory/clear", "", &json!({})).await.json();
+    let cleared = send(house.admin(), "/api/corpus/clear", "", &json!({})).await.json();
     assert_eq!(cleared, json!({"tenant": null, "texts": 1}));
     let again = shared_pass(&house, "b").await;
     assert!((again - before).abs() < 1e-9, "{before} {again}");
-    let wrong = send(house.admin(), "/api/memory/clear?tenants=b", "", &json!({})).await;
-    assert_eq!(wrong.head.status(), 400, "a misspelt name forgets nothing");
+    let wrong = send(house.admin(), "/api/corpus/clear?tenants=b", "", &json!({})).await;
+    assert_eq!(wrong.head.status(), 400, "a misspelt name clears nothing");
 }
 
-/// Counts would say exactly how far a guess agrees with what another client was told.
+/// Counts would show how far a guess agrees with the text of another client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_texts_are_shared_no_answer_counts_rounds() {
     let house = house("").await;
-    // The second time there is something to draft from.
+    // The second time there is a text to draft from.
     for scope in ["tenant", "global"] {
         ask(8).send(house.front(), &who("a", scope)).await;
     }
@@ -142,15 +141,15 @@ async fn where_texts_are_shared_no_answer_counts_rounds() {
     for stream in [false, true] {
         let asked = Ask { stream, ..ask(8) };
         let fields = |scope: &str| format!("{}te: trailers\r\n", who("a", scope));
-        let told = asked.send(house.front(), &fields("tenant")).await;
-        assert!(told.foretell()["rounds"].as_u64() > Some(0), "{:?}", told.usage);
+        let own = asked.send(house.front(), &fields("tenant")).await;
+        assert!(own.foretell()["rounds"].as_u64() > Some(0), "{:?}", own.usage);
         let answer = asked.send(house.front(), &fields("global")).await;
         let names: Vec<&String> = answer.foretell().as_object().unwrap().keys().collect();
         assert_eq!(names, ["path", "reason", "policy"]);
         assert_eq!(answer.foretell()["path"], "speculated");
         let counted = ["x-foretell-accepted:", "x-foretell-drift:"];
         let trailers = |answer: &Answer| answer.message.trailers.join("\n");
-        assert_eq!(counted.map(|name| trailers(&told).contains(name)), [stream; 2]);
+        assert_eq!(counted.map(|name| trailers(&own).contains(name)), [stream; 2]);
         assert_eq!(counted.map(|name| trailers(&answer).contains(name)), [false; 2]);
         assert!(counted.iter().all(|name| answer.message.head.get(name.trim_end_matches(':')).is_none()));
     }
@@ -181,12 +180,12 @@ async fn ended(house: House, texts: &Path) {
 async fn a_snapshot_carries_texts_over_a_restart_and_a_damaged_one_is_a_clean_start() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("learnt");
-    let more = format!("memory: {{ bytes: 4MiB, ttl: 1h, snapshot: {} }}\n", file.display());
+    let more = format!("corpus: {{ bytes: 4MiB, ttl: 1h, snapshot: {} }}\n", file.display());
     let tenants = TENANTS.lines().next().unwrap();
     let build = || async {
         let policy =
             "version: 1\nname: t\ndrafters: [{ kind: suffix, scope: tenant }]\ngamma: { fixed: 8 }\n";
-        House::build(Plan { policies: &[policy], more: format!("{tenants}\n{more}"), ..Plan::default() })
+        House::build(Setup { policies: &[policy], more: format!("{tenants}\n{more}"), ..Setup::default() })
             .await
     };
     let house = build().await;
@@ -195,40 +194,41 @@ async fn a_snapshot_carries_texts_over_a_restart_and_a_damaged_one_is_a_clean_st
     let texts = folder.path().join("learnt.texts");
     ended(house, &texts).await;
     let house = build().await;
-    assert_eq!(get(house.admin(), "/api/memory").await.json()["texts"], json!(1));
+    assert_eq!(get(house.admin(), "/api/corpus").await.json()["texts"], json!(1));
     let (_, after) = pass(&house, &ask(9), &who("a", "")).await;
     assert!(after >= 2.0 * before, "{before} {after}");
     ended(house, &texts).await;
     std::fs::write(&texts, &std::fs::read(&texts).unwrap()[..80]).unwrap();
     let house = build().await;
-    assert_eq!(get(house.admin(), "/api/memory").await.json()["texts"], json!(0));
+    assert_eq!(get(house.admin(), "/api/corpus").await.json()["texts"], json!(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn successors_are_those_of_a_tenant_and_go_when_they_are_cleared() {
     let policy = "version: 1\nname: r\ndrafters: [{ kind: recycling }]\ngamma: { fixed: 8 }\n";
-    let house = House::build(Plan { policies: &[policy], more: TENANTS.to_owned(), ..Plan::default() }).await;
+    let house =
+        House::build(Setup { policies: &[policy], more: TENANTS.to_owned(), ..Setup::default() }).await;
     let of = |tenant: &str| format!("x-tenant: {tenant}\r\n");
-    let off = format!("{}x-foretell-memory: off\r\n", of("a"));
+    let off = format!("{}x-foretell-corpus: off\r\n", of("a"));
     let (plain, ask) = (house.direct(&ask(5)).await, ask(5));
     let (_, before) = pass(&house, &ask, &off).await;
     assert_eq!(learnt(house.admin()).await["successors"], json!(0), "it leaves nothing");
     let (first, alone) = pass(&house, &ask, &of("a")).await;
     assert!((alone - before).abs() < 1e-9, "{before} {alone}");
     let held = learnt(house.admin()).await;
-    assert_eq!((&held["texts"], &held["shelves"][0]["tenant"]), (&json!(0), &json!("a")), "{held}");
+    assert_eq!((&held["texts"], &held["entries"][0]["tenant"]), (&json!(0), &json!("a")), "{held}");
     assert!(held["successors"].as_u64().unwrap() > 10, "{held}");
     let (second, after) = pass(&house, &ask, &of("a")).await;
     assert!(after > 1.2 * before, "{before} {after}");
-    for (who, fields) in [("another tenant", of("b")), ("nobody", String::new()), ("no memory", off)] {
+    for (who, fields) in [("another tenant", of("b")), ("nobody", String::new()), ("no corpus", off)] {
         let (_, other) = pass(&house, &ask, &fields).await;
-        assert!((other - before).abs() < 1e-9, "{who} drafts as if nothing had been said: {before} {other}");
+        assert!((other - before).abs() < 1e-9, "{who} drafts as from an empty corpus: {before} {other}");
     }
     for answer in [&first, &second] {
         assert_eq!(answer.plain, plain.plain);
     }
     learnt(house.admin()).await;
-    send(house.admin(), "/api/memory/clear?tenant=a", "", &json!({})).await;
+    send(house.admin(), "/api/corpus/clear?tenant=a", "", &json!({})).await;
     let (_, again) = pass(&house, &ask, &of("a")).await;
     assert!((again - before).abs() < 1e-9, "{before} {again}");
     House::assert_calm();

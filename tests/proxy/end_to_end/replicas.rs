@@ -1,4 +1,5 @@
-//! Several replicas of one target: sessions stay, and a replica that is gone costs no client an answer.
+//! Several replicas of one target: a session stays on its replica, and a lost replica costs no
+//! client an answer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ async fn each_session_stays_with_its_replica_and_outlives_the_other() {
     let tokenizer = model::words(folder.path());
     let (dying, living) = (target(folder.path(), &tokenizer).await, target(folder.path(), &tokenizer).await);
     let process = format!(
-        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\", \"http://{}\"]\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\", \"http://{}\"]\n    verify: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
         dying.address, living.address
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();
@@ -55,7 +56,7 @@ async fn each_session_stays_with_its_replica_and_outlives_the_other() {
         let answer = ask().send(front, "").await;
         assert_eq!((answer.foretell()["path"].as_str(), &answer.plain), (Some("speculated"), &plain));
         let after = calls(admin).await;
-        // Both are asked now and then who they are, by one call or two; a session makes more.
+        // The proxy sometimes identifies both, by one call or two; a session makes more.
         let rounds = answer.foretell()["rounds"].as_f64().unwrap();
         let busy: Vec<usize> = (0..2).filter(|n| after[*n] - before[*n] > rounds).collect();
         assert_eq!(busy.len(), 1, "{before:?} {after:?} {rounds}");
@@ -76,12 +77,12 @@ async fn each_session_stays_with_its_replica_and_outlives_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_behind_a_name_is_known_and_leapt_with() {
+async fn a_replica_behind_a_name_is_identified_and_speculated_with() {
     let folder = tempfile::tempdir().unwrap();
     let tokenizer = model::words(folder.path());
     let target = target(folder.path(), &tokenizer).await;
     let process = format!(
-        "version: 1\nbackends:\n  - name: toy\n    replicas: {{ dns: \"127.0.0.1:{}\", every: 1s }}\n    plans: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
+        "version: 1\nbackends:\n  - name: toy\n    replicas: {{ dns: \"127.0.0.1:{}\", every: 1s }}\n    verify: {{ allow: [tree] }}\n    probe: {{ when: never }}\n",
         target.address.port()
     );
     let proxy = local::proxy(&process, &[FORCED]).await.unwrap();

@@ -1,13 +1,13 @@
-//! Several model drafters in one policy: one of them drafts for each request, all of them are heard after it, and every text is
-//! the target's own, whichever it was.
+//! Several model drafters in one policy: one of them drafts for each request, all of them are
+//! evaluated after it, and every text is the target's own.
 
 use std::time::Duration;
 
-use foretell::drive::drafters::{Drafters, LoadedDrafter};
 use foretell::runtime::drafter::DrafterService;
+use foretell::serving::drafters::{Drafters, LoadedDrafter};
 use serde_json::{Value, json};
 
-use super::house::{Ask, House, Plan, send};
+use super::house::{Ask, House, Setup, send};
 use super::model::{Babble, other_words};
 
 const POLICY: &str = "version: 1\nname: both\ndrafters: [{ kind: model, model: stranger }, { kind: model, model: twin }]\n\
@@ -15,7 +15,7 @@ const POLICY: &str = "version: 1\nname: both\ndrafters: [{ kind: model, model: s
 const PROMPT: &str = "for piece in text.split(',') { taken.push_str(piece) }: ";
 
 async fn house() -> House {
-    House::build(Plan {
+    House::build(Setup {
         policies: &[POLICY],
         more: "drafters: { stranger: { path: nowhere }, twin: { path: nowhere } }\n".to_owned(),
         drafters: Box::new(|target| {
@@ -26,7 +26,7 @@ async fn house() -> House {
                 .with("stranger", LoadedDrafter::new(stranger, words))
                 .with("twin", LoadedDrafter::new(twin, target.clone()))
         }),
-        ..Plan::default()
+        ..Setup::default()
     })
     .await
 }
@@ -41,10 +41,10 @@ async fn explained(house: &House) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_of_them_drafts_all_are_heard_and_every_text_is_the_targets_own() {
+async fn one_of_them_drafts_all_are_evaluated_and_every_text_is_the_targets_own() {
     let house = house().await;
-    let chances = |told: &Value| -> Vec<(String, f64)> {
-        let models = told["now"]["models"].as_array().unwrap().iter();
+    let chances = |explanation: &Value| -> Vec<(String, f64)> {
+        let models = explanation["now"]["models"].as_array().unwrap().iter();
         models
             .map(|line| (line["model"].as_str().unwrap().to_owned(), line["chance"].as_f64().unwrap()))
             .collect()
@@ -71,15 +71,15 @@ async fn one_of_them_drafts_all_are_heard_and_every_text_is_the_targets_own() {
             }
         }
     }
-    // The first text is heard; what that takes says how soon the next one is.
-    let heard = "foretell_hearings_total{result=\"heard\"}";
+    // The first text is evaluated; the cost of that decides when the next one is.
+    let evaluated = "foretell_drafter_evaluations_total{result=\"evaluated\"}";
     tokio::time::timeout(Duration::from_mins(1), async {
-        while house.metric(heard).await < 1.0 {
+        while house.metric(evaluated).await < 1.0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await
-    .expect("the models are heard after an answer");
+    .expect("the models are evaluated after an answer");
     assert!((drawn(&house, "stranger").await + drawn(&house, "twin").await - asked).abs() < 0.5);
     let after = chances(&explained(&house).await);
     assert!((after.iter().map(|(_, chance)| chance).sum::<f64>() - 1.0).abs() < 1e-9, "{after:?}");

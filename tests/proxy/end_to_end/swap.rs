@@ -1,4 +1,5 @@
-//! Another model of the same name takes over the address in the middle of an answer. The client gets nothing of it.
+//! Another model of the same name takes over the address in the middle of an answer. The client
+//! gets no token of it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::fakes::Switch;
 use crate::wire::{Message, PATIENCE, Wire};
 
 const PROMPT: &str = "take the fox, take the dog: let mut taken = String::new(); ";
-/// Bytes of answers after which the address goes over: within the first plain stream, and within the rounds behind it.
+/// Bytes of answers after which the address switches: within the first plain stream, and within the
+/// rounds after it.
 const AFTER: [usize; 3] = [900, 2500, 6000];
 
 struct House {
@@ -42,14 +44,14 @@ async fn target(folder: &TempDir, tokenizer: &Arc<Tokenizer>, seed: u64) -> Loca
 }
 
 impl House {
-    async fn build(plans: &str, cuts: bool) -> Self {
+    async fn build(methods: &str, cuts: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let tokenizer = model::words(folder.path());
         // Both within one second, as two pods of one deployment.
         let (first, second) = (target(&folder, &tokenizer, 0).await, target(&folder, &tokenizer, 77).await);
         let switch = Switch::before(vec![first.address, second.address], cuts).await;
         let process = format!(
-            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    plans: {{ allow: {plans} }}\n    \
+            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    verify: {{ allow: {methods} }}\n    \
              probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
             switch.address
         );
@@ -86,16 +88,16 @@ fn read(message: &Message) -> (String, String) {
     (text, code)
 }
 
-/// With the connections to the first target cut, and with those left as they are.
+/// With the connections to the first target cut, and with them kept.
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_with_an_error_and_no_token_of_the_second_model(
-    #[values("[tree]", "[fan_out]")] plans: &str,
+    #[values("[tree]", "[fan_out]")] methods: &str,
     #[values(true, false)] cuts: bool,
     #[values(Route::Completions, Route::Chat)] route: Route,
 ) {
     for after in AFTER {
-        let house = House::build(plans, cuts).await;
+        let house = House::build(methods, cuts).await;
         let plain = ask(route, true).send(house.first.address, "").await.plain;
         let undisturbed = ask(route, true).send(house.front(), "").await;
         assert_eq!(
@@ -104,15 +106,15 @@ async fn a_stream_ends_with_an_error_and_no_token_of_the_second_model(
         );
         house.switch.after(after);
         let message = house.asked(&ask(route, true)).await;
-        assert!(house.switch.has_switched(), "it is in the middle of the answer");
+        assert!(house.switch.has_switched(), "the switch is in the middle of the answer");
         let (text, code) = read(&message);
-        // A connection that stays may bring the whole answer of the first target.
+        // An open connection may bring the whole answer of the first target.
         if text == plain.text && !cuts {
             continue;
         }
         assert!(plain.text.starts_with(&text), "{after}: {text:?} is not of {:?}", plain.text);
         assert_eq!(code, "backend_changed", "{after}: {}", message.text());
-        // The new engine is known soon, and speculated on anew.
+        // The new engine is identified soon, and requests are speculated on again.
         let known = async {
             while ask(route, true).send(house.front(), "").await.foretell()["path"] != "speculated" {}
         };
@@ -122,30 +124,30 @@ async fn a_stream_ends_with_an_error_and_no_token_of_the_second_model(
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_answer_begins_anew_as_its_client_has_got_nothing(
-    #[values("[tree]", "[fan_out]")] plans: &str,
+async fn a_whole_answer_begins_anew_because_its_client_has_received_nothing(
+    #[values("[tree]", "[fan_out]")] methods: &str,
 ) {
     for after in AFTER {
-        let house = House::build(plans, true).await;
+        let house = House::build(methods, true).await;
         assert_eq!(ask(Route::Chat, false).send(house.front(), "").await.foretell()["path"], "speculated");
         house.switch.after(after);
         let got = ask(Route::Chat, false).send(house.front(), "").await;
-        assert!(house.switch.has_switched(), "it is in the middle of the answer");
+        assert!(house.switch.has_switched(), "the switch is in the middle of the answer");
         let second = ask(Route::Chat, false).send(house.second.address, "").await;
         assert_eq!(got.plain, second.plain, "{after}");
     }
 }
 
-/// A request that finds another engine before it has got anything is that engine's, whole.
+/// A request that meets another engine before its first byte is answered by that engine as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_has_got_nothing_begins_anew_at_the_second_model() {
+async fn a_request_without_a_first_byte_begins_anew_at_the_second_model() {
     for stream in [true, false] {
         let house = House::build("[tree]", true).await;
         assert_eq!(
             ask(Route::Completions, stream).send(house.front(), "").await.foretell()["path"],
             "speculated"
         );
-        // The next byte that the first target sends is its last.
+        // The next byte of the first target is its last.
         house.switch.after(1);
         let mut last = Wire::connect(house.switch.address).await;
         last.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;

@@ -1,13 +1,14 @@
-//! A drafter of another vocabulary: its drafts are translated, some are right, and every text is the target's own.
+//! A drafter with another vocabulary: its drafts are translated, some are accepted, and every text
+//! is the target's own.
 
 use std::sync::Arc;
 
-use foretell::drive::drafters::{Drafters, LoadedDrafter};
 use foretell::runtime::drafter::DrafterService;
+use foretell::serving::drafters::{Drafters, LoadedDrafter};
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
-use super::house::{Ask, House, Plan, send};
+use super::house::{Ask, House, Setup, send};
 use super::model::{Babble, other_words};
 
 const PROMPT: &str =
@@ -15,24 +16,24 @@ const PROMPT: &str =
 const GAMMAS: [u32; 3] = [1, 4, 9];
 const SPEECHES: [&str; 4] = ["slem", "tli", "auto", "same"];
 
-fn name(speech: &str, gamma: u32) -> String {
-    format!("{speech}-{gamma}")
+fn name(translation_mode: &str, gamma: u32) -> String {
+    format!("{translation_mode}-{gamma}")
 }
 
 async fn house() -> House {
     let policies: Vec<String> = SPEECHES
         .iter()
-        .flat_map(|speech| GAMMAS.map(|gamma| (speech, gamma)))
-        .map(|(speech, gamma)| {
-            let name = name(speech, gamma);
+        .flat_map(|translation_mode| GAMMAS.map(|gamma| (translation_mode, gamma)))
+        .map(|(translation_mode, gamma)| {
+            let name = name(translation_mode, gamma);
             format!(
                 "version: 1\nname: {name}\nmatch: {{ headers: {{ x-drafter: [{name}] }} }}\n\
-                 drafters: [{{ kind: model, model: other, vocabulary: {speech} }}]\ngamma: {{ fixed: {gamma} }}\n"
+                 drafters: [{{ kind: model, model: other, vocabulary: {translation_mode} }}]\ngamma: {{ fixed: {gamma} }}\n"
             )
         })
         .collect();
     let policies: Vec<&str> = policies.iter().map(String::as_str).collect();
-    House::build(Plan {
+    House::build(Setup {
         policies: &policies,
         more: "drafters: { other: { path: nowhere } }\n".to_owned(),
         drafters: Box::new(|_| {
@@ -40,13 +41,13 @@ async fn house() -> House {
             let service = DrafterService::start_with(Box::new(Babble::new(&words, 2048, 16).with_seed(1)));
             Drafters::default().with("other", LoadedDrafter::new(service, words))
         }),
-        ..Plan::default()
+        ..Setup::default()
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_text_is_the_targets_own_whoever_drafts_in_whatever_tokens() {
+async fn every_text_is_the_targets_own_for_every_drafter_and_vocabulary() {
     let house = Arc::new(house().await);
     let mut accepted = [0; 3];
     for sampling in [json!({"temperature": 0}), json!({"temperature": 0.8, "seed": 11})] {
@@ -57,8 +58,8 @@ async fn every_text_is_the_targets_own_whoever_drafts_in_whatever_tokens() {
             let cases = SPEECHES
                 .iter()
                 .enumerate()
-                .flat_map(|(at, speech)| GAMMAS.map(|gamma| (at, name(speech, gamma))));
-            let told: Vec<(usize, String, Value)> = stream::iter(cases)
+                .flat_map(|(at, translation_mode)| GAMMAS.map(|gamma| (at, name(translation_mode, gamma))));
+            let reports: Vec<(usize, String, Value)> = stream::iter(cases)
                 .map(|(at, name)| {
                     let (house, ask, plain) = (Arc::clone(&house), ask.clone(), plain.plain.clone());
                     async move {
@@ -70,9 +71,10 @@ async fn every_text_is_the_targets_own_whoever_drafts_in_whatever_tokens() {
                 .buffer_unordered(4)
                 .collect()
                 .await;
-            for (at, name, told) in told {
-                // A stream whose client did not ask for usage tells nothing of it.
-                let (Some(drafted), Some(right)) = (told["drafted"].as_u64(), told["accepted"].as_u64())
+            for (at, name, foretell) in reports {
+                // A stream whose client did not ask for usage has no counts.
+                let (Some(drafted), Some(right)) =
+                    (foretell["drafted"].as_u64(), foretell["accepted"].as_u64())
                 else {
                     continue;
                 };
@@ -96,13 +98,13 @@ async fn explain_says_how_drafts_are_translated_and_names_both_where_they_may_no
         ("same-4", ["the vocabulary of `other` (", "is not that of `toy` ("]),
     ] {
         let body = json!({"model": "toy", "prompt": "take", "temperature": 0});
-        let told =
+        let explained =
             send(house.admin(), "/api/explain?route=completions", &format!("x-drafter: {name}\r\n"), &body)
                 .await
                 .json();
-        let drafter = &told["drafters"][0];
+        let drafter = &explained["drafters"][0];
         let why = drafter["why"].as_str().unwrap_or_default();
-        assert!(says.iter().all(|part| why.contains(part)), "{name}: {told}");
+        assert!(says.iter().all(|part| why.contains(part)), "{name}: {explained}");
         assert_eq!(drafter["drafts"], json!(!name.starts_with("same")), "{name}");
     }
 }

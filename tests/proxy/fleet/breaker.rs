@@ -1,9 +1,9 @@
-//! Who is avoided, for what, and how it comes back.
+//! The circuit breaker of a replica: causes to open it, and ways to close it.
 
 use std::sync::atomic::Ordering;
 
 use foretell::app::Gateway;
-use foretell::fleet::{BreakerState, Load, Standing};
+use foretell::fleet::{BreakerState, HealthState, Load};
 
 use serde_json::json;
 
@@ -32,11 +32,11 @@ async fn server_errors_open_it_a_health_check_half_opens_it_and_work_closes_it()
     let errors = metric(&gateway, "foretell_replica_errors_total{kind=\"server_error\",replica=\"b/0\"}");
     assert_eq!(errors, Some(5.0));
     assert_eq!(metric(&gateway, "foretell_replica_breaker_state{replica=\"b/0\"}"), Some(2.0));
-    assert_eq!(broken.standing(), Standing::Broken);
+    assert_eq!(broken.health_state(), HealthState::Broken);
     for _ in 0..30 {
         assert_eq!(ask(&gateway, house::completion()).await.text(), "fine");
     }
-    // It is asked how it is, by a call that costs it nothing.
+    // The health check is a call that costs the replica nothing.
     sick.store(false, Ordering::Relaxed);
     while replica.next().await.unwrap().head.target() != ("GET", "/health") {}
     while broken.breaker() == BreakerState::Open {
@@ -51,7 +51,7 @@ async fn server_errors_open_it_a_health_check_half_opens_it_and_work_closes_it()
     }
 }
 
-/// The breaker and the reach of the first replica as metrics tell them are those of the API, which the page shows.
+/// The metrics and the API agree on breaker state and reachability of the first replica.
 async fn agrees(gateway: &Gateway) {
     let read = || {
         let state = metric(gateway, "foretell_replica_breaker_state{replica=\"b/0\"}").unwrap();
@@ -62,17 +62,17 @@ async fn agrees(gateway: &Gateway) {
     };
     loop {
         let before = read();
-        let told = show(gateway, "/api/replicas").await.json()["replicas"][0].clone();
-        // A health check may come between.
+        let shown = show(gateway, "/api/replicas").await.json()["replicas"][0].clone();
+        // A health check may run in between.
         if before == read() {
-            assert_eq!((&told["breaker"], &told["up"]), (&json!(before.0), &json!(before.1)), "{told}");
+            assert_eq!((&shown["breaker"], &shown["up"]), (&json!(before.0), &json!(before.1)), "{shown}");
             return;
         }
     }
 }
 
 #[tokio::test]
-async fn an_outage_is_one_truth_in_status_api_and_metrics() {
+async fn status_api_and_metrics_agree_on_an_outage() {
     let (replica, sick) = Replica::sick(500, "engine is dead").await;
     let gateway = house::before(&[replica.address]).await;
     let only = gateway.shared.fleet.replicas()[0].clone();
@@ -94,7 +94,7 @@ async fn an_outage_is_one_truth_in_status_api_and_metrics() {
 }
 
 #[tokio::test]
-async fn what_a_client_has_earned_never_opens_it() {
+async fn errors_of_the_client_never_open_it() {
     let refusals = [
         (400, "{}"),
         (404, "no such model"),
@@ -112,7 +112,7 @@ async fn what_a_client_has_earned_never_opens_it() {
             assert_eq!(client.ask(house::completion()).await.head.status(), status);
         }
         let replica = gateway.shared.fleet.replicas()[0].clone();
-        assert_eq!(replica.standing(), Standing::Ready, "{status} {body}");
+        assert_eq!(replica.health_state(), HealthState::Ready, "{status} {body}");
         assert!(replica.counters().errors.iter().all(|(_, count)| *count == 0), "{status} {body}");
     }
 }
@@ -138,20 +138,20 @@ async fn an_answer_that_breaks_off_counts_but_a_client_that_leaves_does_not() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(only.standing(), Standing::Ready);
+    assert_eq!(only.health_state(), HealthState::Ready);
     for _ in 0..5 {
         let mut client = Wire::connect(gateway.addresses[0]).await;
         client.send(post("/half", "", b"{}")).await;
         assert!(client.message().await.is_none());
     }
     assert_eq!(only.breaker(), BreakerState::Open);
-    // The only replica there is: better tried than not.
+    // The only replica is still tried.
     assert_eq!(ask(&gateway, house::completion()).await.text(), "well");
     assert_eq!(only.breaker(), BreakerState::Closed);
 }
 
 #[tokio::test]
-async fn one_that_was_down_is_found_to_be_up_again_without_a_request() {
+async fn a_replica_that_recovers_is_found_without_a_request() {
     let mut replica = Replica::saying("first").await;
     let other = Replica::saying("other").await;
     let gateway = house::before(&[replica.address, other.address]).await;
@@ -166,7 +166,7 @@ async fn one_that_was_down_is_found_to_be_up_again_without_a_request() {
     while !first.is_up() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(first.standing(), Standing::Ready);
+    assert_eq!(first.health_state(), HealthState::Ready);
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn the_operator_takes_a_replica_out_and_in_again() {
 }
 
 #[tokio::test]
-async fn what_an_engine_says_about_its_load_is_shown() {
+async fn the_load_that_an_engine_reports_is_shown() {
     let replica = Replica::saying("x").await;
     let gateway = house::before(&[replica.address]).await;
     let shown = show(&gateway, "/api/replicas").await.json()["replicas"][0].clone();

@@ -1,4 +1,4 @@
-//! Replicas behind a name, by a resolver that answers as told.
+//! Replicas behind a name, with a scripted resolver.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::house::{self, Replica, Reply, ask};
 use crate::wire::{EVENTS, Wire, chunk};
 
-/// What the name server says.
+/// The answers of the name server.
 #[derive(Debug)]
 pub struct Script {
     name: String,
@@ -82,7 +82,7 @@ async fn replicas_come_and_go_with_the_name_and_running_answers_go_on() {
     until(&gateway, &[new.address]).await;
     assert_eq!(ask(&gateway, house::completion()).await.text(), "new");
     assert_eq!(old.requests().len(), 0);
-    // The old one's answer is still under way: the client's next request on it would be the test's fault.
+    // The old replica's answer is still in flight, so its client must not send another request yet.
     assert_eq!(gateway.shared.fleet.replicas().len(), 1);
     old.kill().await;
     assert_eq!(streaming.chunk().await, None, "until then it was not cut");
@@ -94,7 +94,7 @@ async fn replicas_come_and_go_with_the_name_and_running_answers_go_on() {
 }
 
 #[tokio::test]
-async fn a_name_server_in_trouble_changes_nothing() {
+async fn a_failing_name_server_changes_nothing() {
     let replica = Replica::saying("here").await;
     let script = Script::says(&[replica.address]);
     let gateway = before(&script).await;

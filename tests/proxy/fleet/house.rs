@@ -1,4 +1,4 @@
-//! Replicas that do as told, and a gateway before them.
+//! Scripted replicas, and a gateway in front of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::wire::{Message, PATIENCE, Wire, post};
 
-/// What a replica does with a request.
+/// A replica's reply to a request.
 pub enum Reply {
     /// Answers, and keeps the connection.
     Bytes(Vec<u8>),
@@ -26,7 +26,7 @@ pub enum Reply {
 /// A server that can be killed, and brought up again at its address.
 pub struct Replica {
     pub address: SocketAddr,
-    /// Every request, as it comes.
+    /// Every request, in order of arrival.
     pub seen: UnboundedReceiver<Message>,
     killed: CancellationToken,
 }
@@ -82,7 +82,8 @@ impl Replica {
         Self::start(move |_| Reply::Bytes(answer(200, "", body))).await
     }
 
-    /// One that answers 200 to everything but completions, to which it answers `status` as long as `sick`.
+    /// One that answers 200 to everything but completions, to which it answers `status` as long as
+    /// `sick`.
     pub async fn sick(status: u16, body: &'static str) -> (Self, Arc<AtomicBool>) {
         let sick = Arc::new(AtomicBool::new(true));
         let is_sick = Arc::clone(&sick);
@@ -93,7 +94,7 @@ impl Replica {
         (replica.await, sick)
     }
 
-    /// Its process dies: nothing listens, every connection is reset.
+    /// Kills its process: nothing listens, every connection is reset.
     pub async fn kill(&mut self) {
         self.killed.cancel();
         // The channel closes once the last of its connections is gone.
@@ -105,7 +106,7 @@ impl Replica {
         tokio::time::timeout(PATIENCE, self.seen.recv()).await.expect("a request in time")
     }
 
-    /// Requests that it has got and that nobody has looked at.
+    /// Requests that it has received since the last look.
     pub fn requests(&mut self) -> Vec<Message> {
         std::iter::from_fn(|| self.seen.try_recv().ok()).collect()
     }
@@ -147,7 +148,7 @@ pub async fn ask(gateway: &Gateway, request: impl AsRef<[u8]>) -> Message {
 }
 
 pub fn completion() -> Vec<u8> {
-    // `x-foretell: off` would leave the body unread; this one is read, so it can be sent again.
+    // With `x-foretell: off` the body would stay unread; this one is read, so it can be sent again.
     post("/v1/completions", "", br#"{"model":"m","prompt":"p","max_tokens":4}"#)
 }
 

@@ -1,4 +1,5 @@
-//! What a backend sees of the client: its key, its model's name, its path; and which rank is to work.
+//! What a backend receives from the client: its key, its model's name, its path; and the rank that
+//! is to work.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ async fn seen_with(auth: Auth) -> Message {
 }
 
 #[tokio::test]
-async fn the_clients_key_is_passed_taken_out_or_replaced() {
+async fn the_clients_key_is_passed_on_removed_or_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("key");
     std::fs::write(&file, "own\n").unwrap();
@@ -31,7 +32,7 @@ async fn the_clients_key_is_passed_taken_out_or_replaced() {
     }
 }
 
-/// The next request that is not a question about the server itself.
+/// The next request that is not about the server itself.
 async fn posted(replica: &mut Replica) -> Message {
     loop {
         let request = replica.next().await.unwrap();
@@ -70,7 +71,7 @@ async fn a_key_file_that_changes_is_read_again() {
             }
         }
     };
-    timeout(PATIENCE, taken).await.expect("within a second, as a rule");
+    timeout(PATIENCE, taken).await.expect("usually within a second");
 }
 
 #[tokio::test]
@@ -119,7 +120,7 @@ async fn each_rank_is_a_replica_and_its_requests_say_so() {
 }
 
 #[tokio::test]
-async fn what_is_not_built_is_refused_by_name() {
+async fn a_feature_that_is_not_built_is_refused_by_name() {
     let process =
         "version: 1\nbackends:\n  - { name: b, replicas: [\"http://a:1\"], connect: { http: http2 } }\n";
     let Err(error) = local::proxy(process, &[]).await else { panic!("it started") };

@@ -1,4 +1,4 @@
-//! What a replica that dies costs its clients.
+//! The effect of a dying replica on its clients.
 
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
@@ -29,7 +29,7 @@ async fn a_replica_killed_in_mid_traffic_is_not_noticed_while_another_is_up() {
             tokio::spawn(async move { Wire::connect(address).await.ask(house::completion()).await })
         })
         .collect();
-    // Both have some: one half is answered, the other half is waiting for its first byte.
+    // Both have requests: one half is answered, the other half waits for its first byte.
     for _ in 0..5 {
         dying.next().await.unwrap();
         living.next().await.unwrap();
@@ -39,7 +39,7 @@ async fn a_replica_killed_in_mid_traffic_is_not_noticed_while_another_is_up() {
         let answer = answer.await.unwrap();
         assert_eq!((answer.head.status(), answer.text().as_str()), (200, "alive"));
     }
-    // New ones do not even try it.
+    // New requests do not try it.
     for _ in 0..40 {
         assert_eq!(ask(&gateway, house::completion()).await.text(), "alive");
     }
@@ -51,8 +51,8 @@ async fn a_replica_killed_in_mid_traffic_is_not_noticed_while_another_is_up() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_never_sent_goes_elsewhere_whatever_it_is() {
-    // Bound and not listening: whoever connects is refused, and nobody else can get the port.
+async fn a_request_that_was_not_sent_goes_to_another_replica_whatever_it_is() {
+    // Bound and not listening: connections are refused, and no other process can get the port.
     let gone = tokio::net::TcpSocket::new_v4().unwrap();
     gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let living = Replica::saying("alive").await;
@@ -60,9 +60,9 @@ async fn a_request_that_was_never_sent_goes_elsewhere_whatever_it_is() {
     let upload = || post("/v1/files", "", &vec![7; 100_000]);
     let is_down = || metric(&gateway, "foretell_replica_up{replica=\"b/0\"}") == Some(0.0);
     let mut sent = 0;
-    // Which of the two is asked first is chosen at random.
+    // The first of the two is chosen at random.
     while sent < 10 || (!is_down() && sent < 100) {
-        // Its body is passed on while it comes, and is whole all the same.
+        // Its body is passed on while it arrives, and is still complete.
         assert_eq!(ask(&gateway, upload()).await.text(), "alive");
         gateway.shared.fleet.replicas().iter().for_each(|replica| assert!(replica.in_flight() <= 1));
         sent += 1;
@@ -86,7 +86,7 @@ async fn after_a_reset(sent: &'static str, request: Vec<u8>) -> (Option<Message>
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_sent_again_if_the_connection_ends_before_an_answer() {
+async fn idempotent_requests_are_sent_again_if_the_connection_ends_before_an_answer() {
     for request in [house::completion(), get().into()] {
         let (answer, others) = after_a_reset("", request).await;
         assert_eq!((answer.unwrap().text().as_str(), others), ("alive", 1));
@@ -94,7 +94,7 @@ async fn what_changes_nothing_is_sent_again_if_the_connection_ends_before_an_ans
 }
 
 #[tokio::test]
-async fn what_may_have_been_done_is_not_done_twice() {
+async fn requests_with_effects_are_not_sent_twice() {
     for path in ["/v1/files", "/v1/embeddings"] {
         let (answer, others) = after_a_reset("", post(path, "", b"{}")).await;
         let answer = answer.unwrap();
@@ -117,7 +117,7 @@ async fn nothing_is_sent_again_once_a_byte_was_answered() {
 }
 
 #[tokio::test]
-async fn what_a_backend_says_is_the_answer_even_if_it_is_an_error() {
+async fn an_error_of_the_backend_is_the_answer() {
     for status in [400, 404, 422, 429, 500, 502, 503] {
         let mut sore =
             Replica::start(move |_| Reply::Bytes(answer(status, "retry-after: 7\r\n", "no"))).await;

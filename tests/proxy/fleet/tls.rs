@@ -1,4 +1,4 @@
-//! TLS on both ends, with an authority of our own: names are checked, strangers stay outside.
+//! TLS on both ends, with a test authority: names are checked, unknown clients are refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::discovery::Script;
 use super::house::{self, Replica, ask};
 use crate::wire::PATIENCE;
 
-/// An authority, and what it has signed, as files.
+/// An authority and its certificates, as files.
 struct Papers {
     dir: tempfile::TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
@@ -40,7 +40,7 @@ impl Papers {
         papers
     }
 
-    /// Signs another certificate for this name, in place of the one that is there.
+    /// Signs another certificate for this name, which replaces the one in the file.
     fn sign(&self, name: &str) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -56,7 +56,7 @@ impl Papers {
     }
 }
 
-/// A gateway that clients reach by TLS only, with a certificate of our authority.
+/// A gateway that clients reach by TLS only, with a certificate of the test authority.
 async fn guarded(papers: &Papers, behind: &Replica) -> Gateway {
     let ca = papers.path("ca.pem");
     let tls = tls::server(&papers.path("localhost.pem"), &papers.path("localhost.key"), Some(&ca)).unwrap();
@@ -75,7 +75,7 @@ async fn through(url: String, ca: &Path, identity: Option<(&Path, &Path)>) -> (u
 }
 
 #[tokio::test]
-async fn a_backend_is_believed_by_its_authority_and_its_name_and_wants_to_know_who_asks() {
+async fn a_backend_is_verified_by_authority_and_name_and_requires_a_client_certificate() {
     let (papers, strangers) = (Papers::new(), Papers::new());
     let mut replica = Replica::saying("behind").await;
     let guarded = guarded(&papers, &replica).await;
@@ -85,7 +85,7 @@ async fn a_backend_is_believed_by_its_authority_and_its_name_and_wants_to_know_w
     let by_name = || format!("https://localhost:{port}");
     assert_eq!(through(by_name(), &ca, identity()).await, (200, "behind".to_owned()));
     let request = replica.next().await.unwrap();
-    assert_eq!(request.head.get("x-forwarded-proto"), Some("http"), "as the first proxy's client came");
+    assert_eq!(request.head.get("x-forwarded-proto"), Some("http"), "the scheme of the first proxy's client");
     let refused = |got: (u16, String)| assert_eq!(got.0, 502, "{}", got.1);
     refused(through(format!("https://127.0.0.1:{port}"), &ca, identity()).await);
     refused(through(by_name(), &strangers.path("ca.pem"), identity()).await);
@@ -131,7 +131,7 @@ async fn a_listener_with_tls_speaks_both_versions_of_http() {
     let gateway = guarded(&papers, &replica).await;
     let request = || {
         let body = Full::new(bytes::Bytes::from_static(b"{}"));
-        // This client sends what it is given: http/1.1 without a Host would be refused.
+        // This client adds no fields: HTTP/1.1 without a Host would be refused.
         http::Request::post("https://localhost/v1/embeddings").header("host", "localhost").body(body).unwrap()
     };
     let stream = connect(&gateway, &papers, b"h2").await;
@@ -153,7 +153,7 @@ async fn a_listener_with_tls_speaks_both_versions_of_http() {
 }
 
 #[tokio::test]
-async fn the_process_file_names_the_papers_of_both_ends() {
+async fn the_process_file_names_the_certificates_of_both_ends() {
     let papers = Papers::new();
     let replica = Replica::saying("behind").await;
     let show = |name: &str| papers.path(name).display().to_string();
@@ -176,22 +176,22 @@ async fn the_process_file_names_the_papers_of_both_ends() {
         )
     };
     let running = local::proxy(&before(&show("client.pem")), &[]).await.unwrap();
-    // `localhost` may have an address of IPv6 too, where nobody listens.
+    // `localhost` may have an IPv6 address too, without a listener.
     assert_eq!(ask(&running.gateway, house::completion()).await.text(), "behind");
     let Err(error) = local::proxy(&before(&show("missing.pem")), &[]).await else { panic!("it started") };
     assert!(error.to_string().contains("missing.pem"), "{error}");
 }
 
-/// The certificate that a listener shows, and the one that its client does.
+/// The certificate of a listener, and the one of its client.
 #[tokio::test]
-async fn a_certificate_that_is_replaced_is_shown_without_a_restart() {
+async fn a_replaced_certificate_is_used_without_a_restart() {
     let papers = Papers::new();
     let replica = Replica::saying("behind").await;
     let gateway = guarded(&papers, &replica).await;
     let shown = |stream: &TlsStream<TcpStream>| stream.get_ref().1.peer_certificates().unwrap()[0].clone();
     let old = shown(&connect(&gateway, &papers, b"h2").await);
     assert_eq!(old, tls::certificates(&papers.path("localhost.pem")).unwrap()[0]);
-    // One that cannot be used changes nothing.
+    // An unusable one changes nothing.
     let key = std::fs::read(papers.path("localhost.key")).unwrap();
     std::fs::write(papers.path("localhost.key"), "half a ke").unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
@@ -206,5 +206,5 @@ async fn a_certificate_that_is_replaced_is_shown_without_a_restart() {
         }
     })
     .await
-    .expect("the new one is shown");
+    .expect("the new one is used");
 }

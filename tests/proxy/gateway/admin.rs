@@ -43,7 +43,7 @@ impl ReplaceHost for Vec<u8> {
     }
 }
 
-/// What other APIs for text are asked shows like a bypassed completion: with its model, and with the reason.
+/// Requests to other text APIs are shown as relayed completions are: with model and reason.
 #[tokio::test]
 async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_model() {
     let server = backend().await;
@@ -53,7 +53,7 @@ async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_mod
         let body = br#"{"model":"m","input":"a very secret prompt","stream":false}"#;
         assert_eq!(client.ask(post(path, "", body)).await.head.status(), 200);
         let line = format!(
-            "foretell_requests_total{{code_class=\"2xx\",model=\"m\",path=\"relayed\",policy=\"\",route=\"{route}\"}} 1"
+            "foretell_requests_total{{code_class=\"2xx\",model=\"m\",path=\"relayed\",policy=\"\",reason=\"route\",route=\"{route}\"}} 1"
         );
         let metrics = get(&gateway, "/metrics").await.text();
         assert!(metrics.contains(&line), "{line}\n{metrics}");
@@ -67,10 +67,12 @@ async fn responses_and_messages_show_in_metrics_sessions_and_sums_with_their_mod
     }
     client.ask(post("/v1/embeddings", "", br#"{"model":"m","input":"x"}"#)).await;
     let metrics = get(&gateway, "/metrics").await.text();
-    assert!(metrics.contains("model=\"\",path=\"relayed\",policy=\"\",route=\"other\"} 1"), "{metrics}");
-    assert!(metrics.contains("foretell_bypass_total{reason=\"route\"} 3"), "{metrics}");
+    assert!(
+        metrics.contains("model=\"\",path=\"relayed\",policy=\"\",reason=\"route\",route=\"other\"} 1"),
+        "{metrics}"
+    );
     let sums = get(&gateway, "/api/status").await.json()["since_start"].clone();
-    assert_eq!((&sums["completions"], &sums["relayed"]), (&json!(2), &json!(1)), "{sums}");
+    assert_eq!((&sums["completions"], &sums["other_requests"]), (&json!(2), &json!(1)), "{sums}");
     assert_eq!(
         (&sums["reasons"][0]["reason"], &sums["reasons"][0]["requests"]),
         (&json!("route"), &json!(2))
@@ -84,12 +86,11 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     let mut client = Wire::connect(address).await;
     let body = br#"{"model":"m","prompt":"a very secret prompt"}"#;
     let answer = client.ask(post("/v1/completions", "x-request-id: r1\r\n", body)).await;
-    assert_eq!(answer.head.get("x-foretell-reason"), Some("no_plan"));
+    assert_eq!(answer.head.get("x-foretell-reason"), Some("no_verify_method"));
     let metrics = get(&gateway, "/metrics").await.text();
     for line in [
-        "foretell_requests_total{code_class=\"2xx\",model=\"\",path=\"bypassed\",policy=\"\",route=\"completions\"} 1",
-        "foretell_bypass_total{reason=\"no_plan\"} 1",
-        "gen_ai_server_request_duration_seconds_count{path=\"bypassed\"} 1",
+        "foretell_requests_total{code_class=\"2xx\",model=\"\",path=\"relayed\",policy=\"\",reason=\"no_verify_method\",route=\"completions\"} 1",
+        "gen_ai_server_request_duration_seconds_count{path=\"relayed\"} 1",
         "foretell_config_synchronized 1",
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
@@ -99,16 +100,16 @@ async fn a_relayed_completion_shows_in_metrics_sessions_and_page_without_its_tex
     let session = &sessions.json()["sessions"][0];
     assert_eq!(
         (&session["id"], &session["path"], &session["reason"]),
-        (&json!("r1"), &json!("bypassed"), &json!("no_plan"))
+        (&json!("r1"), &json!("relayed"), &json!("no_verify_method"))
     );
     assert_eq!(session["rounds"], json!([]));
     let status = get(&gateway, "/api/status").await;
     let sums = &status.json()["since_start"];
     assert_eq!(
         sums["reasons"],
-        json!([{ "kind": "bypass", "reason": "no_plan", "words": "the backend cannot verify drafts", "requests": 1 }])
+        json!([{ "kind": "relayed", "reason": "no_verify_method", "words": "the backend cannot verify drafts", "requests": 1 }])
     );
-    assert_eq!((&sums["completions"], &sums["paths"]["bypassed"]), (&json!(1), &json!(1)));
+    assert_eq!((&sums["completions"], &sums["paths"]["relayed"]), (&json!(1), &json!(1)));
     let one = get(&gateway, &format!("/api/sessions/{}", session["number"])).await;
     assert_eq!(&one.json(), session);
     for shown in [metrics, sessions.text(), status.text(), one.text()] {
@@ -157,7 +158,7 @@ async fn configured(server: &Server, policies: &File) -> Running {
 }
 
 #[tokio::test]
-async fn files_that_are_refused_are_told_by_readyz_and_status() {
+async fn refused_files_are_reported_by_readyz_and_status() {
     let server = backend().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.yaml");
@@ -179,7 +180,7 @@ async fn files_that_are_refused_are_told_by_readyz_and_status() {
 }
 
 #[tokio::test]
-async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
+async fn routes_that_the_configuration_allows_are_answered_and_the_rest_is_404() {
     let server = backend().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.yaml");
@@ -204,7 +205,7 @@ async fn what_the_configuration_can_answer_is_answered_and_the_rest_is_404() {
 
     std::fs::write(&file, "version: 1\nname: b\n").unwrap();
     assert_eq!(tell(gateway, "/api/reload", "").await.json()["policies"][0]["name"], "b");
-    assert!(get(gateway, "/api/replicas").await.json()["replicas"][0]["probe"]["verdict"].is_string());
+    assert!(get(gateway, "/api/replicas").await.json()["replicas"][0]["probe"]["conclusion"].is_string());
     assert_eq!(get(gateway, "/api/explain").await.head.status(), 405);
     assert_eq!(get(gateway, "/api/mode").await.head.status(), 405);
 
@@ -232,13 +233,13 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
     let explained = explained.json();
     assert_eq!(
         (&explained["path"], &explained["reason"]),
-        (&json!("bypassed"), &json!("no_plan")),
+        (&json!("relayed"), &json!("no_verify_method")),
         "{explained}"
     );
     assert_eq!((&explained["asked"], &explained["backend"]), (&json!("proxy"), &json!("b")));
     assert_eq!(explained["policies"][0]["mismatches"], json!(["headers wants x-team: ide, got none"]));
     let answer = Wire::connect(address).await.ask(post("/v1/completions", "", body.as_bytes())).await;
-    assert_eq!(answer.head.get("x-foretell-reason"), Some("no_plan"), "the same");
+    assert_eq!(answer.head.get("x-foretell-reason"), Some("no_verify_method"), "the same");
 
     let ask = |query: &'static str, fields: &'static str, body: &'static str| async move {
         let call = post(&format!("/api/explain{query}"), fields, body.as_bytes()).replace_host();
@@ -248,11 +249,11 @@ async fn a_request_is_explained_as_it_would_be_decided_now() {
     assert_eq!((&ours["route"], &ours["tenant"]), (&json!("chat"), &json!("t u")));
     assert_eq!(ours["policies"][0]["matches"], true);
     let off = ask("", "x-foretell: off\r\n", body).await.json();
-    assert_eq!((&off["path"], &off["reason"]), (&json!("bypassed"), &json!("client")));
+    assert_eq!((&off["path"], &off["reason"]), (&json!("relayed"), &json!("client")));
     let nothing = ask("", "", "no json").await.json();
     assert_eq!(
         (&nothing["reason"], &nothing["model"]),
-        (&json!("no_plan"), &json!(null)),
+        (&json!("no_verify_method"), &json!(null)),
         "the first step counts"
     );
     assert_eq!(
@@ -295,7 +296,7 @@ async fn an_open_admin_address_without_token_does_not_start() {
 }
 
 #[tokio::test]
-async fn an_address_that_somebody_has_is_told_with_the_setting_that_names_another() {
+async fn an_address_in_use_is_reported_with_the_setting_to_change() {
     let server = backend().await;
     let refused = |settings| async { Gateway::start(settings, None, None).await.err().unwrap().to_string() };
     let had = || Endpoint { address: server.address, tls: None };
@@ -348,7 +349,7 @@ async fn the_status_page_may_do_nothing_but_ask_this_listener() {
 }
 
 #[tokio::test]
-async fn what_the_page_asks_for_is_small_and_nonsense_is_refused() {
+async fn the_pages_requests_are_small_and_nonsense_is_refused() {
     let server = backend().await;
     let (gateway, address) = house::before(server.address).await;
     for _ in 0..3 {
@@ -388,11 +389,8 @@ async fn a_sample_is_taken_every_five_seconds() {
     let sampling = tokio::spawn(status::keep_sampling(shared.clone(), None, stop.clone()));
     let history = shared.observer.history();
     for number in 1..=4_u64 {
-        let finished = Finished {
-            route: Some(Route::Chat.into()),
-            output_tokens: 7,
-            ..Finished::new(Path::Ridden, "b")
-        };
+        let finished =
+            Finished { route: Some(Route::Chat.into()), output_tokens: 7, ..Finished::new(Path::Plain, "b") };
         shared.observer.finish(finished);
         while history.after(number - 1).is_empty() {
             tokio::time::sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! A client that leaves takes the backend's call with it, wherever the two are.
+//! A client that disconnects ends the backend's call, at every stage of the two.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,12 @@ use tokio::sync::mpsc;
 use super::house;
 use crate::wire::{EVENTS, PATIENCE, Server, Wire, chunk};
 
-/// How much longer a backend's connection may outlive the client for there being a proxy between them.
+/// Extra time that a backend's connection may outlive the client because of the proxy.
 const LIMIT: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 enum Seen {
-    /// The backend is where the client is to leave.
+    /// The backend is at the stage where the client disconnects.
     Reached,
     /// The connection to the backend was closed.
     Closed(Instant),
@@ -22,7 +22,7 @@ async fn wait(seen: &mut mpsc::UnboundedReceiver<Seen>) -> Seen {
     tokio::time::timeout(PATIENCE, seen.recv()).await.expect("in time").expect("a backend")
 }
 
-/// Leaves and says how long the backend's connection outlived it.
+/// Disconnects; returns how long the backend's connection outlived the client.
 async fn leave(client: Wire, seen: &mut mpsc::UnboundedReceiver<Seen>) -> Duration {
     assert!(matches!(wait(seen).await, Seen::Reached));
     let left = Instant::now();
@@ -33,7 +33,7 @@ async fn leave(client: Wire, seen: &mut mpsc::UnboundedReceiver<Seen>) -> Durati
     }
 }
 
-/// How long the connections outlived their clients: without the proxy, and through it, in turns.
+/// Times that connections outlived their clients: without the proxy and through it, alternating.
 #[derive(Default)]
 struct Took {
     direct: Vec<Duration>,
@@ -41,7 +41,8 @@ struct Took {
 }
 
 impl Took {
-    /// Every connection was closed; the median says how soon. A busy machine delays both ways alike.
+    /// Every connection was closed; compares the medians, since a busy machine delays both ways
+    /// alike.
     fn assert_prompt(mut self) {
         self.direct.sort_unstable();
         self.through.sort_unstable();

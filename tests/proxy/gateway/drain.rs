@@ -1,4 +1,4 @@
-//! Stopping: nobody who is being answered notices.
+//! Draining: requests in flight are answered to their end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use super::house;
 use crate::wire::{EVENTS, PATIENCE, Server, Wire, chunk, ok, post};
 
-/// Streams three events, and three more when told to.
+/// Streams three events, and three more on a signal.
 async fn streaming() -> (Server, watch::Sender<bool>) {
-    let (tell, told) = watch::channel(false);
+    let (sender, receiver) = watch::channel(false);
     let server = Server::start(move |mut wire| {
-        let mut told = told.clone();
+        let mut receiver = receiver.clone();
         async move {
             while let Some(request) = wire.message().await {
                 if request.head.target().0 == "GET" {
@@ -27,7 +27,7 @@ async fn streaming() -> (Server, watch::Sender<bool>) {
                 wire.send(EVENTS).await;
                 for n in 0..6 {
                     if n == 3 {
-                        told.wait_for(|go_on| *go_on).await.unwrap();
+                        receiver.wait_for(|go_on| *go_on).await.unwrap();
                     }
                     if !wire.try_send(chunk(format!("data: {n}\n\n").as_bytes())).await {
                         return;
@@ -38,7 +38,7 @@ async fn streaming() -> (Server, watch::Sender<bool>) {
         }
     })
     .await;
-    (server, tell)
+    (server, sender)
 }
 
 fn times(settings: Settings, delay: u64, grace: u64) -> Settings {
@@ -97,7 +97,7 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let ready =
         || async { Wire::connect(admin).await.ask("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await };
     assert_eq!(ready().await.head.status(), 200);
-    // Two that come together are one wish. Both are here before this thread looks.
+    // Two signals at once count as one. Both arrive before this thread looks.
     signal("INT");
     terminate();
     life.draining().await;
@@ -124,7 +124,7 @@ async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed(
 }
 
 #[tokio::test]
-async fn what_is_still_open_after_the_grace_is_cut_and_counted() {
+async fn requests_still_open_after_the_grace_are_cut_and_counted() {
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 0, 50)).await;
     let address = gateway.addresses[0];
@@ -160,9 +160,9 @@ async fn draining_by_the_admin_api_answers_when_empty() {
     assert_eq!(ended.await.unwrap(), Ended::Drained { cut: 0 });
 }
 
-/// A process that starts several proxies, as tests do, keeps nothing of those that have ended.
+/// A process that starts several proxies, as tests do, keeps nothing of those that ended.
 #[test]
-fn all_that_a_proxy_holds_goes_with_it() {
+fn a_proxy_that_ends_releases_everything() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let process = "version: 1\nbackends: [{ name: b, replicas: [\"http://127.0.0.1:9\"] }]\n";
     let running = runtime.block_on(local::proxy(process, &[])).unwrap();
@@ -171,7 +171,7 @@ fn all_that_a_proxy_holds_goes_with_it() {
     drop(runtime);
     let begun = Instant::now();
     while held.upgrade().is_some() {
-        assert!(begun.elapsed() < PATIENCE, "something holds itself");
+        assert!(begun.elapsed() < PATIENCE, "a reference cycle");
         std::thread::yield_now();
     }
 }

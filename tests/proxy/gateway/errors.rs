@@ -34,7 +34,7 @@ async fn a_backend_that_is_not_there_is_a_502() {
     let (gateway, address) = house::before(gone).await;
     let answer = Wire::connect(address).await.ask(post("/v1/completions", "", b"{}")).await;
     is_openai_error(&answer, 502, "backend_unreachable");
-    assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
     let metrics = gateway.shared.observer.metrics().text();
     assert!(
         metrics.contains("foretell_replica_errors_total{kind=\"backend_unreachable\",replica=\"b/0\"} 1")
@@ -78,7 +78,7 @@ async fn no_first_byte_within_the_configured_time_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_body_above_the_relay_limit_is_a_413_whether_its_length_is_told_or_not() {
+async fn a_body_above_the_relay_limit_is_a_413_with_and_without_a_declared_length() {
     let server = echo().await;
     let small = |settings: &mut Settings| settings.limits.relay_body = Some(10);
     let answer = through(&server, small, post("/v1/embeddings", "", b"12345678901")).await;
@@ -153,7 +153,7 @@ async fn an_answer_that_breaks_off_is_seen_to_break_off() {
         Server::answering(|_| b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nonly this".to_vec()).await;
     let server = {
         let inner = server.address;
-        // Closes as soon as its answer is out.
+        // Closes as soon as its answer is sent.
         Server::start(move |mut wire| async move {
             let request = wire.message().await.unwrap();
             let mut asked = Wire::connect(inner).await;

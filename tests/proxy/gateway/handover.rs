@@ -1,14 +1,14 @@
-//! Which requests reach the driver of sessions, and what it is given.
+//! Requests that reach the session runner, and their exchange.
 
 use std::sync::Arc;
 
 use foretell::app::Gateway;
-use foretell::drive::exchange::{BoxFuture, Client, Drive, Driven, Exchange};
 use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::Settings;
 use foretell::http::body::full;
 use foretell::openai::Control;
-use foretell::words::BypassReason;
+use foretell::serving::exchange::{BoxFuture, Client, Exchange, Serve, Served};
+use foretell::words::RelayReason;
 use tokio::sync::mpsc;
 
 use super::house;
@@ -17,13 +17,13 @@ use crate::wire::{Message, Server, Wire, ok, post};
 const BODY: &[u8] = br#"{"model":"m","prompt":"p"}"#;
 const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 
-/// Notes what it is given and answers by itself, or gives it back.
+/// Notes each exchange and answers by itself, or gives it back.
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
-impl Drive for Noting {
-    fn drive(&self, exchange: Exchange) -> BoxFuture<Driven> {
+impl Serve for Noting {
+    fn serving(&self, exchange: Exchange) -> BoxFuture<Served> {
         if self.1 {
-            return Box::pin(async { Err(exchange.decline(BypassReason::Fault)) });
+            return Box::pin(async { Err(exchange.decline(RelayReason::Fault)) });
         }
         self.0.send(exchange).unwrap();
         Box::pin(async { Ok(http::Response::new(full("driven"))) })
@@ -39,8 +39,8 @@ async fn gateway(
     settings.backends[0].speculates = true;
     change(&mut settings);
     let (tell, seen) = mpsc::unbounded_channel();
-    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(Noting(tell, give_back)));
-    (Gateway::start(settings, drive, None).await.unwrap(), seen)
+    let serving: Option<Arc<dyn Serve>> = Some(Arc::new(Noting(tell, give_back)));
+    (Gateway::start(settings, serving, None).await.unwrap(), seen)
 }
 
 async fn plain() -> Server {
@@ -86,7 +86,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
 #[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
 #[tokio::test]
-async fn what_may_not_be_driven_is_relayed_with_its_reason(
+async fn a_request_that_may_not_be_speculated_on_is_relayed_with_its_reason(
     #[case] fields: &str,
     #[case] body: &str,
     #[case] reason: &str,
@@ -95,15 +95,15 @@ async fn what_may_not_be_driven_is_relayed_with_its_reason(
     let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.speculate_body = 50).await;
     let answer = ask(&gateway, fields, body.as_bytes()).await;
     assert_eq!(answer.text(), body);
-    assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
     assert_eq!(answer.head.get("x-foretell-reason"), Some(reason));
     assert!(seen.try_recv().is_err());
-    let counted = format!("foretell_bypass_total{{reason=\"{reason}\"}} 1");
+    let counted = format!("path=\"relayed\",policy=\"\",reason=\"{reason}\",");
     assert!(gateway.shared.observer.metrics().text().contains(&counted));
 }
 
 #[tokio::test]
-async fn beyond_the_limit_of_sessions_requests_are_relayed_and_a_freed_place_is_taken_again() {
+async fn beyond_the_limit_of_sessions_requests_are_relayed_until_a_session_ends() {
     let server = plain().await;
     let (gateway, mut seen) = gateway(&server, false, |settings| settings.limits.sessions = 1).await;
     assert_eq!(ask(&gateway, "", BODY).await.text(), "driven");
@@ -115,30 +115,30 @@ async fn beyond_the_limit_of_sessions_requests_are_relayed_and_a_freed_place_is_
 }
 
 #[tokio::test]
-async fn a_request_that_the_driver_gives_back_is_relayed_unchanged() {
+async fn a_request_that_the_session_runner_gives_back_is_relayed_unchanged() {
     let server = plain().await;
     let (gateway, _seen) = gateway(&server, true, |_| {}).await;
     let answer = ask(&gateway, "", SPACED).await;
     assert_eq!(answer.text(), std::str::from_utf8(SPACED).unwrap());
     assert_eq!(answer.head.get("x-foretell-reason"), Some("fault"));
-    assert_eq!(answer.head.get("x-foretell-path"), Some("bypassed"));
+    assert_eq!(answer.head.get("x-foretell-path"), Some("relayed"));
 }
 
 struct Broken;
 
-impl Drive for Broken {
-    fn drive(&self, _exchange: Exchange) -> BoxFuture<Driven> {
+impl Serve for Broken {
+    fn serving(&self, _exchange: Exchange) -> BoxFuture<Served> {
         Box::pin(async { panic!("a planted fault") })
     }
 }
 
 #[tokio::test]
-async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
+async fn a_session_runner_that_panics_costs_one_answer_and_nothing_else() {
     let server = plain().await;
     let mut settings = house::settings(server.address);
     settings.backends[0].speculates = true;
-    let drive: Option<Arc<dyn Drive>> = Some(Arc::new(Broken));
-    let gateway = Gateway::start(settings, drive, None).await.unwrap();
+    let serving: Option<Arc<dyn Serve>> = Some(Arc::new(Broken));
+    let gateway = Gateway::start(settings, serving, None).await.unwrap();
     let mut client = Wire::connect(gateway.addresses[0]).await;
     let answer = client.ask(post("/v1/completions", "", BODY)).await;
     assert_eq!(
@@ -150,7 +150,7 @@ async fn a_driver_that_panics_costs_one_answer_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn requests_go_where_their_model_is_whether_driven_or_relayed() {
+async fn requests_go_to_the_backend_of_their_model_handed_over_or_relayed() {
     let here = Server::answering(|_| ok("", b"here")).await;
     let there = Server::answering(|_| ok("", b"there")).await;
     let named = |name: &str, server: &Server, model: &str| ReplicaSettings {

@@ -6,7 +6,7 @@ use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
 use foretell::gateway::Settings;
 
-/// Listens on free ports before `backend`, on the test's own runtime.
+/// Listens on free ports in front of `backend`, on the test's own runtime.
 pub fn settings(backend: SocketAddr) -> Settings {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     Settings {

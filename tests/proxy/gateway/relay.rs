@@ -1,4 +1,4 @@
-//! What a relay must do beyond passing bodies on.
+//! Duties of a relay beyond passing bodies on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::house;
 use crate::wire::{EVENTS, Message, Server, Wire, chunk, ok, post};
 
-/// A backend that answers `ok` and hands over what it was asked.
+/// A backend that answers `ok` and hands over its requests.
 async fn listening(fields: &'static str) -> (Server, mpsc::UnboundedReceiver<Message>) {
     let (tell, seen) = mpsc::unbounded_channel();
     let server = Server::answering(move |request| {
@@ -78,7 +78,7 @@ async fn a_request_body_is_passed_on_while_it_is_still_being_sent() {
 }
 
 #[tokio::test]
-async fn fields_of_one_connection_end_here_and_all_others_pass() {
+async fn hop_by_hop_fields_end_here_and_all_others_pass() {
     let (server, mut seen) = listening(
         "connection: x-back\r\nx-back: 1\r\nkeep-alive: timeout=5\r\nx-stays: yes\r\nserver: theirs\r\nset-cookie: a=1\r\nset-cookie: b=2\r\n",
     )
@@ -86,7 +86,7 @@ async fn fields_of_one_connection_end_here_and_all_others_pass() {
     let (_gateway, address) = house::before(server.address).await;
     let mut client = Wire::connect(address).await;
     let fields = "connection: x-foo, keep-alive\r\nx-foo: 1\r\nkeep-alive: 5\r\nte: gzip\r\nproxy-connection: k\r\n\
-                  x-foretell: ride\r\nauthorization: Bearer k\r\nuser-agent: me\r\nx-forwarded-for: 1.1.1.1\r\n";
+                  x-foretell: plain\r\nauthorization: Bearer k\r\nuser-agent: me\r\nx-forwarded-for: 1.1.1.1\r\n";
     let answer = client.ask(post("/v1/completions?q=%41", fields, b"{}")).await;
     let request = seen.recv().await.unwrap().head;
     for gone in
@@ -141,7 +141,7 @@ async fn a_websocket_is_joined_and_echoes_through() {
         assert_eq!(client.exactly(word.len()).await, word.to_uppercase().into_bytes());
     }
     drop(client);
-    // Draining waits for open tunnels; this one ends because the client has left.
+    // Draining waits for open tunnels; this one ends because the client has disconnected.
     gateway.shared.life.drain();
     gateway.shared.life.stop.accept.cancel();
 }
@@ -164,7 +164,7 @@ async fn bytes_sent_after_an_upgrade_that_was_refused_never_reach_the_backend() 
     let smuggled = "GET /a HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: ws\r\n\r\nGET /b HTTP/1.1\r\nhost: a\r\n\r\n";
     client.send(smuggled).await;
     assert_eq!(client.message().await.unwrap().text(), "no");
-    // The second is a request of its own: it is seen only as such, after the first was answered.
+    // The second is a separate request: it is read as one, after the first was answered.
     assert_eq!(client.message().await.unwrap().text(), "no");
     assert_eq!(seen.recv().await.unwrap(), "GET /a HTTP/1.1");
     assert_eq!(seen.recv().await.unwrap(), "GET /b HTTP/1.1");
@@ -186,7 +186,7 @@ async fn http2_clients_are_served_on_the_same_port() {
             .unwrap();
         let answer = sender.send_request(request).await.unwrap();
         assert_eq!(answer.headers()["x-stays"], "yes");
-        assert_eq!(answer.headers()["x-foretell-path"], "bypassed");
+        assert_eq!(answer.headers()["x-foretell-path"], "relayed");
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "hello");
         let request = seen.recv().await.unwrap();
         assert_eq!(request.head.get("cookie"), Some("a=1; b=2"));
@@ -235,7 +235,7 @@ async fn a_backend_that_closes_idle_connections_is_never_noticed() {
 }
 
 #[tokio::test]
-async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
+async fn a_connection_to_the_backend_is_reused_and_closed_when_idle() {
     let (tell, mut seen) = mpsc::unbounded_channel();
     let server = Server::start(move |mut wire| {
         let tell = tell.clone();
@@ -258,7 +258,7 @@ async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
     let mut client = Wire::connect(gateway.addresses[0]).await;
     for _ in 0..5 {
         for kind in ["stream", "empty", "long"] {
-            // What may be sent twice takes any idle connection.
+            // A request that may be sent twice takes any idle connection.
             assert_eq!(client.ask(post("/v1/completions", "", kind.as_bytes())).await.head.status(), 200);
         }
     }
@@ -268,7 +268,7 @@ async fn a_connection_to_the_backend_is_used_again_and_closed_when_idle() {
 }
 
 #[tokio::test]
-async fn a_backend_that_goes_silent_in_the_middle_is_left_after_the_configured_time_and_never_without_one() {
+async fn a_backend_that_goes_silent_in_the_middle_is_dropped_after_the_idle_timeout_if_one_is_set() {
     let server = Server::start(|mut wire| async move {
         wire.message().await.unwrap();
         wire.send([EVENTS.as_bytes(), &chunk(b"data: 1\n\n")].concat()).await;
@@ -292,7 +292,7 @@ async fn a_backend_that_goes_silent_in_the_middle_is_left_after_the_configured_t
     let counted = "foretell_replica_errors_total{kind=\"backend_timeout\",replica=\"b/0\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
     let more = tokio::time::timeout(Duration::from_millis(200), waiting.chunk()).await;
-    assert!(more.is_err(), "who set no limit waits on");
+    assert!(more.is_err(), "without a limit it keeps waiting");
 }
 
 #[rstest::rstest]
@@ -300,7 +300,7 @@ async fn a_backend_that_goes_silent_in_the_middle_is_left_after_the_configured_t
 #[case::a_letter("P")]
 #[case::half_a_head("POST /v1/completions HTTP/1.1\r\nhost: a\r\n")]
 #[tokio::test]
-async fn a_client_that_does_not_say_what_it_wants_is_hung_up_on(#[case] says: &str) {
+async fn a_client_that_sends_no_request_is_disconnected(#[case] says: &str) {
     let (server, _seen) = listening("").await;
     let mut settings = house::settings(server.address);
     settings.limits.head.header_timeout = Duration::from_millis(50);

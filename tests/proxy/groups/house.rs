@@ -1,4 +1,4 @@
-//! An engine whose every call is counted, and the deployed binary before it.
+//! An engine whose calls are all counted, with the deployed binary in front.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Pace, toy};
 use crate::reasons::proxy::Proxy;
 
-/// The path of rides.
-pub const RIDES: &str = "/v1/completions";
-/// The path of verify calls.
+/// The route of plain requests.
+pub const PLAIN_REQUESTS: &str = "/v1/completions";
+/// The route of verify requests.
 pub const VERIFIES: &str = "/inference/v1/generate";
-/// What every policy here drafts by.
+/// The drafters of every policy here.
 pub const DRAFTERS: &str = "drafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]";
-/// No gate closes because the machine is busy.
-pub const GATES: &str = "gates: { stale: 24h, latency: 10 }";
-/// Tokens of an output, so many that some drafts were scored in it.
+/// Gates that do not close on a busy machine.
+pub const GATES: &str = "gates: { stale: 24h, control: 10 }";
+/// Tokens of an output, enough to score some drafts in it.
 pub const TOKENS: u32 = 32;
 /// Requests that are sent at a time.
 const AT_ONCE: usize = 8;
@@ -29,7 +29,7 @@ pub fn policy(name: &str, more: &str) -> String {
     format!("version: 1\nname: {name}\n{DRAFTERS}\n{GATES}\n{more}\n")
 }
 
-/// One that leaps at every token.
+/// A policy that speculates at every token.
 pub fn forced(name: &str) -> String {
     policy(name, "gamma: { max: 8, fixed: 4 }")
 }
@@ -53,13 +53,13 @@ pub async fn before(engine: &Fake<Vllm>, process: &str, backend: &str, policy: &
     Proxy::start(&process, policy).await
 }
 
-/// A completion with a prompt of its own.
+/// A completion with its own prompt.
 pub fn ask(number: u32) -> Ask {
     let prompt: Vec<u32> = (0..24).map(|at| 100 + number % 200 + at % 8).collect();
     Ask::new(Route::Completions, false, json!({"prompt": prompt, "max_tokens": TOKENS, "temperature": 0}))
 }
 
-/// Sends requests of these numbers, some at a time; each answer is what the engine says by itself.
+/// Sends requests of these numbers, some at a time; each answer must be the engine's own.
 pub async fn send(engine: &Fake<Vllm>, proxy: &Proxy, numbers: std::ops::Range<u32>) -> Vec<Answer> {
     let numbers: Vec<u32> = numbers.collect();
     let mut answers = Vec::new();
@@ -78,7 +78,7 @@ pub async fn send(engine: &Fake<Vllm>, proxy: &Proxy, numbers: std::ops::Range<u
     answers
 }
 
-/// How many answers have each reason; those that leapt to their end have none.
+/// Answers by reason; those that were speculated on to their end have none.
 pub fn reasons(answers: &[Answer]) -> BTreeMap<String, u64> {
     let mut counted = BTreeMap::new();
     for answer in answers {
@@ -88,27 +88,27 @@ pub fn reasons(answers: &[Answer]) -> BTreeMap<String, u64> {
     counted
 }
 
-/// What `/api/policies` compares of the only policy at the only backend.
+/// The comparison of the only policy at the only backend in `/api/policies`.
 pub async fn compared(proxy: &Proxy) -> Value {
     let policies = proxy.get("/api/policies").await.json();
     policies["policies"][0]["compared"][0].clone()
 }
 
-/// Requests that leapt, and that were held back, as `/api/policies` counts them.
+/// Requests that were speculated on and that were held back, as `/api/policies` counts them.
 pub async fn requests(proxy: &Proxy) -> (u64, u64) {
     let requests = &compared(proxy).await["requests"];
-    (requests["leaping"].as_u64().unwrap(), requests["held_back"].as_u64().unwrap())
+    (requests["speculating"].as_u64().unwrap(), requests["held_back"].as_u64().unwrap())
 }
 
-/// The admin API shows these bounds, in order and as the metric has them. `labels` are those of the metric but `bound`,
-/// with `BOUND` in its place.
+/// Asserts that the admin API shows these bounds in order and equal to the metric. `labels` are
+/// those of the metric, with `BOUND` in place of `bound`.
 pub async fn assert_agreed(proxy: &Proxy, shown: &Value, family: &str, labels: &str) {
     let mut bounds = Vec::new();
     for bound in ["low", "middle", "high"] {
         let labels = labels.replace("BOUND", &format!("bound=\"{bound}\""));
-        let told = metric(proxy.admin, &format!("{family}{{{labels}}} ")).await;
+        let exported = metric(proxy.admin, &format!("{family}{{{labels}}} ")).await;
         let value = shown[bound].as_f64().unwrap_or_else(|| panic!("{shown}"));
-        assert!((told - value).abs() <= 0.000_51, "{family} {labels}: {told}, {shown}");
+        assert!((exported - value).abs() <= 0.000_51, "{family} {labels}: {exported}, {shown}");
         bounds.push(value);
     }
     assert!(bounds.is_sorted() && bounds[0] > 0.0, "{shown}");

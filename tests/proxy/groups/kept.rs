@@ -1,4 +1,4 @@
-//! What is kept of the groups, and of what was learnt, over an edit of the policies and over a restart.
+//! Groups and learnt state over an edit of the policies and over a restart.
 
 use super::house::{before, compared, engine, forced, policy, requests, send, series};
 use crate::fakes::Fake;
@@ -6,20 +6,20 @@ use crate::fakes::Pace;
 use crate::fakes::vllm::Vllm;
 use crate::reasons::proxy::Proxy;
 
-const GAIN: &str = "foretell_would_gain";
+const GAIN: &str = "foretell_projected_speedup";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edited_policy_keeps_its_groups_and_one_of_another_name_has_its_own() {
     let engine = engine(Pace::default()).await;
     let lot = policy("first", "holdback: { start: 0.5, floor: 0.5 }");
     let proxy = before(&engine, "", "", &lot).await;
-    while compared(&proxy).await["would_have_gained"].is_null() {
+    while compared(&proxy).await["projected_speedup"].is_null() {
         send(&engine, &proxy, 0..16).await;
     }
-    let (before, gained) = (requests(&proxy).await, compared(&proxy).await["would_have_gained"].clone());
-    proxy.adopt(&policy("first", "mode: ride")).await;
+    let (before, gained) = (requests(&proxy).await, compared(&proxy).await["projected_speedup"].clone());
+    proxy.adopt(&policy("first", "mode: plain")).await;
     send(&engine, &proxy, 0..8).await;
-    assert_eq!((requests(&proxy).await, &compared(&proxy).await["would_have_gained"]), (before, &gained));
+    assert_eq!((requests(&proxy).await, &compared(&proxy).await["projected_speedup"]), (before, &gained));
     assert_eq!(series(&proxy, GAIN).await.len(), 3);
 
     proxy.adopt(&policy("second", "holdback: { start: 1, floor: 1 }")).await;
@@ -29,35 +29,36 @@ async fn an_edited_policy_keeps_its_groups_and_one_of_another_name_has_its_own()
     assert_eq!(requests(&proxy).await, (0, 8));
 
     proxy.adopt(&lot).await;
-    assert_eq!((requests(&proxy).await, &compared(&proxy).await["would_have_gained"]), (before, &gained));
+    assert_eq!((requests(&proxy).await, &compared(&proxy).await["projected_speedup"]), (before, &gained));
 }
 
-/// What a process rests on that has sent no verify call, by what was learnt before it began.
-async fn rests_on(engine: &Fake<Vllm>, process: &str) -> String {
+/// The basis of the projected speedup in a process that has sent no verify request, from state
+/// learnt before it began.
+async fn basis(engine: &Fake<Vllm>, process: &str) -> String {
     let proxy: Proxy = before(engine, process, "", &policy("kept", "mode: shadow")).await;
     assert!(compared(&proxy).await.is_null(), "groups are not kept over a restart");
     let mut sent = 0;
-    while compared(&proxy).await["would_have_gained"].is_null() {
+    while compared(&proxy).await["projected_speedup"].is_null() {
         assert!(sent < 400);
         send(engine, &proxy, sent..sent + 16).await;
         sent += 16;
     }
-    let rests_on = compared(&proxy).await["would_have_gained"]["rests_on"].as_str().unwrap().to_owned();
+    let basis = compared(&proxy).await["projected_speedup"]["basis"].as_str().unwrap().to_owned();
     proxy.end().await;
-    rests_on
+    basis
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_learnt_of_an_engine_outlives_the_process_and_not_the_engine() {
+async fn learnt_state_of_an_engine_outlives_the_process_and_not_the_engine() {
     let folder = tempfile::tempdir().unwrap();
     let keeps =
-        format!("memory: {{ snapshot: {:?} }}\n", folder.path().join("learnt.json").display().to_string());
+        format!("corpus: {{ snapshot: {:?} }}\n", folder.path().join("learnt.json").display().to_string());
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, &keeps, "", &forced("kept")).await;
     send(&engine, &proxy, 0..16).await;
     proxy.end().await;
-    assert_eq!(rests_on(&engine, "").await, "guess", "without the file");
-    assert_eq!(rests_on(&engine, &keeps).await, "measured");
+    assert_eq!(basis(&engine, "").await, "guess", "without the file");
+    assert_eq!(basis(&engine, &keeps).await, "measured");
     engine.restart();
-    assert_eq!(rests_on(&engine, &keeps).await, "guess", "another process of the engine");
+    assert_eq!(basis(&engine, &keeps).await, "guess", "another process of the engine");
 }

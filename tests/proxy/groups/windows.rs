@@ -1,4 +1,4 @@
-//! The ride-only windows of a replica.
+//! The plain windows of a replica.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +30,8 @@ async fn streams(proxy: &Proxy) {
     join_all((0..4).map(one)).await;
 }
 
-/// Looks until a ratio is shown, or leaping was found slower and is closed: then the next ten windows have begun.
+/// Waits until a ratio is shown, or until speculation was measured slower and is closed: at least
+/// ten windows have begun by then.
 async fn compared(proxy: &Proxy) {
     let (mut seen, mut windows, mut over) = (BTreeSet::new(), 0, false);
     while !over || seen.len() < 2 {
@@ -47,7 +48,7 @@ async fn compared(proxy: &Proxy) {
     }
 }
 
-/// Waits until nothing is under way.
+/// Waits until no request is in flight.
 async fn idle(proxy: &Proxy) {
     while proxy.replica().await["in_flight"] != 0 || switchback(proxy).await["in_window"] == true {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -55,11 +56,11 @@ async fn idle(proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_windows_of_a_replica_found_is_shown() {
+async fn the_result_of_a_replicas_windows_is_shown() {
     let engine = engine(Pace::default()).await;
     let plain = policy("plain", "holdback: { start: 0, floor: 0 }");
     let proxy = before(&engine, "", "    budget: { switchback: 150ms/301ms }\n", &plain).await;
-    assert!(switchback(&proxy).await.is_null(), "nothing has been asked yet");
+    assert!(switchback(&proxy).await.is_null(), "no request was sent yet");
     tokio::select! {
         () = streams(&proxy) => {}
         () = compared(&proxy) => {}

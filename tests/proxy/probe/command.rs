@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::dialect::recognise::{Answers, Told};
+use foretell::dialect::recognise::{Answers, Reply};
 use foretell::dialect::{Dialect, Engine};
 use foretell::fleet::probe::{Limits, measure};
 use foretell::fleet::{Replica, ReplicaSettings};
 use foretell::text::Tokenizer;
-use foretell::words::Plan;
+use foretell::words::VerifyMethod;
 use serde_json::{Value, json};
 
-use super::house::{CHEAP, DEAR, arguments, probe, vllm};
+use super::house::{EXPENSIVE, INEXPENSIVE, arguments, probe, vllm};
 use crate::fakes::vllm::{Garbage, Runner};
 use crate::fakes::{Fault, When, toy};
 use crate::wire::PATIENCE;
@@ -21,12 +21,12 @@ fn numbers(list: &Value, name: &str) -> Vec<f64> {
 }
 
 #[tokio::test]
-async fn a_new_vllm_is_found_out_within_forty_safe_calls() {
-    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+async fn a_new_vllm_is_measured_within_forty_safe_calls() {
+    let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((code, &report["dialect"], &report["version"]), (0, &json!("vllm"), &json!("0.33.0")));
-    assert_eq!(report["plans"], json!(["score", "fan_out"]), "{report:#}");
-    assert_eq!((&report["cache"]["rows"], &report["cache"]["told"]), (&json!("tail"), &json!(true)));
+    assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
+    assert_eq!((&report["cache"]["rows"], &report["cache"]["reported"]), (&json!("tail"), &json!(true)));
     assert_eq!((&report["cache"]["works"], &report["noise"]), (&json!(true), &json!("place")));
     assert_eq!((&report["balanced"], &report["connections"]), (&json!(false), &json!(4)));
     let calls: usize = fake.house.tally().calls.values().sum();
@@ -43,54 +43,51 @@ async fn a_new_vllm_is_found_out_within_forty_safe_calls() {
     let token = report["times"]["token"][0]["ms"].as_f64().unwrap();
     assert!((10.0..40.0).contains(&token), "{token}");
     assert_eq!(report["pays"], json!(true), "{report:#}");
-    assert!(report["verdict"].as_str().unwrap().starts_with("Speculation pays here: up to "));
+    assert!(report["conclusion"].as_str().unwrap().starts_with("Speculation pays here: up to "));
 }
 
 #[tokio::test]
-async fn an_old_runner_is_told_by_its_rows_and_its_seeds() {
+async fn an_old_runner_is_recognised_by_its_rows_and_seeds() {
     let fake = vllm("0.32.0", |options| options.runner = Runner::V1).await;
     let (_, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((&report["cache"]["rows"], &report["noise"]), (&json!("full"), &json!("call")), "{report:#}");
-    assert_eq!(report["plans"], json!(["score", "fan_out"]));
+    assert_eq!(report["methods"], json!(["score", "fan_out"]));
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_plan_that_fails_over_a_cached_prefix_is_given_up() {
+async fn a_method_that_fails_over_a_cached_prefix_is_given_up() {
     let fake = vllm("0.32.0", |options| options.garbage = Garbage::NotANumber).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!((code, &report["plans"]), (0, &json!(["fan_out"])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!(["fan_out"])), "{report:#}");
     let missing = report["missing"].as_array().unwrap();
-    let why = missing.iter().find(|missing| missing["plan"] == "score").unwrap()["why"].as_str().unwrap();
+    let why = missing.iter().find(|missing| missing["method"] == "score").unwrap()["why"].as_str().unwrap();
     assert!(why.contains("500"), "{why}");
     assert!(fake.house.fatal().is_empty() && !fake.house.is_dead());
 }
 
 #[tokio::test]
-async fn a_missing_plan_is_explained_by_the_flag_that_brings_it() {
+async fn a_missing_method_is_explained_by_the_flag_that_enables_it() {
     let fake = vllm("0.33.0", |options| options.scale_out = false).await;
     let (_, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!(report["plans"], json!(["fan_out"]));
+    assert_eq!(report["methods"], json!(["fan_out"]));
     let text = report["missing"].to_string();
     assert!(text.contains("--enable-scale-out"), "{text}");
     assert_eq!(report["defaults"], Value::Null);
 }
 
 #[tokio::test]
-async fn where_every_token_costs_the_same_no_plan_pays() {
+async fn where_every_token_costs_the_same_no_method_pays() {
     let slow = |options: &mut crate::fakes::vllm::Options| {
-        options.setup.pace = DEAR;
+        options.setup.pace = EXPENSIVE;
         options.setup.max_len = 250;
     };
     let fake = vllm("0.33.0", slow).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
     assert_eq!((code, &report["pays"]), (0, &json!(false)), "{report:#}");
-    let verdict = report["verdict"].as_str().unwrap();
-    assert!(
-        verdict.starts_with("Speculation will probably not pay here: one round of 4 costs "),
-        "{verdict}"
-    );
-    assert!(report["policy"].as_str().unwrap().contains("mode: ride"));
+    let result = report["conclusion"].as_str().unwrap();
+    assert!(result.starts_with("Speculation will probably not pay here: one round of 4 costs "), "{result}");
+    assert!(report["policy"].as_str().unwrap().contains("mode: plain"));
 }
 
 #[tokio::test]
@@ -98,14 +95,14 @@ async fn bounds_of_calls_and_time_hold() {
     let fake = vllm("0.33.0", |options| options.setup.pace.step = Duration::from_millis(150)).await;
     let backend = Replica::new(ReplicaSettings::new("b", fake.url())).unwrap();
     let mut engine = Engine::new(Dialect::Vllm, "toy", "0.33.0");
-    engine.plans = vec![Plan::Score, Plan::FanOut];
+    engine.methods = vec![VerifyMethod::Score, VerifyMethod::FanOut];
     engine.block = 16;
     let limits = |calls: u32, millis: u64| Limits {
         calls,
         within: Duration::from_millis(millis),
         bytes_max: 2 << 20,
         context_max: 8192,
-        allow: Plan::ALL.to_vec(),
+        allow: VerifyMethod::ALL.to_vec(),
     };
     let tokenizer = &Arc::new(Tokenizer::from_file(&toy::folder().join("tokenizer.json")).unwrap());
     let few = measure(&backend, &engine, tokenizer, &limits(5, 60_000), 1).await;
@@ -114,7 +111,7 @@ async fn bounds_of_calls_and_time_hold() {
     // No call is answered in less than 150 ms.
     let short = measure(&backend, &engine, tokenizer, &limits(40, 700), 2).await;
     assert!(short.calls <= 6, "{} calls", short.calls);
-    // A call that is under way is not waited for.
+    // The probe does not wait for a call in flight.
     fake.house.pace.lock().step = Duration::from_hours(1);
     let none =
         tokio::time::timeout(PATIENCE, measure(&backend, &engine, tokenizer, &limits(40, 700), 3)).await;
@@ -131,7 +128,7 @@ async fn a_call_without_an_answer_ends_the_probe() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_exit_one_and_what_is_no_url_is_usage() {
+async fn an_unreachable_server_is_exit_one_and_an_invalid_url_is_a_usage_error() {
     let fake = vllm("0.33.0", |_| {}).await;
     fake.kill();
     assert_eq!(probe(&arguments(&fake.url())).await.0, 1);
@@ -150,8 +147,8 @@ async fn a_billed_server_is_asked_for_its_models_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn the_words_say_what_the_figures_say() {
-    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+async fn the_text_agrees_with_the_figures() {
+    let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let mut arguments = arguments(&fake.url());
     arguments.json = false;
     let mut out = Vec::new();
@@ -159,12 +156,12 @@ async fn the_words_say_what_the_figures_say() {
     let text = String::from_utf8(out).unwrap();
     for part in [
         "engine       vllm 0.33.0",
-        "plans        score, fan_out",
+        "methods      score, fan_out",
         "no tree",
         "cache        works",
         "a round takes",
-        "times as fast",
-        "verdict      Speculation pays",
+        "speedup, by acceptance",
+        "conclusion   Speculation pays",
         "  version: 1",
     ] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
@@ -172,10 +169,10 @@ async fn the_words_say_what_the_figures_say() {
 }
 
 #[test]
-fn the_page_with_the_start_time_is_the_one_without_which_it_is_not_known() {
+fn without_the_page_with_the_start_time_the_engine_is_not_identified() {
     let mut answers = Answers::default();
     let mut say = |path: &str, body: &str| {
-        answers.add(path, Told { status: 200, server: None, body: body.as_bytes().to_vec() });
+        answers.add(path, Reply { status: 200, server: None, body: body.as_bytes().to_vec() });
     };
     say("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
     say("/version", r#"{"version":"0.33.0"}"#);

@@ -1,5 +1,6 @@
-//! A vLLM that may be the CPU build: its first call with log-probabilities compiles C++, and where no compiler works it
-//! ends the engine. So Foretell makes none before the operator has named the plan that needs it.
+//! A vLLM that may be the CPU build: its first call with log-probabilities compiles C++, and
+//! without a working compiler it ends the engine. So Foretell makes no such call until the operator
+//! has named the verification method that needs it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -23,7 +24,7 @@ async fn cpu_build(version: &'static str, compiler: bool) -> Fake<Vllm> {
     vllm(version, change).await
 }
 
-/// What `foretell probe URL --json` of the binary at hand prints; `FORETELL_BIN` names another one.
+/// Output of `foretell probe URL --json`, by the test's own binary or the one in `FORETELL_BIN`.
 async fn probed(fake: &Fake<Vllm>, more: &[&str]) -> Value {
     let binary = std::env::var_os("FORETELL_BIN")
         .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_foretell")), PathBuf::from);
@@ -36,20 +37,20 @@ async fn probed(fake: &Fake<Vllm>, more: &[&str]) -> Value {
 
 fn why_not_score(report: &Value) -> String {
     let missing = report["missing"].as_array().unwrap();
-    let score = missing.iter().find(|missing| missing["plan"] == "score");
+    let score = missing.iter().find(|missing| missing["method"] == "score");
     score.unwrap_or_else(|| panic!("{report:#}"))["why"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
-async fn the_probe_does_not_kill_one_without_a_compiler_and_says_what_to_do() {
+async fn the_probe_does_not_kill_one_without_a_compiler_and_names_the_remedy() {
     for (version, sign) in [("0.15.1", "cpu_kvcache_space_bytes"), ("0.32.0", "kv_cache_memory_bytes")] {
         let fake = cpu_build(version, false).await;
         let report = probed(&fake, &[]).await;
         assert_eq!(fake.house.fatal(), Vec::<String>::new(), "{report:#}");
         assert!(!fake.house.is_dead());
-        assert_eq!(report["plans"], json!(["fan_out"]), "{report:#}");
+        assert_eq!(report["methods"], json!(["fan_out"]), "{report:#}");
         let why = why_not_score(&report);
-        for said in [sign, "C++ compiler", "plans.allow", "--score"] {
+        for said in [sign, "C++ compiler", "verify.allow", "--score"] {
             assert!(why.contains(said), "{why}");
         }
     }
@@ -59,7 +60,7 @@ async fn the_probe_does_not_kill_one_without_a_compiler_and_says_what_to_do() {
 async fn score_is_measured_where_the_operator_names_it() {
     let fake = cpu_build("0.32.0", true).await;
     let report = probed(&fake, &["--score"]).await;
-    assert_eq!(report["plans"], json!(["score", "fan_out"]), "{report:#}");
+    assert_eq!(report["methods"], json!(["score", "fan_out"]), "{report:#}");
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
 }
 
@@ -71,28 +72,29 @@ async fn where_naming_it_was_wrong_the_report_names_the_cause() {
     assert!(report["notes"].to_string().contains("InvalidCxxCompiler"), "{report:#}");
 }
 
-/// Text of a forced leap, after the replica's probe is done; and the plans that it is shown to have.
-async fn leapt(fake: &Fake<Vllm>, more: &str) -> (Value, u64) {
+/// The verification methods that the replica is shown to have after its probe, and the accepted
+/// tokens of a forced request.
+async fn speculated(fake: &Fake<Vllm>, more: &str) -> (Value, u64) {
     let proxy = proxy(fake.address, FORCED, more).await;
     until(LONG, || async { replica(&proxy).await["probe"]["calls"].is_u64() }).await;
     let answer = complete(&proxy, 40).await;
     assert_eq!(answer.head.get("x-foretell-path"), Some("speculated"), "{}", answer.text());
     let accepted = answer.json()["usage"]["foretell"]["accepted"].as_u64().unwrap();
-    (replica(&proxy).await["plans"].clone(), accepted)
+    (replica(&proxy).await["verify"].clone(), accepted)
 }
 
 #[tokio::test]
 async fn a_proxy_fans_out_there_until_score_is_named() {
     let fake = cpu_build("0.32.0", false).await;
-    let (plans, accepted) = leapt(&fake, "").await;
-    assert_eq!((plans, fake.house.fatal()), (json!(["fan_out"]), Vec::<String>::new()));
+    let (methods, accepted) = speculated(&fake, "").await;
+    assert_eq!((methods, fake.house.fatal()), (json!(["fan_out"]), Vec::<String>::new()));
     assert!(accepted > 0);
     let generate = "/inference/v1/generate";
-    // Asked once whether it is there, without a token to compute.
+    // Called once to see if the route exists, without a token to compute.
     assert_eq!(fake.house.tally().calls.get(generate), Some(&1));
 
     let fake = cpu_build("0.32.0", true).await;
-    let (plans, accepted) = leapt(&fake, "    plans: { allow: [score, fan_out] }\n").await;
-    assert_eq!((plans, fake.house.fatal()), (json!(["score", "fan_out"]), Vec::<String>::new()));
+    let (methods, accepted) = speculated(&fake, "    verify: { allow: [score, fan_out] }\n").await;
+    assert_eq!((methods, fake.house.fatal()), (json!(["score", "fan_out"]), Vec::<String>::new()));
     assert!(accepted > 0 && fake.house.tally().calls[generate] > 1);
 }

@@ -1,17 +1,17 @@
-//! What a probe finds at the other engines: each has its own way to be useless, and to be timed.
+//! Probes of the other engines: each is unusable in its own way, and timed in its own way.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::house::{CHEAP, arguments, probe};
+use super::house::{INEXPENSIVE, arguments, probe};
 use crate::fakes::llamacpp::{self, Llama};
 use crate::fakes::lmdeploy::{self, Lmdeploy};
 use crate::fakes::sglang::{self, Sglang};
 use crate::fakes::{Fake, Pace, Setup};
 
-fn cheap(setup: Setup) -> Setup {
-    Setup { pace: CHEAP, ..setup }
+fn inexpensive(setup: Setup) -> Setup {
+    Setup { pace: INEXPENSIVE, ..setup }
 }
 
 async fn llama(cache_idle_slots: bool) -> (u8, Value) {
@@ -20,7 +20,7 @@ async fn llama(cache_idle_slots: bool) -> (u8, Value) {
 
 async fn llama_that(change: impl FnOnce(&mut llamacpp::Options)) -> (u8, Value) {
     let plain = llamacpp::Options::default();
-    let setup = cheap(plain.setup.clone());
+    let setup = inexpensive(plain.setup.clone());
     let mut options = llamacpp::Options { slots: 9, cache_idle_slots: false, setup, ..plain };
     change(&mut options);
     let fake = Fake::start(Llama::new(options)).await;
@@ -30,16 +30,17 @@ async fn llama_that(change: impl FnOnce(&mut llamacpp::Options)) -> (u8, Value) 
     found
 }
 
-fn why(report: &Value, plan: &str) -> String {
+fn why(report: &Value, method: &str) -> String {
     let missing = report["missing"].as_array().map_or(&[][..], Vec::as_slice);
-    let entry = missing.iter().find(|missing| missing["plan"] == plan);
+    let entry = missing.iter().find(|missing| missing["method"] == method);
     entry.unwrap_or_else(|| panic!("{report:#}"))["why"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
 async fn a_llama_server_is_timed_by_answers_that_come_whole() {
     let (code, report) = llama(false).await;
-    assert_eq!((code, &report["plans"]), (0, &json!(["fan_out"])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!(["fan_out"])), "{report:#}");
+    assert_eq!(report["experimental"], json!(false));
     // A step takes 12 ms and each token in it 60 µs.
     let token = report["times"]["token"][0]["ms"].as_f64().unwrap();
     assert!((10.0..40.0).contains(&token), "{token}");
@@ -49,7 +50,7 @@ async fn a_llama_server_is_timed_by_answers_that_come_whole() {
 #[tokio::test]
 async fn a_llama_server_that_clears_idle_slots_is_given_up_and_the_flag_is_named() {
     let (code, report) = llama(true).await;
-    assert_eq!((code, &report["plans"]), (0, &json!([])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!([])), "{report:#}");
     assert!(why(&report, "fan_out").contains("--no-cache-idle-slots"), "{report:#}");
     assert_eq!(report["pays"], Value::Null, "{report:#}");
 }
@@ -57,26 +58,28 @@ async fn a_llama_server_that_clears_idle_slots_is_given_up_and_the_flag_is_named
 #[tokio::test]
 async fn a_llama_server_with_stop_texts_of_its_own_is_given_up_and_the_flag_is_named() {
     let (code, report) = llama_that(|options| options.stop = vec!["no such text".to_owned()]).await;
-    assert_eq!((code, &report["plans"]), (0, &json!([])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!([])), "{report:#}");
     assert!(why(&report, "fan_out").contains("--reverse-prompt"), "{report:#}");
 }
 
 #[tokio::test]
 async fn an_sglang_is_scored_and_timed() {
     let plain = sglang::Options::default();
-    let setup = cheap(plain.setup.clone());
+    let setup = inexpensive(plain.setup.clone());
     let fake = Fake::start(Sglang::new(sglang::Options { setup, ..plain })).await;
     let (code, report) = probe(&arguments(&fake.url())).await;
-    assert_eq!((code, &report["plans"]), (0, &json!(["score", "fan_out"])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!(["score", "fan_out"])), "{report:#}");
     assert_eq!((&report["pays"], &report["cache"]["works"]), (&json!(true), &json!(true)), "{report:#}");
+    assert_eq!(report["experimental"], json!(true), "no SGLang runs here");
     assert!(fake.house.tally().calls.values().sum::<usize>() <= 40);
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
 }
 
 async fn lmdeploy(prefix_caching: bool) -> (u8, Value) {
     let plain = lmdeploy::Options::default();
-    // It tells neither its start nor what it has cached: only how long a long prompt takes shows that it was.
-    let pace = Pace { per_token: Duration::from_micros(400), ..CHEAP };
+    // It reports neither its start time nor cached tokens: only the time of a long prompt shows a
+    // cache hit.
+    let pace = Pace { per_token: Duration::from_micros(400), ..INEXPENSIVE };
     let setup = Setup { pace, ..plain.setup.clone() };
     let fake = Fake::start(Lmdeploy::new(lmdeploy::Options { prefix_caching, setup, ..plain })).await;
     let found = probe(&arguments(&fake.url())).await;
@@ -88,12 +91,12 @@ async fn lmdeploy(prefix_caching: bool) -> (u8, Value) {
 #[tokio::test]
 async fn an_lmdeploy_is_used_only_with_its_prefix_cache() {
     let (code, report) = lmdeploy(true).await;
-    assert_eq!((code, &report["plans"]), (0, &json!(["fan_out"])), "{report:#}");
+    assert_eq!((code, &report["methods"]), (0, &json!(["fan_out"])), "{report:#}");
     let (code, report) = lmdeploy(false).await;
     assert_eq!(
-        (code, &report["plans"], &report["relayed"]),
+        (code, &report["methods"], &report["relayed"]),
         (0, &json!([]), &json!("balanced")),
         "{report:#}"
     );
-    assert!(report["verdict"].as_str().unwrap().contains("prefix caches are off"), "{report:#}");
+    assert!(report["conclusion"].as_str().unwrap().contains("prefix caches are off"), "{report:#}");
 }

@@ -1,4 +1,4 @@
-//! Fakes to be probed, and a proxy before them.
+//! Fakes to be probed, and a proxy in front of them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,14 +13,14 @@ use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Pace, toy};
 use crate::wire::{Message, Wire, post};
 
-/// A step that takes long enough to be told from noise, and hardly more with more tokens in it.
-pub const CHEAP: Pace =
+/// A step long enough to stand out from noise, and hardly longer with more tokens in it.
+pub const INEXPENSIVE: Pace =
     Pace { step: Duration::from_millis(12), per_token: Duration::from_micros(60), cancel: Duration::ZERO };
-/// Every token costs as much as every other: nothing can be won.
-pub const DEAR: Pace =
+/// Every token has the same cost: speculation cannot gain anything.
+pub const EXPENSIVE: Pace =
     Pace { step: Duration::ZERO, per_token: Duration::from_millis(10), cancel: Duration::ZERO };
 
-/// A vLLM that tells everything, unless changed.
+/// A vLLM that reports everything, unless changed.
 pub async fn vllm(version: &'static str, change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
     let mut options = Options::of(version);
     options.prompt_tokens_details = true;
@@ -77,14 +77,14 @@ pub async fn complete(proxy: &Running, tokens: u32) -> Message {
     Wire::connect(proxy.gateway.addresses[0]).await.ask(request).await
 }
 
-/// Why a completion through the proxy did not leap.
+/// The reason why a completion through the proxy was not speculated on.
 pub async fn reason(proxy: &Running) -> String {
     let answer = complete(proxy, 12).await;
     assert_eq!(answer.head.status(), 200, "{}", answer.text());
     answer.head.get("x-foretell-reason").unwrap_or("none").to_owned()
 }
 
-/// Asks again and again until it is so.
+/// Polls until `so` is true.
 pub async fn until<F: Future<Output = bool>>(within: Duration, mut so: impl FnMut() -> F) {
     let begun = Instant::now();
     while !so().await {

@@ -1,10 +1,10 @@
-//! What the proxy makes of a probe, and of the load of its replicas.
+//! Effect on the proxy of a probe, and of the load of its replicas.
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::house::{CHEAP, DEAR, complete, get, proxy, reason, replica, until, vllm};
+use super::house::{EXPENSIVE, INEXPENSIVE, complete, get, proxy, reason, replica, until, vllm};
 use crate::client::send;
 use crate::fakes::{Front, Load};
 use crate::wire::{Wire, post};
@@ -17,12 +17,12 @@ const NEVER: &str = "    probe: { when: never }\n";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn two_engines_behind_one_address_never_leap() {
+async fn two_engines_behind_one_address_are_never_speculated_with() {
     let (one, two) = (vllm("0.33.0", |_| {}).await, vllm("0.33.0", |_| {}).await);
     two.restart();
     let front = Front::before(vec![one.address, two.address]).await;
     let proxy = proxy(front.address, FORCED, NEVER).await;
-    until(LONG, || async { replica(&proxy).await["probe"]["verdict"].to_string().contains("balanced") })
+    until(LONG, || async { replica(&proxy).await["probe"]["conclusion"].to_string().contains("balanced") })
         .await;
     let before = one.house.tally().sequences + two.house.tally().sequences;
     for _ in 0..8 {
@@ -30,16 +30,16 @@ async fn two_engines_behind_one_address_never_leap() {
     }
     assert_eq!(one.house.tally().sequences + two.house.tally().sequences - before, 8);
     let metrics = get(proxy.gateway.admin.unwrap(), "/metrics").await.text();
-    let leaps: f64 = metrics
+    let rounds: f64 = metrics
         .lines()
-        .filter(|line| line.starts_with("foretell_leaps_total"))
+        .filter(|line| line.starts_with("foretell_spec_decode_num_drafts_total"))
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .sum();
-    assert!(leaps.abs() < 0.5, "{leaps}");
+    assert!(rounds.abs() < 0.5, "{rounds}");
 }
 
 #[tokio::test]
-async fn one_engine_behind_a_front_leaps() {
+async fn one_engine_behind_a_front_is_speculated_with() {
     let one = vllm("0.33.0", |_| {}).await;
     let front = Front::before(vec![one.address]).await;
     let proxy = proxy(front.address, FORCED, NEVER).await;
@@ -49,16 +49,16 @@ async fn one_engine_behind_a_front_leaps() {
 }
 
 #[tokio::test]
-async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
+async fn a_server_on_which_no_method_pays_stays_plain_with_its_reason() {
     let fake = vllm("0.33.0", |options| {
-        options.setup.pace = DEAR;
+        options.setup.pace = EXPENSIVE;
         options.setup.max_len = 250;
     })
     .await;
     let proxy = proxy(fake.address, PLAIN, "").await;
     until(LONG, || async {
         let pays = replica(&proxy).await["probe"]["pays"].as_bool();
-        // The noise of a busy machine may have shown a gain.
+        // The noise of a busy machine may look like a gain.
         if pays == Some(true) {
             send(proxy.gateway.admin.unwrap(), "/api/replicas/0/reprobe", "", &json!({})).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -69,7 +69,10 @@ async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
     assert_eq!(reason(&proxy).await, "no_gain");
     let shown = replica(&proxy).await;
     assert!(
-        shown["probe"]["verdict"].as_str().unwrap().starts_with("Speculation will probably not pay here: "),
+        shown["probe"]["conclusion"]
+            .as_str()
+            .unwrap()
+            .starts_with("Speculation will probably not pay here: "),
         "{shown:#}"
     );
     assert_eq!(fake.house.fatal(), Vec::<String>::new());
@@ -77,7 +80,7 @@ async fn a_server_on_which_nothing_pays_is_ridden_and_says_why() {
 
 #[tokio::test]
 async fn a_probe_teaches_the_engine_and_can_be_asked_for_again() {
-    let fake = vllm("0.33.0", |options| options.setup.pace = CHEAP).await;
+    let fake = vllm("0.33.0", |options| options.setup.pace = INEXPENSIVE).await;
     let proxy = proxy(fake.address, PLAIN, NEVER).await;
     until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
     assert_eq!(replica(&proxy).await["probe"], json!(null));
@@ -114,7 +117,7 @@ async fn a_gate_closes_when_requests_wait_and_opens_when_they_do_not() {
 }
 
 #[tokio::test]
-async fn what_is_forced_heeds_no_load() {
+async fn forced_requests_ignore_the_load() {
     let fake = vllm("0.33.0", |_| {}).await;
     *fake.house.pretend.lock() = Load { running: 9, waiting: 9, kv: 0.99 };
     let proxy = proxy(fake.address, FORCED, NEVER).await;
@@ -136,9 +139,10 @@ async fn a_page_that_falls_silent_makes_the_signal_stale() {
         let closed = |line: &str| line.contains("gate=\"stale\"") && line.ends_with(" 0");
         metrics.lines().any(|line| line.starts_with("foretell_gate_open{") && closed(line))
     };
-    // Pages are read one after the other: once one hangs no figures come any more.
+    // Pages are read one after the other: once one hangs, no new figures arrive.
     until(LONG, || async { fake.house.faults.struck() > 0 && is_stale().await }).await;
-    // The page shows the start time too: where a new connection leads cannot be told, but the gate was closed before.
+    // The page also shows the start time, so the process behind a new connection is unknown; but
+    // the gate was closed before.
     for _ in 0..3 {
         assert_eq!(reason(&proxy).await, "gate_stale");
     }
@@ -151,7 +155,7 @@ async fn a_billed_backend_is_asked_for_its_models_alone() {
     let fake = vllm("0.33.0", |_| {}).await;
     let proxy = proxy(fake.address, PLAIN, "    billed: true\n").await;
     until(LONG, || async {
-        replica(&proxy).await["probe"]["verdict"].to_string().contains("bills per token")
+        replica(&proxy).await["probe"]["conclusion"].to_string().contains("bills per token")
     })
     .await;
     assert_eq!(reason(&proxy).await, "billed");

@@ -19,7 +19,7 @@ pub struct Engines {
     alive: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-/// How to start some.
+/// A function that starts engines.
 pub type Start = fn() -> BoxFuture<'static, Engines>;
 
 async fn vllm(change: impl FnOnce(&mut Options)) -> Fake<Vllm> {
@@ -34,12 +34,12 @@ fn only<E: Engine>(fake: Fake<E>) -> Engines {
     Engines { addresses, houses, alive: vec![Box::new(fake)] }
 }
 
-/// A vLLM that tells everything about itself.
-pub fn telling() -> BoxFuture<'static, Engines> {
+/// A vLLM that reports everything about itself.
+pub fn trace_settings() -> BoxFuture<'static, Engines> {
     async { only(vllm(|_| {}).await) }.boxed()
 }
 
-/// One that does not tell what it puts where a client says nothing.
+/// One that does not report its defaults for omitted fields.
 pub fn silent() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.scale_out = false).await) }.boxed()
 }
@@ -49,7 +49,7 @@ pub fn speculating() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.speculates = true).await) }.boxed()
 }
 
-/// One that takes reasoning out of its chats, and sees no end of it.
+/// One that takes reasoning out of its chats, all of whose text is reasoning.
 pub fn parsing() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.setup.reasoning_end = Some("</think>".to_owned())).await) }.boxed()
 }

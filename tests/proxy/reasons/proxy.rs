@@ -1,4 +1,4 @@
-//! The proxy as it is deployed: the binary itself, whose log is read line by line.
+//! The proxy as deployed: the binary itself, whose log is read line by line.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use crate::wire::{Message, PATIENCE, Wire};
 /// The log lines of finished requests.
 struct Requests {
     coming: UnboundedReceiver<Value>,
-    /// Those that nobody has asked for yet.
+    /// Lines that no test has asked for yet.
     others: Vec<Value>,
 }
 
@@ -34,7 +34,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts it with these files and waits until it is ready: its backends have been asked who they are.
+    /// Starts it with these files and waits until it is ready: its backends have been identified.
     pub async fn start(process: &str, policy: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (file, policies) = (folder.path().join("foretell.yaml"), folder.path().join("policies"));
@@ -93,7 +93,7 @@ impl Proxy {
         self.folder.path()
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         self.log.lock().clone()
     }
@@ -111,20 +111,20 @@ impl Proxy {
         assert_eq!(answer.head.status(), 200, "{}", answer.text());
     }
 
-    /// Tells it to end in order, and waits until it has.
+    /// Ends it in order, and waits until it has ended.
     pub async fn end(mut self) {
         self.signal("-TERM").await;
         let status = tokio::time::timeout(PATIENCE, self.process.wait()).await.expect("it ends").unwrap();
         assert!(status.success(), "{status}:\n{}", self.log.lock());
     }
 
-    /// What it tells of its first replica.
+    /// Its first replica in `/api/replicas`.
     pub async fn replica(&self) -> Value {
         self.get("/api/replicas").await.json()["replicas"][0].clone()
     }
 }
 
-/// Where it listens, as its log tells in the line with this message.
+/// Its address, from the log line with this message.
 async fn address(said: &mut Lines<BufReader<ChildStderr>>, what: &str, log: &Mutex<String>) -> SocketAddr {
     let found = async {
         loop {
@@ -149,7 +149,7 @@ async fn read_log(
     while let Ok(Some(line)) = errors.next_line().await {
         let parsed: Option<Value> = serde_json::from_str(&line).ok();
         if let Some(request) = parsed.filter(|parsed| parsed["message"] == "request") {
-            // Nobody may be listening any more at the end of a test.
+            // At the end of a test the receiver may be gone.
             let _ = to.send(request);
         }
         log.lock().extend([line.as_str(), "\n"]);

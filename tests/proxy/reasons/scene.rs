@@ -1,4 +1,4 @@
-//! A scene: engines, configuration and a request that together bring about one reason.
+//! A scene: engines, configuration and a request that together cause one reason.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -16,36 +16,36 @@ use crate::wire::PATIENCE;
 
 pub const COMPLETIONS: &str = "/v1/completions";
 pub const CHAT: &str = "/v1/chat/completions";
-/// Leaps when that pays.
+/// Speculates when that pays.
 pub const PLAIN: &str = "version: 1\nname: plain\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     holdback: { start: 0, floor: 0 }\n";
-/// Leaps at every token.
+/// Speculates at every token.
 pub const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
     gamma: { max: 8, fixed: 4 }\n";
 
-/// How a reason comes about.
+/// The setup that causes a reason.
 pub struct Scene {
     pub engines: Start,
     /// Lines of the process file.
     pub process: &'static str,
     /// Lines of the backend in it.
     pub backend: &'static str,
-    /// How its load is read.
+    /// Settings of its load signal.
     pub load: &'static str,
     /// The model's tokenizer is configured.
     pub tokenizer: bool,
     pub policy: String,
     pub ask: Ask,
-    /// What has to happen before each request.
+    /// Runs before each request.
     pub before: fn(&Stage) -> BoxFuture<'_, ()>,
-    /// Requests until chance must have brought it about.
+    /// Maximum number of requests until the random cause must have occurred.
     pub tries: usize,
 }
 
 impl Default for Scene {
     fn default() -> Self {
         Self {
-            engines: engines::telling,
+            engines: engines::trace_settings,
             process: "",
             backend: "",
             load: "every: 100ms",
@@ -63,7 +63,8 @@ pub fn prompt() -> Vec<u32> {
     (0..24).map(|at| 100 + at % 8).collect()
 }
 
-/// A prompt in which every token that the model may say is followed by one that it never says behind it.
+/// A prompt in which every token that the model may generate is followed by one that it never
+/// generates after it.
 pub fn misleading() -> Vec<u32> {
     let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
     let likely = |token: u32| {
@@ -125,7 +126,7 @@ impl Stage {
         Self { engines, proxy }
     }
 
-    /// Waits until something is so.
+    /// Waits until `so` is true.
     pub async fn until<F: Future<Output = bool>>(&self, mut so: impl FnMut() -> F) {
         let waited = async {
             while !so().await {
@@ -136,7 +137,8 @@ impl Stage {
     }
 }
 
-/// Plays a scene: whole and as a stream, `way` is told by answer, metrics and log. Returns what is wrong.
+/// Plays a scene: whole and as a stream, answer, metrics and log must report `way`. Returns the
+/// faults found.
 pub async fn play(scene: Scene, way: &str) -> String {
     let stage = Stage::set(&scene).await;
     let mut wrong = String::new();
@@ -146,9 +148,9 @@ pub async fn play(scene: Scene, way: &str) -> String {
         for attempt in 0..scene.tries {
             (scene.before)(&stage).await;
             let id = format!("{stream}-{attempt}");
-            let told = scene.ask.told(&stage.proxy, *stream, &id).await;
-            told.assert_agreed();
-            went = told.way();
+            let reports = scene.ask.told(&stage.proxy, *stream, &id).await;
+            reports.assert_agreed();
+            went = reports.way();
             if went == way {
                 break;
             }

@@ -1,13 +1,13 @@
-//! What the sources say: the lists of reasons are whole, and every reason is given.
+//! Checks of the sources: the lists of reasons are complete, and every reason is used.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use foretell::words::BypassReason;
-use foretell::words::RideReason;
+use foretell::words::PlainReason;
+use foretell::words::RelayReason;
 
-const BYPASSES: &str = "src/words/bypass.rs";
-const RIDES: &str = "src/words/ride.rs";
+const RELAY: &str = "src/words/relay_reason.rs";
+const PLAIN: &str = "src/words/plain_reason.rs";
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -31,15 +31,15 @@ fn debugged<T: Debug>(all: &[T]) -> Vec<String> {
 }
 
 #[test]
-fn the_lists_of_reasons_are_whole() {
-    assert_eq!(debugged(&BypassReason::ALL), variants(BYPASSES, "BypassReason"));
-    assert_eq!(debugged(&RideReason::ALL), variants(RIDES, "RideReason"));
+fn the_lists_of_reasons_are_complete() {
+    assert_eq!(debugged(&RelayReason::ALL), variants(RELAY, "RelayReason"));
+    assert_eq!(debugged(&PlainReason::ALL), variants(PLAIN, "PlainReason"));
 }
 
 #[test]
-fn reasons_have_names_of_their_own_and_shapes_of_labels() {
+fn reasons_have_unique_names_in_the_form_of_labels() {
     for names in
-        [BypassReason::ALL.map(BypassReason::name).to_vec(), RideReason::ALL.map(RideReason::name).to_vec()]
+        [RelayReason::ALL.map(RelayReason::name).to_vec(), PlainReason::ALL.map(PlainReason::name).to_vec()]
     {
         let mut once = names.clone();
         once.sort_unstable();
@@ -61,20 +61,20 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The code lines that may give a reason: all that name it but an arm of a list of patterns.
+/// The code lines that may set a reason: all that name it, except arms of a list of patterns.
 fn given(name: &str) -> Vec<String> {
     let mut files = Vec::new();
     sources(&root().join("src"), &mut files);
-    let named = format!("RideReason::{name}");
+    let named = format!("PlainReason::{name}");
     let mut given = Vec::new();
-    for file in files.iter().filter(|file| **file != root().join(RIDES)) {
+    for file in files.iter().filter(|file| **file != root().join(PLAIN)) {
         for line in read(file).lines().map(str::trim).filter(|line| !line.starts_with("//")) {
-            // By another name it could not be found.
-            assert!(!line.contains("RideReason as ") && !line.contains("RideReason::{"), "{line}");
-            assert!(!line.contains("RideReason::*"), "{line}");
+            // Under another name it could not be found.
+            assert!(!line.contains("PlainReason as ") && !line.contains("PlainReason::{"), "{line}");
+            assert!(!line.contains("PlainReason::*"), "{line}");
             let whole = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
             let names = line.match_indices(&named).any(|(at, _)| whole(&line[at + named.len()..]));
-            if names && !line.starts_with("| RideReason::") {
+            if names && !line.starts_with("| PlainReason::") {
                 given.push(format!("{}: {line}", file.display()));
             }
         }
@@ -83,8 +83,8 @@ fn given(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_reason_is_given_somewhere() {
-    for reason in RideReason::ALL {
+fn every_reason_is_used_somewhere() {
+    for reason in PlainReason::ALL {
         assert!(!given(&format!("{reason:?}")).is_empty(), "{reason:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! One request, and what every place that tells of it says about its way.
+//! One request, and its path and reason in every report about it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::proxy::Proxy;
 use crate::wire::{Message, Wire, post};
 
-/// The counters of reasons: `foretell_bypass_total` and `foretell_rides_total`, by reason.
+/// `foretell_requests_total` by `path/reason`.
 type Counters = BTreeMap<String, u64>;
 
 /// A request of a client.
@@ -19,10 +19,10 @@ pub struct Ask {
     pub body: Body,
 }
 
-/// What it sends.
+/// Its body.
 #[derive(Clone, Debug)]
 pub enum Body {
-    /// A completion, which can be had whole and as a stream.
+    /// A completion, which can be requested whole and as a stream.
     Json(Value),
     Raw(&'static str),
 }
@@ -43,11 +43,11 @@ impl Ask {
         }
     }
 
-    /// Sends it and collects what is told about it.
+    /// Sends it and collects the reports about it.
     pub async fn told(&self, proxy: &Proxy, stream: bool, id: &str) -> Told {
         let before = counters(proxy).await;
         let message = Wire::connect(proxy.front).await.ask(self.bytes(stream, id)).await;
-        // The record is written when the last byte is on its way; the counters rise before the line.
+        // The record is written after the last byte is sent; the counters rise before the line.
         let line = proxy.line_of(id).await;
         let mut risen = counters(proxy).await;
         for (name, value) in &mut risen {
@@ -58,7 +58,7 @@ impl Ask {
     }
 }
 
-/// What was told about one request.
+/// The reports about one request.
 #[derive(Debug)]
 pub struct Told {
     message: Message,
@@ -68,18 +68,17 @@ pub struct Told {
 }
 
 impl Told {
-    /// The way it went by the log, as `path/reason`.
+    /// Its path and reason in the log, as `path/reason`.
     pub fn way(&self) -> String {
         format!("{}/{}", self.line["path"].as_str().unwrap(), self.line["reason"].as_str().unwrap_or("none"))
     }
 
-    /// Answer and metrics say what the log says.
+    /// Asserts that answer and metrics agree with the log.
     pub fn assert_agreed(&self) {
         let (path, reason) = (self.line["path"].as_str().unwrap(), self.line["reason"].as_str());
-        let relayed = ["bypassed", "relayed"].contains(&path);
-        let counter = if relayed { "bypass" } else { "rides" };
-        let risen = reason.map(|reason| (format!("{counter}/{reason}"), 1));
-        assert_eq!(self.risen, Counters::from_iter(risen), "{self:?}");
+        let relayed = path == "relayed";
+        let risen = (format!("{path}/{}", reason.unwrap_or("none")), 1);
+        assert_eq!(self.risen, Counters::from_iter([risen]), "{self:?}");
         let heads = (self.message.head.get("x-foretell-path"), self.message.head.get("x-foretell-reason"));
         if relayed {
             assert_eq!(heads, (Some(path), reason), "{self:?}");
@@ -91,7 +90,8 @@ impl Told {
         } else {
             assert_eq!(foretell, Value::Null, "an answer that stayed plain is the backend's own: {self:?}");
         }
-        if self.stream {
+        // An error is no stream, whatever was asked for.
+        if self.stream && self.message.head.status() == 200 {
             assert_eq!(heads, (Some("eligible"), None), "{self:?}");
             let trailers = (self.trailer("x-foretell-path"), self.trailer("x-foretell-reason"));
             assert_eq!(trailers, (Some(path), reason), "{self:?}");
@@ -111,18 +111,20 @@ impl Told {
         let text = self.message.text();
         let events = text.split("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event));
         let answers = events.filter_map(|event| serde_json::from_str::<Value>(event).ok());
-        let told = answers.map(|answer| answer["usage"]["foretell"].clone());
-        told.filter(|told| !told.is_null()).last().unwrap_or(Value::Null)
+        let foretell = answers.map(|answer| answer["usage"]["foretell"].clone());
+        foretell.filter(|foretell| !foretell.is_null()).last().unwrap_or(Value::Null)
     }
 }
 
-/// All counters of reasons there are now.
+/// All counters of reasons now.
 async fn counters(proxy: &Proxy) -> Counters {
     let page = proxy.get("/metrics").await.text();
-    let counted = page.lines().filter_map(|line| {
-        let (counter, rest) = line.strip_prefix("foretell_")?.split_once("_total{reason=\"")?;
-        let (reason, value) = rest.split_once("\"} ")?;
-        Some((format!("{counter}/{reason}"), value.parse().unwrap()))
-    });
-    counted.collect()
+    let mut counters = Counters::new();
+    for line in page.lines().filter_map(|line| line.strip_prefix("foretell_requests_total{")) {
+        let label = |name: &str| line.split_once(&format!("{name}=\"")).unwrap().1.split_once('"').unwrap().0;
+        let reason = Some(label("reason")).filter(|reason| !reason.is_empty()).unwrap_or("none");
+        let value: u64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
+        *counters.entry(format!("{}/{reason}", label("path"))).or_default() += value;
+    }
+    counters
 }

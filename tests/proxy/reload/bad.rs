@@ -1,4 +1,4 @@
-//! What is wrong is told exactly, and changes nothing.
+//! Errors are reported exactly, and change nothing.
 
 use serde_json::{Value, json};
 
@@ -19,14 +19,14 @@ fn cases() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
 }
 
 #[tokio::test]
-async fn each_of_sixty_bad_files_is_told_exactly_and_none_changes_anything() {
+async fn each_of_sixty_bad_files_is_reported_exactly_and_none_changes_anything() {
     let engine = engine(Pace::default()).await;
     let good = policy("good", "");
     let proxy = before(&engine, "", "", &good).await;
     let dir = proxy.folder().join("policies");
     let before = proxy.get("/api/policies").await.json()["policies"][0]["revision"].clone();
     let file = dir.join("bad.yaml").display().to_string();
-    let mut told = 0;
+    let mut reported = 0;
     for (source, errors) in cases() {
         write(&dir, "bad.yaml", source);
         let refused = proxy.post("/api/reload").await;
@@ -45,9 +45,9 @@ async fn each_of_sixty_bad_files_is_told_exactly_and_none_changes_anything() {
             (1, &before)
         );
         assert_eq!(policies["refused"], Value::Array(found));
-        told += 1;
+        reported += 1;
     }
-    assert!(told >= 60, "{told}");
+    assert!(reported >= 60, "{reported}");
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await < 0.5);
     for answer in send(&engine, &proxy, 0..2).await {
         assert!(answer.message.head.get("x-foretell-policy").unwrap().starts_with("good@"));
@@ -59,7 +59,7 @@ async fn each_of_sixty_bad_files_is_told_exactly_and_none_changes_anything() {
 }
 
 #[tokio::test]
-async fn what_only_a_restart_can_change_is_named_and_the_policies_are_taken_all_the_same() {
+async fn settings_that_need_a_restart_are_named_and_the_policies_are_still_taken() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "", "", &policy("first", "")).await;
     let file = proxy.folder().join("foretell.yaml");
@@ -73,18 +73,19 @@ async fn what_only_a_restart_can_change_is_named_and_the_policies_are_taken_all_
     let error = json!({ "file": file.display().to_string(), "line": line, "path": "limits.sessions", "message": message });
     assert_eq!(done.json()["refused"], json!([error]));
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await < 0.5);
-    // A process file that cannot be read at all: everything stays as it is.
+    // An unreadable process file: everything stays as it is.
     std::fs::write(&file, "version: 1\nlimits: {\n").unwrap();
     write(&proxy.folder().join("policies"), "policy.yaml", &policy("third", ""));
     assert_eq!(proxy.post("/api/reload").await.head.status(), 422);
     std::fs::write(&file, &process).unwrap();
-    comes(&proxy, |told| is_named(told, "third") && told["refused"] == json!([])).await;
+    comes(&proxy, |policies| is_named(policies, "third") && policies["refused"] == json!([])).await;
     assert!(metric(proxy.admin, "foretell_config_synchronized ").await > 0.5);
 }
 
-/// What was learnt of the replica and of the kind of request outlives its policy: nothing is measured anew.
+/// Learnt state of the replica and of the kind of request outlives its policy: nothing is measured
+/// anew.
 #[tokio::test]
-async fn what_was_learnt_survives() {
+async fn learnt_state_survives() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "", "", &policy("same", "gamma: { max: 8, fixed: 4 }")).await;
     send(&engine, &proxy, 0..4).await;

@@ -1,4 +1,4 @@
-//! What requests notice of a reload, and of the mode: nothing but the policy that they began with.
+//! Effect of a reload and of the mode on requests: each keeps the policy that it began with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,7 +59,8 @@ async fn a_thousand_reloads_under_load_fail_no_request_and_each_has_one_revision
     assert!(failed < 0.5, "{failed}");
 }
 
-/// A session that leaps goes on by riding once the operator says so, in the file or over the admin interface.
+/// A session that speculates decodes plainly once the operator changes the mode, in the file or
+/// over the admin interface.
 #[rstest::rstest]
 #[case::by_the_process_file(true)]
 #[case::by_the_admin_interface(false)]
@@ -75,7 +76,7 @@ async fn the_mode_changes_for_live_sessions(#[case] file: bool) {
         json!({"prompt": prompt, "max_tokens": 1500, "temperature": 0}),
     );
     let switch = async {
-        // It leaps by then, however slow the machine is.
+        // The session speculates by then, however slow the machine is.
         while engine.house.tally().calls_of(VERIFIES) < 3 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -89,6 +90,6 @@ async fn the_mode_changes_for_live_sessions(#[case] file: bool) {
         }
     };
     let (answer, ()) = tokio::join!(long.send(proxy.front, ""), switch);
-    let told = answer.foretell();
-    assert_eq!((&told["path"], &told["reason"]), (&json!("speculated"), &json!("observe")), "{told}");
+    let usage = answer.foretell();
+    assert_eq!((&usage["path"], &usage["reason"]), (&json!("speculated"), &json!("observe")), "{usage}");
 }

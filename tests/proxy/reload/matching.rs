@@ -40,7 +40,7 @@ async fn each_field_chooses_and_the_first_file_that_matches_wins() {
         ("70.yaml", "by-model", "models: [to*], headers: { x-by: [model] }"),
         ("80.yaml", "by-both", "backends: [to?], headers: { x-by: [backend] }"),
     ] {
-        write(&dir, file, &policy(name, &format!("mode: ride\nmatch: {{ {matcher} }}")));
+        write(&dir, file, &policy(name, &format!("mode: plain\nmatch: {{ {matcher} }}")));
     }
     let done = proxy.post("/api/reload").await;
     assert_eq!(done.head.status(), 200, "{}", done.text());
@@ -66,19 +66,19 @@ async fn each_field_chooses_and_the_first_file_that_matches_wins() {
     }
 }
 
-/// Two tenants, each with a policy: neither ever gets the other's, however their requests are mixed, and one that names a
-/// tenant without being trusted to gets neither.
+/// Two tenants, each with a policy: neither ever gets the other's, however their requests are
+/// mixed, and an untrusted client that names a tenant gets neither.
 #[tokio::test]
 async fn two_tenants_never_see_each_other_s_policies() {
     let engine = engine(Pace::default()).await;
     for (peers, trusted) in [("127.0.0.0/8", true), ("10.0.0.0/8", false)] {
         let tenants = format!("tenant: {{ header: x-tenant, trusted_peers: [{peers}] }}\n");
-        let red = policy("red", "match: { tenants: [red] }\nmode: ride");
+        let red = policy("red", "match: { tenants: [red] }\nmode: plain");
         let proxy = before(&engine, &tenants, "", &red).await;
         write(
             &proxy.folder().join("policies"),
             "z.yaml",
-            &policy("blue", "match: { tenants: [blue] }\nmode: ride"),
+            &policy("blue", "match: { tenants: [blue] }\nmode: plain"),
         );
         assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
         let asked = (0..40).map(|number| {

@@ -1,4 +1,4 @@
-//! Models come with the first policy that names them and go with the last.
+//! Models are loaded with the first policy that names them and dropped with the last.
 
 use std::path::Path;
 
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use super::write;
 use crate::wire::{Message, Server, Wire, ok};
 
-/// A whole proxy with two drafters: one whose tokenizer is named by its folder, and one that cannot be loaded.
+/// A whole proxy with two drafters: one whose tokenizer is named by its folder, and one that cannot
+/// be loaded.
 async fn start(server: &Server, folder: &Path) -> Running {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
     let broken = folder.join("broken");
@@ -55,7 +56,7 @@ async fn a_model_is_loaded_before_the_swap_and_dropped_when_no_policy_names_it()
     assert_eq!(reload(&running).await.head.status(), 200);
     assert_eq!(running.drafters.names(), ["good"]);
 
-    let revision = |told: &Value| told["policies"][0]["revision"].clone();
+    let revision = |body: &Value| body["policies"][0]["revision"].clone();
     write(&policies, "q.yaml", "version: 1\nname: q\ndrafters: [{ kind: model, model: broken }]\n");
     let refused = reload(&running).await;
     assert_eq!(refused.head.status(), 422, "{}", refused.text());

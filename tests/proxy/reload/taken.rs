@@ -6,26 +6,27 @@ use crate::fakes::Pace;
 use crate::groups::house::{before, engine, policy};
 
 #[tokio::test]
-async fn files_that_are_written_renamed_or_gone_are_taken_up_by_themselves() {
+async fn files_that_are_written_renamed_or_removed_are_reloaded_automatically() {
     let engine = engine(Pace::default()).await;
     let proxy = before(&engine, "", "", &policy("first", "")).await;
     let dir = proxy.folder().join("policies");
     write(&dir, "policy.yaml", &policy("second", ""));
-    comes(&proxy, |told| is_named(told, "second")).await;
-    // Taken by hand and taken back at once: what was there before is a change as well.
+    comes(&proxy, |policies| is_named(policies, "second")).await;
+    // Reloaded by hand and reverted at once: the former content is a change as well.
     write(&dir, "policy.yaml", &policy("other", ""));
     assert!(is_named(&proxy.post("/api/reload").await.json(), "other"));
     write(&dir, "policy.yaml", &policy("second", ""));
-    comes(&proxy, |told| is_named(told, "second")).await;
-    // An editor's temporary file counts for nothing until it is renamed.
+    comes(&proxy, |policies| is_named(policies, "second")).await;
+    // An editor's temporary file is ignored until it is renamed.
     write(&dir, ".policy.yaml.swp", "no policy at all");
     write(&dir, "policy.yaml~", "no policy at all");
     write(&dir, "new.tmp", &policy("third", ""));
     std::fs::rename(dir.join("new.tmp"), dir.join("policy.yaml")).unwrap();
-    comes(&proxy, |told| is_named(told, "third")).await;
-    // An empty folder is taken for one that is about to be filled: the built-in policy would let everything leap.
+    comes(&proxy, |policies| is_named(policies, "third")).await;
+    // An empty folder is treated as one that is about to be filled: the built-in policy would
+    // speculate on everything.
     std::fs::remove_file(dir.join("policy.yaml")).unwrap();
-    comes(&proxy, |told| told["synchronized"] == false).await;
+    comes(&proxy, |policies| policies["synchronized"] == false).await;
     assert!(is_named(&proxy.get("/api/policies").await.json(), "third"));
     assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
     assert!(is_named(&proxy.get("/api/policies").await.json(), "default"));
@@ -33,7 +34,8 @@ async fn files_that_are_written_renamed_or_gone_are_taken_up_by_themselves() {
     assert!(metric(proxy.admin, "foretell_config_reloads_total{result=\"success\"} ").await > 3.5);
 }
 
-/// As the kubelet does it: files are links to `..data/FILE`, and `..data` is a link that is renamed over.
+/// As the kubelet does it: files are links to `..data/FILE`, and `..data` is a link that is
+/// replaced by a rename.
 #[tokio::test]
 async fn a_configmap_is_swapped_as_a_whole() {
     let engine = engine(Pace::default()).await;
@@ -50,12 +52,12 @@ async fn a_configmap_is_swapped_as_a_whole() {
         for file in ["1.yaml", "2.yaml"].into_iter().filter(|_| number == 0) {
             std::os::unix::fs::symlink(format!("..data/{file}"), dir.join(file)).unwrap();
         }
-        let both = |told: &serde_json::Value| {
-            let name = |at: usize| told["policies"][at]["name"].as_str().map(str::to_owned);
+        let both = |policies: &serde_json::Value| {
+            let name = |at: usize| policies["policies"][at]["name"].as_str().map(str::to_owned);
             let found = (name(0), name(1));
-            // Never one file of the old folder and one of the new.
+            // Never a mix of the old and the new folder.
             let (Some(one), Some(two)) = &found else { return false };
-            assert_eq!(one[1..], two[1..], "{told}");
+            assert_eq!(one[1..], two[1..], "{policies}");
             one == names[0]
         };
         comes(&proxy, both).await;
@@ -68,7 +70,7 @@ async fn a_signal_reads_them_at_once_and_ends_nothing() {
     let proxy = before(&engine, "", "", &policy("first", "")).await;
     write(&proxy.folder().join("policies"), "policy.yaml", &policy("second", ""));
     proxy.signal("-HUP").await;
-    comes(&proxy, |told| is_named(told, "second")).await;
+    comes(&proxy, |policies| is_named(policies, "second")).await;
     proxy.signal("-HUP").await;
     proxy.end().await;
 }

@@ -40,7 +40,7 @@ pub async fn serve(model: Fake) -> Server {
     serve_as(Box::new(model), watch).await
 }
 
-/// Serves a fake inside of something else.
+/// Serves a fake inside of another model.
 pub async fn serve_as(model: Box<dyn Forward>, watch: Watch) -> Server {
     let metrics = Arc::new(Metrics::new().unwrap());
     let engine = Engine::start(model, Arc::clone(&metrics)).unwrap();

@@ -1,4 +1,4 @@
-//! Every refusal has OpenAI's shape and names what it is about.
+//! Every refusal has OpenAI's shape and names its cause.
 
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
@@ -97,7 +97,7 @@ async fn null_counts_as_absent() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_json_and_routes_that_do_not_exist_are_told_apart() {
+async fn bodies_that_are_no_json_and_unknown_routes_have_different_errors() {
     let server = serve(Fake::new(1, 64)).await;
     for (method, path, body, want) in [
         (Method::POST, "/v1/completions", "{\"prompt\": ", StatusCode::BAD_REQUEST),
@@ -133,5 +133,5 @@ async fn a_fault_of_the_model_fails_the_request_and_not_the_server() {
         .await
         .ask("/v1/completions", &json!({"prompt": [1, 2, 3], "temperature": 0}))
         .await;
-    assert_eq!(good["choices"][0]["text"], fresh["choices"][0]["text"], "no lane kept anything wrong");
+    assert_eq!(good["choices"][0]["text"], fresh["choices"][0]["text"], "no lane kept a wrong row");
 }

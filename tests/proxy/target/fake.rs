@@ -1,6 +1,8 @@
-//! A model whose every logit is a function of the whole sequence before it, and a tokenizer of bytes.
+//! A model whose every logit is a function of the whole sequence before it, and a tokenizer of
+//! bytes.
 //!
-//! One wrong row in a lane changes all that follows, so a text that is right was computed from the right cache.
+//! One wrong row in a lane changes all later logits, so a correct text was computed from the
+//! correct cache.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +18,7 @@ use serde_json::Value;
 pub const EOS: TokenId = 256;
 pub const VOCABULARY: usize = 260;
 
-/// Cached rows: what was fed, and the hash of the path down to it.
+/// Cached rows: the token that was fed, and the hash of the path down to it.
 #[derive(Clone, Default)]
 struct Row {
     hash: u64,
@@ -27,19 +29,19 @@ pub struct Fake {
     lanes: Vec<Vec<Row>>,
     reserved: usize,
     pub watch: Watch,
-    /// Each run waits for a permit, if there is somebody who gives them.
+    /// If set, each run waits for a permit.
     permits: Option<Receiver<()>>,
-    /// A sequence that ends with this token cannot be computed.
+    /// A sequence that ends with this token fails.
     pub poison: Option<TokenId>,
 }
 
-/// What the model was asked to do.
+/// Counts of the model's work.
 #[derive(Clone, Default)]
 pub struct Watch {
     pub runs: Arc<AtomicUsize>,
     pub tokens: Arc<AtomicUsize>,
     pub forks: Arc<AtomicUsize>,
-    /// Most lanes in one run.
+    /// Maximum number of lanes in one run.
     pub widest: Arc<AtomicUsize>,
 }
 
@@ -50,7 +52,7 @@ impl Fake {
         Self { config, lanes, reserved: 0, watch: Watch::default(), permits: None, poison: None }
     }
 
-    /// Every run now waits for one of these.
+    /// From now on every run waits for a permit from this sender.
     pub fn gated(mut self) -> (Self, Sender<()>) {
         let (give, permits) = channel();
         self.permits = Some(permits);
@@ -58,7 +60,7 @@ impl Fake {
     }
 }
 
-/// Logits behind a path: like a language model's, a few likely tokens and a long tail.
+/// Logits after a path: like a language model's, a few likely tokens and a long tail.
 pub fn logits(hash: u64) -> Vec<f32> {
     let logit = |token: u32| {
         let base = match token {
@@ -119,7 +121,7 @@ impl Forward for Fake {
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         if let Some(permits) = &self.permits {
-            permits.recv().map_err(|_| ModelError::Runtime("nobody lets it run".into()))?;
+            permits.recv().map_err(|_| ModelError::Runtime("no permit".into()))?;
         }
         self.watch.runs.fetch_add(1, Ordering::SeqCst);
         self.watch.widest.fetch_max(feeds.len(), Ordering::SeqCst);

@@ -48,7 +48,7 @@ async fn a_run_continued_by_ids_equals_the_plain_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fan_out_samples_what_the_plain_run_does() {
+async fn a_fan_out_samples_the_tokens_of_the_plain_run() {
     let server = serve(Fake::new(4, 512)).await;
     for setting in settings() {
         let want = plain(&server, &setting, 24).await;
@@ -62,7 +62,8 @@ async fn a_fan_out_samples_what_the_plain_run_does() {
     }
 }
 
-/// Runs a whole output through `/v1/verify`, the drafts being right for some tokens and wrong for others.
+/// Runs a whole output through `/v1/verify`, with drafts that are right for some tokens and wrong
+/// for others.
 pub async fn by_verify(server: &Server, setting: &Value, want: &[u32], tree: bool) -> (Vec<u32>, u64) {
     let (mut out, mut round, mut uncached) = (Vec::new(), 0_usize, 0);
     while out.len() < want.len() {
@@ -72,7 +73,8 @@ pub async fn by_verify(server: &Server, setting: &Value, want: &[u32], tree: boo
         let mut parent = -1_i64;
         for (depth, &token) in right.iter().enumerate() {
             if tree {
-                // A wrong sibling first, with a child of its own: the accepted branch is not contiguous.
+                // A wrong sibling first, with a child of its own: the accepted branch is not
+                // contiguous.
                 parents.extend([parent, tokens.len() as i64]);
                 tokens.extend([(token + 1) % 256, token]);
             }
@@ -117,25 +119,25 @@ async fn verified_chains_and_trees_give_the_plain_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_verdict_says_what_the_plain_run_says_of_logprobs() {
+async fn a_verification_result_has_the_logprobs_of_the_plain_run() {
     let server = serve(Fake::new(2, 512)).await;
     let setting = json!({"temperature": 0.9, "seed": 11, "top_p": 0.95});
     let body = json!({"prompt": prompt(), "max_tokens": 6, "return_token_ids": true, "logprobs": 2, "return_tokens_as_token_ids": true, "ignore_eos": true});
     let plain = server.ask("/v1/completions", &with(&setting, body)).await;
     let tokens = ids(&plain["choices"][0]["token_ids"]);
     let body = json!({"context": prompt(), "tokens": tokens[..5], "top_logprobs": 2});
-    let verdict = server.ask("/v1/verify", &with(&setting, body)).await;
-    assert_eq!(ids(&verdict["accepted"]), [0, 1, 2, 3, 4]);
-    assert_eq!(verdict["seed"], 11);
-    for place in 0..6 {
-        let (row, logprobs) = (&verdict["rows"][place], &plain["choices"][0]["logprobs"]);
-        assert_eq!(row["sample"], tokens[place]);
-        assert_eq!(row["logprob"], logprobs["token_logprobs"][place]);
+    let result = server.ask("/v1/verify", &with(&setting, body)).await;
+    assert_eq!(ids(&result["accepted"]), [0, 1, 2, 3, 4]);
+    assert_eq!(result["seed"], 11);
+    for position in 0..6 {
+        let (row, logprobs) = (&result["rows"][position], &plain["choices"][0]["logprobs"]);
+        assert_eq!(row["sample"], tokens[position]);
+        assert_eq!(row["logprob"], logprobs["token_logprobs"][position]);
         for pair in row["top"].as_array().unwrap() {
-            assert_eq!(pair[1], logprobs["top_logprobs"][place][format!("token_id:{}", pair[0])]);
+            assert_eq!(pair[1], logprobs["top_logprobs"][position][format!("token_id:{}", pair[0])]);
         }
-        if place > 0 {
-            assert_eq!(row["draft_logprob"], verdict["rows"][place - 1]["logprob"]);
+        if position > 0 {
+            assert_eq!(row["draft_logprob"], result["rows"][position - 1]["logprob"]);
         } else {
             assert_eq!(row["draft_logprob"], Value::Null);
         }
@@ -143,7 +145,7 @@ async fn a_verdict_says_what_the_plain_run_says_of_logprobs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fresh_seed_is_told_and_reproduces_the_output() {
+async fn a_fresh_seed_is_reported_and_reproduces_the_output() {
     let server = serve(Fake::new(4, 512)).await;
     let body = json!({"prompt": "abc", "max_tokens": 30, "temperature": 1.5, "n": 2, "return_token_ids": true, "ignore_eos": true});
     let answer = server.ask("/v1/completions", &body).await;

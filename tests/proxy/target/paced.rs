@@ -1,4 +1,5 @@
-//! A paced model behind the server: the same tokens, and exactly the time that the pace says, on a clock of the test's.
+//! A paced model behind the server: the same tokens, in exactly the time of its pace, on a clock of
+//! the test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,7 @@ async fn paced(pace: &str) -> (Server, Hand) {
     (serve_as(Box::new(model), watch).await, hand)
 }
 
-/// Microseconds of the hand's clock that a request takes.
+/// Microseconds of the test's clock that a request takes.
 async fn took(server: &Server, hand: &Hand, path: &str, body: &Value) -> u64 {
     let before = hand.micros();
     server.ask(path, body).await;
@@ -47,7 +48,7 @@ async fn took(server: &Server, hand: &Hand, path: &str, body: &Value) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paced_target_says_what_it_says_without_a_pace() {
+async fn a_paced_target_gives_the_same_text_as_without_a_pace() {
     let direct = serve(Fake::new(4, 512)).await;
     let (server, hand) = paced("step=60ms,base=1.35,node=0.025,growth=0.02,prompt=1ms").await;
     for setting in settings() {
@@ -61,7 +62,7 @@ async fn a_paced_target_says_what_it_says_without_a_pace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_verify_calls_and_prompts_take_what_the_pace_says() {
+async fn steps_verify_requests_and_prompts_take_the_time_of_the_pace() {
     let (server, hand) = paced("step=100ms,base=1.5,node=0.1,growth=0.2,prompt=1ms").await;
     let read = prompt().len() as u64 - 1;
     let body =
@@ -87,7 +88,8 @@ async fn sequences_that_run_together_share_steps_that_are_longer() {
     assert_eq!(took(&server, &hand, "/v1/completions", &body).await, 8 * 140_000);
 }
 
-/// A server for each: a busy model's run begins when the one before was due, and is shorter by what that came late.
+/// A separate server for each case: a busy model's run begins when the previous one was due, and is
+/// shorter by its delay.
 #[rstest]
 #[case("decode", "/v1/completions", json!({"prompt": [1], "max_tokens": 1}), 0.02)]
 #[case("verify", "/v1/verify", json!({"context": [1], "tokens": [4]}), 0.06)]
@@ -96,7 +98,7 @@ async fn the_metrics_time_the_paced_steps(
     #[case] kind: &str,
     #[case] path: &str,
     #[case] body: Value,
-    #[case] least: f64,
+    #[case] min: f64,
 ) {
     let fake = Fake::new(1, 64);
     let watch = fake.watch.clone();
@@ -104,5 +106,5 @@ async fn the_metrics_time_the_paced_steps(
     let server = serve_as(Box::new(model), watch).await;
     server.ask(path, &body).await;
     let seconds = server.metric(&format!("foretell_target_step_seconds_sum{{kind=\"{kind}\"}}")).await;
-    assert!(seconds >= least, "{seconds}");
+    assert!(seconds >= min, "{seconds}");
 }

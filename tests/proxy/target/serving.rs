@@ -38,7 +38,7 @@ async fn a_client_that_leaves_frees_its_lane() {
             };
             tokio::select! { _ = asked => panic!("it ended"), () = started => {} }
         }
-        // The only lane: this is answered only if the other one has given it back.
+        // The only lane: this is answered only if the other request has released it.
         server.ask(path, &json!({"prompt": "next", "max_tokens": 3})).await;
     }
     assert!(server.metric("foretell_target_requests_dropped_total").await >= 2.0);
@@ -61,7 +61,7 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
 }
 
 #[test]
-fn a_dropped_receiver_costs_at_most_the_step_under_way() {
+fn a_dropped_receiver_costs_at_most_the_step_in_progress() {
     let (model, permits) = Fake::new(2, 512).gated();
     let watch = model.watch.clone();
     let engine = Engine::start(Box::new(model), Arc::new(Metrics::new().unwrap())).unwrap();
@@ -73,7 +73,8 @@ fn a_dropped_receiver_costs_at_most_the_step_under_way() {
         stays.blocking_recv().unwrap();
     }
     assert_eq!(watch.tokens.load(SeqCst), 6);
-    // The thread stands in its second run, or before it: one token of the dropped job at most is computed.
+    // The thread is in its second run, or before it: at most one token of the dropped job is
+    // computed.
     drop(gone);
     for _ in 0..5 {
         permits.send(()).unwrap();
@@ -84,7 +85,7 @@ fn a_dropped_receiver_costs_at_most_the_step_under_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prompts_of_one_call_share_what_they_have_in_common() {
+async fn prompts_of_one_call_share_their_common_prefix() {
     let server = serve(Fake::new(8, 2048)).await;
     let body = json!({"prompt": "long prompt ".repeat(60), "n": 6, "max_tokens": 2, "temperature": 1});
     server.ask("/v1/completions", &body).await;
@@ -123,8 +124,9 @@ async fn a_long_prompt_does_not_stop_its_neighbours() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waits_for_a_lane_is_counted_and_served() {
-    // Long enough that the first still runs when the last has arrived, however slow its connection is.
+async fn requests_that_wait_for_a_lane_are_counted_and_served() {
+    // Long enough that the first still runs when the last has arrived, however slow its connection
+    // is.
     const TOKENS: u64 = 400;
     let (model, permits) = Fake::new(1, 512).gated();
     let server = Arc::new(serve(model).await);

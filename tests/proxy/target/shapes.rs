@@ -183,7 +183,7 @@ async fn chat_logprobs_list_tokens_with_their_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stops_end_the_output_where_they_stand() {
+async fn stops_end_the_output_at_their_position() {
     let server = serve(Fake::new(2, 1024)).await;
     let base = json!({"prompt": "stop", "max_tokens": 200, "temperature": 0.9, "seed": 1, "return_token_ids": true, "ignore_eos": true});
     let ask = async |more: Value| {

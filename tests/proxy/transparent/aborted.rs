@@ -1,4 +1,4 @@
-//! The first call to vLLM is aborted by its id, so that its usage is told.
+//! The first call to vLLM is aborted by its id, so that vLLM reports its usage.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::wire::Message;
 const ABORT: &str = "/inference/v1/abort_requests";
 const CHAT: &str = "/v1/chat/completions";
 
-/// With all that it takes to be told what was cached.
+/// With every option that is needed for counts of cached tokens.
 fn told() -> Options {
     Options { prompt_tokens_details: true, scale_out: true, ..Options::of("0.33.0") }
 }
@@ -48,7 +48,7 @@ fn of<'a>(requests: &'a [Request], path: &str) -> Vec<&'a Request> {
 
 /// Clients may use one id twice, and the engine aborts all that have it.
 #[tokio::test]
-async fn the_id_that_is_aborted_is_nobody_elses() {
+async fn the_aborted_id_is_unique() {
     let server = server(told()).await;
     let proxy = before(server.address).await;
     let answer = ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;
@@ -64,7 +64,7 @@ async fn the_id_that_is_aborted_is_nobody_elses() {
 }
 
 #[tokio::test]
-async fn where_nothing_is_told_the_second_request_is_not_aborted_by_a_call() {
+async fn without_cached_token_counts_only_the_first_request_is_aborted() {
     let server = server(Options { prompt_tokens_details: false, ..told() }).await;
     let proxy = before(server.address).await;
     for _ in 0..3 {
@@ -86,9 +86,10 @@ async fn a_server_without_the_call_is_not_asked_for_it() {
     assert!(of(&server.house.take_requests(), ABORT).is_empty());
 }
 
-/// A gateway in between that names requests itself may name several alike: then none is aborted by its name.
+/// A gateway in between that sets request ids may give one id to several: then none is aborted by
+/// id.
 #[tokio::test]
-async fn an_answer_that_goes_by_another_name_is_not_aborted_by_it() {
+async fn an_answer_with_another_id_is_not_aborted_by_id() {
     let server = server(Options { renamed: true, ..told() }).await;
     let proxy = before(server.address).await;
     ask(proxy.gateway.addresses[0], "x-request-id: mine\r\n").await;

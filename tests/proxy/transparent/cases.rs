@@ -1,4 +1,4 @@
-//! What is asked.
+//! The requests.
 
 use foretell::openai::Route;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ pub const PROMPT: &str = "The quick brown fox. The quick brown dog. The quick ";
 
 pub struct Case {
     pub name: &'static str,
-    /// Asked of a server whose parsers take answers apart.
+    /// For a server whose parsers take reasoning and tool calls out of answers.
     pub parsers: bool,
     pub routes: &'static [Route],
     /// Streamed, whole.
@@ -69,7 +69,7 @@ fn weather() -> Value {
     json!({"type": "function", "function": {"name": "weather", "description": "Weather of a city.", "parameters": city}})
 }
 
-/// The bytes of a request, in a form that no serialiser gives them by itself.
+/// The bytes of a request, in a form that no serialiser produces.
 pub fn body(engine: &Engine, route: Route, stream: bool, more: &Value) -> Vec<u8> {
     let mut body = json!({"stream": stream, "temperature": 0, "max_tokens": 24, "model": engine.model});
     let fields = body.as_object_mut().unwrap();

@@ -1,4 +1,4 @@
-//! What two answers, and two requests, differ in.
+//! Differences between two answers, and between two requests.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::fakes::http::Request;
 use crate::wire::Message;
 
-/// An answer, and how it was made.
+/// An answer, and its path.
 pub struct Said {
     message: Message,
     stream: bool,
@@ -25,7 +25,7 @@ const HOP_BY_HOP: [&str; 8] = [
     "proxy-authorization",
     "proxy-connection",
 ];
-/// Header fields of a request that a proxy has of its own.
+/// Header fields of a request that a proxy sets itself.
 const PROXYS: [&str; 8] = [
     "host",
     "x-request-id",
@@ -40,7 +40,7 @@ const PROXYS: [&str; 8] = [
 const OWN: [&str; 9] = [
     "id",
     "created",
-    // Of the noise of a request that has none.
+    // Drawn for a request without a seed.
     "seed",
     "prompt_ms",
     "prompt_per_token_ms",
@@ -53,7 +53,7 @@ const OWN: [&str; 9] = [
 const JOINED: [&str; 5] = ["text", "content", "reasoning", "reasoning_content", "arguments"];
 
 impl Said {
-    /// Why it was not speculated on.
+    /// The reason why it was not speculated on.
     pub fn reason(&self) -> String {
         self.message.head.get("x-foretell-reason").unwrap_or_default().to_owned()
     }
@@ -92,7 +92,7 @@ pub fn first_difference(direct: &Said, through: &Said) -> Option<String> {
     }
     let fields = |message: &Message| -> BTreeSet<String> {
         let fields = message.head.fields.iter().map(|(name, value)| (name.to_ascii_lowercase(), value));
-        // A proxy says when it got what has no date.
+        // A proxy adds a date to an answer without one.
         let names = ["x-request-id", "content-length", "date"];
         let ours = |name: &str| name.starts_with("x-foretell") || names.contains(&name);
         let fields = fields.filter(|(name, _)| !HOP_BY_HOP.contains(&name.as_str()) && !ours(name));
@@ -129,7 +129,7 @@ fn bytes(what: &str, want: &[u8], got: &[u8]) -> Option<String> {
     Some(format!("{what} at byte {at}\n    want …{}\n    got  …{}", part(want), part(got)))
 }
 
-/// The bytes with the values that differ from run to run blotted out.
+/// The bytes with the values that differ from run to run masked.
 fn masked(bytes: &[u8]) -> Vec<u8> {
     let mut text = String::from_utf8_lossy(bytes).into_owned();
     for name in OWN {
@@ -145,7 +145,7 @@ fn masked(bytes: &[u8]) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Without ids, times and what is Foretell's own.
+/// A value without ids, times and Foretell's own fields.
 fn own_cut(mut value: Value) -> Value {
     match &mut value {
         Value::Object(members) => {
@@ -160,7 +160,7 @@ fn own_cut(mut value: Value) -> Value {
     value
 }
 
-/// The first place at which two values differ.
+/// The first difference of two values, with its path.
 fn values(want: &Value, got: &Value, at: &str) -> Option<String> {
     match (want, got) {
         (Value::Object(a), Value::Object(b)) => {
@@ -180,7 +180,7 @@ fn values(want: &Value, got: &Value, at: &str) -> Option<String> {
 fn events(message: &Message) -> Vec<Value> {
     let text = message.text();
     let parts = text.split("\n\n").filter(|event| !event.is_empty());
-    // What is no JSON (a comment, the end) is kept as it is.
+    // Anything that is not JSON (a comment, the end) is kept as it is.
     parts
         .map(|event| {
             let data = event.strip_prefix("data:").map(str::trim);
@@ -189,7 +189,7 @@ fn events(message: &Message) -> Vec<Value> {
         .collect()
 }
 
-/// What a stream adds up to, and which kinds of events in which order make it up.
+/// Differences in the sum of a stream, and in the kinds and order of its events.
 fn streams(want: &[Value], got: &[Value]) -> Option<String> {
     let kinds = |events: &[Value]| -> Vec<String> {
         let mut kinds: Vec<String> = events.iter().map(kind).collect();
@@ -205,12 +205,12 @@ fn streams(want: &[Value], got: &[Value]) -> Option<String> {
     unequal("speculated: shapes of events", &shapes(want), &shapes(got)).or_else(|| {
         let idle = |events: &[Value]| events.iter().filter(|event| is_idle(event)).count();
         let more = idle(want) == 0 && idle(got) > 0;
-        let idle = more.then(|| format!("speculated: {} events that say nothing", idle(got)));
+        let idle = more.then(|| format!("speculated: {} empty events", idle(got)));
         idle.or_else(|| values(&sum(want), &sum(got), "speculated: "))
     })
 }
 
-/// An event that has a choice and tells neither text nor an end.
+/// An event that has a choice with neither text nor an end.
 fn is_idle(event: &Value) -> bool {
     kind(event) == "content"
         && [&event["choices"][0]["text"], &event["choices"][0]["delta"]["content"]]
@@ -251,7 +251,8 @@ fn shape(value: &Value) -> String {
     }
 }
 
-/// Texts are joined, lists (of ids) are chained, of everything else the last value that is not null counts.
+/// Joins texts, chains lists (of ids), and takes the last value that is not null of everything
+/// else.
 fn sum(events: &[Value]) -> Value {
     let mut sum = Value::Null;
     events.iter().filter(|event| event.is_object()).for_each(|event| add(&mut sum, event, ""));

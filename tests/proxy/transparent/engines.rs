@@ -1,10 +1,10 @@
-//! Every engine, as it is started here.
+//! Every engine, with its setup in these tests.
 
 use std::time::Duration;
 
 use crate::dialects::table::{Server, Started, TABLE, start};
 use crate::fakes::{Setup, hosted, mlx, ollama, sglang, tgi, trtllm, vllm};
-use crate::text_rides::triton::repository;
+use crate::text_only::triton::repository;
 
 pub struct Engine {
     pub name: &'static str,
@@ -14,13 +14,13 @@ pub struct Engine {
     pub backend: &'static str,
     /// Header lines of every client.
     pub fields: &'static str,
-    /// What requests have to say besides.
+    /// Further fields of requests.
     pub says: &'static str,
     /// Some of its answers are speculated on.
     pub speculates: bool,
-    /// That it has cached something is told by the time that a call takes, and by nothing else.
+    /// Only the time of a call shows that the engine used its cache.
     pub felt: bool,
-    /// Its vocabulary is its own and it hands it out.
+    /// It has its own vocabulary and provides it.
     pub own_words: bool,
 }
 
@@ -36,13 +36,13 @@ const USUAL: Engine = Engine {
     own_words: false,
 };
 
-/// As the contracts of all dialects start it.
+/// Starts an engine as the contract tests of the dialects do.
 fn row(name: &str, setup: Setup) -> Started {
     let row = TABLE.iter().find(|row| row.name == name).expect("a row of that name");
     (row.start)(setup)
 }
 
-/// Time to ask beside a plain request.
+/// Leaves time for other calls during a plain request.
 fn slowly(mut setup: Setup) -> Setup {
     setup.pace.step = setup.pace.step.max(Duration::from_millis(1));
     setup
@@ -107,7 +107,7 @@ pub const ENGINES: [Engine; 11] = [
         name: "triton",
         start: |setup| start(move || repository(slowly(setup))),
         model: "ensemble",
-        backend: "    plans: { allow: [native] }\n",
+        backend: "    verify: { allow: [native] }\n",
         ..USUAL
     },
     Engine {

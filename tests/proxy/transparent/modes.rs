@@ -1,4 +1,4 @@
-//! The modes in which a request may pass.
+//! The modes of the proxy.
 
 use std::net::SocketAddr;
 
@@ -28,15 +28,16 @@ pub const MODES: [Mode; 7] = [
     Mode { name: "off", process: "mode: off\n", policy: NONE, fields: "", adds_nothing: true },
     Mode { name: "observe", process: "mode: observe\n", policy: NONE, fields: "", adds_nothing: true },
     Mode { name: "shadow", process: "", policy: "mode: shadow\n", fields: "", adds_nothing: true },
-    Mode { name: "plain", process: "", policy: "mode: ride\n", fields: "", adds_nothing: true },
-    Mode { name: "header", process: "", policy: NONE, fields: "x-foretell: ride\r\n", adds_nothing: true },
-    // In the control group: plain, but what is added to a request that may be speculated on is added.
+    Mode { name: "plain", process: "", policy: "mode: plain\n", fields: "", adds_nothing: true },
+    Mode { name: "header", process: "", policy: NONE, fields: "x-foretell: plain\r\n", adds_nothing: true },
+    // In the control group: plain, but with the fields that are added to requests that may be
+    // speculated on.
     Mode { name: "auto", process: "", policy: ALL, fields: "", adds_nothing: false },
     Mode { name: "forced", process: "", policy: NONE, fields: "", adds_nothing: false },
 ];
 
 impl Mode {
-    /// A proxy in this mode before this engine.
+    /// A proxy in this mode in front of this engine.
     pub async fn before(&self, address: SocketAddr, engine: &Engine) -> Running {
         let tokenizer = toy::folder().join("tokenizer.json").display().to_string();
         let tokenizer = if engine.own_words { "backend" } else { &tokenizer };
@@ -46,7 +47,7 @@ impl Mode {
              models: [{{ id: \"*\", tokenizer: {tokenizer} }}]\n    probe: {{ when: never }}\n{backend}",
             self.process,
         );
-        // In the control group nothing is forced: a fixed gamma has no control group.
+        // The control group is not forced: a fixed gamma has no control group.
         let forced = if self.name == "auto" { FORCED.replace(", fixed: 4", "") } else { FORCED.to_owned() };
         local::proxy(&process, &[&format!("{forced}{}", self.policy)]).await.unwrap()
     }

@@ -1,4 +1,4 @@
-//! Our own target, behind a fake that writes down what comes and passes everything on.
+//! Our own target, behind a fake that records requests and passes everything on.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::fakes::{Engine, Fake, House, Setup};
 use crate::wire::{Wire, chunk};
 
 const CONTEXT: usize = 4096;
-/// Time to ask beside a plain request.
+/// Leaves time for other calls during a plain request.
 const STEP: Duration = Duration::from_millis(2);
 
 struct Onnx {

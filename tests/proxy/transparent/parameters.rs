@@ -1,5 +1,5 @@
-//! Every parameter that refuses a request is named, by the header and by `explain`, before the engines that the contract
-//! of the dialects (`dialects::parameters`) leaves out.
+//! Every parameter that makes a request ineligible is named by the header and by `explain`, for the
+//! engines that the dialects' tests (`dialects::parameters`) leave out.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ async fn every_refused_parameter_is_named_before(#[values("trtllm", "triton", "o
                     ask.fields["model"] = json!(engine.model);
                     let answer = ask.send(proxy.gateway.addresses[0], engine.fields).await;
                     let head = |field| answer.message.head.get(field).unwrap_or_default();
-                    if (head("x-foretell-path"), head("x-foretell-parameter")) == ("bypassed", row.name) {
+                    if (head("x-foretell-path"), head("x-foretell-parameter")) == ("relayed", row.name) {
                         named.insert((route.name(), row.name));
                     }
                     let admin = proxy.gateway.admin.unwrap();

@@ -1,4 +1,4 @@
-//! Every cell of one engine: asked direct, asked through the proxy in every mode, compared.
+//! Every cell of one engine: sent direct, sent through the proxy in every mode, compared.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,17 +16,17 @@ use crate::fakes::http::Request;
 use crate::fakes::{Setup, Temper};
 use crate::wire::{Message, PATIENCE, Wire, post};
 
-/// How often an engine may say something else before its cache is warm.
+/// Maximum number of different answers of an engine before its cache is warm.
 const WARM: usize = 8;
-/// The time that a token takes where only times tell what was cached.
+/// Time per prompt token where only times show what was cached.
 const FELT: Duration = Duration::from_micros(200);
 
-/// What came of it.
+/// The result.
 #[derive(Default)]
 pub struct Told {
     pub cells: usize,
     pub speculated: usize,
-    /// Why answers were not speculated on where that is forced.
+    /// Reasons of answers that were not speculated on where that is forced.
     pub reasons: BTreeMap<String, usize>,
     /// Name of the cell, and the first difference.
     pub different: Vec<(String, String)>,
@@ -41,23 +41,23 @@ struct Scene {
 
 pub async fn all(engine: &'static Engine) -> Told {
     watch_panics();
-    let mut told = Told::default();
+    let mut result = Told::default();
     let (stop, parsed) = {
         let plain = Scene::build(engine, setup()).await;
         let text = plain.text(Route::Chat).await;
         let stop = plain.text(Route::Completions).await;
-        plain.compare(false, &part(&stop, 2), &mut told).await;
+        plain.compare(false, &part(&stop, 2), &mut result).await;
         (
             part(&stop, 2),
             Setup { reasoning_end: Some(part(&text, 3)), tool_call: Some(call(&text)), ..setup() },
         )
     };
     let scene = Scene::build(engine, parsed).await;
-    scene.compare(true, &stop, &mut told).await;
-    told
+    scene.compare(true, &stop, &mut result).await;
+    result
 }
 
-/// Outputs end by themselves now and then.
+/// A model whose outputs sometimes end by themselves.
 fn setup() -> Setup {
     Setup { temper: Temper { eos_every: Some(60), ..Temper::default() }, ..Setup::default() }
 }
@@ -67,7 +67,8 @@ fn part(text: &str, fraction: usize) -> String {
     text.chars().skip(text.chars().count() / fraction).take(3).collect()
 }
 
-/// What stands around a call: three characters of the later part of a text, and something that is not in it.
+/// The markers around a tool call: three characters of the later part of a text, and a text that is
+/// not in it.
 fn call(text: &str) -> (String, String) {
     let begin = text.chars().skip(text.chars().count() * 2 / 3).take(3).collect();
     (begin, "</tool_call>".to_owned())
@@ -84,13 +85,13 @@ impl Scene {
         for mode in &MODES {
             proxies.push((mode, mode.before(server.address(), engine).await));
         }
-        // Who it is is known by now.
+        // The engine has been identified by now.
         *server.house().pace.lock() = pace;
         server.house().keep_requests();
         Self { engine, server, proxies }
     }
 
-    /// What the engine says to the prompt, all of it.
+    /// The engine's whole output for the prompt.
     async fn text(&self, route: Route) -> String {
         let body = body(self.engine, route, false, &serde_json::json!({}));
         let answer = self.ask(self.server.address(), route, "", &body).await;
@@ -98,18 +99,18 @@ impl Scene {
         choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap_or_default().to_owned()
     }
 
-    async fn compare(&self, parsers: bool, stop: &str, told: &mut Told) {
+    async fn compare(&self, parsers: bool, stop: &str, result: &mut Told) {
         for case in CASES.iter().filter(|case| case.parsers == parsers) {
             for &route in case.routes {
                 for &stream in case.ways {
-                    self.cell(case, route, stream, stop, told).await;
+                    self.cell(case, route, stream, stop, result).await;
                 }
             }
         }
         self.leave().await;
     }
 
-    async fn cell(&self, case: &Case, route: Route, stream: bool, stop: &str, told: &mut Told) {
+    async fn cell(&self, case: &Case, route: Route, stream: bool, stop: &str, result: &mut Told) {
         let bytes = body(self.engine, route, stream, &(case.fields)(stop, route));
         let direct = self.settled(route, &bytes, stream).await;
         let wanted = self.requests(route);
@@ -117,21 +118,22 @@ impl Scene {
             let message = self.ask(proxy.gateway.addresses[0], route, mode.fields, &bytes).await;
             let through = said(message, stream);
             let sent = self.requests(route);
-            told.cells += 1;
-            told.speculated += usize::from(through.speculated);
+            result.cells += 1;
+            result.speculated += usize::from(through.speculated);
             if mode.name == "forced" && !through.speculated {
-                *told.reasons.entry(through.reason()).or_default() += 1;
+                *result.reasons.entry(through.reason()).or_default() += 1;
             }
             let difference = difference(mode, [&direct, &through], [&wanted, &sent]);
             if let Some(difference) = difference {
                 let way = if stream { "streamed" } else { "whole" };
                 let cell = format!("{}/{}/{}/{}/{way}", self.engine.name, mode.name, case.name, route.name());
-                told.different.push((cell, difference));
+                result.different.push((cell, difference));
             }
         }
     }
 
-    /// What the engine says when its cache is as warm as it will be for the others: the same twice.
+    /// The engine's answer once its cache is as warm as for the others: when it answers the same
+    /// twice.
     async fn settled(&self, route: Route, body: &[u8], stream: bool) -> Said {
         let own = self.server.address();
         let mut last = said(self.ask(own, route, "", body).await, stream);
@@ -142,7 +144,7 @@ impl Scene {
             }
             last = next;
         }
-        panic!("{} does not say the same twice", self.engine.name);
+        panic!("{} does not answer the same twice", self.engine.name);
     }
 
     async fn ask(&self, to: SocketAddr, route: Route, fields: &str, body: &[u8]) -> Message {
@@ -154,7 +156,7 @@ impl Scene {
         Wire::connect(to).await.ask(post(route.path(), &fields, body)).await
     }
 
-    /// The requests that generate, since the last time.
+    /// The generating requests since the last call.
     fn requests(&self, route: Route) -> Vec<Request> {
         let mut all = self.server.house().take_requests();
         all.retain(|request| request.route() == ("POST", route.path()));

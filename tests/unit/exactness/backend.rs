@@ -1,5 +1,5 @@
-//! The backend: how it decodes, ends and cuts an output, how it rides, and how it verifies by each plan. Written
-//! independently of the session's own rules.
+//! The backend: its decoding, ending and cutting of an output, its plain decoding, and its
+//! verification by each method. Written independently of the session's own rules.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::world::{Case, Hooks};
 use foretell::draft::Draft;
 use foretell::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Tail};
 use foretell::units::TokenId;
-use foretell::words::{Dist, Plan, Row, Verdict};
+use foretell::words::{Dist, Row, VerifyMethod, VerifyResult};
 
 /// Bytes of every token.
 pub type Vocabulary = Arc<Vec<Vec<u8>>>;
@@ -55,7 +55,7 @@ fn certain_len(bytes: &[u8]) -> usize {
     bytes.len()
 }
 
-/// The backend's own way to end and to cut an output, from all tokens at once.
+/// The backend's own rules to end and to cut an output, applied to all tokens at once.
 #[derive(Clone)]
 pub struct Plain {
     pub vocabulary: Vocabulary,
@@ -78,7 +78,7 @@ impl Plain {
         }
     }
 
-    /// Takes a token; returns the text that goes out with it.
+    /// Takes a token; returns the text that is sent with it.
     pub fn push(&mut self, token: TokenId) -> String {
         assert!(self.finish.is_none(), "a backend does not go on after the end");
         self.tokens.push(token);
@@ -123,14 +123,15 @@ impl Plain {
     }
 }
 
-/// How a backend says what it does.
+/// Behaviour of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
-    /// It alone knows which tokens end a text: it says so with the token, and the session does not know the ids.
+    /// Only the backend knows which tokens end a text: it reports the end with the token, and the
+    /// session does not know the ids.
     pub ends: bool,
-    /// It says with a ride's last token that it is the last.
+    /// It reports with the last token of a plain request that it is the last.
     pub tails: bool,
-    /// Most draft nodes of one fan-out.
+    /// Maximum number of draft nodes of one fan-out.
     pub lanes: usize,
 }
 
@@ -140,15 +141,15 @@ impl Default for Manner {
     }
 }
 
-/// Where a sample is asked for.
+/// Position for which a sample is requested.
 pub struct Ask<'a> {
-    /// Prompt and output before the place.
+    /// Prompt and output before the position.
     pub context: &'a [TokenId],
-    /// Output index of the place.
+    /// Output index of the position.
     pub position: usize,
     /// Backend calls before this one.
     pub call: usize,
-    /// Places between the call's own context and this one.
+    /// Positions between the call's own context and this one.
     pub offset: usize,
 }
 
@@ -168,22 +169,23 @@ pub fn plain(case: &Case, sample: &mut dyn FnMut(&Ask<'_>) -> TokenId) -> (Strin
     }
 }
 
-/// A ride under way.
-pub struct Riding {
+/// An active plain request.
+pub struct PlainDecoding {
     pub id: ActionId,
     pub plain: Option<Plain>,
     context: Vec<TokenId>,
     start: usize,
     asked: usize,
     brought: usize,
-    /// Sampled and not told yet.
+    /// Sampled and not sent yet.
     pub ahead: VecDeque<TokenId>,
     ended: Option<Finish>,
     call: usize,
 }
 
-impl Riding {
-    /// `context` holds the output `start..` of which is asked for, at most `asked` tokens.
+impl PlainDecoding {
+    /// A plain request after `context` for the output from position `start` on, at most `asked`
+    /// tokens.
     pub fn new(id: ActionId, context: Vec<TokenId>, start: usize, asked: usize, call: usize) -> Self {
         let ahead = VecDeque::new();
         Self { id, plain: None, context, start, asked, brought: 0, ahead, ended: None, call }
@@ -192,7 +194,7 @@ impl Riding {
     /// The next event.
     pub fn next(&mut self, case: &Case, hooks: &mut Hooks<'_>) -> Event {
         if let Some(finish) = self.ended {
-            return Event::RideEnded(finish);
+            return Event::PlainEnded(finish);
         }
         let mut tokens = Vec::new();
         let mut text = String::new();
@@ -214,7 +216,7 @@ impl Riding {
                 None => {}
             }
         }
-        // The backend is a token ahead of what it has told.
+        // The backend has sampled one token more than it has sent.
         if self.ended.is_none() {
             let ahead = self.sample(hooks);
             self.ahead.push_back(ahead);
@@ -223,7 +225,7 @@ impl Riding {
         Event::Token { tokens, text, tail }
     }
 
-    /// Only a later ride says of a token that it ended the text.
+    /// Only a later plain call reports that a token ended the text.
     fn tail(&self, case: &Case, last: Option<TokenId>) -> Tail {
         match self.ended {
             Some(_) if !case.manner.tails => Tail::Open,
@@ -246,20 +248,21 @@ impl Riding {
     }
 }
 
-/// The likeliest tokens of a law, at most so many.
-pub fn ranked(law: &[f64], most: usize) -> Dist {
-    let mut top: Vec<(TokenId, f64)> = (0..).zip(law.iter().copied()).filter(|entry| entry.1 > 0.0).collect();
+/// The likeliest tokens of a distribution, at most `most`.
+pub fn ranked(distribution: &[f64], most: usize) -> Dist {
+    let mut top: Vec<(TokenId, f64)> =
+        (0..).zip(distribution.iter().copied()).filter(|entry| entry.1 > 0.0).collect();
     top.sort_by(|a, b| b.1.total_cmp(&a.1));
     let complete = top.len() <= most;
     top.truncate(most);
     Dist { top, complete, slack: 0.0 }
 }
 
-/// A draft that is put to the backend.
+/// A draft that is sent to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
     pub draft: &'a Draft,
-    pub plan: Plan,
+    pub method: VerifyMethod,
     /// Prompt and output.
     pub context: Vec<TokenId>,
     pub position: usize,
@@ -267,30 +270,33 @@ pub struct Put<'a> {
 }
 
 impl Put<'_> {
-    /// What the backend says to it, in the way of the plan.
+    /// The backend's answer, by the verification method.
     pub fn answer(&self, hooks: &mut Hooks<'_>) -> Event {
         let nodes = self.draft.len();
-        let rows = match self.plan {
-            Plan::FanOut => self.sampled(nodes.min(self.case.manner.lanes), hooks),
-            Plan::Tree => match self.draft.sampled() {
+        let rows = match self.method {
+            VerifyMethod::FanOut => self.sampled(nodes.min(self.case.manner.lanes), hooks),
+            VerifyMethod::Tree => match self.draft.sampled() {
                 Some(drawn) => (hooks.kept)(&self.context, drawn),
                 None => self.sampled(nodes, hooks),
             },
-            Plan::Native => self.native(hooks),
-            Plan::Score => self.scored(hooks),
+            VerifyMethod::Native => self.native(hooks),
+            VerifyMethod::Score => self.scored(hooks),
         };
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
             return Event::Fault(Fault::Verify);
         }
-        Event::Verdict(Verdict { rows, ..Verdict::default() })
+        Event::VerifyResult(VerifyResult { rows, ..VerifyResult::default() })
     }
 
     /// A sample after the context and one after each of the first nodes.
     fn sampled(&self, nodes: usize, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        std::iter::once(None).chain((0..nodes).map(Some)).map(|place| self.sample(place, hooks)).collect()
+        std::iter::once(None)
+            .chain((0..nodes).map(Some))
+            .map(|parent_node| self.sample(parent_node, hooks))
+            .collect()
     }
 
-    /// The engine itself goes along the chain and says what it took, up to the first other token.
+    /// The engine itself walks the chain and reports its tokens, up to the first mismatch.
     fn native(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
         assert!(self.draft.is_chain(), "an engine takes a chain");
         let mut rows = vec![self.sample(None, hooks)];
@@ -306,7 +312,8 @@ impl Put<'_> {
         rows
     }
 
-    /// What is told of each place of the chain, up to the first that is left open; a sample behind all of them.
+    /// Rows of the positions of the chain, up to the first that is left open; a sample after all of
+    /// them.
     fn scored(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
         assert!(self.draft.is_chain(), "a scored prompt is a chain");
         let mut rows = Vec::new();
@@ -320,35 +327,36 @@ impl Put<'_> {
         rows
     }
 
-    fn full(&self, place: Option<usize>) -> Vec<TokenId> {
-        let path = place.map(|node| self.draft.path(node)).unwrap_or_default();
+    fn full(&self, parent_node: Option<usize>) -> Vec<TokenId> {
+        let path = parent_node.map(|node| self.draft.path(node)).unwrap_or_default();
         [self.context.as_slice(), &path].concat()
     }
 
-    fn sample(&self, place: Option<usize>, hooks: &mut Hooks<'_>) -> Row {
-        let full = self.full(place);
+    fn sample(&self, parent_node: Option<usize>, hooks: &mut Hooks<'_>) -> Row {
+        let full = self.full(parent_node);
         let offset = full.len() - self.context.len();
         let ask = Ask { context: &full, position: self.position + offset, call: self.call, offset };
         let mut sample = (hooks.sample)(&ask);
         for _ in 0..hooks.wrong.redraw {
-            if self.draft.child(place, sample).is_none() {
+            if self.draft.child(parent_node, sample).is_none() {
                 sample = (hooks.sample)(&ask);
             }
         }
-        if hooks.wrong.race && place.is_none() && self.draft.child(place, sample).is_none() {
+        if hooks.wrong.race && parent_node.is_none() && self.draft.child(parent_node, sample).is_none() {
             sample = (hooks.sample)(&ask);
         }
         let mut row = Row { ends: self.case.manner.ends && self.case.is_end(sample), ..Row::of(sample) };
-        if self.plan == Plan::Tree
-            && let Some(law) = (hooks.law)(&full)
+        if self.method == VerifyMethod::Tree
+            && let Some(distribution) = (hooks.distribution)(&full)
         {
             let node_p = |node: usize| {
                 let parent = self.draft.nodes()[node].parent;
-                (hooks.law)(&self.full(parent)).map(|law| law[self.draft.nodes()[node].token as usize])
+                (hooks.distribution)(&self.full(parent))
+                    .map(|distribution| distribution[self.draft.nodes()[node].token as usize])
             };
-            row.draft_p = place.and_then(node_p);
-            row.entropy = Some(law.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum());
-            row.dist = Some(ranked(&law, 3));
+            row.draft_p = parent_node.and_then(node_p);
+            row.entropy = Some(distribution.iter().filter(|p| **p > 0.0).map(|p| -p * p.ln()).sum());
+            row.dist = Some(ranked(&distribution, 3));
         }
         row
     }

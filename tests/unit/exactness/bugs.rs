@@ -1,15 +1,15 @@
-//! A proof that can fail: planted bugs, each of which the enumeration must catch.
+//! Mutation test of the proof: planted bugs, each of which the enumeration must catch.
 //!
-//! Each runs through the session and the walk as they are shipped: what is wrong is what the walk is handed, what is
-//! made of its result, or the world around the session.
+//! Each runs through the session and the walk as shipped: the bug is in the walk's input, in the
+//! use of its result, or in the world around the session.
 
 use super::backend::Manner;
-use super::law::{Drafter, Way, case, plain_law, session_law};
-use super::toy::{Target, Told, Toy, distance};
+use super::distribution::{Drafter, Way, case, plain_distribution, session_distribution};
+use super::toy::{ScoringToy, Target, Toy, distance};
 use super::world::{Case, Wrong};
 use foretell::draft::Tree;
 use foretell::session::accept::Accepted;
-use foretell::words::{Plan, Row, Verdict};
+use foretell::words::{Row, VerifyMethod, VerifyResult};
 use rstest::rstest;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,42 +19,43 @@ pub enum Bug {
     AcceptAll,
     /// At the first mismatch the drafted token is emitted.
     DraftForSample,
-    /// At the first mismatch below an accepted token the sample is dropped, and drawn anew by the next round.
+    /// At the first mismatch below an accepted token the sample is dropped, and drawn again by the
+    /// next round.
     MismatchRedrawn,
-    /// The token behind the accepted run is emitted twice.
+    /// The token after the accepted run is emitted twice.
     BonusDoubled,
-    /// The token behind the accepted run does not reach the client.
+    /// The token after the accepted run does not reach the client.
     BonusLost,
     /// Below a node the row of its sibling is read.
     WrongSibling,
     /// A token that ends the text is taken for text.
     EndIgnored,
-    /// Draws are keyed by the place within the call.
+    /// Draws are keyed by the position within the call.
     DrawnPerCall,
-    /// A drawn end of text is discarded and drawn anew.
+    /// A drawn end of text is discarded and drawn again.
     EndDiscarded,
-    /// The backend draws anew what does not match the draft.
+    /// The backend draws again if a sample does not match the draft.
     Redraw,
-    /// A ride is raced against a leap.
+    /// A plain request is raced against a verify request.
     Race,
-    /// Leaving a ride depends on a token that is not the past.
+    /// Leaving a plain request depends on a token that is not in the context yet.
     SwitchOnUnread,
-    /// A verdict is refused for what it samples.
+    /// A verification result is refused because of its samples.
     RefusedBySample,
     /// The limit of the output is one too high.
     LimitIgnored,
-    /// The driver does not say that a ride's last token ends the text.
+    /// The session runner does not report that the last token of a plain request ends the text.
     TailIgnored,
-    /// A call that is sent ahead decides the token that the call before it ends with.
+    /// A verify request sent ahead decides the last token of the request before it.
     BonusDecidedAhead,
-    /// What a call that is sent ahead says makes the call before it fail.
+    /// The result of a verify request sent ahead makes the request before it fail.
     RetriedByAhead,
-    /// A call that is sent ahead counts although its prefix did not come true.
+    /// A verify request sent ahead counts although its assumed prefix was wrong.
     PrefixAstray,
 }
 
 impl Bug {
-    /// What is wrong with the world.
+    /// The bug in the world.
     pub fn wrong(self) -> Wrong {
         match self {
             Self::Redraw => Wrong { redraw: 1, ..Wrong::default() },
@@ -70,23 +71,23 @@ impl Bug {
         }
     }
 
-    /// What the walk gets to see.
-    pub fn verdict(self, draft: &Tree, mut verdict: Verdict) -> Verdict {
+    /// The verification result that the walk reads.
+    pub fn result(self, draft: &Tree, mut result: VerifyResult) -> VerifyResult {
         let siblings = |parent: Option<usize>| {
             (0..draft.len()).filter(move |&node| draft.nodes()[node].parent == parent)
         };
-        let rows = &mut verdict.rows;
+        let rows = &mut result.rows;
         match self {
             Self::AcceptAll => {
-                for place in std::iter::once(None).chain((0..draft.len()).map(Some)) {
-                    if let Some(child) = siblings(place).next() {
-                        rows[place.map_or(0, |node| node + 1)] = Row::of(draft.nodes()[child].token);
+                for position in std::iter::once(None).chain((0..draft.len()).map(Some)) {
+                    if let Some(child) = siblings(position).next() {
+                        rows[position.map_or(0, |node| node + 1)] = Row::of(draft.nodes()[child].token);
                     }
                 }
             }
             Self::WrongSibling => {
-                for place in std::iter::once(None).chain((0..draft.len()).map(Some)) {
-                    if let [one, other] = siblings(place).take(2).collect::<Vec<_>>()[..] {
+                for position in std::iter::once(None).chain((0..draft.len()).map(Some)) {
+                    if let [one, other] = siblings(position).take(2).collect::<Vec<_>>()[..] {
                         rows.swap(one + 1, other + 1);
                     }
                 }
@@ -94,29 +95,29 @@ impl Bug {
             Self::EndIgnored => rows.iter_mut().for_each(|row| row.ends = false),
             _ => {}
         }
-        verdict
+        result
     }
 
-    /// What the session gets of what the walk has found.
-    pub fn accepted(self, draft: &Tree, verdict: &Verdict, mut accepted: Accepted) -> Accepted {
-        let place = accepted.nodes.last().copied();
+    /// The part of the walk's result that the session gets.
+    pub fn accepted(self, draft: &Tree, result: &VerifyResult, mut accepted: Accepted) -> Accepted {
+        let position = accepted.nodes.last().copied();
         let last = accepted.tokens.last().copied();
         match self {
             Self::DraftForSample => {
-                if let Some(child) = draft.nodes().iter().find(|node| node.parent == place) {
+                if let Some(child) = draft.nodes().iter().find(|node| node.parent == position) {
                     accepted.tokens.pop();
                     accepted.tokens.push(child.token);
                 }
             }
             Self::MismatchRedrawn
-                if accepted.tokens.len() > 1 && draft.nodes().iter().any(|node| node.parent == place) =>
+                if accepted.tokens.len() > 1 && draft.nodes().iter().any(|node| node.parent == position) =>
             {
                 accepted.tokens.pop();
             }
             Self::BonusDoubled => accepted.tokens.extend(last),
             Self::EndDiscarded => {
-                let row = &verdict.rows[place.map_or(0, |node| node + 1).min(verdict.rows.len() - 1)];
-                if last == Some(Told::END) && row.sample.is_none() {
+                let row = &result.rows[position.map_or(0, |node| node + 1).min(result.rows.len() - 1)];
+                if last == Some(ScoringToy::END) && row.sample.is_none() {
                     accepted.tokens.pop();
                 }
             }
@@ -126,12 +127,12 @@ impl Bug {
     }
 }
 
-/// Caught where the world is sound without the bug.
+/// Caught, and the world is sound without the bug.
 pub fn is_caught(target: impl Target, case: &Case, way: Way) {
-    let plain = plain_law(target, case);
-    let sound = distance(&plain, &session_law(target, case, Way { bug: Bug::None, ..way }));
+    let plain = plain_distribution(target, case);
+    let sound = distance(&plain, &session_distribution(target, case, Way { bug: Bug::None, ..way }));
     assert!(sound < 1e-12, "without the bug: {sound}");
-    let tv = distance(&plain, &session_law(target, case, way));
+    let tv = distance(&plain, &session_distribution(target, case, way));
     assert!(tv > 1e-3, "not caught: {tv}");
 }
 
@@ -145,23 +146,23 @@ pub fn is_caught(target: impl Target, case: &Case, way: Way) {
 #[case::wrong_sibling(Bug::WrongSibling, Drafter::Bush)]
 fn a_walk_with_a_bug_is_caught(#[case] bug: Bug, #[case] drafter: Drafter) {
     let toy = Toy { vocabulary: 3, salt: 21 };
-    let case = Case { max: 4, ..case(3, drafter, 2, &[Plan::Tree]) };
+    let case = Case { max: 4, ..case(3, drafter, 2, &[VerifyMethod::Tree]) };
     is_caught(toy, &case, Way { drafter, switches: 7, bug });
 }
 
 #[rstest]
 #[case::redraw_until_match(Bug::Redraw)]
-#[case::ride_raced_against_leap(Bug::Race)]
+#[case::plain_request_raced_against_verify(Bug::Race)]
 #[case::switch_on_an_unread_sample(Bug::SwitchOnUnread)]
 #[case::refused_for_what_was_sampled(Bug::RefusedBySample)]
 #[case::limit_ignored(Bug::LimitIgnored)]
 fn a_world_that_selects_samples_is_caught(
     #[case] bug: Bug,
-    #[values(Plan::FanOut, Plan::Native)] plan: Plan,
+    #[values(VerifyMethod::FanOut, VerifyMethod::Native)] method: VerifyMethod,
 ) {
     let toy = Toy { vocabulary: 3, salt: 5 };
     let drafter = Drafter::Chain;
-    let case = Case { max: 3, ..case(3, drafter, 2, &[plan]) };
+    let case = Case { max: 3, ..case(3, drafter, 2, &[method]) };
     is_caught(toy, &case, Way { drafter, switches: 7, bug });
 }
 
@@ -170,20 +171,21 @@ fn a_world_that_selects_samples_is_caught(
 #[case::draws_keyed_by_call(Bug::DrawnPerCall)]
 #[case::end_discarded_for_what_it_is(Bug::EndDiscarded)]
 fn a_draw_with_a_bug_is_caught(#[case] bug: Bug) {
-    let target = Told { salt: 29, special: false };
+    let target = ScoringToy { salt: 29, special: false };
     let drafter = Drafter::Chain;
-    let case = Case { max: 4, ..case(4, drafter, 2, &[Plan::Score, Plan::FanOut]) };
+    let case = Case { max: 4, ..case(4, drafter, 2, &[VerifyMethod::Score, VerifyMethod::FanOut]) };
     is_caught(target, &case, Way { drafter, switches: 7, bug });
 }
 
-/// Bugs of ending where only the backend knows which tokens do. Bit 0 alone leaps once and rides on by ids.
+/// Bugs of the end of text if only the backend knows the ending tokens. Bit 0 alone speculates once
+/// and continues plainly by ids.
 #[rstest]
 #[case::inside_a_run(Bug::EndIgnored, 7)]
-#[case::with_a_ride(Bug::TailIgnored, 1)]
-fn an_end_that_is_not_heard_is_caught(#[case] bug: Bug, #[case] switches: u32) {
+#[case::with_a_plain_request(Bug::TailIgnored, 1)]
+fn an_ignored_end_is_caught(#[case] bug: Bug, #[case] switches: u32) {
     let toy = Toy { vocabulary: 3, salt: 21 };
     let drafter = Drafter::Bush;
-    let mut case = Case { max: 4, ..case(3, drafter, 2, &[Plan::Tree]) };
+    let mut case = Case { max: 4, ..case(3, drafter, 2, &[VerifyMethod::Tree]) };
     case.manner = Manner { ends: true, ..Manner::default() };
     is_caught(toy, &case, Way { drafter, switches, bug });
 }

@@ -1,18 +1,20 @@
-//! A million draws, with fixed seeds: every token that the client gets against the law of its place, by chi-square.
+//! A million draws, with fixed seeds: every token of the client's output against the distribution
+//! of its position, by chi-square.
 //!
-//! The enumeration ([`super::law`]) is exact for short outputs over tiny vocabularies; here the outputs are longer, the
-//! drafts are deeper, and the draws are those of the shipped judge.
+//! The enumeration ([`super::distribution`]) is exact for short outputs over tiny vocabularies;
+//! here the outputs are longer, the drafts are deeper, and the draws are those of the shipped
+//! judge.
 
 use std::collections::BTreeMap;
 
-use super::law::{Drafter, case, draft};
-use super::toy::{Target, Told, Toy};
+use super::distribution::{Drafter, case, draft};
+use super::toy::{ScoringToy, Target, Toy};
 use super::world::{Case, Hooks, Wrong, play_judged};
 use foretell::control::Control;
 use foretell::session::Ending;
 use foretell::session::accept::{Accept, Judge};
-use foretell::units::{Dice, TokenId};
-use foretell::words::Plan;
+use foretell::units::{SplitMix64, TokenId};
+use foretell::words::VerifyMethod;
 use rstest::rstest;
 
 /// Draws of a case; the four cases make a million.
@@ -20,8 +22,8 @@ const DRAWS: usize = 250_000;
 /// Tokens of an output.
 const TOKENS: usize = 10;
 
-fn drawn(weights: &[f64], dice: &mut Dice) -> TokenId {
-    let mut left = dice.unit() * weights.iter().sum::<f64>();
+fn drawn(weights: &[f64], rng: &mut SplitMix64) -> TokenId {
+    let mut left = rng.unit() * weights.iter().sum::<f64>();
     let found = weights.iter().position(|weight| {
         left -= weight;
         left < 0.0
@@ -29,8 +31,8 @@ fn drawn(weights: &[f64], dice: &mut Dice) -> TokenId {
     found.unwrap_or_else(|| weights.iter().rposition(|weight| *weight > 0.0).unwrap_or(0)) as TokenId
 }
 
-/// The probability that chi-square with so many degrees of freedom is at least this (Wilson and Hilferty, 1931; Abramowitz and
-/// Stegun 26.2.17): good to three digits for more than 30.
+/// The probability that chi-square with `freedom` degrees of freedom is at least this (Wilson and
+/// Hilferty, 1931; Abramowitz and Stegun 26.2.17): accurate to three digits for more than 30.
 fn tail(chi_square: f64, freedom: f64) -> f64 {
     let ninth = 2.0 / (9.0 * freedom);
     let z = ((chi_square / freedom).cbrt() - (1.0 - ninth)) / ninth.sqrt();
@@ -41,15 +43,15 @@ fn tail(chi_square: f64, freedom: f64) -> f64 {
     if z > 0.0 { above } else { 1.0 - above }
 }
 
-/// p of the tokens of `DRAWS / TOKENS` outputs, and how many of those were leapt in.
+/// p of the tokens of `DRAWS / TOKENS` outputs, and the number of outputs that were speculated on.
 fn p(target: impl Target, case: &Case, drafter: Drafter, wrong: Wrong) -> (f64, usize) {
-    let (mut counts, mut leapt) = (BTreeMap::<Vec<TokenId>, Vec<u32>>::new(), 0);
+    let (mut counts, mut speculations) = (BTreeMap::<Vec<TokenId>, Vec<u32>>::new(), 0);
     for seed in 0..(DRAWS / TOKENS) as u64 {
-        let mut dice = Dice::new(Dice::mix(seed));
+        let mut rng = SplitMix64::new(SplitMix64::mix(seed));
         let mut hooks = Hooks {
-            sample: &mut |ask| drawn(&target.weights(ask.context), &mut dice),
+            sample: &mut |ask| drawn(&target.weights(ask.context), &mut rng),
             told: &mut |context| target.row(context),
-            law: &mut |_| None,
+            distribution: &mut |_| None,
             draft: &mut |context, gamma| draft(drafter, target, context, gamma).into(),
             kept: &mut |_, _| unreachable!("no draft is sampled"),
             allow: &mut |event, _| (seed >> (event % 8)) & 3 != 0,
@@ -61,10 +63,10 @@ fn p(target: impl Target, case: &Case, drafter: Drafter, wrong: Wrong) -> (f64, 
         let judge = Judge::new(Accept::default(), seed);
         let outcome = play_judged(case, Control::new(), judge, &mut hooks);
         assert_eq!(outcome.tokens.len(), TOKENS);
-        leapt += usize::from(outcome.summary.speculated);
+        speculations += usize::from(outcome.summary.speculated);
         let text = [case.prompt.clone(), outcome.tokens].concat();
         for at in case.prompt.len()..text.len() {
-            // The law of a toy depends on two tokens and the length.
+            // The distribution of a toy depends on two tokens and the length.
             let key = [&[at as TokenId], &text[at - 2..at]].concat();
             let row = counts.entry(key).or_insert_with(|| vec![0; case.vocabulary.len()]);
             row[text[at] as usize] += 1;
@@ -74,7 +76,7 @@ fn p(target: impl Target, case: &Case, drafter: Drafter, wrong: Wrong) -> (f64, 
     for (key, row) in &counts {
         let context = [vec![0; key[0] as usize - 2], key[1..].to_vec()].concat();
         let (weights, all) = (target.weights(&context), f64::from(row.iter().sum::<u32>()));
-        // Places that hardly any output came by say nothing by chi-square.
+        // Positions with too few samples are left out of chi-square.
         if weights.iter().any(|weight| *weight > 0.0 && weight * all < 5.0) {
             continue;
         }
@@ -89,52 +91,52 @@ fn p(target: impl Target, case: &Case, drafter: Drafter, wrong: Wrong) -> (f64, 
             .sum::<f64>();
     }
     assert!(freedom > 100.0, "{freedom}");
-    (tail(chi_square, freedom), leapt)
+    (tail(chi_square, freedom), speculations)
 }
 
-fn long(vocabulary: usize, drafter: Drafter, gamma: usize, plans: &[Plan]) -> Case {
-    Case { max: TOKENS, ending: Ending::default(), ..case(vocabulary, drafter, gamma, plans) }
+fn long(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[VerifyMethod]) -> Case {
+    Case { max: TOKENS, ending: Ending::default(), ..case(vocabulary, drafter, gamma, methods) }
 }
 
 #[rstest]
-#[case::fan_out(Drafter::Chain, 5, &[Plan::FanOut])]
-#[case::tree(Drafter::Bush, 6, &[Plan::Tree])]
-#[case::native(Drafter::Lookups, 4, &[Plan::Native])]
-fn a_quarter_of_a_million_draws_have_the_law_of_their_places(
+#[case::fan_out(Drafter::Chain, 5, &[VerifyMethod::FanOut])]
+#[case::tree(Drafter::Bush, 6, &[VerifyMethod::Tree])]
+#[case::native(Drafter::Lookups, 4, &[VerifyMethod::Native])]
+fn a_quarter_of_a_million_draws_have_the_distribution_of_their_positions(
     #[case] drafter: Drafter,
     #[case] gamma: usize,
-    #[case] plans: &[Plan],
+    #[case] methods: &[VerifyMethod],
 ) {
-    let (p, leapt) =
-        p(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, gamma, plans), drafter, Wrong::default());
+    let (p, speculations) =
+        p(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, gamma, methods), drafter, Wrong::default());
     println!(
-        "{drafter:?}, {plans:?}: p {p:.3} over {DRAWS} draws, {leapt} of {} outputs leapt",
+        "{drafter:?}, {methods:?}: p {p:.3} over {DRAWS} draws, {speculations} of {} outputs speculated",
         DRAWS / TOKENS
     );
     assert!(p > 0.01, "p {p}");
-    assert!(leapt > DRAWS / TOKENS / 2, "{leapt} leapt");
+    assert!(speculations > DRAWS / TOKENS / 2, "{speculations} speculated");
 }
 
-/// Where the judge itself draws.
+/// The judge itself draws.
 #[test]
-fn draws_from_a_scored_prompt_have_the_law_of_their_places() {
-    let (plans, drafter) = ([Plan::Score, Plan::FanOut], Drafter::Chain);
-    let target = Told { salt: 9, special: false };
-    let (p, leapt) = p(target, &long(4, drafter, 3, &plans), drafter, Wrong::default());
+fn draws_from_a_scored_prompt_have_the_distribution_of_their_positions() {
+    let (methods, drafter) = ([VerifyMethod::Score, VerifyMethod::FanOut], Drafter::Chain);
+    let target = ScoringToy { salt: 9, special: false };
+    let (p, speculations) = p(target, &long(4, drafter, 3, &methods), drafter, Wrong::default());
     println!(
-        "{drafter:?}, {plans:?}: p {p:.3} over {DRAWS} draws, {leapt} of {} outputs leapt",
+        "{drafter:?}, {methods:?}: p {p:.3} over {DRAWS} draws, {speculations} of {} outputs speculated",
         DRAWS / TOKENS
     );
     assert!(p > 0.01, "p {p}");
-    assert!(leapt > DRAWS / TOKENS / 2, "{leapt} leapt");
+    assert!(speculations > DRAWS / TOKENS / 2, "{speculations} speculated");
 }
 
-/// A backend that draws a second time where the first draw is not the draft.
+/// A backend that draws a second time if the first draw does not match the draft.
 #[test]
 fn a_slight_preference_for_drafts_is_caught() {
-    let (plans, drafter) = ([Plan::Tree], Drafter::Chain);
+    let (methods, drafter) = ([VerifyMethod::Tree], Drafter::Chain);
     let wrong = Wrong { redraw: 1, ..Wrong::default() };
-    let (p, _) = p(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, 5, &plans), drafter, wrong);
+    let (p, _) = p(Toy { vocabulary: 8, salt: 5 }, &long(8, drafter, 5, &methods), drafter, wrong);
     assert!(p < 1e-6, "p {p}");
 }
 

@@ -1,5 +1,5 @@
-//! Byte-identity on a deterministic target: whatever is drafted, however the stream is cut, wherever the
-//! session switches and whatever fails, the client gets the plain run: text, tokens, ending.
+//! Byte-identity on a deterministic target: for any draft, any cut of the stream, any switch of the
+//! session and any fault, the client gets the output of plain decoding: text, tokens, ending.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use super::backend::{Ask, Manner, Vocabulary, plain};
 use super::world::{Case, Chaos, Hooks, Outcome, Wrong, play};
 use foretell::draft::{Features, LookupSpec, Ngram, Node, Source, Tree, Vote};
 use foretell::session::{Ending, Fault, Hold, Rules};
-use foretell::units::{Dice, TokenId};
-use foretell::words::{Plan, Row};
+use foretell::units::{SplitMix64, TokenId};
+use foretell::words::{Row, VerifyMethod};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -22,45 +22,46 @@ fn vocabulary() -> Vocabulary {
     Arc::new(tokens)
 }
 
-/// A pure function of the context: copies what followed its last two tokens before, with surprises.
+/// A pure function of the context: repeats the earlier successor of its last two tokens, with
+/// exceptions.
 fn target(context: &[TokenId], size: usize) -> TokenId {
     let seed = context
         .iter()
         .rev()
         .take(4)
-        .fold(context.len() as u64 / 7, |seed, &token| Dice::mix(seed ^ u64::from(token)));
+        .fold(context.len() as u64 / 7, |seed, &token| SplitMix64::mix(seed ^ u64::from(token)));
     let tail = &context[context.len().saturating_sub(2)..];
     let earlier = (tail.len()..context.len()).rev().find(|&end| &context[end - tail.len()..end] == tail);
     match earlier {
         Some(end) if seed % 5 != 0 => context[end],
-        _ => (Dice::mix(seed + 1) % size as u64) as TokenId,
+        _ => (SplitMix64::mix(seed + 1) % size as u64) as TokenId,
     }
 }
 
-/// What is told of a place of a scored prompt: here and there the two most likely tokens are a tie.
+/// Row of a position of a scored prompt; at some positions the two most likely tokens tie.
 fn told(context: &[TokenId], size: usize) -> Option<Row> {
-    let tie = Dice::mix(context.len() as u64 ^ u64::from(context[0])).is_multiple_of(5);
+    let tie = SplitMix64::mix(context.len() as u64 ^ u64::from(context[0])).is_multiple_of(5);
     (!tie).then(|| Row::of(target(context, size)))
 }
 
-/// What is told beside a sample, at some places: the token itself and two others.
-fn told_beside(context: &[TokenId], size: usize) -> Option<Vec<f64>> {
-    let mut law = vec![0.0; size];
+/// Distribution returned with a sample, at some positions: the token itself and two others.
+fn sample_distribution(context: &[TokenId], size: usize) -> Option<Vec<f64>> {
+    let mut distribution = vec![0.0; size];
     let token = target(context, size) as usize;
     for (at, p) in [(token + 2, 0.1), (token + 1, 0.2), (token, 0.7)] {
-        law[at % size] = p;
+        distribution[at % size] = p;
     }
-    (!context.len().is_multiple_of(3)).then_some(law)
+    (!context.len().is_multiple_of(3)).then_some(distribution)
 }
 
-/// A drafter that mostly knows the target; wide drafts also carry a sibling.
+/// A drafter that mostly agrees with the target; wide drafts also carry a sibling.
 fn scripted(context: &[TokenId], gamma: usize, size: usize, wide: bool) -> Tree {
     let mut tree = Tree::default();
     let mut full = context.to_vec();
     let mut parent = None;
     while tree.len() < gamma {
         let right = target(&full, size);
-        let hash = Dice::mix(full.len() as u64 * 31 + u64::from(right));
+        let hash = SplitMix64::mix(full.len() as u64 * 31 + u64::from(right));
         let wrong = (hash % size as u64) as TokenId;
         let node = |token| Node::new(token, parent, Vote::new(Source::Model, Features::default()));
         if wide && tree.len() + 1 < gamma {
@@ -74,24 +75,24 @@ fn scripted(context: &[TokenId], gamma: usize, size: usize, wide: bool) -> Tree 
     tree
 }
 
-fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case {
+fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool) -> Case {
     let vocabulary = vocabulary();
     let size = vocabulary.len() as u64;
-    let mut random = Dice::new(prompt);
+    let mut random = SplitMix64::new(prompt);
     let stops = ["ab.", "é", "b a", "本日", "\n\n", "cc", " x\n", "x"];
     let stop = (0..random.below(3)).map(|_| stops[random.below(8) as usize].to_owned()).collect();
     let len = 4 + random.below(20);
     // Every other prompt with one lookup or a model alone, the others with every lookup as well.
     let lookups = match (prompt % 2 == 1, model) {
-        (true, _) => super::law::lookups(),
+        (true, _) => super::distribution::lookups(),
         (false, true) => Vec::new(),
         (false, false) => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 6 })],
     };
     let rules = Rules {
-        plans: plans.to_vec(),
+        methods: methods.to_vec(),
         gamma_fixed: gamma,
         lookups,
-        shared: super::law::shared(),
+        shared: super::distribution::shared(),
         model: model.then_some((prompt % 3) as u8),
         ..Rules::default()
     };
@@ -100,7 +101,7 @@ fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case 
         ending: Ending {
             stop,
             eos: vec![size as TokenId - 1],
-            hold: if random.one_in(2) { Hold::Longest } else { Hold::Beginning },
+            hold: if random.chance(2) { Hold::Longest } else { Hold::Beginning },
             ..Ending::default()
         },
         max: 1 + random.below(40) as usize,
@@ -114,16 +115,16 @@ fn case(prompt: u64, plans: &[Plan], gamma: Option<usize>, model: bool) -> Case 
 /// Plays a case with random cuts and switches.
 fn speculated(case: &Case, seed: u64, chaos: &mut dyn FnMut() -> Option<Chaos>) -> Outcome {
     let size = case.vocabulary.len();
-    let mut cuts = Dice::new(seed ^ 1);
-    let mut switches = Dice::new(seed ^ 2);
+    let mut cuts = SplitMix64::new(seed ^ 1);
+    let mut switches = SplitMix64::new(seed ^ 2);
     let mostly = switches.below(4);
-    let wide = seed.is_multiple_of(2) && case.rules.plans == [Plan::Tree];
+    let wide = seed.is_multiple_of(2) && case.rules.methods == [VerifyMethod::Tree];
     play(
         case,
         &mut Hooks {
             sample: &mut |ask| target(ask.context, size),
             told: &mut |context| told(context, size),
-            law: &mut |context| told_beside(context, size),
+            distribution: &mut |context| sample_distribution(context, size),
             draft: &mut |context, gamma| scripted(context, gamma, size, wide).into(),
             kept: &mut |_, _| unreachable!("no draft is sampled"),
             allow: &mut |_, _| switches.below(4) >= mostly,
@@ -142,45 +143,45 @@ fn reference(case: &Case) -> (String, Vec<TokenId>, &'static str) {
 }
 
 #[rstest]
-#[case::fan_out(&[Plan::FanOut])]
-#[case::tree(&[Plan::Tree])]
-#[case::native(&[Plan::Native])]
-#[case::score_then_fan_out(&[Plan::Score, Plan::FanOut])]
+#[case::fan_out(&[VerifyMethod::FanOut])]
+#[case::tree(&[VerifyMethod::Tree])]
+#[case::native(&[VerifyMethod::Native])]
+#[case::score_then_fan_out(&[VerifyMethod::Score, VerifyMethod::FanOut])]
 fn the_text_is_the_plain_text(
-    #[case] plans: &[Plan],
+    #[case] methods: &[VerifyMethod],
     #[values(false, true)] model: bool,
     #[values(1, 2, 3, 4, 5, 6, 7, 8)] gamma: usize,
 ) {
-    let (mut leapt, mut accepted) = (0, 0);
+    let (mut speculations, mut accepted) = (0, 0);
     for prompt in 0..1_000 {
-        let case = case(prompt, plans, Some(gamma), model);
+        let case = case(prompt, methods, Some(gamma), model);
         let (text, tokens, finish) = reference(&case);
         let outcome = speculated(&case, prompt ^ gamma as u64, &mut || None);
         let summary = &outcome.summary;
         assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}: {case:?}");
         assert_eq!(summary.finish.map(foretell::session::Finish::name), Some(finish), "prompt {prompt}");
         assert_eq!(summary.output_tokens as usize, tokens.len(), "prompt {prompt}");
-        leapt += u32::from(summary.speculated);
+        speculations += u32::from(summary.speculated);
         accepted += summary.accepted;
     }
-    assert!(leapt > 400 && accepted > 400, "too tame: {leapt} leapt, {accepted} accepted");
+    assert!(speculations > 400 && accepted > 400, "too tame: {speculations} speculated, {accepted} accepted");
 }
 
 #[test]
-fn left_to_its_own_judgement_it_leaps_and_the_text_is_the_plain_text() {
-    let mut leapt = 0;
+fn with_the_controller_s_decisions_it_speculates_and_the_text_is_the_plain_text() {
+    let mut speculations = 0;
     for prompt in 0..1_000 {
         for model in [false, true] {
-            let mut case = case(prompt, &[Plan::Tree], None, model);
+            let mut case = case(prompt, &[VerifyMethod::Tree], None, model);
             case.max *= 8;
             let (text, tokens, finish) = reference(&case);
             let outcome = speculated(&case, prompt, &mut || None);
             assert_eq!((&outcome.text, &outcome.tokens), (&text, &tokens), "prompt {prompt}");
             assert_eq!(outcome.summary.finish.map(foretell::session::Finish::name), Some(finish));
-            leapt += u32::from(outcome.summary.speculated);
+            speculations += u32::from(outcome.summary.speculated);
         }
     }
-    assert!(leapt > 50, "too tame: {leapt}");
+    assert!(speculations > 50, "too tame: {speculations}");
 }
 
 fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
@@ -188,7 +189,7 @@ fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
         12 => Just(None),
         1 => Just(Some(Chaos::Fault(Fault::Draft))),
         1 => Just(Some(Chaos::Fault(Fault::Verify))),
-        1 => Just(Some(Chaos::Fault(Fault::Ride))),
+        1 => Just(Some(Chaos::Fault(Fault::Plain))),
         1 => (0u64..12).prop_map(|s| Some(Chaos::Fault(Fault::RetryAfter(Duration::from_secs(s))))),
         1 => (1u64..9).prop_map(|age| Some(Chaos::Stale(age))),
         1 => Just(Some(Chaos::Misfit)),
@@ -198,7 +199,7 @@ fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
     ]
 }
 
-/// Cases of the property; FORETELL_CASES asks for more (`make reliability`).
+/// Number of cases of the property; FORETELL_CASES overrides it (`make reliability`).
 fn cases() -> u32 {
     std::env::var("FORETELL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1_500)
 }
@@ -211,10 +212,10 @@ proptest! {
         seed in any::<u64>(),
         gamma in prop_oneof![Just(None), (1usize..6).prop_map(Some)],
         model in any::<bool>(),
-        plans in proptest::sample::select(vec![vec![Plan::Tree], vec![Plan::Score, Plan::FanOut], vec![Plan::Native]]),
+        methods in proptest::sample::select(vec![vec![VerifyMethod::Tree], vec![VerifyMethod::Score, VerifyMethod::FanOut], vec![VerifyMethod::Native]]),
         script in proptest::collection::vec(some_chaos(), 0..120),
     ) {
-        let case = case(prompt, &plans, gamma, model);
+        let case = case(prompt, &methods, gamma, model);
         let (text, tokens, finish) = reference(&case);
         let mut script = script.into_iter();
         let outcome = speculated(&case, seed, &mut || script.next().flatten());

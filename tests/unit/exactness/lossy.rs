@@ -1,46 +1,48 @@
-//! Lossy rules by full enumeration: each rule's law is the one that its formula gives, and the ledger bounds how far the
-//! law of the whole output is from the target's. And planted bugs, each of which is caught.
+//! Lossy rules by full enumeration: each rule's distribution is that of its formula, and the drift
+//! ledger bounds the distance of the whole output's distribution from the target's. Planted bugs
+//! must be caught.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::backend::{Ask, ranked};
-use super::law::{Drafter, case, key, node, plain_law};
-use super::toy::{Chance, Law, Target, Told, Toy, distance, law};
+use super::distribution::{Drafter, case, key, node, plain_distribution};
+use super::toy::{Chance, Distribution, ScoringToy, Target, Toy, distance, distribution};
 use super::world::{Case, Hooks, Outcome, play_judged};
 use foretell::control::{Control, Tolerance};
 use foretell::draft::Tree;
 use foretell::session::accept::{self, Accept, Accepted, Draws, Judged, Rule, Walk};
 use foretell::units::TokenId;
-use foretell::words::{Dist, Ledger, Plan, Row, Verdict};
+use foretell::words::{Dist, Ledger, Row, VerifyMethod, VerifyResult};
 use rstest::rstest;
 
-/// A bug in the way a lossy rule is carried out.
+/// A bug in the implementation of a lossy rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bug {
     None,
-    /// As published, EARS never takes what is less likely than a hundredth, not even where the target itself does.
+    /// As published, EARS never accepts a token with a probability below 0.01, even if the target
+    /// itself samples it.
     ClampBelowP,
     /// Only a substitution that happened is charged.
     ChargedAfter,
-    /// The rule reads the law before top-k.
-    RawLaw,
-    /// A second child is relaxed where the first was not kept.
+    /// The rule reads the distribution before top-k.
+    RawDistribution,
+    /// A second child is relaxed after the first was not kept.
     TwoChildren,
-    /// JSON is taken for free text.
+    /// JSON is treated as free text.
     InsideJson,
-    /// Between bounds, the greatest that a probability may be is taken.
+    /// Of a probability between bounds, the upper bound is used.
     AcceptingBound,
-    /// The load is read once the sample is there, and has grown where it is refused.
+    /// The load is read after the sample, and is higher if the token is refused.
     LoadAfterSample,
 }
 
-/// Judges as shipped, with chances that are enumerated; unless a bug is planted.
+/// Walks as shipped, with enumerated random choices; unless a bug is planted.
 struct Court<'a, 'o> {
     chance: &'a Chance<'o>,
     accept: Accept,
     ledger: Ledger,
-    /// Between which bounds the draw of a place is known to lie.
+    /// Known bounds of the draw of a position.
     drawn: BTreeMap<usize, (f64, f64)>,
     bug: Bug,
 }
@@ -59,7 +61,7 @@ struct Keyed<'c, 'a, 'o> {
 impl Draws for Keyed<'_, '_, '_> {
     fn token(&mut self, _: usize) -> f64 {
         let third = 1.0 / 3.0;
-        Told::DRAWS[self.court.chance.pick(&[third, third, third])]
+        ScoringToy::DRAWS[self.court.chance.pick(&[third, third, third])]
     }
 
     fn chance(&mut self, depth: usize, probability: f64) -> bool {
@@ -80,31 +82,31 @@ impl Draws for Keyed<'_, '_, '_> {
 impl Walk for Court<'_, '_> {
     fn walk(&mut self, round: &Judged<'_>) -> Option<Accepted> {
         let (bug, before, context) = (self.bug, self.ledger, round.context);
-        let mut verdict = round.verdict.clone();
+        let mut result = round.result.clone();
         let first = round.draft.nodes().first().map(|node| node.token);
-        let refused = verdict.rows.first().is_some_and(|row| row.sample.is_some() && row.sample != first);
+        let refused = result.rows.first().is_some_and(|row| row.sample.is_some() && row.sample != first);
         let mut tolerance = round.tolerance;
         let always = |_: &[TokenId]| true;
         let free: &dyn Fn(&[TokenId]) -> bool = if bug == Bug::InsideJson { &always } else { round.free };
         match bug {
             Bug::AcceptingBound => {
-                verdict.rows.iter_mut().filter_map(|row| row.dist.as_mut()).for_each(|dist| {
+                result.rows.iter_mut().filter_map(|row| row.dist.as_mut()).for_each(|dist| {
                     dist.top.iter_mut().for_each(|entry| entry.1 *= 1.0 + dist.slack);
                     dist.slack = 0.0;
                 });
             }
             Bug::LoadAfterSample if !refused => tolerance = 0.0,
-            Bug::RawLaw => {
+            Bug::RawDistribution => {
                 let raw =
                     Dist { top: (0..3).map(|token| (token, 0.25)).collect(), complete: false, slack: 0.0 };
-                verdict
+                result
                     .rows
                     .iter_mut()
                     .for_each(|row| (row.dist, row.draft_p) = (Some(raw.clone()), Some(0.25)));
             }
             _ => {}
         }
-        let judged = Judged { verdict: &verdict, tolerance, free, ..*round };
+        let judged = Judged { result: &result, tolerance, free, ..*round };
         let (accept, mut ledger) = (self.accept.clone(), self.ledger);
         let mut draws = Keyed { court: self, context };
         let mut accepted = accept::walk(&judged, &accept, &mut ledger, &mut draws)?;
@@ -113,8 +115,9 @@ impl Walk for Court<'_, '_> {
                 ledger.charged = before.charged;
             }
             Bug::ClampBelowP => {
-                // What was accepted although it is less likely than a hundredth is refused, and drawn anew.
-                let unlikely = |node: &usize| verdict.rows[node + 1].draft_p.is_some_and(|p| p < 0.01);
+                // A token that was accepted with a probability below 0.01 is refused and drawn
+                // again.
+                let unlikely = |node: &usize| result.rows[node + 1].draft_p.is_some_and(|p| p < 0.01);
                 if let Some(at) = accepted.nodes.iter().position(unlikely) {
                     accepted.tokens.truncate(at);
                     accepted.nodes.truncate(at);
@@ -122,8 +125,8 @@ impl Walk for Court<'_, '_> {
                 }
             }
             Bug::TwoChildren => {
-                let place = accepted.nodes.last().copied();
-                let second = round.draft.children(place).nth(1);
+                let position = accepted.nodes.last().copied();
+                let second = round.draft.children(position).nth(1);
                 let last = accepted.tokens.len() - 1;
                 let hit = second.is_some() && self.chance.pick(&[0.2, 0.8]) == 0;
                 if let Some(second) = second.filter(|_| hit) {
@@ -141,15 +144,15 @@ impl Walk for Court<'_, '_> {
     }
 }
 
-// ---- one round against the formula ------------------------------------------------------------------------
+// ------------------------------------------------- One round against the formula
 
-/// R(x) by the published formulas, written down a second time.
-fn published(rule: Rule, law: &[f64], x: usize, tau: f64) -> f64 {
-    let (p, peak) = (law[x], law.iter().copied().fold(0.0, f64::max));
+/// R(x) by the published formulas, implemented a second time.
+fn published(rule: Rule, distribution: &[f64], x: usize, tau: f64) -> f64 {
+    let (p, peak) = (distribution[x], distribution.iter().copied().fold(0.0, f64::max));
     if p == 0.0 {
         return 0.0;
     }
-    let entropy: f64 = -law.iter().filter(|p| **p > 0.0).map(|p| p * p.ln()).sum::<f64>();
+    let entropy: f64 = -distribution.iter().filter(|p| **p > 0.0).map(|p| p * p.ln()).sum::<f64>();
     let r = match rule {
         Rule::Ears => {
             if p < 0.01 {
@@ -178,7 +181,8 @@ fn published(rule: Rule, law: &[f64], x: usize, tau: f64) -> f64 {
     f64::min(r, 1.0)
 }
 
-/// The law of a round's tokens by the formula: at each place the first child comes out with R(x).
+/// Distribution of a round's tokens by the formula: at each position the first child is emitted
+/// with probability R(x).
 fn analytic(
     target: impl Target,
     rule: Rule,
@@ -186,21 +190,21 @@ fn analytic(
     context: &[TokenId],
     draft: &Tree,
     at: Option<usize>,
-) -> Law {
-    let law = target.weights(context);
+) -> Distribution {
+    let distribution = target.weights(context);
     let first = draft.children(at).next().map(|node| draft.nodes()[node].token as usize);
-    let mut out = Law::new();
-    for (token, &p) in law.iter().enumerate() {
+    let mut out = Distribution::new();
+    for (token, &p) in distribution.iter().enumerate() {
         let weight = match first {
-            Some(x) if x == token => published(rule, &law, x, tau),
-            Some(x) => p * (1.0 - published(rule, &law, x, tau)) / (1.0 - law[x]),
+            Some(x) if x == token => published(rule, &distribution, x, tau),
+            Some(x) => p * (1.0 - published(rule, &distribution, x, tau)) / (1.0 - distribution[x]),
             None => p,
         };
         let token = token as TokenId;
         let next = draft.child(at, token);
         let rest = match next {
             Some(node) => analytic(target, rule, tau, &[context, &[token]].concat(), draft, Some(node)),
-            None => Law::from([(String::new(), 1.0)]),
+            None => Distribution::from([(String::new(), 1.0)]),
         };
         for (tail, share) in rest {
             *out.entry(format!("{token}.{tail}")).or_default() += weight * share;
@@ -209,28 +213,29 @@ fn analytic(
     out
 }
 
-/// The verdict of a target that tells its law beside every sample.
-fn verdict(target: impl Target, chance: &Chance<'_>, context: &[TokenId], draft: &Tree) -> Verdict {
-    let full =
-        |place: Option<usize>| [context, &place.map(|node| draft.path(node)).unwrap_or_default()].concat();
-    let rows = std::iter::once(None).chain((0..draft.len()).map(Some)).map(|place| {
-        let law = target.weights(&full(place));
-        let told = place.map(|node| {
+/// The verification result of a target that returns its distribution with every sample.
+fn result(target: impl Target, chance: &Chance<'_>, context: &[TokenId], draft: &Tree) -> VerifyResult {
+    let full = |position: Option<usize>| {
+        [context, &position.map(|node| draft.path(node)).unwrap_or_default()].concat()
+    };
+    let rows = std::iter::once(None).chain((0..draft.len()).map(Some)).map(|position| {
+        let distribution = target.weights(&full(position));
+        let told = position.map(|node| {
             let drafted = &draft.nodes()[node];
             target.weights(&full(drafted.parent))[drafted.token as usize]
         });
-        let entropy = -law.iter().filter(|p| **p > 0.0).map(|p| p * p.ln()).sum::<f64>();
+        let entropy = -distribution.iter().filter(|p| **p > 0.0).map(|p| p * p.ln()).sum::<f64>();
         Row {
-            dist: Some(ranked(&law, 3)),
+            dist: Some(ranked(&distribution, 3)),
             draft_p: told,
             entropy: Some(entropy),
-            ..Row::of(chance.token(&law))
+            ..Row::of(chance.token(&distribution))
         }
     });
-    Verdict { rows: rows.collect(), ..Verdict::default() }
+    VerifyResult { rows: rows.collect(), ..VerifyResult::default() }
 }
 
-/// Tokens as the keys of a round's law have them.
+/// Tokens in the format of the keys of a round's distribution.
 fn written(tokens: &[TokenId]) -> String {
     tokens.iter().fold(String::new(), |text, token| text + &format!("{token}."))
 }
@@ -240,21 +245,21 @@ fn accept_by(rule: Rule) -> Accept {
     Accept { rule, tolerance, max_drift: None, max_drift_rate: 100.0 }
 }
 
-fn round_law(
+fn round_distribution(
     target: impl Target,
     rule: Rule,
     tau: f64,
     context: &[TokenId],
     draft: &Tree,
     bug: Bug,
-) -> (Law, f64) {
+) -> (Distribution, f64) {
     let charged = RefCell::new(0.0_f64);
-    let found = law(|chance| {
-        let verdict = verdict(target, chance, context, draft);
+    let found = distribution(|chance| {
+        let result = result(target, chance, context, draft);
         let mut court = Court::new(chance, accept_by(rule), bug);
         let round = Judged {
             draft,
-            verdict: &verdict,
+            result: &result,
             context: context.len(),
             output: 0,
             tolerance: tau,
@@ -291,16 +296,16 @@ fn drafts(target: impl Target, context: &[TokenId]) -> Vec<Tree> {
     chains
 }
 
-/// A law with an unlikely token, so that what is asked of those is seen.
+/// A distribution with an unlikely token, to test the rules for those.
 #[derive(Clone, Copy)]
 struct Skewed(u64);
 
 impl Target for Skewed {
     fn weights(self, context: &[TokenId]) -> Vec<f64> {
-        let mut law = vec![0.6, 0.3, 0.095, 0.005];
+        let mut distribution = vec![0.6, 0.3, 0.095, 0.005];
         let turn = (context.len() + self.0 as usize + context.last().map_or(0, |&token| token as usize)) % 4;
-        law.rotate_right(turn);
-        law
+        distribution.rotate_right(turn);
+        distribution
     }
 }
 
@@ -311,11 +316,11 @@ const RULES: [Rule; 4] = [
     Rule::Typical { epsilon: 0.09, delta: 0.3 },
 ];
 
-fn has_its_law(target: impl Target, context: &[TokenId]) {
+fn has_its_distribution(target: impl Target, context: &[TokenId]) {
     for draft in drafts(target, context) {
         for rule in RULES {
             for tau in [0.0, 0.2, 0.7, 1.0] {
-                let (found, charged) = round_law(target, rule, tau, context, &draft, Bug::None);
+                let (found, charged) = round_distribution(target, rule, tau, context, &draft, Bug::None);
                 let wanted = analytic(target, rule, tau, context, &draft, None);
                 let off = distance(&found, &wanted);
                 assert!(off < 1e-12, "{rule:?} {tau} {draft:?}: {off}");
@@ -327,19 +332,19 @@ fn has_its_law(target: impl Target, context: &[TokenId]) {
 }
 
 #[rstest]
-fn each_rule_has_the_law_of_its_formula(#[values(3, 8)] salt: u64) {
-    has_its_law(Toy { vocabulary: 4, salt }, &[0, 1, 2]);
-    has_its_law(Skewed(salt), &[0, 1, 2]);
+fn each_rule_has_the_distribution_of_its_formula(#[values(3, 8)] salt: u64) {
+    has_its_distribution(Toy { vocabulary: 4, salt }, &[0, 1, 2]);
+    has_its_distribution(Skewed(salt), &[0, 1, 2]);
 }
 
 #[test]
-fn at_a_place_with_truncated_law_only_what_is_left_can_be_kept() {
-    has_its_law(Told { salt: 7, special: false }, &[0, 1]);
+fn truncated_tokens_are_never_kept() {
+    has_its_distribution(ScoringToy { salt: 7, special: false }, &[0, 1]);
 }
 
-/// FLy: a mismatch passes where the next six draft tokens are the target's own choice.
+/// FLy: a mismatch is accepted if the next six draft tokens are the target's own choice.
 #[test]
-fn fly_has_the_law_of_its_formula() {
+fn fly_has_the_distribution_of_its_formula() {
     let target = Toy { vocabulary: 2, salt: 4 };
     for ranks in [0_u32, 1, 0b10] {
         let (mut draft, mut full) = (Tree::default(), vec![0, 1]);
@@ -349,8 +354,9 @@ fn fly_has_the_law_of_its_formula() {
             full.push(token);
         }
         for tau in [0.0, 0.5, 1.0] {
-            let (found, charged) = round_law(target, Rule::Fly, tau, &[0, 1], &draft, Bug::None);
-            // The plain law, and the mass that moves from a mismatch at the first place to the whole draft.
+            let (found, charged) = round_distribution(target, Rule::Fly, tau, &[0, 1], &draft, Bug::None);
+            // The plain distribution, and the mass that moves from a mismatch at the first position
+            // to the whole draft.
             let mut wanted = analytic(target, Rule::Exact, 0.0, &[0, 1], &draft, None);
             let chain: Vec<TokenId> = draft.nodes().iter().map(|node| node.token).collect();
             let p = |depth: usize| target.weights(&[&[0, 1], &chain[..depth]].concat());
@@ -371,11 +377,11 @@ fn fly_has_the_law_of_its_formula() {
     }
 }
 
-// ---- whole outputs against the ledger ---------------------------------------------------------------------
+// ---------------------------------------------- Whole outputs against the ledger
 
-/// A target whose places are told between bounds at every third context.
+/// A target that returns bounds instead of probabilities at every third context.
 #[derive(Clone, Copy)]
-struct Between(Told);
+struct Between(ScoringToy);
 
 impl Between {
     const SLACK: f64 = 0.25;
@@ -396,19 +402,19 @@ impl Target for Between {
     }
 }
 
-/// What came of enumerating a case.
+/// Result of enumerating a case.
 struct Found {
-    law: Law,
-    /// The mean of what the ledgers say, and the most that one of them says.
+    distribution: Distribution,
+    /// Mean and maximum of the charges of the ledgers.
     mean: f64,
     most: f64,
     substitutions: f64,
     unknown: u32,
 }
 
-fn session_law(target: impl Target, case: &Case, drafter: Drafter, bug: Bug) -> Found {
+fn session_distribution(target: impl Target, case: &Case, drafter: Drafter, bug: Bug) -> Found {
     let sums = RefCell::new((0.0_f64, 0.0_f64, 0.0_f64, 0_u32));
-    let drifts = law(|chance| {
+    let drifts = distribution(|chance| {
         let outcome = outcome(target, case, drafter, bug, chance);
         let drift = outcome.summary.drift;
         let mut sums = sums.borrow_mut();
@@ -416,18 +422,18 @@ fn session_law(target: impl Target, case: &Case, drafter: Drafter, bug: Bug) -> 
         sums.3 = sums.3.max(drift.unknown);
         format!("{}|{}", drift.charged, drift.substitutions)
     });
-    let mean_of = |place: usize| -> f64 {
+    let mean_of = |position: usize| -> f64 {
         let value = |key: &str| {
-            key.split('|').nth(place).and_then(|text| text.parse::<f64>().ok()).expect("a number")
+            key.split('|').nth(position).and_then(|text| text.parse::<f64>().ok()).expect("a number")
         };
         drifts.iter().map(|(key, weight)| value(key) * weight).sum()
     };
-    let found = law(|chance| {
+    let found = distribution(|chance| {
         let outcome = outcome(target, case, drafter, bug, chance);
         key(&outcome.text, &outcome.tokens, outcome.summary.finish.expect("ended").name())
     });
     let (_, most, _, unknown) = sums.into_inner();
-    Found { law: found, mean: mean_of(0), most, substitutions: mean_of(1), unknown }
+    Found { distribution: found, mean: mean_of(0), most, substitutions: mean_of(1), unknown }
 }
 
 fn outcome(target: impl Target, case: &Case, drafter: Drafter, bug: Bug, chance: &Chance<'_>) -> Outcome {
@@ -436,7 +442,7 @@ fn outcome(target: impl Target, case: &Case, drafter: Drafter, bug: Bug, chance:
     let mut hooks = Hooks {
         sample: &mut |ask: &Ask<'_>| chance.token(&weights(ask.context)),
         told: &mut |context| target.row(context),
-        law: &mut |context| Some(weights(context)),
+        distribution: &mut |context| Some(weights(context)),
         draft: &mut |context, gamma| drafted(target, drafter, context, gamma).into(),
         kept: &mut |_, _| unreachable!("no draft is sampled"),
         allow: &mut |_, _| true,
@@ -465,8 +471,8 @@ fn drafted(target: impl Target, drafter: Drafter, context: &[TokenId], gamma: us
     tree
 }
 
-fn lossy_case(rule: Rule, plans: &[Plan], drafter: Drafter, gamma: usize) -> Case {
-    let mut case = case(4, Drafter::Chain, gamma, plans);
+fn lossy_case(rule: Rule, methods: &[VerifyMethod], drafter: Drafter, gamma: usize) -> Case {
+    let mut case = case(4, Drafter::Chain, gamma, methods);
     case.max = 4;
     case.temperature = 0.8;
     case.rules.accept = accept_by(rule);
@@ -476,8 +482,8 @@ fn lossy_case(rule: Rule, plans: &[Plan], drafter: Drafter, gamma: usize) -> Cas
 }
 
 fn is_bounded(target: impl Target, case: &Case, drafter: Drafter) -> Found {
-    let found = session_law(target, case, drafter, Bug::None);
-    let tv = distance(&plain_law(target, case), &found.law);
+    let found = session_distribution(target, case, drafter, Bug::None);
+    let tv = distance(&plain_distribution(target, case), &found.distribution);
     assert!(tv <= found.mean + 1e-12, "{tv} of {} in {case:?}", found.mean);
     found
 }
@@ -488,14 +494,14 @@ fn the_ledger_bounds_the_total_variation_of_whole_outputs(
     #[values(Drafter::Chain, Drafter::Bush)] drafter: Drafter,
 ) {
     for gamma in 1..=3 {
-        let case = lossy_case(RULES[rule], &[Plan::Tree], drafter, gamma);
+        let case = lossy_case(RULES[rule], &[VerifyMethod::Tree], drafter, gamma);
         let found = is_bounded(
             Toy { vocabulary: 4, salt: 30 + gamma as u64 },
             &Case { max: 3, ..case.clone() },
             drafter,
         );
         assert!(found.mean > 0.01 && found.substitutions > 0.0, "too tame: {}", found.mean);
-        let found = is_bounded(Told { salt: 11, special: false }, &case, drafter);
+        let found = is_bounded(ScoringToy { salt: 11, special: false }, &case, drafter);
         assert!(found.mean > 0.01, "too tame: {}", found.mean);
     }
 }
@@ -504,9 +510,9 @@ fn the_ledger_bounds_the_total_variation_of_whole_outputs(
 fn between_bounds_the_ledger_bounds_it_as_well(#[values(0, 1, 2)] rule: usize) {
     for gamma in 1..=3 {
         for special in [false, true] {
-            let target = Between(Told { salt: 40, special });
-            let plans = [Plan::Score, Plan::FanOut];
-            let case = lossy_case(RULES[rule], &plans, Drafter::Chain, gamma);
+            let target = Between(ScoringToy { salt: 40, special });
+            let methods = [VerifyMethod::Score, VerifyMethod::FanOut];
+            let case = lossy_case(RULES[rule], &methods, Drafter::Chain, gamma);
             let found = is_bounded(target, &case, Drafter::Chain);
             assert!(found.mean > 0.01 && found.substitutions > 0.0, "too tame: {}", found.mean);
         }
@@ -514,11 +520,11 @@ fn between_bounds_the_ledger_bounds_it_as_well(#[values(0, 1, 2)] rule: usize) {
 }
 
 #[test]
-fn where_nothing_is_known_the_rule_is_exact_and_says_so() {
+fn without_probabilities_the_rule_is_exact() {
     let toy = Toy { vocabulary: 4, salt: 9 };
-    let case = lossy_case(Rule::Ears, &[Plan::FanOut], Drafter::Chain, 2);
-    let found = session_law(toy, &Case { max: 3, ..case.clone() }, Drafter::Chain, Bug::None);
-    assert!(distance(&plain_law(toy, &Case { max: 3, ..case }), &found.law) < 1e-12);
+    let case = lossy_case(Rule::Ears, &[VerifyMethod::FanOut], Drafter::Chain, 2);
+    let found = session_distribution(toy, &Case { max: 3, ..case.clone() }, Drafter::Chain, Bug::None);
+    assert!(distance(&plain_distribution(toy, &Case { max: 3, ..case }), &found.distribution) < 1e-12);
     assert!(found.unknown > 0 && found.most == 0.0);
 }
 
@@ -527,7 +533,7 @@ fn where_nothing_is_known_the_rule_is_exact_and_says_so() {
 #[case::per_token(None, 0.05)]
 fn no_output_drifts_beyond_its_limits(#[case] whole: Option<f64>, #[case] rate: f64) {
     let toy = Toy { vocabulary: 4, salt: 31 };
-    let mut case = lossy_case(Rule::Ears, &[Plan::Tree], Drafter::Chain, 2);
+    let mut case = lossy_case(Rule::Ears, &[VerifyMethod::Tree], Drafter::Chain, 2);
     case.max = 3;
     case.rules.accept.tolerance.max = 0.1;
     (case.rules.accept.max_drift, case.rules.accept.max_drift_rate) = (whole, rate);
@@ -541,32 +547,36 @@ fn no_output_drifts_beyond_its_limits(#[case] whole: Option<f64>, #[case] rate: 
 #[case::without_tolerance(|case: &mut Case| case.rules.accept.tolerance.max = 0.0)]
 fn nothing_is_relaxed(#[case] change: fn(&mut Case)) {
     let toy = Toy { vocabulary: 4, salt: 31 };
-    let mut case = lossy_case(Rule::Ears, &[Plan::Tree], Drafter::Chain, 2);
+    let mut case = lossy_case(Rule::Ears, &[VerifyMethod::Tree], Drafter::Chain, 2);
     case.max = 3;
     change(&mut case);
-    let found = session_law(toy, &case, Drafter::Chain, Bug::None);
-    assert!(distance(&plain_law(toy, &case), &found.law) < 1e-12 && found.most == 0.0);
+    let found = session_distribution(toy, &case, Drafter::Chain, Bug::None);
+    assert!(distance(&plain_distribution(toy, &case), &found.distribution) < 1e-12 && found.most == 0.0);
 }
 
-/// Token 0 opens an object: outputs that begin with it keep the target's own law.
+/// Token 0 opens an object: outputs that begin with it keep the target's own distribution.
 fn json_case() -> Case {
-    let mut case = lossy_case(Rule::Ears, &[Plan::Tree], Drafter::Chain, 3);
+    let mut case = lossy_case(Rule::Ears, &[VerifyMethod::Tree], Drafter::Chain, 3);
     case.max = 3;
     case.vocabulary = std::sync::Arc::new(vec![b"{".to_vec(), b"b".to_vec(), b"c".to_vec(), b"d".to_vec()]);
     case
 }
 
-/// How far the law of the outputs that begin with `{` is from the target's, given that they do.
+/// Distance of the distribution of outputs that begin with `{` from the target's, conditioned on
+/// that beginning.
 fn inside_json(bug: Bug) -> f64 {
     let (toy, case) = (Toy { vocabulary: 4, salt: 31 }, json_case());
-    let of = |law: &Law| -> Law {
-        let json: Law =
-            law.iter().filter(|(text, _)| text.starts_with('{')).map(|(k, w)| (k.clone(), *w)).collect();
+    let of = |distribution: &Distribution| -> Distribution {
+        let json: Distribution = distribution
+            .iter()
+            .filter(|(text, _)| text.starts_with('{'))
+            .map(|(k, w)| (k.clone(), *w))
+            .collect();
         let all: f64 = json.values().sum();
         json.into_iter().map(|(text, weight)| (text, weight / all)).collect()
     };
-    let found = session_law(toy, &case, Drafter::Chain, bug);
-    distance(&of(&plain_law(toy, &case)), &of(&found.law))
+    let found = session_distribution(toy, &case, Drafter::Chain, bug);
+    distance(&of(&plain_distribution(toy, &case)), &of(&found.distribution))
 }
 
 #[test]
@@ -581,28 +591,29 @@ fn a_clamp_below_p_is_caught() {
     let mut draft = Tree::default();
     draft.push(node(target.favourite(&context, 3), None));
     let wanted = analytic(target, Rule::Ears, 0.5, &context, &draft, None);
-    let off = |bug| distance(&round_law(target, Rule::Ears, 0.5, &context, &draft, bug).0, &wanted);
+    let off = |bug| distance(&round_distribution(target, Rule::Ears, 0.5, &context, &draft, bug).0, &wanted);
     assert!(off(Bug::None) < 1e-12);
     assert!(off(Bug::ClampBelowP) > 1e-3, "not caught");
 }
 
-/// One draft token at one place: how far the law of what comes out is from the target's, and the mean of what is charged.
+/// One draft token at one position: the distance of the output distribution from the target's, and
+/// the mean charge.
 fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f64, f64) {
     let context = [0, 1, 2];
     let mut draft = Tree::default();
     draft.push(node(target.favourite(&context, rank), None));
-    let found = law(|chance| {
-        let mut verdict = verdict(target, chance, &context, &draft);
+    let found = distribution(|chance| {
+        let mut result = result(target, chance, &context, &draft);
         if between {
-            // Told between bounds, and no sample: what is left open is then sampled.
+            // Bounds and no sample: an open position is sampled afterwards.
             let mut dist = ranked(&target.weights(&context), 3);
             (dist.slack, dist.complete) = (Between::SLACK, false);
-            verdict.rows = vec![Row { dist: Some(dist), ..Row::default() }];
+            result.rows = vec![Row { dist: Some(dist), ..Row::default() }];
         }
         let mut court = Court::new(chance, accept_by(Rule::EarsScaled), bug);
         let round = Judged {
             draft: &draft,
-            verdict: &verdict,
+            result: &result,
             context: 3,
             output: 0,
             tolerance: 0.6,
@@ -613,7 +624,7 @@ fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f
         let token = accepted.first().copied().unwrap_or_else(|| chance.token(&target.weights(&context)));
         format!("{token}|{}", court.ledger.charged)
     });
-    let mut tokens = Law::new();
+    let mut tokens = Distribution::new();
     let mut mean = 0.0;
     for (key, weight) in &found {
         let (token, tv) = key.split_once('|').expect("two parts");
@@ -628,10 +639,10 @@ fn at_one_place(target: impl Target, rank: usize, between: bool, bug: Bug) -> (f
 #[rstest]
 #[case::charged_after_the_outcome(Bug::ChargedAfter, 1)]
 #[case::load_read_after_the_sample(Bug::LoadAfterSample, 1)]
-#[case::raw_for_processed(Bug::RawLaw, 2)]
+#[case::raw_for_processed(Bug::RawDistribution, 2)]
 #[case::the_accepting_bound(Bug::AcceptingBound, 1)]
 fn a_bug_of_the_ledger_is_caught(#[case] bug: Bug, #[case] rank: usize) {
-    let target = Told { salt: 11, special: false };
+    let target = ScoringToy { salt: 11, special: false };
     let between = bug == Bug::AcceptingBound;
     let (tv, mean) = at_one_place(target, rank, between, Bug::None);
     assert!(tv <= mean + 1e-12, "without the bug: {tv} of {mean}");
@@ -644,22 +655,24 @@ fn a_second_relaxed_child_is_caught() {
     let (toy, context) = (Toy { vocabulary: 4, salt: 8 }, [0, 1, 2]);
     let bush = drafts(toy, &context).pop().expect("the bush");
     let wanted = analytic(toy, Rule::Ears, 0.5, &context, &bush, None);
-    let off = |bug| distance(&round_law(toy, Rule::Ears, 0.5, &context, &bush, bug).0, &wanted);
+    let off = |bug| distance(&round_distribution(toy, Rule::Ears, 0.5, &context, &bush, bug).0, &wanted);
     assert!(off(Bug::None) < 1e-12);
     assert!(off(Bug::TwoChildren) > 1e-3, "not caught");
 }
 
-/// A drafter that shares the target's noise beside one that does not: which token is drafted first depends on what the former
-/// drew, and with it on what the target draws. As if the two were independent, too little would be charged.
+/// A drafter that shares the target's noise together with one that does not: the token drafted
+/// first depends on the former's draw, and so on the target's draw. Treated as independent, too
+/// little would be charged.
 #[test]
 fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
     const P: [f64; 4] = [0.3, 0.05, 0.65, 0.0];
-    // The model draws token 1 or 2, and with each the target draws by another law; together they are P.
+    // The model draws token 1 or 2, and for each the target has another distribution; their mixture
+    // is P.
     const DRAWN: [f64; 2] = [0.6, 0.4];
     let given = [[0.396, 0.05 / 0.6, 1.0 - 0.396 - 0.05 / 0.6, 0.0], [0.156, 0.0, 0.844, 0.0]];
     let run = |coupled: bool| {
         let mean = RefCell::new(0.0);
-        let found = law(|chance| {
+        let found = distribution(|chance| {
             let model = chance.pick(&DRAWN);
             let sample = chance.token(&given[model]);
             // The other drafter proposes token 0, which comes before token 2 and after token 1.
@@ -667,11 +680,11 @@ fn drafts_that_depend_on_the_target_s_noise_are_charged_in_full() {
             let mut draft = Tree::default();
             draft.push(node(first, None));
             let row = Row { dist: Some(ranked(&P, 3)), ..Row::of(sample) };
-            let verdict = Verdict { rows: vec![row], ..Verdict::default() };
+            let result = VerifyResult { rows: vec![row], ..VerifyResult::default() };
             let mut court = Court::new(chance, accept_by(Rule::EarsGated { kappa: 0.3 }), Bug::None);
             let round = Judged {
                 draft: &draft,
-                verdict: &verdict,
+                result: &result,
                 context: 3,
                 output: 0,
                 tolerance: 0.3,

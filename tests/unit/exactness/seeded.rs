@@ -1,16 +1,16 @@
-//! Noise that is a function of the place: with a seed the text is the plain run's, whatever is drafted and wherever the
-//! session switches; and noise that is not, which must be caught.
+//! Noise that is a function of the position: with a seed the text is that of plain decoding, for
+//! any draft and any switch of the session. Noise that is not must be caught.
 
 use super::backend::{Ask, plain};
-use super::law::{Drafter, case, key};
-use super::toy::{Law, Target, Toy, distance, law};
+use super::distribution::{Drafter, case, key};
+use super::toy::{Distribution, Target, Toy, distance, distribution};
 use super::world::{Case, Hooks, Wrong, play};
 use foretell::draft::{Features, Source, Tree};
 use foretell::units::TokenId;
-use foretell::words::Plan;
+use foretell::words::VerifyMethod;
 use rstest::rstest;
 
-/// Kinds of noise at a place, with their weights, and the noise of each kind for each token.
+/// Kinds of noise at a position, with their weights, and the noise of each kind for each token.
 const NOISE_WEIGHTS: [f64; 3] = [0.5, 0.3, 0.2];
 const NOISE: [[f64; 4]; 3] = [[0.0, 0.9, -0.4, 0.2], [1.4, -0.3, 0.1, 0.5], [-0.6, 0.2, 1.7, 0.9]];
 
@@ -22,25 +22,27 @@ enum NoiseBug {
     RestartedPerCall,
 }
 
-/// argmax of logit and noise: the target's, or the drafter's with its own logits and the same noise.
+/// argmax of logit and noise: the target's, or the drafter's with its own logits and the same
+/// noise.
 fn coupled(weights: &[f64], kind: usize, without_token: bool) -> TokenId {
     let score = |token: usize| weights[token].ln() + NOISE[kind][if without_token { 0 } else { token }];
     (0..weights.len()).max_by(|&a, &b| score(a).total_cmp(&score(b)).then(b.cmp(&a))).unwrap_or(0) as TokenId
 }
 
-/// Joint law of the noise and the text: with a seed the text is a function of it, plain or not.
-fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law {
-    law(|chance| {
-        // Places beyond the limit are sampled by eager backends but never read.
+/// Joint distribution of the noise and the text: with a seed the text is a function of the noise,
+/// plain or not.
+fn noisy_distribution(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Distribution {
+    distribution(|chance| {
+        // Positions beyond the limit are sampled by eager backends but never read.
         let mut kinds: Vec<usize> = (0..case.max).map(|_| chance.pick(&NOISE_WEIGHTS)).collect();
         kinds.extend([0; 4]);
         let mut sample = |ask: &Ask<'_>| {
-            let place = match bug {
+            let index = match bug {
                 NoiseBug::None | NoiseBug::WithoutToken => ask.position,
                 NoiseBug::KeyedByRound => (ask.position + ask.call) % case.max,
                 NoiseBug::RestartedPerCall => ask.offset,
             };
-            coupled(&toy.weights(ask.context), kinds[place], bug == NoiseBug::WithoutToken)
+            coupled(&toy.weights(ask.context), kinds[index], bug == NoiseBug::WithoutToken)
         };
         let (text, tokens, finish) = match switches {
             None => plain(case, &mut sample),
@@ -51,7 +53,7 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
                     &mut Hooks {
                         sample: &mut sample,
                         told: &mut |_| None,
-                        law: &mut |_| None,
+                        distribution: &mut |_| None,
                         draft: &mut |context, gamma| {
                             let mut full = context.to_vec();
                             for position in (context.len() - case.prompt.len()..).take(gamma) {
@@ -76,15 +78,15 @@ fn noisy_law(toy: Toy, case: &Case, switches: Option<u32>, bug: NoiseBug) -> Law
 
 #[rstest]
 fn noise_coupled_drafts_keep_every_seeded_text(
-    #[values(Plan::FanOut, Plan::Tree, Plan::Native)] plan: Plan,
+    #[values(VerifyMethod::FanOut, VerifyMethod::Tree, VerifyMethod::Native)] method: VerifyMethod,
     #[values(3, 4)] vocabulary: usize,
 ) {
     for gamma in 1..=3 {
         let toy = Toy { vocabulary, salt: 31 };
-        let case = case(vocabulary, Drafter::Chain, gamma, &[plan]);
-        let plain = noisy_law(toy, &case, None, NoiseBug::None);
+        let case = case(vocabulary, Drafter::Chain, gamma, &[method]);
+        let plain = noisy_distribution(toy, &case, None, NoiseBug::None);
         for switches in 0..16 {
-            let tv = distance(&plain, &noisy_law(toy, &case, Some(switches), NoiseBug::None));
+            let tv = distance(&plain, &noisy_distribution(toy, &case, Some(switches), NoiseBug::None));
             assert!(tv < 1e-12, "gamma {gamma}, switches {switches:b}: {tv}");
         }
     }
@@ -96,8 +98,8 @@ fn noise_coupled_drafts_keep_every_seeded_text(
 #[case(NoiseBug::RestartedPerCall)]
 fn wrong_noise_is_caught(#[case] bug: NoiseBug) {
     let toy = Toy { vocabulary: 3, salt: 31 };
-    let case = case(3, Drafter::Chain, 2, &[Plan::Tree]);
-    let plain = noisy_law(toy, &case, None, NoiseBug::None);
-    let tv = distance(&plain, &noisy_law(toy, &case, Some(15), bug));
+    let case = case(3, Drafter::Chain, 2, &[VerifyMethod::Tree]);
+    let plain = noisy_distribution(toy, &case, None, NoiseBug::None);
+    let tv = distance(&plain, &noisy_distribution(toy, &case, Some(15), bug));
     assert!(tv > 1e-3, "not caught: {tv}");
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use foretell::dialect::score;
 use foretell::openai::Sampling;
-use foretell::units::{Dice, TokenId};
+use foretell::units::{SplitMix64, TokenId};
 use foretell::words::Row;
 
-// ---- exact enumeration of random choices -----------------------------------------------------------------
+// ------------------------------------------- Exact enumeration of random choices
 
 /// Plays one path through all choices; the paths are visited in order.
 #[derive(Default)]
@@ -32,7 +32,7 @@ impl Oracle {
     }
 }
 
-/// What makes the choices of one path; shared by everything in the world that draws.
+/// Source of the choices of one path; shared by everything in the world that draws.
 pub struct Chance<'a>(RefCell<&'a mut Oracle>);
 
 impl Chance<'_> {
@@ -45,42 +45,43 @@ impl Chance<'_> {
     }
 }
 
-pub type Law = BTreeMap<String, f64>;
+pub type Distribution = BTreeMap<String, f64>;
 
-/// The law of what `run` returns, over all its choices.
-pub fn law(mut run: impl FnMut(&Chance<'_>) -> String) -> Law {
-    let mut law = Law::new();
+/// Distribution of the results of `run`, over all its choices.
+pub fn distribution(mut run: impl FnMut(&Chance<'_>) -> String) -> Distribution {
+    let mut distribution = Distribution::new();
     let mut oracle = Oracle::default();
     loop {
         oracle.at = 0;
         oracle.weight = 1.0;
         let key = run(&Chance(RefCell::new(&mut oracle)));
-        *law.entry(key).or_default() += oracle.weight;
+        *distribution.entry(key).or_default() += oracle.weight;
         oracle.tape.truncate(oracle.at);
         while oracle.tape.last().is_some_and(|&(choice, of)| choice + 1 == of) {
             oracle.tape.pop();
         }
         match oracle.tape.last_mut() {
             Some(last) => last.0 += 1,
-            None => return law,
+            None => return distribution,
         }
     }
 }
 
-pub fn distance(a: &Law, b: &Law) -> f64 {
+pub fn distance(a: &Distribution, b: &Distribution) -> f64 {
     let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
-    let of = |law: &Law, key: &String| law.get(key).copied().unwrap_or(0.0);
+    let of = |distribution: &Distribution, key: &String| distribution.get(key).copied().unwrap_or(0.0);
     keys.into_iter().map(|key| (of(a, key) - of(b, key)).abs()).sum::<f64>() / 2.0
 }
 
-// ---- toys ------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------- Toys
 
-/// A target whose law depends on the last two tokens and on how long the context is.
+/// A target whose distribution depends on the last two tokens and the length of the context.
 pub trait Target: Copy {
-    /// The law of the next token, as it is sampled.
+    /// Distribution of the next token, as it is sampled.
     fn weights(self, context: &[TokenId]) -> Vec<f64>;
 
-    /// What the backend tells of a place of a scored prompt, as the shipped codecs read it; nothing of most targets.
+    /// The backend's row for a position of a scored prompt, as read by the shipped codecs; `None`
+    /// for most targets.
     fn row(self, _context: &[TokenId]) -> Option<Row> {
         None
     }
@@ -95,7 +96,7 @@ pub trait Target: Copy {
 
 fn tail(salt: u64, context: &[TokenId]) -> u64 {
     let start = salt + context.len() as u64;
-    context.iter().rev().take(2).fold(start, |seed, &token| Dice::mix(seed ^ (u64::from(token) + 1)))
+    context.iter().rev().take(2).fold(start, |seed, &token| SplitMix64::mix(seed ^ (u64::from(token) + 1)))
 }
 
 /// Any token may follow any other.
@@ -109,40 +110,42 @@ impl Target for Toy {
     fn weights(self, context: &[TokenId]) -> Vec<f64> {
         let tail = tail(self.salt, context);
         let raw: Vec<f64> = (0..self.vocabulary)
-            .map(|token| 1.0 + (Dice::mix(tail + token as u64 * 77) % 9) as f64)
+            .map(|token| 1.0 + (SplitMix64::mix(tail + token as u64 * 77) % 9) as f64)
             .collect();
         let sum: f64 = raw.iter().sum();
         raw.iter().map(|weight| weight / sum).collect()
     }
 }
 
-/// A target of four tokens that samples with `top_k` 2 and tells log-probabilities: of its tokens one has 8, one 4,
-/// one 2 and one 1 fifteenths, so two thirds and one third are left, and the last token is the end of a text.
+/// A target of four tokens that samples with `top_k` 2 and returns log-probabilities: its tokens
+/// have 8, 4, 2 and 1 fifteenths, so two thirds and one third remain after top-k. The last token
+/// ends a text.
 #[derive(Clone, Copy)]
-pub struct Told {
+pub struct ScoringToy {
     pub salt: u64,
     /// The end of a text is decided by the backend alone.
     pub special: bool,
 }
 
-impl Told {
+impl ScoringToy {
     pub const END: TokenId = 3;
-    /// One draw in three for each third: exact for all that this target tells.
+    /// One draw in three for each third: exact for all probabilities of this target.
     pub const DRAWS: [f64; 3] = [1.0 / 6.0, 0.5, 5.0 / 6.0];
 
-    /// Before the request's sampling. At half of the places the end of a text is the least likely token.
+    /// Before the request's sampling parameters. At half of the positions the end of a text is the
+    /// least likely token.
     fn raw(self, context: &[TokenId]) -> [f64; 4] {
-        let mut dice = Dice::new(tail(self.salt, context));
+        let mut rng = SplitMix64::new(tail(self.salt, context));
         let mut rank: [usize; 4] = [0, 1, 2, 3];
-        let last = if dice.one_in(2) { 2 } else { 3 };
+        let last = if rng.chance(2) { 2 } else { 3 };
         for at in (1..=last).rev() {
-            rank.swap(at, dice.below(at as u64 + 1) as usize);
+            rank.swap(at, rng.below(at as u64 + 1) as usize);
         }
         rank.map(|rank| [8.0, 4.0, 2.0, 1.0][rank] / 15.0)
     }
 }
 
-impl Target for Told {
+impl Target for ScoringToy {
     fn weights(self, context: &[TokenId]) -> Vec<f64> {
         let kept = |p: f64| if p < 0.2 { 0.0 } else { p * 15.0 / 12.0 };
         self.raw(context).map(kept).to_vec()

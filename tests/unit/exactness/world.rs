@@ -1,17 +1,18 @@
-//! A world around a session: a backend, a drafter, a client, and a driver that does what the session says.
+//! A world around a session: a backend, a drafter, a client, and a runner that carries out the
+//! session's actions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::backend::{Ask, Bytes, Manner, Plain, Put, Riding, Vocabulary};
+use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary};
 use foretell::control::Control;
 use foretell::draft::{Draft, Sampled, Tree};
 use foretell::session::accept::{Accept, Judge, Walk};
 use foretell::session::{
-    Action, ActionId, Ending, Event, Fault, Finish, Limit, RidePlan, Rules, Session, Start, Summary, Tail,
+    Action, ActionId, Ending, Event, Fault, Finish, Limit, PlainRequest, Rules, Session, Start, Summary, Tail,
 };
 use foretell::units::{Tick, TokenId};
-use foretell::words::{RideReason, Row, Verdict};
+use foretell::words::{PlainReason, Row, VerifyResult};
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -26,79 +27,80 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether this token ends a text.
+    /// True if this token ends a text.
     pub fn is_end(&self, token: TokenId) -> bool {
         self.ending.eos.contains(&token) && !self.ending.ignore_eos
     }
 }
 
-/// What the world does, and what is wrong with it.
+/// Behaviour of the world, and its faults.
 pub struct Hooks<'a> {
     /// The backend's sampler.
     pub sample: &'a mut dyn FnMut(&Ask<'_>) -> TokenId,
-    /// What the backend tells of a place of a scored prompt.
+    /// The backend's row for a position of a scored prompt.
     pub told: &'a mut dyn FnMut(&[TokenId]) -> Option<Row>,
-    /// The law that it tells beside a sample, where a lossy rule asks for it.
-    pub law: &'a mut dyn FnMut(&[TokenId]) -> Option<Vec<f64>>,
+    /// The distribution that it returns with a sample, if a lossy rule requests it.
+    pub distribution: &'a mut dyn FnMut(&[TokenId]) -> Option<Vec<f64>>,
     /// The model drafter.
     pub draft: &'a mut dyn FnMut(&[TokenId], usize) -> Draft,
-    /// What the backend says to a sampled draft.
+    /// The backend's rows for a sampled draft.
     pub kept: &'a mut dyn FnMut(&[TokenId], &Sampled) -> Vec<Row>,
-    /// Whether leaping is allowed at the n-th token event. The second argument is what the backend has
-    /// sampled and the session has not read; an honest world does not look at it.
+    /// True if speculation is allowed at the n-th token event. The second argument is a token that
+    /// the backend has sampled and the session has not read; a correct world ignores it.
     pub allow: &'a mut dyn FnMut(usize, Option<TokenId>) -> bool,
-    /// Whether the answer to a call that is sent ahead comes before that of the one before it.
+    /// True if the answer to a verify request sent ahead comes before that of the one before it.
     pub overtakes: bool,
-    /// Tokens in the next event of a ride.
+    /// Number of tokens in the next event of a plain request.
     pub chunk: &'a mut dyn FnMut() -> usize,
-    /// Something that goes wrong now, if anything does.
+    /// A fault at this moment, if any.
     pub chaos: &'a mut dyn FnMut() -> Option<Chaos>,
     pub wrong: Wrong,
 }
 
-/// What is wrong with a world that selects samples, or with its driver.
+/// Bugs of a world that selects samples, or of its runner.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wrong {
-    /// Redraws a verdict's rows until they match the draft, at most so often.
+    /// Maximum number of redraws of a verification result's rows until they match the draft.
     pub redraw: usize,
-    /// Lets a ride run beside every verify call and takes its token where the verdict rejects at once.
+    /// Runs a plain request concurrently with every verify request and takes its token if the first
+    /// draft token is rejected.
     pub race: bool,
-    /// Takes a verdict for a fault that samples this token anywhere.
+    /// Treats a verification result as a fault if it samples this token anywhere.
     pub refuse: Option<TokenId>,
     /// Tokens that the session allows beyond the backend's limit.
     pub slack: usize,
-    /// Of several tokens that come at once the last does not reach the client.
+    /// Of several tokens in one event the last does not reach the client.
     pub lossy: bool,
-    /// Where a call is sent ahead, the one before it brings what that assumed.
+    /// If a verify request is sent ahead, the one before it returns the tokens that it assumed.
     pub granted: bool,
-    /// A call fails if the one sent behind it does not follow its own draft.
+    /// A verify request fails if the one sent after it does not follow its own draft.
     pub retried: bool,
-    /// A call that is sent ahead is answered behind another token than the one that it assumes.
+    /// A verify request sent ahead is answered after another token than the one that it assumes.
     pub astray: bool,
-    /// Does not tell the session how a ride ended with the token that ended it.
+    /// Does not report the end of a plain request with the token that ended it.
     pub tailless: bool,
 }
 
-/// What can go wrong.
+/// Faults during a session.
 #[derive(Clone, Copy, Debug)]
 pub enum Chaos {
-    /// What is under way fails.
+    /// The current action fails.
     Fault(Fault),
-    /// An event of an action long gone comes, with tokens that never were.
+    /// An event of a past action arrives, with invented tokens.
     Stale(u64),
-    /// What is under way gets an answer that is not its own.
+    /// The current action gets an answer of another kind.
     Misfit,
-    /// A verdict misses a row.
+    /// A verification result lacks a row.
     Torn,
-    /// Nothing comes for so many seconds.
+    /// No event for this number of seconds.
     Silence(u64),
-    /// The ids become doubtful.
+    /// The token ids become untrusted.
     Doubt,
     /// The client leaves.
     Gone,
 }
 
-/// What the client got.
+/// Output that the client received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub text: String,
@@ -111,13 +113,13 @@ pub fn play(case: &Case, hooks: &mut Hooks<'_>) -> Outcome {
     play_judged(case, Control::new(), Judge::new(Accept::default(), 7), hooks)
 }
 
-/// The same, with what was learnt before, and rounds that `judge` judges.
+/// As [`play`], with earlier learnt state, and rounds that `judge` verifies.
 pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut Hooks<'_>) -> Outcome {
     let mut world = World {
         case,
         client: Outcome { text: String::new(), tokens: Vec::new(), summary: Summary::default() },
-        past: Vec::new(),
-        ride: None,
+        token_context: Vec::new(),
+        plain_request: None,
         replies: VecDeque::new(),
         calls: 0,
         events: 0,
@@ -155,11 +157,12 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
             continue;
         }
         let (id, event) = world.next(hooks);
-        if matches!(event, Event::Token { .. } | Event::Verdict(_)) {
-            let unread = world.ride.as_ref().and_then(|ride| ride.ahead.front().copied());
+        if matches!(event, Event::Token { .. } | Event::VerifyResult(_)) {
+            let unread =
+                world.plain_request.as_ref().and_then(|plain_request| plain_request.ahead.front().copied());
             let allowed = (hooks.allow)(world.events, unread);
             world.events += 1;
-            session.handle(ActionId::WORLD, Event::Mode((!allowed).then_some(RideReason::Observe)), now);
+            session.handle(ActionId::WORLD, Event::Mode((!allowed).then_some(PlainReason::Observe)), now);
         }
         session.handle(id, event, now);
     }
@@ -170,8 +173,8 @@ struct World<'a> {
     case: &'a Case,
     client: Outcome,
     /// Every token that the session has emitted.
-    past: Vec<TokenId>,
-    ride: Option<Riding>,
+    token_context: Vec<TokenId>,
+    plain_request: Option<PlainDecoding>,
     replies: VecDeque<(ActionId, Event)>,
     calls: usize,
     events: usize,
@@ -180,25 +183,29 @@ struct World<'a> {
 
 impl World<'_> {
     fn context(&self) -> Vec<TokenId> {
-        self.case.prompt.iter().chain(&self.past).copied().collect()
+        self.case.prompt.iter().chain(&self.token_context).copied().collect()
     }
 
     fn idle(&self) -> bool {
-        self.replies.is_empty() && self.ride.is_none()
+        self.replies.is_empty() && self.plain_request.is_none()
     }
 
-    /// The action under way.
+    /// The current action.
     fn under_way(&self) -> Option<ActionId> {
-        self.replies.front().map(|reply| reply.0).or(self.ride.as_ref().map(|ride| ride.id))
+        self.replies
+            .front()
+            .map(|reply| reply.0)
+            .or(self.plain_request.as_ref().map(|plain_request| plain_request.id))
     }
 
     fn live(&self, id: ActionId) -> bool {
-        self.ride.as_ref().is_some_and(|ride| ride.id == id) || self.replies.iter().any(|reply| reply.0 == id)
+        self.plain_request.as_ref().is_some_and(|plain_request| plain_request.id == id)
+            || self.replies.iter().any(|reply| reply.0 == id)
     }
 
     fn drop_action(&mut self, id: ActionId) {
         self.replies.retain(|reply| reply.0 != id);
-        self.ride = self.ride.take().filter(|ride| ride.id != id);
+        self.plain_request = self.plain_request.take().filter(|plain_request| plain_request.id != id);
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session<impl Walk>, now: &mut Tick) {
@@ -210,20 +217,22 @@ impl World<'_> {
             }
             (Chaos::Stale(age), Some(id)) if age < id.0 && !self.live(ActionId(id.0 - age)) => {
                 session.handle(ActionId(id.0 - age), junk(), *now);
-                session.handle(ActionId(id.0 - age), Event::RideEnded(Finish::Stop), *now);
+                session.handle(ActionId(id.0 - age), Event::PlainEnded(Finish::Stop), *now);
             }
-            (Chaos::Misfit, Some(id)) if self.ride.as_ref().is_some_and(|ride| ride.id == id) => {
-                session.handle(id, Event::Verdict(Verdict::default()), *now);
+            (Chaos::Misfit, Some(id))
+                if self.plain_request.as_ref().is_some_and(|plain_request| plain_request.id == id) =>
+            {
+                session.handle(id, Event::VerifyResult(VerifyResult::default()), *now);
                 session.handle(id, Event::Draft(Tree::default().into()), *now);
                 session.handle(id, Event::Shadow(vec![Some(1), None]), *now);
             }
             (Chaos::Misfit, Some(id)) => {
                 session.handle(id, junk(), *now);
-                session.handle(id, Event::RideEnded(Finish::Stop), *now);
+                session.handle(id, Event::PlainEnded(Finish::Stop), *now);
             }
             (Chaos::Torn, Some(id)) => {
-                if let Some((_, Event::Verdict(verdict))) = self.replies.front_mut() {
-                    verdict.rows.pop();
+                if let Some((_, Event::VerifyResult(result))) = self.replies.front_mut() {
+                    result.rows.pop();
                     let (_, event) = self.replies.pop_front().expect("there");
                     session.handle(id, event, *now);
                 }
@@ -240,19 +249,19 @@ impl World<'_> {
 
     fn act(&mut self, id: ActionId, action: Action, hooks: &mut Hooks<'_>) {
         match action {
-            Action::Ride(plan) => {
-                let first = plan == RidePlan::First;
-                let asked = match plan {
-                    RidePlan::First => self.case.max,
-                    RidePlan::Continue { max_tokens } => max_tokens as usize,
+            Action::Plain(method) => {
+                let first = method == PlainRequest::First;
+                let asked = match method {
+                    PlainRequest::First => self.case.max,
+                    PlainRequest::Continue { max_tokens } => max_tokens as usize,
                 };
                 if first {
                     self.replies.push_back((id, Event::Prompt(self.case.prompt.clone())));
                 }
-                let start = self.past.len();
-                let mut ride = Riding::new(id, self.context(), start, asked, self.calls);
-                ride.plain = first.then(|| Plain::new(self.case));
-                self.ride = Some(ride);
+                let start = self.token_context.len();
+                let mut plain_request = PlainDecoding::new(id, self.context(), start, asked, self.calls);
+                plain_request.plain = first.then(|| Plain::new(self.case));
+                self.plain_request = Some(plain_request);
                 self.calls += 1;
             }
             Action::Draft { gamma, assumed, .. } => {
@@ -266,13 +275,13 @@ impl World<'_> {
                 }
             }
             Action::Shadow { .. } => self.replies.push_back((id, Event::Shadow(Vec::new()))),
-            Action::Verify(draft, plan, mut assumed) => {
+            Action::Verify(draft, method, mut assumed) => {
                 if let Some(guess) = assumed.last_mut().filter(|_| hooks.wrong.astray) {
                     *guess = (*guess + 1) % 2;
                 }
-                let (position, call) = (self.past.len() + assumed.len(), self.calls);
+                let (position, call) = (self.token_context.len() + assumed.len(), self.calls);
                 let context = [self.context(), assumed.clone()].concat();
-                let put = Put { case: self.case, draft: &draft, plan, context, position, call };
+                let put = Put { case: self.case, draft: &draft, method, context, position, call };
                 let answer = put.answer(hooks);
                 if !assumed.is_empty() {
                     self.taint(&draft, &assumed, &answer, hooks.wrong);
@@ -289,7 +298,7 @@ impl World<'_> {
                 self.client.text.push_str(&delta.text);
                 let lost = usize::from(hooks.wrong.lossy && delta.tokens.len() > 1);
                 self.client.tokens.extend(&delta.tokens[..delta.tokens.len() - lost]);
-                self.past.extend(delta.tokens);
+                self.token_context.extend(delta.tokens);
             }
             Action::Finish(summary) => {
                 self.client.summary = summary;
@@ -298,20 +307,21 @@ impl World<'_> {
         }
     }
 
-    /// Lets a call that is sent ahead change what the first call under way is answered.
+    /// Lets a verify request sent ahead change the answer of the first pending one.
     fn taint(&mut self, draft: &Tree, assumed: &[TokenId], answer: &Event, wrong: Wrong) {
-        let Some((_, first)) = self.replies.iter_mut().find(|reply| matches!(reply.1, Event::Verdict(_)))
+        let Some((_, first)) =
+            self.replies.iter_mut().find(|reply| matches!(reply.1, Event::VerifyResult(_)))
         else {
             return;
         };
-        if let (Event::Verdict(verdict), true) = (&mut *first, wrong.granted)
-            && let Some(row) = verdict.rows.get_mut(assumed.len() - 1)
+        if let (Event::VerifyResult(result), true) = (&mut *first, wrong.granted)
+            && let Some(row) = result.rows.get_mut(assumed.len() - 1)
             && row.sample.is_some()
         {
             row.sample = assumed.last().copied();
         }
-        if let (Event::Verdict(verdict), true) = (answer, wrong.retried)
-            && let Some(sample) = verdict.rows.first().and_then(|row| row.sample)
+        if let (Event::VerifyResult(result), true) = (answer, wrong.retried)
+            && let Some(sample) = result.rows.first().and_then(|row| row.sample)
             && draft.child(None, sample).is_none()
         {
             *first = Event::Fault(Fault::Verify);
@@ -322,10 +332,10 @@ impl World<'_> {
         if let Some(reply) = self.replies.pop_front() {
             return reply;
         }
-        let ride = self.ride.as_mut().expect("something is under way");
-        let (id, over) = (ride.id, ride.is_over());
-        let event = ride.next(self.case, hooks);
-        self.ride = self.ride.take().filter(|_| !over);
+        let plain_request = self.plain_request.as_mut().expect("something is under way");
+        let (id, over) = (plain_request.id, plain_request.is_over());
+        let event = plain_request.next(self.case, hooks);
+        self.plain_request = self.plain_request.take().filter(|_| !over);
         (id, event)
     }
 }

@@ -1,4 +1,4 @@
-//! Exact proposals, and proposals behind anything.
+//! Exact proposals, and proposals after arbitrary output.
 
 use super::*;
 use crate::draft::phrasebook::shapes::Finder;
@@ -13,7 +13,7 @@ const TOOLS: &str = r#"Tools:
     "format": {"type": "object", "properties": {"style": {"enum": ["long", "lonely"]}, "utc": {"type": "boolean"}}}}}}}]
 "#;
 
-/// What is proposed behind an output, after a prompt.
+/// The proposal after a prompt and an output.
 fn after(prompt: &str, output: &str) -> String {
     let mut finder = Finder::default();
     prompt.bytes().for_each(|byte| finder.step(byte));
@@ -82,10 +82,10 @@ fn the_form_is_that_of_the_prompt_or_of_the_last_call() {
 }
 
 proptest! {
-    /// Behind any part of an object of the schema, the proposal is a text of characters, and with what came before it is
-    /// the beginning of JSON.
+    /// After any part of an object of the schema, the proposal is valid UTF-8, and together with
+    /// the output before it is the beginning of JSON.
     #[test]
-    fn a_proposal_is_json_wherever_the_output_stands(pieces in proptest::collection::vec(0_usize..16, 0..40)) {
+    fn a_proposal_is_json_after_any_output(pieces in proptest::collection::vec(0_usize..16, 0..40)) {
         const PIECES: [&str; 16] = ["{\"", "{", "}", "[", "]", ",", ":", " ", "\n  ", "\"", "name\": \"get_",
             "weather\"", "\"arguments\": {", "city", "\"unit\"", "7"];
         let mut finder = Finder::default();

@@ -1,7 +1,7 @@
 use super::super::profile::{Curve, Table};
 use super::*;
 
-/// One second a step and 0.01 for each further token, so that times are easily read.
+/// One second per step and 0.01 s for each further token, so that times are easy to read.
 fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
     let points = vec![(1, 1.0), (101, 2.0)];
     let table = Table { points, stairs: false, sequence: 0.0, context: 0.0 };
@@ -9,7 +9,7 @@ fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
     Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, changes: Vec::new(), cancel: 0.0 }, 1)
 }
 
-fn ride(id: JobId, context: usize, tokens: usize) -> Job {
+fn plain(id: JobId, context: usize, tokens: usize) -> Job {
     Job { id, text: id, context, work: Work::Stream(tokens) }
 }
 
@@ -18,13 +18,13 @@ fn verify(id: JobId, text: u64, context: usize, nodes: usize) -> Job {
     Job { id, text, context, work: Work::Verify(verify) }
 }
 
-/// Runs the engine until it has nothing to do: milliseconds and job of everything produced.
+/// Runs the engine until it has nothing to do: milliseconds and job of every output.
 fn played(engine: &mut Engine, now: Tick) -> Vec<(u64, JobId)> {
     let next = engine.start(now);
     finished(engine, next)
 }
 
-/// As [`played`], from the end of a step that is running.
+/// As [`played`], from the end of the running step.
 fn finished(engine: &mut Engine, mut next: Option<Tick>) -> Vec<(u64, JobId)> {
     let (mut out, mut seen) = (Vec::new(), Vec::new());
     while let Some(now) = next {
@@ -38,18 +38,18 @@ fn finished(engine: &mut Engine, mut next: Option<Tick>) -> Vec<(u64, JobId)> {
 #[test]
 fn a_prompt_is_computed_in_chunks_and_then_one_token_a_step() {
     let mut engine = engine(4, 10_000, true);
-    engine.submit(ride(1, 150, 3));
-    // 100 tokens take 1.99 s, the other 50 take 1.49 s and bring the first token.
+    engine.submit(plain(1, 150, 3));
+    // 100 tokens take 1.99 s, the other 50 take 1.49 s and produce the first token.
     assert_eq!(played(&mut engine, Tick(0)), [(3480, 1), (4480, 1), (5480, 1)]);
     assert_eq!(engine.computed(), Computed { all: 152, wasted: 0, steps: 4 });
     assert_eq!((engine.running(), engine.waiting(), engine.kv_usage()), (0, 0, 0.0));
 }
 
 #[test]
-fn a_text_that_was_computed_costs_only_what_is_behind_its_last_whole_block() {
+fn a_cached_text_costs_only_the_tokens_after_its_last_whole_block() {
     for (cache, step) in [(true, 1090), (false, 1990 + 1530)] {
         let mut engine = engine(4, 10_000, cache);
-        engine.submit(ride(1, 145, 6));
+        engine.submit(plain(1, 145, 6));
         let ends = played(&mut engine, Tick(0)).last().expect("an end").0;
         // 150 tokens are in memory, 144 of them in whole blocks.
         engine.submit(verify(2, 1, 150, 4));
@@ -59,10 +59,10 @@ fn a_text_that_was_computed_costs_only_what_is_behind_its_last_whole_block() {
 }
 
 #[test]
-fn what_runs_shares_its_steps_and_what_finds_no_room_waits() {
+fn running_jobs_share_steps_and_others_wait() {
     let mut engine = engine(2, 10_000, true);
     for id in 1..=3 {
-        engine.submit(ride(id, 1, 2));
+        engine.submit(plain(id, 1, 2));
     }
     let order = played(&mut engine, Tick(0));
     let at = |job: JobId| order.iter().filter(|seen| seen.1 == job).map(|seen| seen.0).collect::<Vec<_>>();
@@ -70,10 +70,10 @@ fn what_runs_shares_its_steps_and_what_finds_no_room_waits() {
 }
 
 #[test]
-fn the_memory_bounds_what_runs_and_is_freed_of_what_was_used_longest_ago() {
+fn kv_memory_limits_jobs_and_evicts_the_least_recently_used() {
     let mut engine = engine(9, 100, true);
-    engine.submit(ride(1, 50, 10));
-    engine.submit(ride(2, 50, 10));
+    engine.submit(plain(1, 50, 10));
+    engine.submit(plain(2, 50, 10));
     let next = engine.start(Tick(0));
     assert_eq!((engine.running(), engine.waiting()), (1, 1), "60 of 100 tokens are reserved");
     assert!((engine.kv_usage() - 0.6).abs() < 1e-9);
@@ -89,23 +89,23 @@ fn the_memory_bounds_what_runs_and_is_freed_of_what_was_used_longest_ago() {
 }
 
 #[test]
-fn a_cancelled_sequence_is_computed_to_the_end_of_its_step_and_brings_nothing() {
+fn a_cancelled_sequence_ends_with_its_step_without_output() {
     let mut engine = engine(4, 10_000, true);
-    engine.submit(ride(1, 1, 9));
+    engine.submit(plain(1, 1, 9));
     let next = engine.start(Tick(0));
     engine.cancel(1, Tick(5));
     assert_eq!(engine.running(), 1);
     assert_eq!(finished(&mut engine, next), []);
     assert_eq!((engine.running(), engine.computed().wasted), (0, 1));
-    engine.submit(ride(2, 1, 9));
+    engine.submit(plain(2, 1, 9));
     engine.cancel(2, Tick(9));
     assert_eq!(engine.start(Tick(9)), None, "what waits is gone at once");
 }
 
 #[test]
-fn a_call_that_comes_in_the_middle_of_a_step_waits_for_the_next() {
+fn a_job_submitted_during_a_step_waits_for_the_next() {
     let mut engine = engine(4, 10_000, true);
-    engine.submit(ride(1, 1, 2));
+    engine.submit(plain(1, 1, 2));
     let next = engine.start(Tick(0));
     engine.submit(verify(2, 9, 1, 3));
     assert_eq!(engine.start(Tick(500_000)), None, "the step goes on as it is");
@@ -117,11 +117,11 @@ fn a_call_that_comes_in_the_middle_of_a_step_waits_for_the_next() {
 fn a_paced_server_takes_as_long_as_its_costliest_sequence() {
     let paced = Paced { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prompt: 0.01 };
     let mut engine = Engine::new(EngineSpec::paced(paced), 1);
-    engine.submit(ride(1, 101, 2));
+    engine.submit(plain(1, 101, 2));
     assert_eq!(played(&mut engine, Tick(0)), [(2000, 1), (3000, 1)], "a hundred tokens are read before");
     engine.submit(verify(2, 1, 102, 5));
     assert_eq!(played(&mut engine, Tick(0)), [(2000, 2)]);
     engine.submit(verify(3, 1, 103, 5));
-    engine.submit(ride(4, 1, 2));
+    engine.submit(plain(4, 1, 2));
     assert_eq!(played(&mut engine, Tick(0)), [(3000, 3), (3000, 4), (4000, 4)], "half as long again for two");
 }

@@ -1,4 +1,5 @@
-//! Gamma over temperature and load, in one plot: with riding as gamma 0, of rounds alone, and the share that was ridden.
+//! Gamma over temperature and load, in three panels: with plain decoding as gamma 0, of rounds
+//! alone, and the share of plain tokens.
 
 use std::fmt::Write;
 
@@ -6,9 +7,9 @@ use super::rule;
 use crate::lab::html::{escape, section, table, tick};
 use crate::lab::sim::sweep::{self, Cell};
 
-/// Left and right of the panels.
+/// Left and right edges of the panels.
 const PANELS: [(f64, f64); 3] = [(34.0, 286.0), (338.0, 590.0), (642.0, 894.0)];
-/// Top and bottom of each.
+/// Top and bottom edges of each.
 const RANGE: (f64, f64) = (26.0, 256.0);
 
 /// Adds the plot and its table; nothing without cells.
@@ -23,9 +24,9 @@ pub fn put(page: &mut String, cells: &[Cell]) {
         format!("<span class=\"key\" style=\"background:{}\"></span>{name}", ink(number, clients.len()))
     });
     let says = format!(
-        "By the temperature of the requests, with a line for each number of clients: gamma where riding is gamma 0 (drafted \
-         tokens per round or ridden token), gamma of rounds alone (where little leaps, that of the few texts that do), and the \
-         share of the output that was ridden. Load is clients by sequences that the engine runs at a time. Requests that \
+        "By the temperature of the requests, with a line for each number of clients: gamma where plain decoding is gamma 0 (drafted \
+         tokens per round or plain token), gamma of rounds alone (where few texts are speculated on, only of those), and the \
+         share of the output that was decoded plainly. Load is clients ÷ the engine's maximum of running sequences. Requests that \
          began in the second half of the time.{}",
         key.collect::<String>()
     );
@@ -43,9 +44,9 @@ fn drawn(cells: &[Cell]) -> String {
     let mut svg = format!("<svg viewBox=\"0 0 900 {:.0}\" role=\"img\">", RANGE.1 + 40.0);
     let most = cells.iter().filter_map(|cell| cell.gamma).fold(1.0, f64::max);
     let [first, second, third] = PANELS;
-    panel(&mut svg, first, "gamma, riding is 0", most, 1.0, cells, |cell| Some(cell.drafted));
+    panel(&mut svg, first, "gamma, plain is 0", most, 1.0, cells, |cell| Some(cell.drafted));
     panel(&mut svg, second, "gamma of rounds", most, 1.0, cells, |cell| cell.gamma);
-    panel(&mut svg, third, "ridden, % of the output", 100.0, 100.0, cells, |cell| Some(cell.ridden));
+    panel(&mut svg, third, "plain, % of the output", 100.0, 100.0, cells, |cell| Some(cell.plain));
     svg + "</svg>"
 }
 
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     fn cell(clients: usize, temperature: f64, gamma: Option<f64>) -> Cell {
-        Cell { clients, load: clients as f64 / 16.0, temperature, gamma, ridden: 0.25, ..Cell::default() }
+        Cell { clients, load: clients as f64 / 16.0, temperature, gamma, plain: 0.25, ..Cell::default() }
     }
 
     #[test]
@@ -113,7 +114,7 @@ mod tests {
         let mut page = String::new();
         put(&mut page, &cells);
         assert_eq!((page.matches("<svg").count(), page.matches("<polyline").count()), (1, 6));
-        assert_eq!(page.matches("<circle").count(), 4 + 3 + 4, "what has no round has no draft length");
+        assert_eq!(page.matches("<circle").count(), 4 + 3 + 4, "a cell without a round has no draft length");
         assert!(page.contains("1 client (load 0.06)") && page.contains("16 clients (load 1.00)"));
         assert!(page.contains("0.00, 12.0, 25 %") && !page.contains("NaN"), "{page}");
         put(&mut page, &[]);

@@ -29,7 +29,7 @@ pub(super) fn engine(mut section: Section<'_>) -> Option<EngineSpec> {
             None
         }
     };
-    // Read with any default, so that every error is found.
+    // Read with a default even after an error, so that every error is found.
     let base = spec.clone().unwrap_or_else(|| EngineSpec::paced(Paced::default()));
     let shape = base.shape;
     let engine = EngineSpec {
@@ -98,7 +98,7 @@ pub(super) fn drafter(item: &Item<'_>) -> Option<DrafterSpec> {
         token: section.or("token", usual.token, within(0.0, 60.0)),
         read: section.or("read", usual.read, within(0.0, 60.0)),
         growth: section.or("growth", usual.growth, number(0.0..=1e3)),
-        seats: section.or("seats", usual.seats, whole(1..=100_000)),
+        slots: section.or("slots", usual.slots, whole(1..=100_000)),
         shared: section.or("shared", usual.shared, boolean),
     };
     section.close();

@@ -12,11 +12,11 @@ use crate::lab::sim::figures::Figure;
 use crate::lab::sim::permit::{self, Permit, Refused};
 use crate::lab::sim::sidecar::SignalSpec;
 use crate::lab::sim::sweep::Sweep;
-use crate::lab::sim::traffic::{Arrivals, Ramp, Stream, Whose};
+use crate::lab::sim::traffic::{Arrivals, Owner, Ramp, Stream};
 use crate::lab::sim::world::{Mode, Net, Setup};
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// Longest time that is simulated, in seconds.
+/// Maximum simulated time, seconds.
 const DAY: f64 = 86_400.0;
 
 pub(super) fn table(file: &str, source: &str, traces: &Path) -> Result<Table, Unusable> {
@@ -43,19 +43,19 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
     let net = net(top.section("network"));
     let signal = top.item("signal").map_or(SignalSpec::USUAL, |item| signal(&item));
     let drafter = top.item("drafter").and_then(|item| engine::drafter(&item));
-    let plans = top.list("plans", vec![Plan::Tree], word(PLANS));
+    let methods = top.list("verify", vec![VerifyMethod::Tree], word(METHODS));
     let sidecars = top.or("sidecars", 1, whole(1..=64));
-    let permit = permit(file, &mut top, &plans);
+    let permit = permit(file, &mut top, &methods);
     let imposed = budget(top.section("budget"));
     let streams = streams(top.item("traffic"), traces);
     if streams.is_empty() {
-        top.refuse("traffic", Refusal::new("nobody asks", "at least one stream"), "none");
+        top.refuse("traffic", Refusal::new("no traffic", "at least one stream"), "none");
     }
     let overload = top.item("overload").and_then(|item| overload(item.section()));
     let sweep = top.item("sweep").map(|item| sweep(item.section(), traces)).unwrap_or_default();
     let expected = top.item("expect").map(|item| expected(&item)).unwrap_or_default();
     if expected.is_empty() {
-        top.refuse("expect", Refusal::new("nothing is expected", Figure::names()), "none");
+        top.refuse("expect", Refusal::new("no expectation", Figure::names()), "none");
     }
     top.close();
     let (engine, seconds) = (engine?, seconds?);
@@ -76,17 +76,21 @@ fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refu
     Some(Ok(Table { name: name?, about: about?, held_out, setup, seeds, seconds, overload, sweep, expected }))
 }
 
-const PLANS: &[(&str, Plan)] =
-    &[("tree", Plan::Tree), ("score", Plan::Score), ("fan_out", Plan::FanOut), ("native", Plan::Native)];
+const METHODS: &[(&str, VerifyMethod)] = &[
+    ("tree", VerifyMethod::Tree),
+    ("score", VerifyMethod::Score),
+    ("fan_out", VerifyMethod::FanOut),
+    ("native", VerifyMethod::Native),
+];
 const DRAFTERS: &[(&str, (bool, bool))] =
     &[("lookup", (true, false)), ("model", (false, true)), ("both", (true, true))];
 
 /// The policy's permit. Without a policy: one with the named drafters.
-fn permit(file: &str, top: &mut Section<'_>, plans: &[Plan]) -> Result<Permit, Refused> {
+fn permit(file: &str, top: &mut Section<'_>, methods: &[VerifyMethod]) -> Result<Permit, Refused> {
     let (lookup, model) = top.or("drafters", (true, true), word(DRAFTERS));
     let own = top.maybe("policy", None, words);
     let text = own.unwrap_or_else(|| permit::policy(lookup, model));
-    permit::of(&format!("{file} policy"), &text, plans, 1 << 20)
+    permit::of(&format!("{file} policy"), &text, methods, 1 << 20)
 }
 
 /// The backend's budget; `None` where the table sets none.
@@ -138,7 +142,7 @@ fn streams(item: Option<Item<'_>>, traces: &Path) -> Vec<Stream> {
 fn stream(item: &Item<'_>, number: usize, traces: &Path) -> Option<Stream> {
     let mut section = item.section();
     let whose =
-        section.must("whose", "ours|others", word(&[("ours", Whose::Ours), ("others", Whose::Others)]));
+        section.must("whose", "ours|others", word(&[("ours", Owner::Ours), ("others", Owner::Others)]));
     let clients = section.item("clients").and_then(|item| ramp(&item));
     let think = section.or("think", 0.0, within(0.0, DAY));
     let rate = section.item("rate").and_then(|item| ramp(&item));
@@ -159,7 +163,7 @@ fn stream(item: &Item<'_>, number: usize, traces: &Path) -> Option<Stream> {
     Some(Stream { whose: whose?, arrivals: arrivals?, scripts: scripts?, requests: None })
 }
 
-/// A number, or numbers by the second from which on they count.
+/// A number, or numbers by the second from which they hold.
 fn ramp(item: &Item<'_>) -> Option<Ramp> {
     let value = number(0.0..=100_000.0);
     if !matches!(item.node.value, Value::Map(_)) {

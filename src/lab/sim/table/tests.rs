@@ -1,6 +1,6 @@
 use super::*;
-use crate::lab::sim::traffic::{Arrivals, Ramp, Whose};
-use crate::words::Plan;
+use crate::lab::sim::traffic::{Arrivals, Owner, Ramp};
+use crate::words::VerifyMethod;
 
 const GOOD: &str = "\
 version: 1
@@ -9,7 +9,7 @@ about: a test
 for: 90s
 engine: { paced: { step: 20ms, base: 1.1, node: 0.005 }, cancel: 1.5s }
 signal: { every: 250ms, age: 100ms }
-plans: [score, fan_out]
+verify: [score, fan_out]
 drafter: none
 traffic:
   - { whose: ours, clients: { 30s: 64, 0s: 1 }, text: { copied: { rewrite: 0.1 } } }
@@ -28,12 +28,12 @@ fn parse(text: &str) -> Result<Table, Vec<String>> {
 }
 
 #[test]
-fn a_table_says_what_is_played() {
+fn a_table_defines_the_setting() {
     let table = parse(GOOD).expect("good");
     assert_eq!((table.name.as_str(), table.held_out, table.seeds), ("t", false, 1));
     assert_eq!((table.seconds, table.overload), (90.0, Some((30.0, 60.0))));
     assert!((table.setup.engine.cancel - 1.5).abs() < 1e-12 && table.setup.drafter.is_none());
-    assert_eq!(table.setup.permit.rules.plans, [Plan::Score, Plan::FanOut]);
+    assert_eq!(table.setup.permit.rules.methods, [VerifyMethod::Score, VerifyMethod::FanOut]);
     let imposed = table.setup.permit.imposed;
     assert_eq!(
         (imposed.extra_tokens, imposed.windows.map(|windows| windows.every.as_secs())),
@@ -41,8 +41,8 @@ fn a_table_says_what_is_played() {
     );
     let [ours, others] = &table.setup.streams[..] else { panic!("two streams") };
     let ramp = Ramp(vec![(0.0, 1.0), (30.0, 64.0)]);
-    assert_eq!((ours.whose, &ours.arrivals), (Whose::Ours, &Arrivals::Closed { clients: ramp, think: 0.0 }));
-    assert_eq!((others.whose, &others.arrivals), (Whose::Others, &Arrivals::Poisson(Ramp::flat(2.5))));
+    assert_eq!((ours.whose, &ours.arrivals), (Owner::Ours, &Arrivals::Closed { clients: ramp, think: 0.0 }));
+    assert_eq!((others.whose, &others.arrivals), (Owner::Others, &Arrivals::Poisson(Ramp::flat(2.5))));
     assert!(!ours.scripts[0].has_model() && others.scripts[0].has_model());
     let [ratio, p95] = table.expected[..] else { panic!("two expectations") };
     assert_eq!((ratio.figure, ratio.min, ratio.max), (Figure::Ratio, Some(0.99), None));
@@ -56,8 +56,8 @@ fn a_sweep_names_clients_and_recordings_with_their_temperatures() {
     std::fs::write(folder.path().join("a-t0.7.jsonl"), line).expect("written");
     let parse = |sweep: &str| Table::parse("t.yaml", &format!("{GOOD}sweep: {sweep}\n"), folder.path());
     let table = parse("{ clients: [1, 16], texts: [a-t0.7, { output: 9 }] }").expect("good");
-    let heat: Vec<f64> = table.sweep.texts.iter().map(|text| text[0].temperature).collect();
-    assert_eq!((&table.sweep.clients[..], &heat[..]), (&[1, 16][..], &[0.7, 0.0][..]));
+    let bucket: Vec<f64> = table.sweep.texts.iter().map(|text| text[0].temperature).collect();
+    assert_eq!((&table.sweep.clients[..], &bucket[..]), (&[1, 16][..], &[0.7, 0.0][..]));
     let found = |sweep: &str| parse(sweep).expect_err("wrong").to_string();
     assert_eq!(
         found("{ clients: [0] }"),
@@ -77,7 +77,7 @@ fn every_error_is_found_at_once_with_its_line_and_what_is_allowed() {
         .replace("rate: 2.5,", "")
         .replace("rewrite: 0.1", "rewrite: 7")
         .replace("until: 1m", "until: 1s")
-        .replace("p95: { min: 0.5, max: 1.02 }", "p59: { max: 1 }\n  leapt: {}")
+        .replace("p95: { min: 0.5, max: 1.02 }", "p59: { max: 1 }\n  speculated: {}")
         + "seedz: 3\n";
     let found = parse(&text).expect_err("wrong");
     let expected = [
@@ -90,7 +90,7 @@ fn every_error_is_found_at_once_with_its_line_and_what_is_allowed() {
         "t.yaml:11: traffic[1].rate: not one of two, allowed either clients or rate, got both or none",
         "t.yaml:13: overload.until: not after from, allowed a later moment, got 1",
         "t.yaml:16: expect.p59: unknown figure, allowed",
-        "t.yaml:17: expect.leapt: no bound, allowed min, max or both, got a map",
+        "t.yaml:17: expect.speculated: no bound, allowed min, max or both, got a map",
         "t.yaml:18: seedz: unknown key",
     ];
     for line in expected {
@@ -109,7 +109,7 @@ fn a_policy_is_a_real_one_and_its_errors_are_named() {
 }
 
 #[test]
-fn a_recording_that_is_not_there_is_an_error() {
+fn a_missing_recording_is_an_error() {
     let found = parse(&GOOD.replace("{ copied: { rewrite: 0.1 } }", "poems")).expect_err("wrong");
     assert!(
         found[0].starts_with("t.yaml:10: traffic[0].text: not a recording, allowed one of traces/"),

@@ -8,7 +8,7 @@ use crate::config::yaml::Value;
 use crate::lab::sim::source::{self, Scripts};
 use crate::lab::sim::synthetic::{Agreement, Copied, Kind};
 
-/// Requests that are made of a kind before they begin anew.
+/// Number of requests generated of a kind before they repeat.
 const MADE: usize = 64;
 
 pub(super) fn scripts(item: &Item<'_>, seed: u64, traces: &Path) -> Option<Scripts> {

@@ -1,4 +1,4 @@
-//! What the engine has produced reaches whoever asked for it.
+//! Delivers the engine's outputs to their callers.
 
 use super::{Broken, Caller, Happening, Request, World};
 use crate::lab::sim::later;
@@ -15,14 +15,14 @@ impl World {
             return Ok(());
         }
         let Some(call) = request.take(caller.action) else {
-            // It was cancelled: what it still brings is lost.
+            // It was cancelled: its remaining outputs are dropped.
             self.put_back(caller.request, request);
             return Ok(());
         };
-        let CallKind::Ride { from, tokens, first } = call.kind else {
+        let CallKind::Plain { from, tokens, first } = call.kind else {
             self.no_longer_verifying(request.sidecar, &call);
-            let CallKind::Verify { verdict, .. } = call.kind else { return Ok(()) };
-            return self.tell(caller.request, request, caller.action, [Event::Verdict(verdict)]);
+            let CallKind::Verify { result, .. } = call.kind else { return Ok(()) };
+            return self.deliver(caller.request, request, caller.action, [Event::VerifyResult(result)]);
         };
         let token = request.script.truth(from + number);
         let last = number + 1 == tokens;
@@ -32,12 +32,12 @@ impl World {
         let prompt = (first && number == 0).then(|| Event::Prompt(request.script.prompt.clone()));
         let tail = if last { Tail::Last } else { Tail::Open };
         let token = Event::Token { tokens: vec![token], text: String::new(), tail };
-        let end = last.then_some(Event::RideEnded(Finish::Length));
+        let end = last.then_some(Event::PlainEnded(Finish::Length));
         let events = prompt.into_iter().chain([token]).chain(end);
-        self.tell(caller.request, request, caller.action, events)
+        self.deliver(caller.request, request, caller.action, events)
     }
 
-    /// A token of a request that goes by itself.
+    /// A token of a direct request.
     pub(super) fn direct(&mut self, number: usize, mut request: Box<Request>, token: usize) {
         request.first.get_or_insert(self.now);
         request.done = token + 1;

@@ -1,4 +1,4 @@
-//! Engine and drafter: when they begin, and what becomes of what they have done.
+//! Runs of the engine and the drafter: their start, and the delivery of their outputs.
 
 use super::{Happening, World};
 use crate::lab::sim::drafter::Drafter;
@@ -8,7 +8,7 @@ use crate::lab::sim::{at, later};
 use crate::session::ActionId;
 
 impl World {
-    /// Lets the engine and the drafter begin what they can. On one processor they take turns.
+    /// Starts the engine and the drafter if they have work. On a shared processor they take turns.
     pub(super) fn go_on(&mut self) {
         let shared = self.drafter.as_ref().is_some_and(Drafter::is_shared);
         if !shared {
@@ -50,7 +50,7 @@ impl World {
             if last {
                 self.callers.remove(&job);
             }
-            // Of a direct call nothing but its first and its last token is looked at.
+            // For a direct call only the first and the last token are recorded.
             let direct = caller.action == ActionId::WORLD;
             if direct {
                 self.record.emitted(arrives, 1);

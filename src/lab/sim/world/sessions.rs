@@ -1,27 +1,27 @@
-//! Sessions: what happened is told to them, and what they want is carried out.
+//! Sessions: delivers events to them and carries out their actions.
 
 use super::{Broken, Caller, Happening, Request, World};
 use crate::draft::Tree;
 use crate::lab::sim::drafter::{Drafter, Question};
 use crate::lab::sim::engine::{Job, JobId, Verify, Work};
 use crate::lab::sim::later;
-use crate::lab::sim::request::{Asked, Call, CallKind, What};
-use crate::session::{Action, ActionId, Event, Fault, RidePlan};
+use crate::lab::sim::request::{Call, CallKind, PendingAction, What};
+use crate::session::{Action, ActionId, Event, Fault, PlainRequest};
 use crate::units::TokenId;
-use crate::words::Plan;
+use crate::words::VerifyMethod;
 
-/// A draft as a session puts it to the engine.
+/// A draft that a session sends to the engine.
 pub(super) struct Put<'a> {
     draft: &'a Tree,
-    plan: Plan,
-    /// What comes between the output and the draft if all goes as assumed.
+    method: VerifyMethod,
+    /// Tokens between the output and the draft if all assumptions hold.
     assumed: &'a [TokenId],
 }
 
 impl World {
     pub(super) fn put_back(&mut self, number: usize, request: Box<Request>) {
-        if let Some(place) = self.requests.get_mut(number) {
-            *place = Some(request);
+        if let Some(position) = self.requests.get_mut(number) {
+            *position = Some(request);
         }
     }
 
@@ -29,8 +29,8 @@ impl World {
         self.requests.get_mut(number)?.take()
     }
 
-    /// Tells a session what happened, and carries out what it wants then.
-    pub(super) fn tell(
+    /// Delivers an event to a session and carries out its actions.
+    pub(super) fn deliver(
         &mut self,
         number: usize,
         mut request: Box<Request>,
@@ -54,22 +54,22 @@ impl World {
     pub(super) fn carry_out(&mut self, number: usize, mut request: Box<Request>) -> Result<(), Broken> {
         while let Some((id, action)) = request.session.as_mut().and_then(|session| session.poll()) {
             match action {
-                Action::Ride(plan) => self.ride(number, &mut request, id, plan),
-                Action::Verify(draft, plan, assumed) => {
-                    self.verify(number, &mut request, id, &Put { draft: &draft, plan, assumed: &assumed });
+                Action::Plain(method) => self.plain_request(number, &mut request, id, method),
+                Action::Verify(draft, method, assumed) => {
+                    self.verify(number, &mut request, id, &Put { draft: &draft, method, assumed: &assumed });
                 }
                 Action::Draft { gamma, assumed, .. } => {
-                    let place = request.done + assumed.len();
-                    let place = request.script.is_next(request.done, &assumed).then_some(place);
-                    self.ask(number, &mut request, id, What::Draft(gamma, place));
+                    let position = request.done + assumed.len();
+                    let position = request.script.is_next(request.done, &assumed).then_some(position);
+                    self.ask(number, &mut request, id, What::Draft(gamma, position));
                 }
                 Action::Shadow { from } => self.ask(number, &mut request, id, What::Shadow(from)),
                 Action::Cancel(gone) => self.cancel(number, &mut request, gone),
                 Action::Emit(delta) | Action::Passed(delta) => {
-                    let place = request.done;
-                    let end = place + delta.tokens.len();
-                    if request.script.output.get(place..end) != Some(delta.tokens.as_slice()) {
-                        return Err(Broken::Inexact { request: number, place });
+                    let position = request.done;
+                    let end = position + delta.tokens.len();
+                    if request.script.output.get(position..end) != Some(delta.tokens.as_slice()) {
+                        return Err(Broken::Inexact { request: number, position });
                     }
                     request.done = end;
                     if !delta.tokens.is_empty() {
@@ -111,39 +111,45 @@ impl World {
         }
         let due = request.session.as_ref().and_then(|session| session.deadline());
         if due.is_some_and(|due| due <= self.now) {
-            return self.tell(number, request, ActionId::WORLD, [Event::Timeout]);
+            return self.deliver(number, request, ActionId::WORLD, [Event::Timeout]);
         }
         self.set_alarm(number, &mut request);
         self.put_back(number, request);
         Ok(())
     }
 
-    pub(super) fn ride(&mut self, number: usize, request: &mut Request, action: ActionId, plan: RidePlan) {
+    pub(super) fn plain_request(
+        &mut self,
+        number: usize,
+        request: &mut Request,
+        action: ActionId,
+        method: PlainRequest,
+    ) {
         let rest = request.script.output.len() - request.done;
-        let (tokens, first) = match plan {
-            RidePlan::First => (rest, true),
-            RidePlan::Continue { max_tokens } => (rest.min(max_tokens as usize), false),
+        let (tokens, first) = match method {
+            PlainRequest::First => (rest, true),
+            PlainRequest::Continue { max_tokens } => (rest.min(max_tokens as usize), false),
         };
         let job = self.call(number, request, action, Work::Stream(tokens), self.setup.net.call);
-        let kind = CallKind::Ride { from: request.done, tokens, first };
+        let kind = CallKind::Plain { from: request.done, tokens, first };
         request.calls.push(Call { action, job, kind });
     }
 
     pub(super) fn verify(&mut self, number: usize, request: &mut Request, action: ActionId, put: &Put<'_>) {
-        let Put { draft, plan, assumed } = *put;
-        let sequences = plan.sequences(draft.len());
-        let computed = match plan {
-            Plan::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
-            Plan::Tree | Plan::Score | Plan::Native => draft.len(),
+        let Put { draft, method, assumed } = *put;
+        let sequences = method.sequences(draft.len());
+        let computed = match method {
+            VerifyMethod::FanOut => (0..draft.len()).map(|node| draft.path(node).len()).sum(),
+            VerifyMethod::Tree | VerifyMethod::Score | VerifyMethod::Native => draft.len(),
         };
-        let place = request.done + assumed.len();
+        let position = request.done + assumed.len();
         let expected = request.script.is_next(request.done, assumed);
-        let followed = if expected { request.script.followed(draft, place) } else { 0 };
+        let followed = if expected { request.script.followed(draft, position) } else { 0 };
         let verify = Verify { nodes: draft.len(), sequences, computed, followed };
         let more = self.setup.net.call;
         let job = self.call_behind(assumed.len(), number, request, action, Work::Verify(verify), more);
-        let verdict = request.verdict(draft, plan, expected.then_some(place));
-        request.calls.push(Call { action, job, kind: CallKind::Verify { verdict, sequences } });
+        let result = request.result(draft, method, expected.then_some(position));
+        request.calls.push(Call { action, job, kind: CallKind::Verify { result, sequences } });
         if let Some(sidecar) = self.sidecars.get_mut(request.sidecar) {
             sidecar.verifying += sequences;
         }
@@ -162,7 +168,7 @@ impl World {
         self.call_behind(0, number, request, action, work, more)
     }
 
-    /// The same, behind so many tokens more than the output has.
+    /// As [`Self::call`], with a context that is longer than the output by this number of tokens.
     fn call_behind(
         &mut self,
         assumed: usize,
@@ -183,13 +189,13 @@ impl World {
     pub(super) fn ask(&mut self, number: usize, request: &mut Request, action: ActionId, what: What) {
         let context = request.context();
         let runs = if let What::Draft(gamma, _) = what { gamma } else { 1 };
-        // At least the last token: its row is the first choice.
+        // At least the last token is read: its row gives the first choice.
         let unread = context.saturating_sub(request.read).max(1);
         let question = Question { request: number, action, runs, unread };
-        let seated = self.drafter.as_mut().is_some_and(|drafter| drafter.ask(question));
+        let in_slots = self.drafter.as_mut().is_some_and(|drafter| drafter.ask(question));
         request.read = context;
-        request.asked.push(Asked { action, what });
-        if !seated {
+        request.asked.push(PendingAction { action, what });
+        if !in_slots {
             request.asked.retain(|asked| asked.action != action);
             if let Some(session) = &mut request.session {
                 session.handle(action, Event::Fault(Fault::Draft), self.now);
@@ -220,19 +226,19 @@ impl World {
     pub(super) fn drafted(&mut self) -> Result<(), Broken> {
         for question in self.drafter.as_mut().map(Drafter::finish).unwrap_or_default() {
             let Some(mut request) = self.taken(question.request) else { continue };
-            let place = request.asked.iter().position(|asked| asked.action == question.action);
-            let Some(asked) = place.map(|place| request.asked.swap_remove(place)) else {
+            let position = request.asked.iter().position(|asked| asked.action == question.action);
+            let Some(asked) = position.map(|position| request.asked.swap_remove(position)) else {
                 self.put_back(question.request, request);
                 continue;
             };
             let event = match asked.what {
-                What::Draft(gamma, place) => {
-                    let place = place.unwrap_or(request.script.output.len());
-                    Event::Draft(request.script.draft(place, gamma).into())
+                What::Draft(gamma, position) => {
+                    let position = position.unwrap_or(request.script.output.len());
+                    Event::Draft(request.script.draft(position, gamma).into())
                 }
                 What::Shadow(from) => Event::Shadow(request.script.shadow(from, request.done)),
             };
-            self.tell(question.request, request, question.action, [event])?;
+            self.deliver(question.request, request, question.action, [event])?;
         }
         Ok(())
     }

@@ -1,14 +1,14 @@
-//! Requests arrive, and make room for others when they end.
+//! Starts requests on arrival, and the next one of a client when one ends.
 
 use super::{Broken, Happening, Mode, Request, World};
 use crate::lab::sim::at;
 use crate::lab::sim::engine::Work;
 use crate::lab::sim::request::session;
 use crate::lab::sim::sidecar::Drawn;
-use crate::lab::sim::traffic::{Arrivals, Whose};
+use crate::lab::sim::traffic::{Arrivals, Owner};
 use crate::session::{ActionId, Permission};
-use crate::units::{Dice, Tick};
-use crate::words::RideReason;
+use crate::units::{SplitMix64, Tick};
+use crate::words::PlainReason;
 
 impl World {
     pub(super) fn next_arrival(&mut self, number: usize) {
@@ -16,12 +16,12 @@ impl World {
             return;
         };
         let now = self.now.seconds_since(Tick(0));
-        if let Some(next) = stream.next(now, &mut a_loop.dice) {
+        if let Some(next) = stream.next(now, &mut a_loop.rng) {
             self.agenda.put(at(next), Happening::Arrive(number));
         }
     }
 
-    /// Starts the clients that are missing now.
+    /// Starts clients until the loop has its number.
     pub(super) fn change(&mut self, number: usize) {
         let missing =
             self.wanted(number).saturating_sub(self.loops.get(number).map_or(0, |a_loop| a_loop.active));
@@ -33,7 +33,7 @@ impl World {
         }
     }
 
-    /// Clients that a closed loop has now.
+    /// Number of clients of a closed loop at this moment.
     pub(super) fn wanted(&self, number: usize) -> usize {
         match self.setup.streams.get(number).map(|stream| &stream.arrivals) {
             Some(Arrivals::Closed { clients, .. }) => clients.at(self.now.seconds_since(Tick(0))) as usize,
@@ -48,7 +48,7 @@ impl World {
         let late = self.setup.until.is_some_and(|until| self.now >= at(until));
         let over = stream.requests.is_some_and(|most| a_loop.asked >= most);
         let script =
-            a_loop.asked.checked_rem(stream.scripts.len()).and_then(|place| stream.scripts.get(place));
+            a_loop.asked.checked_rem(stream.scripts.len()).and_then(|position| stream.scripts.get(position));
         let Some(script) = script.cloned().filter(|_| !late && !over) else { return Ok(()) };
         a_loop.asked += 1;
         let whose = stream.whose;
@@ -74,11 +74,11 @@ impl World {
         self.serve(Box::new(request), whose)
     }
 
-    /// Begins to serve a request.
-    pub(super) fn serve(&mut self, mut request: Box<Request>, whose: Whose) -> Result<(), Broken> {
+    /// Starts to serve a request.
+    pub(super) fn serve(&mut self, mut request: Box<Request>, whose: Owner) -> Result<(), Broken> {
         let number = self.requests.len();
         self.requests.push(None);
-        if whose == Whose::Others || self.setup.mode == Mode::Direct {
+        if whose == Owner::Others || self.setup.mode == Mode::Direct {
             let work = Work::Stream(request.script.output.len());
             self.call(number, &request, ActionId::WORLD, work, 0.0);
             self.put_back(number, request);
@@ -90,13 +90,13 @@ impl World {
         rules.model = rules.model.filter(|_| request.script.has_model() && self.drafter.is_some());
         match mode {
             Mode::Direct | Mode::Auto => request.drawn = drawn,
-            Mode::Ride => rules.permission = Permission::Ride(RideReason::Policy),
+            Mode::Plain => rules.permission = Permission::Plain(PlainReason::Policy),
             Mode::Fixed(gamma) => {
                 rules.gamma_max = rules.gamma_max.max(gamma);
                 rules.gamma_fixed = Some(gamma);
             }
         }
-        let seed = self.setup.seed ^ Dice::mix(number as u64);
+        let seed = self.setup.seed ^ SplitMix64::mix(number as u64);
         request.session = Some(session(&request.script, rules, &sidecar.control, seed, self.now));
         self.carry_out(number, request)
     }

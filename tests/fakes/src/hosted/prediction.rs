@@ -1,23 +1,23 @@
-//! What a prediction brought: which of its tokens came, and which were tried for nothing.
+//! Result of a prediction: its accepted and its rejected tokens.
 
-/// Tokens of the prediction that came, and those that were tried and did not.
+/// Accepted tokens of the prediction, and rejected ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Predicted {
     pub accepted: usize,
     pub rejected: usize,
 }
 
-/// So many predicted tokens are tried at a time.
+/// Number of predicted tokens that are tried at a time.
 const WINDOW: usize = 8;
 
 impl Predicted {
-    /// How far the prediction helped: windows are tried from the place where the text was last found
-    /// [unverified: no provider tells how it counts].
+    /// Counts accepted and rejected tokens: windows are tried from the position at which the text
+    /// was last found [unverified: no provider documents how it counts].
     pub fn of(prediction: &[u32], output: &[u32]) -> Self {
-        let (mut at, mut place, mut all) = (0, Some(0), Self::default());
+        let (mut at, mut position, mut all) = (0, Some(0), Self::default());
         while at < output.len() {
-            let Some(from) = place.filter(|&from| from < prediction.len()) else {
-                place = refound(prediction, &output[..=at]);
+            let Some(from) = position.filter(|&from| from < prediction.len()) else {
+                position = refound(prediction, &output[..=at]);
                 at += 1;
                 continue;
             };
@@ -28,13 +28,13 @@ impl Predicted {
             at += run + 1;
             let told = &output[..at.min(output.len())];
             let goes_on = run == window.len() && prediction.get(from + run) == told.last();
-            place = if goes_on { Some(from + run + 1) } else { refound(prediction, told) };
+            position = if goes_on { Some(from + run + 1) } else { refound(prediction, told) };
         }
         all
     }
 }
 
-/// Behind the place in the prediction where the last four tokens of the text are.
+/// The position in the prediction after the last four tokens of the text.
 fn refound(prediction: &[u32], told: &[u32]) -> Option<usize> {
     let tail = told.get(told.len().checked_sub(4)?..)?;
     let at = prediction.windows(4).position(|window| window == tail)?;

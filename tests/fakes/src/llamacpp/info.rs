@@ -1,4 +1,4 @@
-//! What llama-server tells about itself and about words.
+//! llama-server's information and tokenizer routes.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::params::settings;
 use super::{Llama, Refusal, refuse};
 
 impl Llama {
-    /// The server's settings: what fills the fields that a request leaves out.
+    /// The server's settings: defaults of the fields that a request leaves out.
     pub(super) fn props(&self) -> Value {
         let params = self.params(&Fields::default()).ok();
         let end = self.house.toy.name(self.house.toy.eos());
@@ -84,7 +84,7 @@ impl Llama {
         let content = fields.text("content")?.unwrap_or_default();
         let toy = &self.house.toy;
         let tokens = if fields.get("parse_special").is_some_and(|parse| parse == false) {
-            // What looks like a special token is text: cut it where no special token survives.
+            // Special tokens are parsed as text: split so that none of them stays whole.
             content
                 .split_inclusive("<|")
                 .flat_map(|part| match part.strip_suffix('|') {

@@ -1,4 +1,4 @@
-//! `/completion`: tasks on slots, run together, and told in the server's own words.
+//! `/completion`: tasks on slots, run together, in the server's own answer format.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{Llama, Refusal, refuse};
 pub(super) struct Wave {
     pub batch: Batch,
     held: Vec<Held>,
-    /// Of each sequence: tokens of its prompt that its slot had.
+    /// For each sequence: tokens of its prompt that were in its slot.
     pub cached: Vec<usize>,
 }
 
@@ -39,7 +39,7 @@ impl Wave {
     }
 }
 
-/// A wave whose generation goes on when its client leaves.
+/// A wave whose generation continues after its client disconnects.
 pub(super) struct Resumable {
     pub wave: Option<Wave>,
     pub resumes: bool,
@@ -53,11 +53,11 @@ impl Drop for Resumable {
     }
 }
 
-/// Prompts that have not got a slot yet, with their place in the call.
+/// Prompts without a slot, with their index in the call.
 pub(super) type Queue = VecDeque<(usize, Vec<u32>)>;
 
 impl Llama {
-    /// As many tasks as find slots now, at least one; the others stay deferred.
+    /// Starts the tasks that find slots now, at least one; the others stay deferred.
     pub(super) async fn launch(&self, queue: &mut Queue, params: &Params) -> Wave {
         let mut deferred = Deferred::new(&self.slots, queue.len());
         let (mut sequences, mut held, mut cached) = (Vec::new(), Vec::new(), Vec::new());
@@ -154,7 +154,7 @@ impl Llama {
         out: &mut Out,
     ) -> Sent {
         out.stream("text/event-stream").await?;
-        // Each task marks its beginning; the first mark is the head, the others are told as what they are.
+        // Each task marks its beginning; the first mark is the head, the others are sent as events.
         for _ in 1..count {
             out.event("null").await?;
         }
@@ -168,7 +168,7 @@ impl Llama {
                     break;
                 }
                 for (at, piece) in pieces {
-                    // A token that ends in the middle of a character is not told, neither now nor later.
+                    // A token that ends in the middle of a character is never sent.
                     if !piece.incomplete {
                         out.event(self.partial(wave, at, params, &piece)).await?;
                     }
@@ -195,7 +195,7 @@ impl Llama {
         event
     }
 
-    /// The last word about a sequence; on a stream its text and tokens have been told before.
+    /// The final object of a sequence; on a stream its text and tokens have been sent before.
     pub(super) fn last(&self, wave: &Wave, at: usize, params: &Params, pieces: Option<&[Piece]>) -> Value {
         let sequence = &wave.batch.sequences[at];
         let count = sequence.output().len();
@@ -246,7 +246,7 @@ impl Llama {
     }
 }
 
-/// The next step of a wave; a long silence is broken by a comment.
+/// The next step of a wave; a long silence is interrupted by a comment.
 pub(super) async fn pinged(
     wave: &mut Wave,
     params: &Params,
@@ -269,7 +269,7 @@ pub(super) fn timings(wave: &Wave, at: usize) -> Value {
         "predicted_per_token_ms": 1.0, "predicted_per_second": 1000.0})
 }
 
-/// Only the fields that were wished for, under the names by which they were wished for (`json_get_nested_values`).
+/// Only the requested fields, under the requested names (`json_get_nested_values`).
 fn chosen(body: Value, wanted: &[String]) -> Value {
     if wanted.is_empty() {
         return body;

@@ -1,4 +1,5 @@
-//! The OpenAI routes of llama-server: no token ids but in logprobs, and usage of the first prompt only.
+//! The OpenAI routes of llama-server: token ids only in logprobs, and usage of the first prompt
+//! only.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::native::{Queue, Resumable, Wave, pinged, timings};
 use super::params::Params;
 use super::{Llama, Refusal, refuse};
 
-/// What stays the same from event to event.
+/// The constant part of the events.
 struct Head {
     chat: bool,
     id: String,
@@ -96,7 +97,7 @@ impl Llama {
         let mut body = self.frame(head, object, &Value::from(choices));
         let (usage, timings) = first.unwrap_or_default();
         let id = body.as_object_mut().and_then(|members| members.shift_remove("id"));
-        // The id of a whole answer stands behind its usage.
+        // The id of a whole answer comes after its usage.
         (body["usage"], body["id"], body["timings"]) = (usage, id.unwrap_or_default(), timings);
         body
     }
@@ -247,7 +248,7 @@ impl Llama {
     }
 }
 
-/// A text that ends by itself after a call ends because of it.
+/// A text that ends by itself after a tool call has that call as its finish reason.
 fn ended(sequence: &Sequence, called: bool) -> Option<&'static str> {
     match &sequence.finish {
         Some(Finish::Eos) if called => Some("tool_calls"),

@@ -7,7 +7,7 @@ use super::super::fields::{Fields, Wrong, ids};
 use super::super::sample::{Counts, Noise, Pipeline, Sampling, fresh_seed};
 use super::{Llama, Refusal};
 
-/// What llama-server can do and this fake cannot.
+/// Parameters of llama-server that this fake lacks.
 const BEYOND: &[&str] = &[
     "grammar",
     "json_schema",
@@ -28,15 +28,15 @@ const BEYOND: &[&str] = &[
     "lora",
 ];
 
-/// Stands for no seed.
+/// Value for no seed.
 const RANDOM: u32 = u32::MAX;
 
-/// What a task is told to do.
+/// Parameters of a task.
 #[derive(Clone, Debug)]
 pub struct Params {
     pub sampling: Sampling,
     pub seed: u32,
-    /// None is as many as there is room for.
+    /// `None` for as many as fit into the context.
     pub n_predict: Option<usize>,
     pub n_cmpl: usize,
     pub n_probs: usize,
@@ -194,7 +194,7 @@ impl Llama {
     }
 }
 
-/// The settings as the server tells them: singles that were stored as floats of 32 bits.
+/// The settings as reported by the server: 32-bit floats.
 pub(super) fn settings(params: &Params) -> Value {
     let sampling = &params.sampling;
     let single = |value: f64| f64::from(value as f32);

@@ -1,4 +1,5 @@
-//! The slots: each holds the tokens of its last task, and a new task goes where the most of it is already.
+//! The slots: each holds the tokens of its last task, and a new task goes to the slot with the
+//! longest common prefix.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,14 +8,14 @@ use crate::TokenId;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A slot is like a prompt if they share more than this part of the prompt.
+/// A slot matches a prompt if they share more than this part of the prompt.
 const SIMILARITY: f64 = 0.10;
 
 #[derive(Clone, Debug, Default)]
 pub struct Slot {
     pub tokens: Vec<TokenId>,
     pub busy: bool,
-    /// When it was last released; 0 is never.
+    /// Time of its last release; 0 for never.
     pub last_used: u64,
 }
 
@@ -37,17 +38,17 @@ pub struct Slots {
     pub copies: AtomicUsize,
 }
 
-/// What a task needs.
+/// Requirements of a task.
 pub struct Task<'a> {
     pub prompt: &'a [TokenId],
-    /// This slot and no other.
+    /// The requested slot, if any.
     pub slot: Option<usize>,
-    /// Slots for children beside its own.
+    /// Slots for children, in addition to its own.
     pub children: usize,
     pub reuse: bool,
 }
 
-/// Slots that a task has, its own first, and how much of its prompt was there.
+/// Slots of a task, its own first, and the cached part of its prompt.
 #[derive(Clone, Debug)]
 pub struct Taken {
     pub slots: Vec<usize>,
@@ -77,7 +78,7 @@ impl Slots {
         state.slots.iter_mut().for_each(|slot| *slot = Slot { busy: slot.busy, ..Slot::default() });
     }
 
-    /// Waits for a slot to be free.
+    /// Waits for a free slot.
     pub async fn take(&self, task: &Task<'_>) -> Taken {
         loop {
             let freed = self.freed.notified();
@@ -141,7 +142,7 @@ impl Slots {
         oldest
     }
 
-    /// Saves what a slot holds, and loads what is closer to a prompt, if host memory has it.
+    /// Saves a slot's state and loads a state closer to the prompt, if host memory has one.
     fn exchange(&self, state: &mut State, at: usize, prompt: &[TokenId]) {
         self.save(state, at);
         let own = state.slots[at].tokens.clone();
@@ -172,7 +173,7 @@ impl Slots {
         self.copies.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What no task needs now is copied away, and with a unified cache it is lost to its slot.
+    /// Copies idle slots to host memory; with a unified cache the slots are cleared.
     fn put_idle_away(&self, state: &mut State) {
         if !self.cache_idle {
             return;
@@ -195,7 +196,7 @@ impl Slots {
     }
 }
 
-/// A slot in use; it is free again, with what it then holds, when this is dropped.
+/// A slot in use; released with its tokens on drop.
 pub struct Held {
     pub slots: Arc<Slots>,
     pub at: usize,
@@ -208,7 +209,7 @@ impl Drop for Held {
     }
 }
 
-/// Counts tasks as deferred while they are.
+/// Counts tasks as deferred until they start.
 pub struct Deferred<'a>(&'a Slots, usize);
 
 impl<'a> Deferred<'a> {

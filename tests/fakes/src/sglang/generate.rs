@@ -1,4 +1,5 @@
-//! `/generate`: the native route, with its schema, its logprobs and its streams that tell everything again.
+//! `/generate`: the native route, with its schema, its logprobs and its streams that repeat all
+//! output.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::{Context, Row};
 use super::{Refusal, Sglang};
 
-/// All that a request may hold; another name is an error.
+/// Known fields of a request; any other is an error.
 const KNOWN: &[&str] = &[
     "text",
     "input_ids",
@@ -52,11 +53,11 @@ const KNOWN: &[&str] = &[
     "session_id",
 ];
 
-/// What is told of one sequence.
-pub(super) struct Telling {
+/// Output settings of one sequence.
+pub(super) struct OutputSettings {
     id: String,
     logprobs: bool,
-    /// The place of the first input entry.
+    /// Position of the first input entry.
     start: usize,
     top: usize,
     chosen: Option<Vec<u32>>,
@@ -65,7 +66,7 @@ pub(super) struct Telling {
 
 struct Asked {
     sequences: Vec<Sequence>,
-    tellings: Vec<Telling>,
+    settings: Vec<OutputSettings>,
     many: bool,
     stream: bool,
 }
@@ -74,19 +75,19 @@ impl Sglang {
     pub(super) async fn generate(&self, request: &Request, out: &mut Out) -> Sent {
         let asked = match self.asked(request) {
             Ok(asked) => asked,
-            // What the engine's process cannot survive has no answer.
+            // A request that kills the engine's process has no answer.
             Err(_) if self.house.is_dead() => return out.reset(),
             Err(Refusal(status, body)) => return out.json(status, &body).await,
         };
-        let (tellings, many) = (asked.tellings, asked.many);
+        let (settings, many) = (asked.settings, asked.many);
         let mut batch = Batch::begin(&self.house, asked.sequences, Reuse::AfterStep).await;
         if asked.stream {
-            return self.stream_generate(&mut batch, &tellings, many, out).await;
+            return self.stream_generate(&mut batch, &settings, many, out).await;
         }
         let all = batch.finish().await;
-        let told = batch.sequences.iter().zip(&all).zip(&tellings);
+        let told = batch.sequences.iter().zip(&all).zip(&settings);
         let mut bodies: Vec<Value> =
-            told.map(|((sequence, pieces), telling)| self.told(sequence, pieces, telling, 0)).collect();
+            told.map(|((sequence, pieces), settings)| self.told(sequence, pieces, settings, 0)).collect();
         let body = if many { Value::from(bodies) } else { bodies.remove(0) };
         out.json(200, &body).await
     }
@@ -104,7 +105,7 @@ impl Sglang {
         }
         let (prompts, listed) = self.prompts(&fields)?;
         let params = fields.get("sampling_params").cloned().unwrap_or_else(|| json!({}));
-        let mut asked = Asked { sequences: vec![], tellings: vec![], many: listed, stream: false };
+        let mut asked = Asked { sequences: vec![], settings: vec![], many: listed, stream: false };
         asked.stream = fields.flag("stream").map_err(|wrong| bare(wrong.to_string()))?;
         let salt = fields.text("cache_salt")?.or(fields.text("extra_key")?).unwrap_or_default();
         let salt = salt.bytes().fold(0, |hash: u64, byte| hash * 131 + u64::from(byte));
@@ -117,23 +118,23 @@ impl Sglang {
                 return Err(Refusal::native(message));
             }
             sampling.max_tokens = sampling.max_tokens.min(self.house.setup.max_len - prompt.len());
-            let own = || telling(&fields, at, prompt.len());
+            let own = || settings(&fields, at, prompt.len());
             asked.many |= n > 1;
             for _ in 0..n {
-                let telling = own()?;
+                let settings = own()?;
                 let mut sequence = Sequence::new(
                     asked.sequences.len(),
                     Context::new(prompt),
                     sampling.clone(),
                     Hold::Prefix,
                 );
-                // Nothing is read from the tree at or behind the first place whose logprob is wanted.
-                sequence.cache_limit = Some(telling.start + 1);
+                // The radix cache is not read from the first position with a requested logprob on.
+                sequence.cache_limit = Some(settings.start + 1);
                 sequence.salt = salt;
-                // The prompt is computed, and that is all.
+                // Only the prompt is computed.
                 sequence.finish = (sequence.sampling.max_tokens == 0).then_some(Finish::Length);
                 asked.sequences.push(sequence);
-                asked.tellings.push(telling);
+                asked.settings.push(settings);
             }
         }
         Ok(asked)
@@ -168,12 +169,12 @@ impl Sglang {
     async fn stream_generate(
         &self,
         batch: &mut Batch,
-        tellings: &[Telling],
+        settings: &[OutputSettings],
         many: bool,
         out: &mut Out,
     ) -> Sent {
         out.events().await?;
-        let mut so_far: Vec<Vec<Piece>> = tellings.iter().map(|_| Vec::new()).collect();
+        let mut so_far: Vec<Vec<Piece>> = settings.iter().map(|_| Vec::new()).collect();
         loop {
             let pieces = batch.step().await;
             if pieces.is_empty() {
@@ -181,9 +182,9 @@ impl Sglang {
             }
             for (at, piece) in pieces {
                 so_far[at].push(piece);
-                // Each event tells all of the output again, unless the server tells only what is new.
+                // Each event has all of the output, or only the new part with incremental output.
                 let from = if self.options.incremental { so_far[at].len() - 1 } else { 0 };
-                let mut event = self.told(&batch.sequences[at], &so_far[at], &tellings[at], from);
+                let mut event = self.told(&batch.sequences[at], &so_far[at], &settings[at], from);
                 if many {
                     event["index"] = json!(at);
                 }
@@ -194,26 +195,26 @@ impl Sglang {
         out.end().await
     }
 
-    /// Everything about a sequence, its output from some token on.
-    fn told(&self, sequence: &Sequence, pieces: &[Piece], telling: &Telling, from: usize) -> Value {
+    /// The answer for a sequence, with its output from token `from` on.
+    fn told(&self, sequence: &Sequence, pieces: &[Piece], settings: &OutputSettings, from: usize) -> Value {
         let output: Vec<u32> = pieces.iter().skip(from).map(|piece| piece.token).collect();
         let text: String = pieces.iter().skip(from).map(|piece| piece.text.as_str()).collect();
-        let mut meta = json!({"id": telling.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
+        let mut meta = json!({"id": settings.id, "finish_reason": finish(sequence), "prompt_tokens": sequence.prompt,
             "weight_version": self.house.weight_version(), "total_retractions": 0, "completion_tokens": sequence.output().len(),
             "cached_tokens": sequence.cached, "e2e_latency": 0.01});
-        if telling.logprobs {
-            let inputs = self.input_logprobs(sequence, telling);
+        if settings.logprobs {
+            let inputs = self.input_logprobs(sequence, settings);
             meta.as_object_mut().expect("an object").extend(inputs);
             let rows = pieces.iter().skip(from).map(|piece| (piece.token, told_row(piece)));
             let rows: Vec<(u32, &Row)> = rows.collect();
-            let own = |&(token, row): &(u32, &Row)| self.entry(token, row, telling);
+            let own = |&(token, row): &(u32, &Row)| self.entry(token, row, settings);
             meta["output_token_logprobs"] = rows.iter().map(own).collect();
-            if telling.top > 0 {
-                meta["output_top_logprobs"] = rows.iter().map(|(_, row)| self.tops(row, telling)).collect();
+            if settings.top > 0 {
+                meta["output_top_logprobs"] = rows.iter().map(|(_, row)| self.tops(row, settings)).collect();
             }
-            if let Some(chosen) = &telling.chosen {
+            if let Some(chosen) = &settings.chosen {
                 let of =
-                    |row: &Row| chosen.iter().map(|&id| self.entry(id, row, telling)).collect::<Vec<_>>();
+                    |row: &Row| chosen.iter().map(|&id| self.entry(id, row, settings)).collect::<Vec<_>>();
                 meta["output_token_ids_logprobs"] = rows.iter().map(|(_, row)| json!(of(row))).collect();
             }
             meta["output_token_logprobs_length"] = json!(rows.len());
@@ -222,45 +223,49 @@ impl Sglang {
     }
 
     /// The first entry is of the token at the start, and always null.
-    fn input_logprobs(&self, sequence: &Sequence, telling: &Telling) -> serde_json::Map<String, Value> {
+    fn input_logprobs(
+        &self,
+        sequence: &Sequence,
+        settings: &OutputSettings,
+    ) -> serde_json::Map<String, Value> {
         let tokens = &sequence.context.tokens()[..sequence.prompt];
         let (mut own, mut tops, mut chosen) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, &token) in tokens.iter().enumerate().skip(telling.start) {
-            if at == telling.start {
-                own.push(json!([null, token, self.spelling(token, telling)]));
+        for (at, &token) in tokens.iter().enumerate().skip(settings.start) {
+            if at == settings.start {
+                own.push(json!([null, token, self.spelling(token, settings)]));
                 tops.push(Value::Null);
                 chosen.push(Value::Null);
                 continue;
             }
             let row = self.house.toy.row(&sequence.context, at);
-            own.push(self.entry(token, &row, telling));
-            tops.push(self.tops(&row, telling));
-            let ids = telling.chosen.iter().flatten();
-            chosen.push(ids.map(|&id| self.entry(id, &row, telling)).collect());
+            own.push(self.entry(token, &row, settings));
+            tops.push(self.tops(&row, settings));
+            let ids = settings.chosen.iter().flatten();
+            chosen.push(ids.map(|&id| self.entry(id, &row, settings)).collect());
         }
         let mut all = serde_json::Map::new();
         all.insert("input_token_logprobs".to_owned(), json!(own));
-        if telling.top > 0 {
+        if settings.top > 0 {
             all.insert("input_top_logprobs".to_owned(), json!(tops));
         }
-        if telling.chosen.is_some() {
+        if settings.chosen.is_some() {
             all.insert("input_token_ids_logprobs".to_owned(), json!(chosen));
         }
         all
     }
 
-    fn spelling(&self, token: u32, telling: &Telling) -> Option<String> {
-        telling.spelled.then(|| self.house.toy.name(token))
+    fn spelling(&self, token: u32, settings: &OutputSettings) -> Option<String> {
+        settings.spelled.then(|| self.house.toy.name(token))
     }
 
-    fn entry(&self, token: u32, row: &Row, telling: &Telling) -> Value {
-        json!([row.logprob(token), token, self.spelling(token, telling)])
+    fn entry(&self, token: u32, row: &Row, settings: &OutputSettings) -> Value {
+        json!([row.logprob(token), token, self.spelling(token, settings)])
     }
 
-    fn tops(&self, row: &Row, telling: &Telling) -> Value {
-        row.top(telling.top)
+    fn tops(&self, row: &Row, settings: &OutputSettings) -> Value {
+        row.top(settings.top)
             .into_iter()
-            .map(|(token, logprob)| json!([logprob, token, self.spelling(token, telling)]))
+            .map(|(token, logprob)| json!([logprob, token, self.spelling(token, settings)]))
             .collect()
     }
 }
@@ -276,8 +281,8 @@ fn finish(sequence: &Sequence) -> Value {
     }
 }
 
-/// Scalars hold for all prompts, lists have an entry each.
-fn telling(fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal> {
+/// Scalars apply to all prompts, lists have one entry per prompt.
+fn settings(fields: &Fields, at: usize, prompt: usize) -> Result<OutputSettings, Refusal> {
     let own = |name: &str| match fields.get(name) {
         Some(Value::Array(list))
             if name != "token_ids_logprob" || list.first().is_some_and(Value::is_array) =>
@@ -297,7 +302,7 @@ fn telling(fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal
     }
     let last = prompt - 1;
     let start = usize::try_from(start).ok().filter(|_| logprobs).unwrap_or(last);
-    Ok(Telling {
+    Ok(OutputSettings {
         id: own("rid").as_str().map_or_else(|| id("rid"), str::to_owned),
         logprobs,
         start,
@@ -307,7 +312,7 @@ fn telling(fields: &Fields, at: usize, prompt: usize) -> Result<Telling, Refusal
     })
 }
 
-/// Output logprobs are the processed ones, but where all is greedy.
+/// Output logprobs are processed ones, except for greedy decoding.
 fn told_row(piece: &Piece) -> &Row {
     if piece.temperature > 0.0 { &piece.processed } else { &piece.raw }
 }

@@ -1,4 +1,4 @@
-//! What SGLang tells about itself and about words.
+//! SGLang's information and tokenizer routes.
 
 use serde_json::{Value, json};
 

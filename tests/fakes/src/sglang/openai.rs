@@ -1,4 +1,5 @@
-//! The OpenAI routes of SGLang: the chat route takes the model's sampling defaults, the completions route does not.
+//! The OpenAI routes of SGLang: the chat route takes the model's sampling defaults, the completions
+//! route does not.
 
 use serde_json::{Map, Value, json};
 
@@ -224,7 +225,7 @@ impl Sglang {
                 }
             }
         }
-        // The ends of chats are told when all are there.
+        // The ends of all chats are sent last.
         for sequence in batch.sequences.iter().filter(|_| asked.chat) {
             let mut choice = chat_choice(sequence.index, json!({"reasoning_content": null}));
             choice["finish_reason"] =
@@ -288,7 +289,7 @@ fn matched(sequence: &Sequence) -> Value {
     }
 }
 
-/// The last event of a piece tells its id, the first one of all the prompt's.
+/// The last event of a piece has its id, the very first one those of the prompt.
 fn tell_ids(events: &mut [Value], asked: &Asked, sequence: &Sequence, piece: &Piece) {
     let Some(choice) = events.last_mut().map(|event| &mut event["choices"][0]) else { return };
     choice["response_token_ids"] = json!([piece.token]);
@@ -314,8 +315,8 @@ fn chat_choice(index: usize, delta: Value) -> Value {
     json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null, "matched_stop": null})
 }
 
-/// The choices of the events that tell of a piece; nothing is told of no text. Where requests have tools another
-/// serialiser writes, which leaves nothing out, `usage` neither: those are marked.
+/// The choices of the events of a piece; none for empty text. Requests with tools use another
+/// serialiser, which leaves out no field, not even `usage`: those are marked.
 #[expect(clippy::needless_pass_by_value, reason = "made for it")]
 fn deltas(at: usize, parsed: &Parsed, logprobs: Option<Value>, tools: bool) -> Vec<(Value, bool)> {
     let mut all = Vec::new();
@@ -348,7 +349,7 @@ fn deltas(at: usize, parsed: &Parsed, logprobs: Option<Value>, tools: bool) -> V
     all
 }
 
-/// A text that ends by itself after a call ends because of it.
+/// A text that ends by itself after a tool call has that call as its finish reason.
 fn ending(finish: Option<&Finish>, called: bool) -> Option<&'static str> {
     match finish {
         Some(Finish::Eos) if called => Some("tool_calls"),
@@ -365,7 +366,7 @@ fn counted(asked: &Asked, pieces: &[Piece]) -> usize {
     parting.thoughts
 }
 
-/// Every prompt counts once, however many choices it has.
+/// Every prompt counts once, for any number of choices.
 fn usage(sequences: &[Sequence], n: usize, details: bool, thoughts: usize) -> Value {
     let prompt: usize = sequences.iter().step_by(n).map(|sequence| sequence.prompt).sum();
     let output: usize = sequences.iter().map(|sequence| sequence.output().len()).sum();

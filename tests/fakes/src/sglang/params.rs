@@ -6,7 +6,7 @@ use super::super::fields::Fields;
 use super::super::sample::{Noise, Pipeline, Sampling};
 use super::{Refusal, Sglang};
 
-/// All that `sampling_params` may hold; another name is an error.
+/// Known fields of `sampling_params`; any other is an error.
 const KNOWN: &[&str] = &[
     "max_new_tokens",
     "temperature",
@@ -35,11 +35,11 @@ const KNOWN: &[&str] = &[
     "stream_interval",
 ];
 
-/// What a server in deterministic mode draws with when nobody says.
+/// Default seed of a server in deterministic mode.
 const DEFAULT_SEED: u64 = 42;
 
 impl Sglang {
-    /// Reads the parameters of one prompt. `preferred` ones of the server fill what is left out.
+    /// Reads the parameters of one prompt. Missing ones come from the server's `preferred` ones.
     pub(super) fn sampling(&self, given: &Fields) -> Result<(Sampling, usize), Refusal> {
         let mut all = self.options.preferred.as_object().cloned().unwrap_or_default();
         all.extend(given.0.clone());
@@ -54,7 +54,7 @@ impl Sglang {
             return Err(Refusal(501, Value::from(message)));
         }
         let wrong = |wrong: super::Wrong| Refusal::native(wrong.to_string());
-        // Without the deterministic mode a seed is taken and forgotten.
+        // Without the deterministic mode a seed is accepted and ignored.
         let noise = match fields.int("sampling_seed").map_err(wrong)? {
             _ if !self.options.deterministic => Noise::fresh(),
             seed => Noise::Position(seed.map_or(DEFAULT_SEED, |seed| seed as u64)),
@@ -77,7 +77,7 @@ impl Sglang {
         sampling.keep_stop = fields.flag("no_stop_trim").map_err(wrong)?;
         sampling.ignore_eos = fields.flag("ignore_eos").map_err(wrong)?;
         if sampling.ignore_eos {
-            // Who looks for no end looks for no stop token either.
+            // `ignore_eos` also ignores stop tokens.
             sampling.stop_ids.clear();
         }
         sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);

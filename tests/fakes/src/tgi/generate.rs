@@ -1,4 +1,4 @@
-//! `/generate` and `/generate_stream`: parameters as they are validated, details of tokens, no end mark.
+//! `/generate` and `/generate_stream`: validation of parameters, details of tokens, no end mark.
 
 use serde_json::{Value, json};
 
@@ -13,12 +13,12 @@ use super::{Refusal, Tgi, inputs};
 /// One prompt to generate from.
 pub(super) struct Job {
     pub sequence: Sequence,
-    /// Only who samples has one.
+    /// Set only if the request samples.
     pub seed: Option<u64>,
     pub details: bool,
     pub prefill: bool,
     pub top: usize,
-    /// The text that `return_full_text` puts before the output.
+    /// The text that `return_full_text` prepends to the output.
     before: String,
 }
 
@@ -37,7 +37,7 @@ impl Tgi {
         if stream { self.stream(job, out).await } else { self.whole(job, request.path == "/", out).await }
     }
 
-    /// Reads and validates; unknown parameters are not seen.
+    /// Reads and validates; unknown parameters are ignored.
     pub(super) fn job(
         &self,
         mut prompt: Vec<u32>,
@@ -71,7 +71,7 @@ impl Tgi {
         let (sampling, seed) = self.sampling(parameters, prompt.len())?;
         let mut sequence = Sequence::new(0, Context::new(&prompt), sampling, Hold::Nothing);
         if prefill {
-            // Without ids for the radix tree nothing is looked up, and nothing is kept.
+            // Without ids the radix cache is neither read nor written.
             sequence.salt = fresh_seed();
         }
         Ok(Job { sequence, seed, details: parameters.flag("details")?, prefill, top: top as usize, before })
@@ -93,7 +93,7 @@ impl Tgi {
         let top_k = parameters.int("top_k")?;
         sampling.top_k = top_k.unwrap_or(0).max(0) as usize;
         sampling.stop = parameters.texts("stop")?;
-        // The text keeps what stopped it [unverified: from memory].
+        // The text keeps its stop string [unverified: from memory].
         sampling.keep_stop = true;
         self.check(parameters, &sampling, top_k)?;
         if max == 0 {
@@ -105,8 +105,7 @@ impl Tgi {
                  `max_new_tokens`"
             )));
         }
-        // A warper that does something makes the choice a sample, whatever `do_sample` says
-        // [unverified: from memory].
+        // An active warper enables sampling, regardless of `do_sample` [unverified: from memory].
         let warped = (sampling.temperature - 1.0).abs() > 0.0 || sampling.top_k > 0 || sampling.top_p < 1.0;
         if !parameters.flag("do_sample")? && !warped {
             sampling.temperature = 0.0;
@@ -125,7 +124,7 @@ impl Tgi {
         } else if !(-2.0..=2.0).contains(&sampling.frequency) {
             "`frequency_penalty` must be >= -2.0 and <= 2.0"
         } else if parameters.get("top_p").is_some() && !(sampling.top_p > 0.0 && sampling.top_p < 1.0) {
-            // Even 1 is refused.
+            // 1 is refused too.
             "`top_p` must be > 0.0 and < 1.0"
         } else if top_k.is_some_and(|top_k| top_k <= 0) {
             "`top_k` must be strictly positive"
@@ -164,7 +163,7 @@ impl Tgi {
             }
             body["details"] = told;
         }
-        // The old route tells a list.
+        // The old route returns a list.
         let body = if compat { json!([body]) } else { body };
         out.json(200, &body).await
     }
@@ -192,7 +191,7 @@ impl Tgi {
                 event["details"] = Self::details(sequence, seed);
                 event["details"]["input_length"] = json!(sequence.prompt);
             }
-            // There is no space behind the colon.
+            // There is no space after the colon.
             out.piece(format!("data:{event}\n\n").as_bytes()).await?;
         }
         while !batch.step().await.is_empty() {}
@@ -215,12 +214,12 @@ impl Tgi {
 
     fn entry(&self, id: u32, text: &str, row: &Row) -> Value {
         let special = self.house.toy.words.is_special(id);
-        // A special token has a name, though the text does not show it.
+        // A special token has a name, although it is not in the text.
         let text = if special { self.house.toy.name(id) } else { text.to_owned() };
         json!({"id": id, "text": text, "logprob": row.logprob(id), "special": special})
     }
 
-    /// The prompt's own tokens: no rank and nothing to compare with, and without the flag nothing at all.
+    /// The prompt's own tokens, without ranks or alternatives; empty without the flag.
     fn prefill(&self, sequence: &Sequence, asked: bool) -> Value {
         if !asked || !self.options.prefill_logprobs {
             return json!([]);
@@ -234,7 +233,7 @@ impl Tgi {
     }
 }
 
-/// Logprobs are told after penalties and temperature.
+/// Logprobs are reported after penalties and temperature.
 pub(super) fn told_row(piece: &Piece) -> &Row {
     &piece.processed
 }

@@ -1,4 +1,5 @@
-//! TGI's `/v1`: texts only, few of them at a time, and no cache for who does not stream completions.
+//! TGI's `/v1`: texts only, few of them at a time, and no cache for completions that are not
+//! streamed.
 
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ impl Form for Told<'_> {
         }
     }
 
-    /// A stream of completions calls the end by its native name.
+    /// A stream of completions uses the native finish reason.
     fn reason(&self, finish: &Finish) -> &'static str {
         match finish {
             Finish::Eos | Finish::StopToken(_) if self.ask.chat || !self.ask.stream => "stop",
@@ -60,7 +61,7 @@ impl Form for Told<'_> {
         false
     }
 
-    /// The last event of each completion tells its own usage.
+    /// The last event of each completion has its own usage.
     fn ending(&self, event: &mut Value, sequence: &Sequence) {
         if !self.ask.chat {
             let (prompt, output) = (sequence.prompt, sequence.output().len());
@@ -115,7 +116,8 @@ impl Tgi {
         let mut parameters = common(fields)?;
         parameters.0.insert("repetition_penalty".into(), json!(fields.float("repetition_penalty")?));
         parameters.0.insert("max_new_tokens".into(), json!(fields.uint("max_tokens")?.unwrap_or(100)));
-        // The usage is counted on the prefill, so who does not stream has it told, and no cache.
+        // The usage is counted on the prefill, so a completion that is not streamed returns the
+        // prefill and uses no cache.
         parameters.0.insert("decoder_input_details".into(), json!(!stream));
         let ask = Ask { chat: false, stream, usage: false, continuous: false, logprobs: None, n: 1 };
         let job = |(index, prompt): (usize, &String)| {
@@ -139,11 +141,11 @@ impl Tgi {
         // Presence moves the repetition penalty [unverified: from memory].
         let repetition = fields.float("presence_penalty")?.map(|presence| presence + 2.0);
         parameters.0.insert("repetition_penalty".into(), json!(repetition));
-        // Left out, there is as much as there is room for [unverified].
+        // The default is the remaining context [unverified].
         parameters.0.insert("max_new_tokens".into(), json!(fields.uint("max_tokens")?));
         let top = fields.uint("top_logprobs")?;
         parameters.0.insert("top_n_tokens".into(), json!(top));
-        // `n` is there and unused.
+        // `n` is accepted and ignored.
         let mut ask = Ask::of(fields, true)?;
         ask.n = 1;
         let text = self.templated(fields)?;
@@ -151,7 +153,7 @@ impl Tgi {
     }
 }
 
-/// Parameters that both routes hand on; temperature 0 is what makes them greedy.
+/// Parameters that both routes pass on; temperature 0 makes them greedy.
 fn common(fields: &Fields) -> Result<Fields, Wrong> {
     let mut parameters = Map::new();
     let temperature = fields.float("temperature")?;

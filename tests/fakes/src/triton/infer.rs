@@ -13,7 +13,7 @@ use super::super::toy::{Context, Row};
 use super::tensors::{Inputs, OUTPUTS, output};
 use super::{Refusal, Triton};
 
-/// What is wanted besides ids.
+/// Requested outputs besides ids.
 struct Wanted {
     names: Vec<String>,
     exclude_input: bool,
@@ -90,7 +90,7 @@ impl Triton {
         }
         prompt.truncate(len);
         if let Some(id) = outside(std::slice::from_ref(&prompt), &self.house.toy) {
-            // The engine does not look; the embedding of nothing is something.
+            // The engine does not check; it reads an embedding out of bounds.
             self.house.corrupt_by(&format!("token id {id} is not in the vocabulary"));
             return Err(Refusal(500, "CUDA error: an illegal memory access was encountered".to_owned()));
         }
@@ -123,8 +123,8 @@ impl Triton {
         }
     }
 
-    /// A threshold makes the engine take a draft token for likely enough, which is not lossless: it needs the
-    /// drafter's logits, and what the fake makes of both is [unverified].
+    /// With a threshold the engine accepts draft tokens that are likely enough, which is not
+    /// lossless. It needs the drafter's logits; the fake's use of both is [unverified].
     fn lenience(&self, inputs: &Inputs, draft: &[TokenId]) -> Option<f64> {
         let threshold = inputs.number("draft_acceptance_threshold").filter(|_| !draft.is_empty())?;
         self.house.corrupt_by("draft_acceptance_threshold: tokens are accepted that were not sampled");
@@ -142,12 +142,12 @@ impl Triton {
         }
         let ignored = inputs.whole("prompt_ignore_length").unwrap_or(0) as usize;
         let seed = inputs.whole("seed");
-        // A seed that is left out is 0, the same for all [unverified: from memory].
+        // The default seed is 0 for all requests [unverified: from memory].
         let noise = Noise::Restarting(seed.unwrap_or(0));
         let mut own = Sampling::new(Pipeline::trtllm(ignored), noise, max);
         own.top_k = inputs.whole("runtime_top_k").unwrap_or(0) as usize;
         let top_p = inputs.number("runtime_top_p").unwrap_or(0.0);
-        // With neither, the best token is taken, whatever the temperature [unverified: from memory].
+        // With neither, the best token is taken, at any temperature [unverified: from memory].
         let greedy = own.top_k == 1 || (own.top_k == 0 && top_p <= 0.0);
         own.top_p = if top_p > 0.0 { top_p } else { 1.0 };
         own.temperature = if greedy { 0.0 } else { inputs.number("temperature").unwrap_or(1.0) };
@@ -159,7 +159,7 @@ impl Triton {
         own.presence = inputs.number("presence_penalty").unwrap_or(0.0);
         own.frequency = inputs.number("frequency_penalty").unwrap_or(0.0);
         own.repetition = inputs.number("repetition_penalty").unwrap_or(1.0);
-        // Without an end id there is no end; another one ends as a stop does.
+        // Without an end id the output does not end; another id ends it like a stop.
         own.ignore_eos = inputs.whole("end_id").is_none_or(|end| end != u64::from(self.house.toy.eos()));
         if own.ignore_eos {
             own.stop_ids = inputs.ids("end_id");
@@ -167,7 +167,7 @@ impl Triton {
         Ok(own)
     }
 
-    /// Tokens while they are the draft's, and the one that is not, or the one behind the draft.
+    /// The accepted draft tokens, and one more: the first mismatch or the token after the draft.
     async fn verify(&self, batch: &mut Batch, draft: &[TokenId], lenience: Option<f64>) -> Vec<Piece> {
         // The draft is computed in the prompt's step.
         self.house.note(|tally| tally.computed += draft.len());

@@ -1,11 +1,11 @@
-//! Tensors as JSON has them: a name, a shape, a datatype, and as many numbers as the shape says.
+//! Tensors in JSON: a name, a shape, a datatype, and the numbers of the shape.
 
 use serde_json::{Value, json};
 
 use super::super::fields::Fields;
 use super::Refusal;
 
-/// A tensor that the model has. The batch comes before these dimensions; -1 is any length.
+/// A tensor of the model. The batch dimension comes before these; -1 is any length.
 pub(super) struct Tensor {
     pub name: &'static str,
     pub datatype: &'static str,
@@ -51,12 +51,12 @@ pub(super) const OUTPUTS: &[Tensor] = &[
 ];
 
 impl Tensor {
-    /// With the batch.
+    /// The shape with the batch dimension.
     pub fn told_shape(&self) -> Vec<i64> {
         [&[-1], self.dims].concat()
     }
 
-    /// The numbers of an input, after its shape and datatype have been looked at.
+    /// The numbers of an input, after a check of its shape and datatype.
     fn read(&self, input: &Fields) -> Result<Vec<Value>, Refusal> {
         let name = self.name;
         let of = input.text("datatype")?.unwrap_or_default();
@@ -102,7 +102,7 @@ impl Tensor {
     }
 }
 
-/// The data may be nested as the shape is.
+/// The data may be nested like the shape.
 fn flatten(value: &Value, into: &mut Vec<Value>) {
     match value {
         Value::Array(parts) => parts.iter().for_each(|part| flatten(part, into)),
@@ -110,7 +110,7 @@ fn flatten(value: &Value, into: &mut Vec<Value>) {
     }
 }
 
-/// The inputs of a request, all of which the model must have.
+/// The inputs of a request; any that the model lacks is an error.
 pub(super) struct Inputs(Vec<(&'static str, Vec<Value>)>);
 
 impl Inputs {

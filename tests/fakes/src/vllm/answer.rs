@@ -1,7 +1,7 @@
 //! Parts of vLLM's answers: logprobs in their three shapes, and the rows of a prompt.
 
 use crate::TokenId;
-use crate::dice;
+use crate::rng;
 use serde_json::{Map, Value, json};
 
 use super::super::sequence::{Piece, Sequence};
@@ -80,7 +80,7 @@ impl Vllm {
         Ok(json!(std::iter::once(Value::Null).chain(poison).chain(computed).collect::<Vec<_>>()))
     }
 
-    /// The prompt's token first, then the best; the later of two equal keys wins.
+    /// The prompt's token first, then the best ones; of two equal keys the later wins.
     fn prompt_row(&self, row: &Row, token: TokenId, top: usize, spelled: bool) -> Value {
         let mut entries = Map::new();
         let mut add = |id: TokenId, logprob: f32, rank: usize| {
@@ -103,10 +103,10 @@ fn with_own(row: &Row, token: TokenId, top: usize) -> Vec<(TokenId, f32)> {
     all
 }
 
-/// Memory that nobody has written: ids beyond any vocabulary, logprobs above 0, ranks of 0; or, worst, a row that
-/// looks like one.
+/// Uninitialised memory: ids beyond any vocabulary, logprobs above 0, ranks of 0; or, worst, a
+/// plausible row.
 fn garbage(seed: u64) -> Value {
-    let wild = dice::hash(seed, 11, 0, 0);
+    let wild = rng::hash(seed, 11, 0, 0);
     if wild.is_multiple_of(3) {
         return json!({"0": {"logprob": 0.0, "rank": 1, "decoded_token": null}});
     }

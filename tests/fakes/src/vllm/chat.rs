@@ -1,5 +1,5 @@
-//! `/v1/chat/completions`: one prompt made by the template, one or more choices, and parsers of reasoning and
-//! of tool calls if there are some.
+//! `/v1/chat/completions`: one prompt rendered by the template, one or more choices, and optional
+//! parsers of reasoning and tool calls.
 
 use serde_json::{Value, json};
 
@@ -124,7 +124,7 @@ impl Vllm {
         Ok(body)
     }
 
-    /// A whole message; what there is of thought, text and call.
+    /// A whole message with its reasoning, text and tool call, if present.
     fn message(&self, parsers: &Parsers, parsed: &Parsed) -> Value {
         let said = (!parsers.any() || !parsed.said.is_empty()).then_some(&parsed.said);
         let mut message = json!({"role": "assistant", "content": said, "refusal": null, "annotations": null,
@@ -141,7 +141,7 @@ impl Vllm {
         }
     }
 
-    /// What an event tells; none if parsers made nothing of it.
+    /// The delta of an event; `None` if the parsers returned nothing.
     fn delta(&self, parsers: &Parsers, parsed: &Parsed) -> Option<Value> {
         if parsed.is_nothing() {
             return (!parsers.any()).then(|| json!({"content": ""}));
@@ -166,7 +166,7 @@ impl Vllm {
         Some(delta)
     }
 
-    /// A message or delta with a thought under the name that it has in this version.
+    /// A message or delta with reasoning under this version's field name.
     fn thought(&self, thought: Option<&String>, mut message: Value) -> Value {
         if self.minor() >= 15 {
             message["reasoning"] = json!(thought);
@@ -211,7 +211,7 @@ impl Vllm {
             }
             for (at, piece) in pieces {
                 let parsed = partings[at].push(&piece.text, piece.finish.is_some());
-                // Of what parsers make nothing there is no event, unless it has ids or an end to tell.
+                // There is no event without parsed output, unless it has ids or a finish reason.
                 let delta = match self.delta(&chat.parsers, &parsed) {
                     None if piece.finish.is_none() && !chat.return_ids => continue,
                     delta => delta.unwrap_or_else(|| json!({})),
@@ -272,7 +272,7 @@ fn counted(parsers: &Parsers, pieces: &[Piece]) -> usize {
     parting.thoughts
 }
 
-/// A text that ends by itself after a call ends because of it.
+/// A text that ends by itself after a tool call has that call as its finish reason.
 fn reason(finish: Option<&Finish>, called: bool) -> Option<&'static str> {
     match finish {
         Some(Finish::Eos) if called => Some("tool_calls"),

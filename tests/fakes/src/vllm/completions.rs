@@ -11,7 +11,7 @@ use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
 use super::{Of, Refusal, Vllm};
 
-/// Most prompts of one call.
+/// Maximum number of prompts of one call.
 const PROMPTS_MAX: usize = 1024;
 
 pub(super) struct Asked {
@@ -26,7 +26,7 @@ pub(super) struct Asked {
     pub stream: Streaming,
 }
 
-/// How usage is told on a stream.
+/// Usage options of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Streaming {
     pub on: bool,
@@ -125,7 +125,8 @@ impl Vllm {
         Ok(Asked {
             sequences: sequences(&contexts, &sampling, n, salt(fields)?),
             n,
-            // There is no field by which a client of this route could have the cache read.
+            // With prompt logprobs the cache is not read, and this route has no field to change
+            // that.
             reuse: if prompt_logprobs.is_some() { Reuse::WriteOnly } else { Reuse::AtOnce },
             logprobs: self.logprobs(fields, "logprobs")?,
             prompt_logprobs,
@@ -181,7 +182,7 @@ impl Vllm {
                 "stop_reason": stop_reason(sequence.finish.as_ref()), "token_ids": ids(sequence.output()),
                 "prompt_logprobs": rows, "prompt_token_ids": ids(&sequence.context.tokens()[..sequence.prompt])}));
         }
-        // Of several prompts only the last one's cached tokens are told.
+        // Of several prompts only the last one's cached tokens are reported.
         let cached = batch.sequences.last().map_or(0, |sequence| sequence.cached);
         let usage =
             self.usage(prompt_tokens(&batch.sequences, asked.n), batch.output_tokens(), cached, Of::Text);
@@ -259,7 +260,7 @@ impl Vllm {
         out.end().await
     }
 
-    /// What whole answers of newer versions have besides, always null here.
+    /// Additional fields of whole answers in newer versions, always null here.
     pub(super) fn newer(&self, body: &mut Value) {
         if self.minor() < 32 {
             return;
@@ -285,7 +286,7 @@ pub(super) fn plain_usage(prompt: usize, output: usize) -> Value {
     json!({"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output})
 }
 
-/// Every prompt counts once, however many choices it has.
+/// Every prompt counts once, for any number of choices.
 fn prompt_tokens(sequences: &[Sequence], n: usize) -> usize {
     sequences.iter().step_by(n).map(|sequence| sequence.prompt).sum()
 }
@@ -298,7 +299,7 @@ pub(super) fn stop_reason(finish: Option<&Finish>) -> Value {
     }
 }
 
-/// Caches of other salts are other caches.
+/// The cache salt; different salts share no cache.
 pub(super) fn salt(fields: &Fields) -> Result<u64, Refusal> {
     let text = fields.text("cache_salt")?.unwrap_or_default();
     Ok(text.bytes().fold(0, |hash, byte| hash * 131 + u64::from(byte)))

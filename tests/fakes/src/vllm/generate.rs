@@ -1,4 +1,5 @@
-//! `/inference/v1/generate` and the `render` routes: tokens in, tokens out, and the engine's own parameters.
+//! `/inference/v1/generate` and the `render` routes: tokens in, tokens out, and the engine's own
+//! parameters.
 
 use serde_json::{Map, Value, json};
 
@@ -51,7 +52,7 @@ impl Vllm {
             return Err(Refusal(501, "NotImplementedError", message, None));
         }
         let asked = params.uint("max_tokens")?;
-        // Older versions let the engine find out, and its answer is a fault of the server.
+        // In older versions the engine detects it, and the answer is a server error.
         let too_long =
             |refusal: Refusal| if self.minor() <= 15 { Refusal::broken(refusal.2) } else { refusal };
         let unasked = if self.minor() >= 33 { None } else { Some(16) };
@@ -136,13 +137,14 @@ impl Vllm {
         choice
     }
 
-    /// What the OpenAI routes would hand to the engine: the only place where the server's defaults are shown.
+    /// The parameters that the OpenAI routes would pass to the engine: the only route that shows
+    /// the server's defaults.
     pub(super) fn render(&self, request: &Request) -> Result<Value, Refusal> {
         let fields = self.open(request)?;
         if request.path == "/v1/chat/completions/render" {
             let chat = self.chat_asked(&fields)?;
             if self.minor() <= 15 {
-                // The first form told the conversation and the prompts, and no parameters.
+                // The first version returned the conversation and the prompts, without parameters.
                 return Ok(json!([fields.get("messages"), [{"prompt_token_ids": chat.prompt}]]));
             }
             return Ok(self.rendered(&id("chatcmpl"), &chat.prompt, &chat.sampling, &fields));
@@ -164,7 +166,7 @@ impl Vllm {
         put("frequency_penalty", json!(sampling.frequency));
         put("repetition_penalty", json!(sampling.repetition));
         put("temperature", json!(sampling.temperature));
-        // Greedy needs no truncation, and then none is told.
+        // Greedy decoding needs no truncation, so none is shown.
         if sampling.temperature > 0.0 {
             put("top_p", json!(sampling.top_p));
             if sampling.top_k > 0 {
@@ -179,7 +181,7 @@ impl Vllm {
         }
         put("stop", json!(sampling.stop));
         put("stop_token_ids", json!(sampling.stop_ids));
-        // What the class has anyway is left out.
+        // Defaults of the class are left out.
         if sampling.max_tokens != 16 {
             put("max_tokens", json!(sampling.max_tokens));
         }

@@ -1,4 +1,4 @@
-//! What vLLM tells about itself and about words.
+//! vLLM's information and tokenizer routes.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ impl Vllm {
         Ok(json!({"prompt": self.house.toy.decode(&tokens, false)}))
     }
 
-    /// The labels that tell the CPU build's cache from a GPU's.
+    /// The labels that distinguish the CPU build's cache from a GPU's.
     fn cache_bytes(&self) -> String {
         let bytes = if self.options.cpu { "4294967296" } else { "None" };
         match self.minor() {
@@ -57,7 +57,7 @@ impl Vllm {
             }
         }
         if self.minor() <= 11 {
-            // The name of old, still there beside the new one.
+            // The old name, still exposed next to the new one.
             out.gauge("vllm:gpu_cache_usage_perc", &labels, house.kv_usage());
         }
         out.gauge("vllm:kv_cache_usage_perc", &labels, house.kv_usage());

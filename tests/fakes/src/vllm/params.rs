@@ -1,4 +1,5 @@
-//! From a request's fields to the sampling of a sequence, with the server's defaults where the real one has them.
+//! From a request's fields to the sampling of a sequence, with the server's defaults where the real
+//! engine uses them.
 
 use crate::TokenId;
 
@@ -7,11 +8,11 @@ use super::super::house::Defaults;
 use super::super::sample::{Noise, Pipeline, Sampling, fresh_seed};
 use super::{Refusal, Runner, Vllm};
 
-/// Below this a temperature is greedy.
+/// Temperatures below this are greedy.
 const GREEDY: f64 = 1e-5;
 
 impl Vllm {
-    /// Parameters of the OpenAI routes: what is left out comes from `generation_config.json`.
+    /// Parameters of the OpenAI routes: missing ones come from `generation_config.json`.
     pub(super) fn openai_sampling(&self, fields: &Fields, max_tokens: usize) -> Result<Sampling, Refusal> {
         let defaults = self.house.defaults.lock().clone();
         let mut sampling = self.sampling(fields, &defaults, max_tokens)?;
@@ -19,7 +20,7 @@ impl Vllm {
         Ok(sampling)
     }
 
-    /// Parameters of the token endpoint: the engine's own class, whose defaults know of no server.
+    /// Parameters of the token endpoint: the engine's own class, without the server's defaults.
     pub(super) fn engine_sampling(&self, fields: &Fields, max_tokens: usize) -> Result<Sampling, Refusal> {
         self.sampling(fields, &Defaults::default(), max_tokens)
     }
@@ -89,7 +90,7 @@ impl Vllm {
         }
     }
 
-    /// Logprobs asked for, within the server's cap.
+    /// Requested logprobs, within the server's cap.
     pub(super) fn logprobs(&self, fields: &Fields, name: &'static str) -> Result<Option<usize>, Refusal> {
         let Some(asked) = fields.int(name)? else { return Ok(None) };
         let cap = self.options.max_logprobs;
@@ -102,7 +103,7 @@ impl Vllm {
         Ok(Some(if asked == -1 { vocabulary } else { asked as usize }))
     }
 
-    /// The room for output behind a prompt; the longest that a request may ask for.
+    /// Maximum number of output tokens after a prompt.
     pub(super) fn room(
         &self,
         prompt: usize,

@@ -1,4 +1,5 @@
-//! Streams under way, and `/inference/v1/abort_requests`: an aborted stream ends as one that is whole, with its usage.
+//! Running streams, and `/inference/v1/abort_requests`: an aborted stream ends like a complete one,
+//! with its usage.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +15,12 @@ pub(super) const ABORT: &str = "/inference/v1/abort_requests";
 
 type Flags = HashMap<String, Vec<Arc<AtomicBool>>>;
 
-/// Streams by the engine's id for them. Clients may use one id several times: all of them are aborted together.
+/// Streams by the engine's id. Clients may use one id several times: all its streams are aborted
+/// together.
 #[derive(Clone, Default)]
 pub(super) struct Streams(Arc<Mutex<Flags>>);
 
-/// A stream under way.
+/// A running stream.
 pub(super) struct Stream {
     aborted: Arc<AtomicBool>,
     id: String,
@@ -26,7 +28,7 @@ pub(super) struct Stream {
 }
 
 impl Vllm {
-    /// The id of an answer: with the `x-request-id` that has come with the request, if there is one.
+    /// The id of an answer, with the request's `x-request-id` if it has one.
     pub(super) fn id_of(&self, request: &Request, prefix: &str) -> String {
         let given = request.get("x-request-id").filter(|_| !self.options.renamed);
         given.map_or_else(|| id(prefix), |given| format!("{prefix}-{given}"))

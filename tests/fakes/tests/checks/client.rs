@@ -1,4 +1,4 @@
-//! A client of one call at a time.
+//! A client with one call at a time.
 
 use std::net::SocketAddr;
 
@@ -44,7 +44,7 @@ pub fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap_or(&Vec::new()).iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Waits for something that other tasks bring about.
+/// Waits for a condition that other tasks fulfil.
 pub async fn until(comes: impl Fn() -> bool) {
     let wait = async {
         while !comes() {
@@ -54,7 +54,7 @@ pub async fn until(comes: impl Fn() -> bool) {
     tokio::time::timeout(PATIENCE, wait).await.expect("it came in time");
 }
 
-/// The value in the first line that begins so.
+/// The value in the first line that begins with `name`.
 pub fn gauge<'a>(text: &'a str, name: &str) -> &'a str {
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}"));
     line.rsplit(' ').next().unwrap()

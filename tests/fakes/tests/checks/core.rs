@@ -52,7 +52,7 @@ fn the_text_repeats_its_n_grams_but_does_not_loop() {
 }
 
 #[test]
-fn the_end_comes_now_and_then_and_ties_when_asked_for() {
+fn ends_and_ties_have_their_configured_frequency() {
     let toy = Toy::new(Temper { eos_every: Some(50), tie_every: Some(5), seed: 0 });
     let ended = text_of(&toy, &[40, 41], greedy(5000));
     assert_eq!(ended.finish, Some(Finish::Eos));
@@ -80,7 +80,7 @@ fn noise_by_position_goes_on_where_noise_that_restarts_repeats_itself() {
 }
 
 #[test]
-fn stop_strings_end_the_text_and_none_of_them_is_told() {
+fn stop_strings_end_the_text_and_are_never_sent() {
     let toy = Toy::new(Temper::default());
     let plain = text_of(&toy, &[40, 41], greedy(60)).text;
     let middle: String = plain.chars().skip(plain.chars().count() / 2).take(5).collect();
@@ -97,7 +97,7 @@ fn stop_strings_end_the_text_and_none_of_them_is_told() {
     }
 }
 
-/// The least engine there can be: so many events for `POST /events`, and its name for anything else.
+/// A minimal engine: a number of events for `POST /events`, and its name for anything else.
 struct Least(Arc<House>, &'static str);
 
 impl Least {
@@ -176,7 +176,7 @@ async fn a_client_that_leaves_ends_its_generation() {
 }
 
 #[tokio::test]
-async fn who_finds_no_seat_waits() {
+async fn a_sequence_without_a_free_slot_waits() {
     let fake = Fake::start(Least::new("one")).await;
     fake.house.pace.lock().step = Duration::from_hours(1);
     let mut wires = Vec::new();
@@ -249,8 +249,8 @@ fn a_runtime_ends_while_sequences_are_still_being_cancelled() {
     let house = House::new(Setup::default());
     house.pace.lock().cancel = Duration::from_hours(1);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let seats = runtime.block_on(house.admit(2));
-    runtime.block_on(async { drop(seats) });
+    let slots = runtime.block_on(house.admit(2));
+    runtime.block_on(async { drop(slots) });
     assert_eq!(house.running(), 2, "cancelling takes its time");
     drop(runtime);
     assert_eq!(house.running(), 0);
@@ -274,7 +274,7 @@ async fn a_killed_server_is_gone_until_it_is_revived() {
 }
 
 #[test]
-fn the_cache_forgets_what_was_used_least_recently() {
+fn the_cache_evicts_the_least_recently_used() {
     let mut cache = Cache::new(4, 4);
     let [one, two] = [Context::new(&[1; 9]), Context::new(&[2; 9])];
     cache.store(&one, 9, 0);

@@ -1,5 +1,5 @@
-//! Recorded answers of real engines (`tests/goldens`) against the fakes: the same request gets the same status and
-//! the same shape, field by field and event by event.
+//! Recorded answers of real engines (`tests/goldens`) against the fakes: the same request gets the
+//! same status and the same shape, field by field and event by event.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn recorded(engine: &str) -> Vec<PathBuf> {
     files
 }
 
-/// What kind of value each field has. Lists have the shape of their first entry; null is a kind of its own.
+/// The type of each field. Lists have the shape of their first entry; null is a separate type.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Object(fields)
@@ -96,7 +96,7 @@ async fn replay<E: Engine>(fake: &Fake<E>, golden: &Value) -> Message {
     Wire::connect(fake.address).await.ask(head + &body).await
 }
 
-/// What differs between the recorded answer and the fake's.
+/// Differences between the recorded answer and the fake's.
 async fn differences<E: Engine>(fake: &Fake<E>, golden: &Value) -> Option<String> {
     let answer = replay(fake, golden).await;
     if answer.head.status() != golden["status"].as_u64().unwrap() as u16 {
@@ -113,7 +113,8 @@ async fn differences<E: Engine>(fake: &Fake<E>, golden: &Value) -> Option<String
     (want != got).then(|| format!("\n  want {want}\n  got  {got}"))
 }
 
-/// Each answer is asked of the first of these fakes whose name its own begins with.
+/// Each recorded answer is requested from the first of these fakes whose name is a prefix of its
+/// own.
 async fn check<E: Engine>(engine: &str, fakes: &[(&str, Fake<E>)], other: &[&str]) {
     let mut all = Vec::new();
     for file in recorded(engine) {
@@ -130,7 +131,7 @@ async fn check<E: Engine>(engine: &str, fakes: &[(&str, Fake<E>)], other: &[&str
     assert!(all.is_empty(), "{} differ\n{}", all.len(), all.join("\n"));
 }
 
-/// What comes before the arguments of a call.
+/// Text before the arguments of a tool call.
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": ";
 
 fn setup(setup: Setup, house: bool) -> Setup {
@@ -153,7 +154,7 @@ async fn vllm_answers_as_recorded() {
         options.setup = setup(options.setup, house);
         Fake::start(Vllm::new(options))
     };
-    // What these show depends on the text that the model happens to say.
+    // The result of these depends on the text that the model generates.
     let by_text = [
         "completion_stop",
         "completion_stop_included",
@@ -162,11 +163,11 @@ async fn vllm_answers_as_recorded() {
         "house_chat_stream",
         "house_chat_render",
         "house_chat_render_explicit",
-        // The real one fills its object with blanks up to the limit.
+        // The real engine fills its object with blanks up to the limit.
         "parsers_json_stream",
         "parsers_json_stream_ids",
         "parsers_json_stream_usage",
-        // The fake calls one tool at most, and none because it has to.
+        // The fake calls at most one tool, and ignores a required call.
         "parsers_calls",
         "parsers_calls_ids",
         "parsers_calls_stream",
@@ -202,6 +203,6 @@ async fn llama_server_answers_as_recorded() {
         options.setup = setup(options.setup, house);
         Fake::start(Llama::new(options))
     };
-    // What a slot shows depends on what it was used for before.
+    // The contents of a slot depend on its earlier tasks.
     check("llamacpp", &[("house", make(true).await), ("", make(false).await)], &["slots_full"]).await;
 }

@@ -1,4 +1,4 @@
-//! Habits of hosted APIs (reference: the providers' documentation).
+//! Behaviour of hosted APIs (reference: the providers' documentation).
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn predicted(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn nobody_gets_in_without_a_key() {
+async fn every_call_needs_a_key() {
     let fake = hosted(|_| {}).await;
     for (key, code) in [(None, Value::Null), (Some("sk-bad"), json!("invalid_api_key"))] {
         let answer = call(&fake, CHAT, key, &chat(json!({}))).await;
@@ -54,7 +54,7 @@ async fn nobody_gets_in_without_a_key() {
 }
 
 #[tokio::test]
-async fn who_asks_too_often_is_told_when_to_come_back() {
+async fn a_rate_limited_client_gets_retry_after() {
     let fake = hosted(|options| options.calls = Some(1)).await;
     ask(&fake, CHAT, chat(json!({}))).await;
     let answer = call(&fake, CHAT, Some("sk-good"), &chat(json!({}))).await;
@@ -66,7 +66,7 @@ async fn who_asks_too_often_is_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_prediction_is_counted_and_what_was_rejected_is_paid_for() {
+async fn a_prediction_is_counted_and_rejected_tokens_are_billed() {
     let fake = hosted(|_| {}).await;
     let plain = ask(&fake, CHAT, chat(json!({}))).await;
     let text = plain["choices"][0]["message"]["content"].as_str().unwrap();
@@ -126,7 +126,7 @@ async fn every_probe_is_billed_for_its_whole_input() {
     let again = ask(&fake, TEXT, probe).await;
     assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 4 * 1024);
     assert_eq!(fake.engine.bill().cached, 4 * 1024);
-    // Short ones are never cached.
+    // Short prompts are never cached.
     let short = json!({"model": "toy", "prompt": &context[..600], "max_tokens": 1});
     for _ in 0..2 {
         assert_eq!(
@@ -157,7 +157,7 @@ async fn few_logprobs_and_none_of_the_prompt() {
 }
 
 #[tokio::test]
-async fn an_answer_can_be_begun_only_where_a_provider_has_it() {
+async fn an_answer_can_be_prefilled_only_if_the_provider_supports_it() {
     let begun = json!({"model": "toy", "max_tokens": 8, "temperature": 0, "messages": [{"role": "user", "content": "hi"},
         {"role": "assistant", "content": "Well,", "prefix": true}]});
     let (plain, mistral) =
@@ -179,7 +179,7 @@ async fn an_answer_can_be_begun_only_where_a_provider_has_it() {
 }
 
 #[tokio::test]
-async fn raw_tokens_are_told_by_one() {
+async fn raw_tokens_are_returned_by_one_provider() {
     let fake = hosted(|options| options.provider = Provider::Cerebras).await;
     let body = json!({"model": "toy", "prompt": [5, 6], "max_tokens": 3, "return_raw_tokens": true});
     assert_eq!(ask(&fake, TEXT, body.clone()).await["choices"][0]["tokens"].as_array().unwrap().len(), 3);

@@ -1,4 +1,4 @@
-//! The habits of llama-server (reference: its source at `0c1e570` and recorded answers).
+//! Behaviour of llama-server (reference: its source at `0c1e570` and recorded answers).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn cached(answer: &Value) -> u64 {
 }
 
 #[tokio::test]
-async fn a_prompt_goes_where_the_most_of_it_is_and_computes_at_least_one_token() {
+async fn a_prompt_goes_to_the_closest_slot_and_computes_at_least_one_token() {
     let fake = llama(|_| {}).await;
     let one = ask(fake.address, NATIVE, body(prompt(40), 4)).await;
     let again = ask(fake.address, NATIVE, body(prompt(40), 4)).await;
@@ -106,7 +106,7 @@ async fn every_chunk_has_its_token_but_not_in_the_middle_of_a_character() {
     let fake = llama(|_| {}).await;
     let bytes: Vec<u32> = fake.house.toy.encode("💩");
     assert!(bytes.len() > 1);
-    // The first token is the beginning of a character, and what follows is not its end.
+    // The first token is the beginning of a character, and the next one is not its end.
     let mut half = body(prompt(20), 4);
     half["logit_bias"] = json!([[bytes[0], 100]]);
     half["stream"] = json!(true);
@@ -129,7 +129,7 @@ async fn every_chunk_has_its_token_but_not_in_the_middle_of_a_character() {
 }
 
 #[tokio::test]
-async fn a_stream_of_several_prompts_tells_the_marks_of_their_beginnings() {
+async fn a_stream_of_several_prompts_has_a_mark_for_each_beginning() {
     let fake = llama(|_| {}).await;
     let mut request = body(json!([prompt(20), prompt(21)]), 1);
     request["stream"] = json!(true);
@@ -140,7 +140,7 @@ async fn a_stream_of_several_prompts_tells_the_marks_of_their_beginnings() {
 }
 
 #[tokio::test]
-async fn defaults_are_the_servers_own_and_props_tells_them() {
+async fn defaults_are_the_servers_own_and_in_props() {
     let fake = llama(|_| {}).await;
     let told = get(fake.address, "/props").await.json()["default_generation_settings"]["params"].clone();
     let near = |name: &str, value: f64| (told[name].as_f64().unwrap() - value).abs() < 1e-6;
@@ -184,7 +184,7 @@ async fn penalties_count_what_is_sent_again_and_seeds_start_again() {
 }
 
 #[tokio::test]
-async fn what_the_real_server_lets_pass_passes_and_the_rest_is_refused_in_its_words() {
+async fn accepted_and_refused_inputs_are_those_of_the_real_server() {
     let fake = llama(|options| options.setup.max_len = 64).await;
     let status = async |path: &str, body: Value| call(fake.address, path, &body).await.head.status();
     for fine in [
@@ -206,13 +206,13 @@ async fn what_the_real_server_lets_pass_passes_and_the_rest_is_refused_in_its_wo
     let broken = Wire::connect(fake.address).await.ask(post(NATIVE, "", b"{not json")).await;
     assert_eq!(broken.head.status(), 500);
     assert_eq!(get(fake.address, "/version").await.head.status(), 404);
-    // Out of room is the end, and it says so.
+    // A full context ends the output, and the answer reports it.
     let full = ask(fake.address, NATIVE, body(prompt(60), 100)).await;
     assert_eq!((&full["truncated"], &full["tokens_predicted"]), (&json!(true), &json!(4)));
 }
 
 #[tokio::test]
-async fn openai_routes_tell_no_ids_and_the_usage_of_the_first_prompt() {
+async fn openai_routes_have_no_ids_and_the_usage_of_the_first_prompt() {
     let fake = llama(|_| {}).await;
     let request =
         json!({"prompt": [prompt(20), prompt(25)], "max_tokens": 1, "temperature": 0, "return_tokens": true});
@@ -266,7 +266,7 @@ async fn silence_is_broken_by_comments() {
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_when_its_client_leaves() {
+async fn a_conversation_continues_after_its_client_disconnects() {
     for (field, finished) in [("x-conversation-id: c1\r\n", 1), ("", 0)] {
         let fake = llama(|_| {}).await;
         fake.house.pace.lock().step = Duration::from_millis(1);

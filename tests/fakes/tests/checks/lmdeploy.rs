@@ -1,4 +1,4 @@
-//! LMDeploy's habits (reference: `serve/openai/protocol.py` and the API server).
+//! LMDeploy's behaviour (reference: `serve/openai/protocol.py` and the API server).
 
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ async fn errors_are_flat() {
 }
 
 #[tokio::test]
-async fn nothing_is_cached_unless_asked_for_and_then_in_blocks_of_64() {
+async fn caching_needs_a_flag_and_has_blocks_of_64() {
     let fake = lmdeploy(|_| {}).await;
     for _ in 0..2 {
         plain(&fake, greedy(&prompt(150), 1)).await;
@@ -100,7 +100,7 @@ async fn logprobs_need_a_mode_of_the_engine() {
 async fn every_route_has_defaults_of_its_own_and_none_of_the_model() {
     let defaults = Defaults { temperature: Some(0.0), repetition_penalty: Some(1.9), ..Defaults::default() };
     let fake = lmdeploy(|options| options.setup.defaults = defaults).await;
-    // The native route says 1 and all tokens, without a seed.
+    // The native route defaults to temperature 1 and all tokens, without a seed.
     let hot = json!({"input_ids": prompt(20), "max_tokens": 24});
     assert_ne!(plain(&fake, hot.clone()).await, plain(&fake, hot).await);
     let complete = async |extra: Value| {
@@ -130,7 +130,7 @@ async fn repetition_counts_output_only() {
     };
     let whole = run(prompt(20), 60).await;
     assert_ne!(run([&prompt(20), &whole[..30]].concat(), 30).await, whole[30..]);
-    // What the native schema does not have, it does not see.
+    // The native schema ignores unknown fields.
     let mut body = greedy(&prompt(20), 30);
     body["presence_penalty"] = json!(2.0);
     body["seed"] = json!(3);
@@ -138,7 +138,7 @@ async fn repetition_counts_output_only() {
 }
 
 #[tokio::test]
-async fn ids_that_stop_are_told_only_if_the_server_does() {
+async fn stop_ids_are_returned_only_if_the_server_does() {
     let ends = Temper { eos_every: Some(1), ..Temper::default() };
     let fake = lmdeploy(|options| options.setup.temper = ends.clone()).await;
     let answer = ask(fake.address, GENERATE, greedy(&[5], 9)).await;
@@ -171,7 +171,7 @@ async fn words_become_ids() {
 }
 
 #[tokio::test]
-async fn streams_tell_ids_beside_the_text_and_end() {
+async fn streams_have_ids_next_to_the_text_and_end() {
     let fake = lmdeploy(|_| {}).await;
     let mut body = greedy(&prompt(20), 4);
     let whole = plain(&fake, body.clone()).await;

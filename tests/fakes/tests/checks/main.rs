@@ -1,4 +1,4 @@
-//! The fakes' own tests: each habit of a real engine that a fake claims to have.
+//! The fakes' own tests: each behaviour of a real engine that a fake reproduces.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
 use foretell_fakes::{self as fakes, wire};

@@ -1,4 +1,4 @@
-//! mlx-lm's habits (reference: `mlx_lm/server.py`).
+//! mlx-lm's behaviour (reference: `mlx_lm/server.py`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -71,7 +71,7 @@ async fn logprobs_are_not_the_sampled_tokens() {
 }
 
 #[tokio::test]
-async fn logprobs_know_of_bias_and_not_of_temperature() {
+async fn logprobs_include_bias_and_not_temperature() {
     let fake = mlx(|_| {}).await;
     let logprob = async |extra: Value| {
         let mut extra = extra;
@@ -87,7 +87,7 @@ async fn logprobs_know_of_bias_and_not_of_temperature() {
 }
 
 #[tokio::test]
-async fn greedy_unless_told_by_the_request_or_by_the_flags() {
+async fn greedy_by_default_unless_set_by_request_or_flags() {
     let fake = mlx(|_| {}).await;
     let greedy = said(&fake, TEXT, 20, json!({"temperature": 0})).await;
     assert_eq!(said(&fake, TEXT, 20, json!({})).await, greedy);
@@ -140,7 +140,7 @@ async fn a_seed_is_served_alone_and_starts_again() {
 }
 
 #[tokio::test]
-async fn penalties_see_the_last_twenty_unless_told() {
+async fn penalties_count_the_last_twenty_by_default() {
     let fake = mlx(|_| {}).await;
     for name in ["repetition_penalty", "presence_penalty", "frequency_penalty"] {
         let run = async |text: &str, count: u32, last: u32| {
@@ -168,7 +168,7 @@ async fn streams_begin_with_a_comment_and_end_with_a_mark() {
 }
 
 #[tokio::test]
-async fn nothing_is_told_of_load_and_nothing_reads_texts() {
+async fn there_are_no_load_metrics_and_no_tokenizer_route() {
     let fake = mlx(|options| options.draft_model = Some("small")).await;
     assert_eq!(get(fake.address, "/health").await.json(), json!({"status": "ok"}));
     assert!(get(fake.address, "/v1/models").await.json()["data"][0].get("owned_by").is_none());

@@ -1,4 +1,4 @@
-//! Ollama's habits (reference: its server's source).
+//! Ollama's behaviour (reference: its server's source).
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ async fn texts_only_and_old_ids_are_read_again() {
 }
 
 #[tokio::test]
-async fn lines_are_streamed_to_who_does_not_say() {
+async fn lines_are_streamed_by_default() {
     let fake = ollama(|_| {}).await;
     let options = json!({"num_predict": 4, "temperature": 0});
     let body = json!({"model": "toy", "prompt": TEXT, "raw": true, "options": options});
@@ -114,13 +114,13 @@ async fn a_text_that_repeats_itself_is_aborted() {
     let all = lines(&call(fake.address, GENERATE, &body).await.text());
     assert!(all.len() == 30 && all.iter().all(|line| line["done"] == false));
     assert_eq!(fake.house.running(), 0);
-    // As often as allowed is well.
+    // The maximum number of repeats is accepted.
     let answer = ask(fake.address, GENERATE, raw(TEXT, json!({"num_predict": 30, "temperature": 0}))).await;
     assert_eq!(answer["done"], true);
 }
 
 #[tokio::test]
-async fn what_is_left_out_comes_from_ollama_or_from_the_modelfile() {
+async fn defaults_come_from_ollama_or_the_modelfile() {
     let fake = ollama(|_| {}).await;
     let bare = said(&fake, TEXT, json!({"num_predict": 20, "seed": 4})).await;
     let own = json!({"num_predict": 20, "seed": 4, "temperature": 0.8, "top_k": 40, "top_p": 0.9});
@@ -129,7 +129,7 @@ async fn what_is_left_out_comes_from_ollama_or_from_the_modelfile() {
     let filed = ollama(|options| options.setup.defaults = defaults).await;
     let greedy = said(&fake, TEXT, json!({"num_predict": 20, "temperature": 0})).await;
     assert_eq!(said(&filed, TEXT, json!({"num_predict": 20})).await, greedy);
-    // The OpenAI route says 1.
+    // The OpenAI route defaults to 1.
     let body = json!({"model": "toy", "prompt": TEXT, "max_tokens": 20, "seed": 4});
     let text = |answer: Value| answer["choices"][0]["text"].clone();
     let told = text(ask(filed.address, "/v1/completions", body.clone()).await);
@@ -140,7 +140,7 @@ async fn what_is_left_out_comes_from_ollama_or_from_the_modelfile() {
 }
 
 #[tokio::test]
-async fn how_far_penalties_look_back_can_be_said() {
+async fn the_penalty_window_can_be_set() {
     let fake = ollama(|_| {}).await;
     let run = async |text: &str, count: u32, last: i32| {
         let options =

@@ -1,4 +1,4 @@
-//! Which penalties go on as they would have when what was generated is sent again as a prompt.
+//! Penalties that continue unchanged if the generated text is sent again as a prompt.
 
 use rstest::rstest;
 
@@ -18,7 +18,8 @@ fn run(toy: &Toy, prompt: &[u32], sampling: &Sampling, count: usize) -> Vec<u32>
     sequence.output().to_vec()
 }
 
-/// Whether a greedy text that is cut and sent again goes on as before; that the penalty does anything is asserted.
+/// True if a greedy text that is cut and sent again continues as before; asserts that the penalty
+/// has an effect.
 fn goes_on(pipeline: Pipeline, set: fn(&mut Sampling)) -> bool {
     let toy = Toy::new(Temper { eos_every: None, ..Temper::default() });
     let prompt: Vec<u32> = (0..START as u32).map(|at| 100 + at * 7 % 900).collect();
@@ -33,7 +34,7 @@ fn goes_on(pipeline: Pipeline, set: fn(&mut Sampling)) -> bool {
 
 #[rstest]
 #[case::tgi(Pipeline::TGI, true, true)]
-#[case::trtllm_told_what_to_ignore(Pipeline::trtllm(START), true, true)]
+#[case::trtllm_with_prompt_ignore_length(Pipeline::trtllm(START), true, true)]
 #[case::lmdeploy(Pipeline::LMDEPLOY, false, false)]
 #[case::mlx(Pipeline::mlx(20), true, true)]
 #[case::llama(Pipeline::LLAMA, true, true)]

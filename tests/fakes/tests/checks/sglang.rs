@@ -1,4 +1,4 @@
-//! SGLang's habits (reference: the engine's source).
+//! SGLang's behaviour (reference: the engine's source).
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,8 @@ async fn prompts_of_one_call_do_not_share_what_is_new() {
     let answer = ask(fake.address, GENERATE, json!({"input_ids": lists, "sampling_params": params})).await;
     assert_eq!(answer.as_array().unwrap().len(), 3);
     assert_eq!(ids(&answer[1]["output_ids"]), [7, 7]);
-    // 40 are there but for the last; the rest is computed for each, and then one step for the second.
+    // 40 are cached except for the last; the rest is computed for each, and then one step for the
+    // second.
     assert_eq!(fake.house.tally().computed - before, 1 + 1 + 2 + 1);
 }
 
@@ -108,12 +109,12 @@ async fn an_unknown_field_is_refused_by_its_name() {
     let prefill =
         ask(fake.address, GENERATE, json!({"input_ids": [5, 6], "sampling_params": greedy(0)})).await;
     assert_eq!((ids(&prefill["output_ids"]).len(), fake.house.tally().computed), (0, 2));
-    // The OpenAI routes ignore what they do not know.
+    // The OpenAI routes ignore unknown fields.
     ask(fake.address, "/v1/completions", json!({"prompt": [5], "max_tokens": 1, "prediction": {}})).await;
 }
 
 #[tokio::test]
-async fn streams_tell_everything_again_unless_told_otherwise() {
+async fn streams_repeat_all_output_by_default() {
     let body = json!({"input_ids": prompt(20), "sampling_params": greedy(6), "stream": true});
     let fake = sglang(|_| {}).await;
     let whole = plain(&fake, &prompt(20), 6).await;
@@ -151,7 +152,7 @@ async fn a_seed_means_something_only_in_deterministic_mode() {
     let fake = sglang(|options| options.deterministic = true).await;
     let whole = run(&fake, prompt(20), 20, Some(1)).await;
     assert_eq!(run(&fake, [&prompt(20), &whole[..9]].concat(), 11, Some(1)).await, whole[9..]);
-    // Without a seed there is one all the same.
+    // Without a seed the default one is used.
     assert_eq!(run(&fake, prompt(20), 20, None).await, run(&fake, prompt(20), 20, Some(42)).await);
 }
 
@@ -221,7 +222,7 @@ async fn defaults_of_the_model_reach_the_chat_route_alone() {
 }
 
 #[tokio::test]
-async fn load_is_told_and_metrics_are_behind_a_flag() {
+async fn load_is_shown_and_metrics_are_behind_a_flag() {
     let fake = sglang(|_| {}).await;
     fake.house.pretend.lock().waiting = 2;
     assert_eq!(
@@ -261,7 +262,7 @@ async fn output_logprobs_are_processed_unless_all_is_greedy() {
 }
 
 #[tokio::test]
-async fn openai_routes_tell_ids_and_cached_tokens_when_asked() {
+async fn openai_routes_return_ids_and_cached_tokens_on_request() {
     let fake = sglang(|options| options.cache_report = true).await;
     let body = json!({"prompt": [prompt(20), prompt(22)], "max_tokens": 2, "temperature": 0, "return_token_ids": true});
     ask(fake.address, "/v1/completions", body.clone()).await;
@@ -286,7 +287,7 @@ async fn openai_routes_tell_ids_and_cached_tokens_when_asked() {
 }
 
 #[tokio::test]
-async fn a_streamed_chat_tells_no_ids_and_its_end_apart() {
+async fn a_streamed_chat_has_no_ids_and_a_separate_end() {
     let fake = sglang(|options| options.chat_ids = false).await;
     let body = |more: &Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0,

@@ -1,4 +1,4 @@
-//! TGI's habits (reference: the router's source).
+//! TGI's behaviour (reference: the router's source).
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn only_texts_go_in_and_ids_come_out() {
     assert_eq!(details["tokens"][0]["special"], false);
     let ids: Vec<u32> = token_ids(&answer).iter().map(|&id| id as u32).collect();
     assert_eq!(answer["generated_text"], fake.house.toy.decode(&ids, true));
-    // What is no text is refused before the handler, in words and not in JSON.
+    // A prompt that is not a text is refused before the handler, as plain text and not as JSON.
     let wrong = call(fake.address, "/generate", &json!({"inputs": [1, 2]})).await;
     assert_eq!(wrong.head.status(), 422);
     assert!(serde_json::from_str::<Value>(&wrong.text()).is_err());
@@ -60,7 +60,7 @@ async fn special_tokens_are_always_added() {
     let fake = tgi(|options| options.bos = true).await;
     let tokens = ask(fake.address, "/tokenize", json!({"inputs": "a house"})).await;
     assert_eq!(tokens[0]["id"], fake.house.toy.eos());
-    // A client that wants none of it is not heard.
+    // A client cannot disable them.
     let parameters = json!({"max_new_tokens": 4, "add_special_tokens": false});
     let told = generated(&fake, "a house", parameters).await;
     let bare = tgi(|_| {}).await;
@@ -70,7 +70,7 @@ async fn special_tokens_are_always_added() {
 }
 
 #[tokio::test]
-async fn tokens_are_told_with_their_places() {
+async fn tokens_are_returned_with_their_offsets() {
     let fake = tgi(|_| {}).await;
     let tokens = ask(fake.address, "/tokenize", json!({"inputs": TEXT})).await;
     let all = tokens.as_array().unwrap();
@@ -84,7 +84,7 @@ async fn tokens_are_told_with_their_places() {
 }
 
 #[tokio::test]
-async fn sampling_has_to_be_asked_for_one_way_or_another() {
+async fn sampling_has_to_be_requested() {
     let fake = tgi(|_| {}).await;
     let greedy = generated(&fake, TEXT, json!({"max_new_tokens": 12})).await;
     let same = generated(&fake, TEXT, json!({"max_new_tokens": 12, "temperature": 1.0, "seed": 3})).await;
@@ -117,7 +117,7 @@ async fn penalties_have_names_of_their_own() {
     let run = async |parameters: Value| token_ids(&generated(&fake, TEXT, parameters).await);
     let plain = run(json!({"max_new_tokens": 40})).await;
     assert_ne!(run(json!({"max_new_tokens": 40, "repetition_penalty": 1.4})).await, plain);
-    // There is no presence here; a chat's moves the repetition.
+    // There is no presence penalty here; a chat's moves the repetition penalty.
     assert_eq!(run(json!({"max_new_tokens": 40, "presence_penalty": 2.0})).await, plain);
     let chat = async |presence: f64| {
         let body = json!({"messages": [{"role": "user", "content": TEXT}], "max_tokens": 40, "temperature": 0,
@@ -171,7 +171,7 @@ async fn no_more_prompts_than_the_batch_limit() {
 }
 
 #[tokio::test]
-async fn who_does_not_stream_completions_has_no_cache() {
+async fn completions_that_are_not_streamed_use_no_cache() {
     let fake = tgi(|_| {}).await;
     let complete =
         |stream: bool| json!({"prompt": TEXT, "max_tokens": 2, "temperature": 0, "stream": stream});
@@ -195,7 +195,7 @@ async fn who_does_not_stream_completions_has_no_cache() {
 }
 
 #[tokio::test]
-async fn the_attention_says_how_fine_the_cache_is() {
+async fn the_attention_sets_the_cache_granularity() {
     let long = vec!["house"; 300].join(" ");
     for (attention, fine) in
         [(Attention::Flashinfer, 1), (Attention::Flashdecoding, 256), (Attention::Paged, 0)]
@@ -211,7 +211,7 @@ async fn the_attention_says_how_fine_the_cache_is() {
 }
 
 #[tokio::test]
-async fn prefill_tells_its_own_tokens_and_only_with_the_flag() {
+async fn prefill_is_returned_only_with_the_flag() {
     let fake = tgi(|options| options.prefill_logprobs = true).await;
     let answer = generated(&fake, TEXT, json!({"max_new_tokens": 1, "decoder_input_details": true})).await;
     let prefill = answer["details"]["prefill"].as_array().unwrap();
@@ -308,7 +308,7 @@ async fn errors_of_a_generation_and_of_too_many() {
 }
 
 #[tokio::test]
-async fn load_and_limits_are_told() {
+async fn load_and_limits_are_shown() {
     let fake = tgi(|_| {}).await;
     fake.house.pretend.lock().waiting = 3;
     fake.house.pretend.lock().running = 2;

@@ -1,4 +1,5 @@
-//! Triton's habits (reference: the KServe protocol and `inflight_batcher_llm/tensorrt_llm/1/model.py`).
+//! Triton's behaviour (reference: the KServe protocol and
+//! `inflight_batcher_llm/tensorrt_llm/1/model.py`).
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ fn one(name: &str, datatype: &str, value: impl Into<Value>) -> Value {
     tensor(name, datatype, &[1, 1], vec![value.into()])
 }
 
-/// An inference with more inputs than the needed ones; only output is told.
+/// An inference with additional inputs; only the output is returned.
 fn body(prompt: &[u32], count: usize, extra: &[Value]) -> Value {
     let mut inputs = vec![
         tensor("input_ids", "INT32", &[1, prompt.len()], prompt),
@@ -55,7 +56,7 @@ async fn tokens(fake: &Fake<Triton>, body: Value) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn it_tells_what_it_is_and_what_its_model_takes() {
+async fn metadata_describes_the_server_and_its_model() {
     let fake = triton(|_| {}).await;
     assert_eq!(get(fake.address, "/v2").await.json()["name"], "triton");
     let model = get(fake.address, "/v2/models/tensorrt_llm").await.json();
@@ -69,7 +70,7 @@ async fn it_tells_what_it_is_and_what_its_model_takes() {
 }
 
 #[tokio::test]
-async fn tensors_are_looked_at_closely() {
+async fn tensors_are_validated() {
     let fake = triton(|_| {}).await;
     let good = || body(&prompt(5), 2, &[]);
     ask(fake.address, INFER, good()).await;
@@ -109,7 +110,7 @@ async fn tensors_are_looked_at_closely() {
 }
 
 #[tokio::test]
-async fn a_draft_is_verified_in_one_step_and_gives_one_token_more() {
+async fn a_draft_is_verified_in_one_step_and_yields_one_more_token() {
     let fake = triton(|_| {}).await;
     let plain = tokens(&fake, body(&prompt(20), 8, &[])).await;
     let before = fake.house.tally();
@@ -134,7 +135,7 @@ async fn drafts_need_an_engine_that_was_built_for_them() {
 }
 
 #[tokio::test]
-async fn a_threshold_takes_what_was_not_sampled_and_is_written_down() {
+async fn a_threshold_accepts_unsampled_tokens_and_is_recorded() {
     let fake = triton(|_| {}).await;
     let wrong = vec![9, 9];
     let lenient = one("draft_acceptance_threshold", "FP32", 0.0);
@@ -143,7 +144,7 @@ async fn a_threshold_takes_what_was_not_sampled_and_is_written_down() {
 }
 
 #[tokio::test]
-async fn the_input_is_in_the_output_unless_told() {
+async fn the_input_is_in_the_output_by_default() {
     let fake = triton(|_| {}).await;
     let mut whole = body(&prompt(20), 3, &[]);
     whole["inputs"].as_array_mut().unwrap().remove(3);
@@ -154,7 +155,7 @@ async fn the_input_is_in_the_output_unless_told() {
 }
 
 #[tokio::test]
-async fn the_best_is_taken_unless_sampling_is_asked_for() {
+async fn decoding_is_greedy_unless_sampling_is_requested() {
     let fake = triton(|_| {}).await;
     let run = async |extra: &[Value]| tokens(&fake, body(&prompt(20), 16, extra)).await;
     let plain = run(&[]).await;
@@ -163,7 +164,7 @@ async fn the_best_is_taken_unless_sampling_is_asked_for() {
     let hot = [one("runtime_top_p", "FP32", 1.0), one("temperature", "FP32", 1.5)];
     let sampled = run(&hot).await;
     assert_ne!(sampled, plain);
-    // A seed that is left out is always the same.
+    // The default seed is always the same.
     assert_eq!(run(&hot).await, sampled);
     let seeded = [&hot[..], &[one("seed", "UINT64", 7)]].concat();
     assert_ne!(run(&seeded).await, sampled);
@@ -182,7 +183,7 @@ async fn penalties_pass_over_what_is_told_to_be_ignored() {
 }
 
 #[tokio::test]
-async fn logits_and_logprobs_are_told_when_asked_for_and_built_in() {
+async fn logits_and_logprobs_are_returned_on_request_if_built_in() {
     let fake = triton(|options| options.gathers_logits = true).await;
     let extra = [
         one("return_log_probs", "BOOL", true),
@@ -193,13 +194,13 @@ async fn logits_and_logprobs_are_told_when_asked_for_and_built_in() {
     assert_eq!(output(&answer, "output_log_probs")["shape"], json!([1, 1, 2]));
     assert_eq!(output(&answer, "context_logits")["shape"], json!([1, 4, 8192]));
     assert_eq!(output(&answer, "generation_logits")["shape"], json!([1, 1, 2, 8192]));
-    // Of what was cached there are none.
+    // There are none for cached tokens.
     let again = ask(fake.address, INFER, body(&prompt(4), 2, &extra)).await;
     assert_eq!(output(&again, "context_logits")["shape"], json!([1, 1, 8192]));
 }
 
 #[tokio::test]
-async fn the_end_comes_only_to_who_says_what_it_is() {
+async fn the_output_ends_only_with_an_end_id() {
     let fake = triton(|options| options.setup.temper.eos_every = Some(1)).await;
     assert_eq!(tokens(&fake, body(&prompt(4), 5, &[])).await.len(), 5);
     assert_eq!(tokens(&fake, body(&prompt(4), 5, &[one("end_id", "INT32", 0)])).await, [0]);

@@ -1,4 +1,4 @@
-//! TensorRT-LLM's habits (reference: `serve/openai_protocol.py` and what is around it).
+//! TensorRT-LLM's behaviour (reference: `serve/openai_protocol.py` and the code around it).
 
 use std::time::{Duration, Instant};
 
@@ -104,7 +104,7 @@ async fn penalties_pass_over_what_is_told_to_be_ignored() {
         let rest = run([&prompt(20), &whole[..30]].concat(), 30, 20, by).await;
         assert_eq!(rest, whole[30..], "{name}");
     }
-    // Left out, the prompt counts with the output.
+    // By default the prompt counts with the output.
     let of = async |ignored: Option<u32>| {
         let again = prompt(20);
         let prompt: Vec<u32> = again
@@ -118,7 +118,7 @@ async fn penalties_pass_over_what_is_told_to_be_ignored() {
 }
 
 #[tokio::test]
-async fn parts_of_blocks_are_reused_unless_told_not_to() {
+async fn parts_of_blocks_are_reused_by_default() {
     let fake = trtllm(|_| {}).await;
     cached(&fake, prompt(41)).await;
     assert_eq!(cached(&fake, prompt(41)).await, 40);
@@ -160,7 +160,7 @@ async fn seeds_start_again_with_every_request_and_for_every_prompt() {
 }
 
 #[tokio::test]
-async fn what_is_left_out_comes_from_the_defaults() {
+async fn missing_parameters_come_from_the_defaults() {
     let defaults = Defaults { temperature: Some(0.0), repetition_penalty: Some(1.9), ..Defaults::default() };
     let fake = trtllm(|options| options.setup.defaults = defaults).await;
     let run = async |extra: Value| {
@@ -173,7 +173,7 @@ async fn what_is_left_out_comes_from_the_defaults() {
 }
 
 #[tokio::test]
-async fn statistics_wait_in_a_queue_and_are_told_once() {
+async fn statistics_wait_in_a_queue_and_are_returned_once() {
     let fake = trtllm(|_| {}).await;
     for _ in 0..3 {
         tokens(&fake, json!({"prompt": prompt(40)})).await;
@@ -208,7 +208,7 @@ async fn it_says_who_it_is_and_reads_texts() {
 }
 
 #[tokio::test]
-async fn that_a_client_has_left_is_seen_within_a_second() {
+async fn a_disconnect_is_noticed_within_a_second() {
     assert_eq!(Options::default().setup.pace.cancel, Duration::from_secs(1));
     let short = Duration::from_millis(150);
     let fake = trtllm(|options| options.setup.pace.cancel = short).await;

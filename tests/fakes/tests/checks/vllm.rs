@@ -1,4 +1,4 @@
-//! vLLM's habits (reference: the engine's source and recorded answers of 0.32).
+//! vLLM's behaviour (reference: the engine's source and recorded answers of 0.32).
 
 use serde_json::{Value, json};
 
@@ -119,7 +119,7 @@ async fn on_a_tie_at_the_top_both_have_rank_two() {
     let draft = [prompt(20), more.clone()].concat();
     let rows = ask(fake.address, GENERATE, score(&draft, 0)).await["prompt_logprobs"].clone();
     assert_eq!(rows.as_array().unwrap().last().unwrap()[more[0].to_string()]["rank"], 2);
-    // With the best beside it, the best may be the other one, and the two logprobs are equal.
+    // With one top token requested, it may be the other one of the tie, with an equal logprob.
     let rows = ask(fake.address, GENERATE, score(&draft, 1)).await["prompt_logprobs"].clone();
     let row = rows.as_array().unwrap().last().unwrap().as_object().unwrap().clone();
     let logprobs: Vec<f64> = row.values().map(|entry| entry["logprob"].as_f64().unwrap()).collect();
@@ -160,7 +160,7 @@ async fn defaults_fill_what_is_left_out_on_openai_routes_and_are_shown_by_render
     assert_eq!(rendered["sampling_params"]["temperature"], 0.0);
     let tokens = ask(fake.address, "/tokenize", messages).await["tokens"].clone();
     assert_eq!(rendered["token_ids"], tokens);
-    // The engine's own parameters know of no server: temperature 1 unless told.
+    // The engine's own parameters ignore the server's defaults: temperature 1.
     let body =
         json!({"token_ids": prompt(20), "sampling_params": {"max_tokens": 30, "repetition_penalty": 1.9}});
     assert_ne!(ids(&ask(fake.address, GENERATE, body).await["choices"][0]["token_ids"]), bare);
@@ -180,7 +180,7 @@ async fn seeds_go_on_by_position_on_v2_and_start_again_on_v1() {
 }
 
 #[tokio::test]
-async fn without_a_seed_nothing_can_be_foreseen() {
+async fn without_a_seed_output_is_unpredictable() {
     let fake = vllm("0.33.0", |_| {}).await;
     let body = json!({"prompt": prompt(20), "max_tokens": 20, "temperature": 1.4, "return_token_ids": true});
     let first = ask(fake.address, "/v1/completions", body.clone()).await["choices"][0]["token_ids"].clone();
@@ -188,7 +188,7 @@ async fn without_a_seed_nothing_can_be_foreseen() {
 }
 
 #[tokio::test]
-async fn prompts_of_one_call_share_blocks_and_only_the_last_ones_share_is_told() {
+async fn prompts_of_one_call_share_blocks_and_only_the_last_cached_count_is_reported() {
     let fake = vllm("0.29.0", |_| {}).await;
     let context = prompt(40);
     let longer = [&context[..], &[5]].concat();
@@ -199,7 +199,7 @@ async fn prompts_of_one_call_share_blocks_and_only_the_last_ones_share_is_told()
     assert_eq!((answer["usage"]["prompt_tokens"].as_u64(), fake.house.tally().computed), (Some(81), 81 - 32));
     assert_eq!(answer["choices"][1]["prompt_token_ids"].as_array().unwrap().len(), 41);
     let salted = json!({"prompt": prompt(40), "max_tokens": 1, "cache_salt": "x"});
-    // Before 0.32 nothing cached is not told.
+    // Before 0.32 cached tokens are left out if there are none.
     assert!(ask(fake.address, "/v1/completions", salted).await["usage"]["prompt_tokens_details"].is_null());
 }
 
@@ -268,7 +268,7 @@ async fn a_reasoning_parser_moves_text_out_of_the_content() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_refused_and_what_is_unknown_is_ignored() {
+async fn wrong_fields_are_refused_and_unknown_ones_ignored() {
     let fake = vllm("0.29.0", |options| options.setup.max_len = 64).await;
     let status = async |path: &str, body: Value| refusal(fake.address, path, body).await.0;
     let route = "/v1/completions";

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Words and form of code and texts: no word of ours where the field has one, and lines that fit.
+
+Without arguments: prints every violation as FILE:LINE: PROBLEM, and exits with 1 if there is one. The words are those that
+an engineer who knows vLLM would stumble over; each is searched with word boundaries, identifiers split at capitals and
+underscores. A word in another meaning is allowed by the pattern of its context in ALLOWED.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Not ours to word: data, generated or foreign text; the changelog tells what names used to be.
+SKIPPED = re.compile(r"^(CHANGELOG\.md|Cargo\.lock|LICENSE|\.ci/words\.py|onnx/(models|train/data)/|proptest-regressions/|"
+                     r"tests/fuzz/(corpus|regressions|seeds)|tests/recorded/|src/lab/workload/.*\.jsonl|grafana/dashboards/)")
+TEXTS = {".rs", ".md", ".py", ".sh", ".yaml", ".yml", ".toml", ".js", ".mjs", ".html", ".css", ".json", ".txt", ""}
+OLD = {
+    "leap leaps leapt leaping": "speculate, round",
+    "ride rides ridden riding rode rider riders": "plain, plain request",
+    "bypass bypassed bypasses": "relay, relayed",
+    "verdict verdicts": "verification result",
+    "crowd crowds crowded": "concurrency",
+    "hearing hearings": "drafter evaluation",
+    "tariff tariffs": "round costs",
+    "shelf shelves": "expiring map, corpus",
+    "dice": "random numbers",
+    "tongue tongues interpreter": "vocabulary bridge, translator",
+    "pilot pump": "speculation controller, session loop",
+    "seat seats": "drafter slot",
+    "sketch sketches sketched": "draft ahead",
+    "law laws": "distribution",
+    "passage passages sayings": "text, prompt, output",
+    "penance ebb": "fault backoff, allocator purge",
+    "gap_most acceptance_least": "max_gap, min_acceptance",
+}
+# Files where a word means something else.
+ALLOWED = {
+    "leap": r"tests/fakes/src/ollama\.rs",  # leap years
+    "interpreter": r".*\.py",  # of a script or an ELF file
+    "passage passages": r"(onnx/train|tests/workloads)/.*",  # of a text
+}
+COMMENT = re.compile(r"^\s*//[/!]?")
+ITEM = re.compile(r"^\s*///\s+(What|Whether)\b")
+WIDTH, MARKDOWN = 100, 120
+
+
+def files():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [name for name in listed if name and not SKIPPED.match(name) and pathlib.Path(name).suffix in TEXTS]
+
+
+def parts(line):
+    """The words of a line, identifiers split."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", line)
+    return set(re.findall(r"[a-z]+", split.lower())) | set(re.findall(r"[a-z_]+", line))
+
+
+def words(name, number, line):
+    found = parts(line)
+    for old, new in OLD.items():
+        for word in old.split():
+            elsewhere = any(word in one.split() and re.fullmatch(file, name) for one, file in ALLOWED.items())
+            if word in found and not elsewhere:
+                yield f"{name}:{number}: `{word}`: say {new}"
+
+
+def form(name, lines):
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        if name.endswith(".rs") and COMMENT.match(line):
+            if len(line) > WIDTH and "http" not in line and not line.lstrip("/! ").startswith("|"):
+                yield f"{name}:{number}: a comment of {len(line)} columns, more than {WIDTH}"
+            if ITEM.match(line) and (number < 2 or not COMMENT.match(lines[number - 2])):
+                yield f"{name}:{number}: a doc that begins with What or Whether: say what it is"
+        if name.endswith(".md"):
+            fenced ^= line.startswith("```")
+            wide = len(line) > MARKDOWN and not fenced and not line.lstrip().startswith("|")
+            if wide and " " in line[MARKDOWN // 2:].strip():
+                yield f"{name}:{number}: {len(line)} columns, more than {MARKDOWN}"
+
+
+def main():
+    problems = []
+    for name in files():
+        try:
+            lines = (ROOT / name).read_text().split("\n")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(lines, 1):
+            problems += words(name, number, line)
+        problems += form(name, lines)
+    print("\n".join(problems) if problems else "no old word, no line too long")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+//! Costs of rounds at one moment, computed once for a decision and looked up many times.
+
+use super::chooser::{Quote, best_cut};
+use super::costs::{NODES_MAX, Way};
+use super::rounds::{Prices, Rounds, Value};
+use super::{Basis, Measurements};
+use crate::units::Tick;
+
+/// Costs of rounds by one method and context, in seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RoundCosts {
+    /// Cost of a plain token.
+    pub token: f64,
+    /// Cost of a token of the model drafter, and the part of it that makes a round longer.
+    draft: f64,
+    longer: f64,
+    /// Extra cost of switching from plain decoding to speculation.
+    pub switch_in: f64,
+    /// Extra cost of switching back.
+    pub switch_out: f64,
+    /// Basis of the costs of rounds.
+    pub basis: Basis,
+    /// Cost of a round by its nodes: the request itself, and the time that requests of others lose
+    /// by it.
+    rounds: Vec<f64>,
+    /// Cost of each node for our other requests. Where they are speculated on as well it is already
+    /// a part of the time of all rounds, so it counts where a draft is cut, not where speculation
+    /// is compared with plain decoding.
+    ours: f64,
+}
+
+impl RoundCosts {
+    /// Present costs where this model drafts. `hope`: rounds may cost less than measured, by the
+    /// present uncertainty.
+    pub fn new(learnt: &Measurements<'_>, way: Way, model: u8, hope: Option<Tick>) -> Self {
+        let (costs, concurrency) = (&*learnt.costs, &*learnt.concurrency);
+        let token = costs.plain_token_expected();
+        let (saved, waited) = costs.saved_by_drafting(model);
+        let draft = costs.draft_token(model);
+        let round = |nodes: usize| {
+            let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
+            call + waited + concurrency.others() as f64 * (call - token).max(0.0)
+        };
+        let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
+        Self {
+            token,
+            draft,
+            longer: (draft - saved).max(0.0),
+            switch_in: costs.switch_in(),
+            switch_out: costs.switch_out(),
+            basis: costs.basis(way),
+            rounds,
+            ours: price_of_ours(learnt, way),
+        }
+    }
+
+    /// Cost of a round with `nodes` nodes.
+    pub fn round(&self, nodes: usize) -> f64 {
+        let last = self.rounds.last().copied().unwrap_or(0.0);
+        self.rounds.get(nodes).copied().unwrap_or(last)
+    }
+
+    /// Cost of a round with `nodes` nodes, for which the model drafter computes `modelled` tokens.
+    /// However much of that is saved by waiting less for the engine, a step of its own comes after
+    /// it.
+    fn drafted(&self, nodes: usize, modelled: f64) -> f64 {
+        let least = if modelled > 0.0 { self.token + modelled * self.draft } else { 0.0 };
+        (self.round(nodes) + modelled * self.longer).max(least)
+    }
+
+    /// Cost of a round for which the model drafts `tokens` tokens, all of which are verified.
+    pub fn model_round(&self, tokens: usize) -> f64 {
+        self.drafted(tokens, tokens as f64)
+    }
+
+    /// The best cut of a draft with these survival probabilities, where a second is worth `rate`
+    /// tokens. `modelled`: its tokens have to be drafted by the model first.
+    pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
+        let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
+        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.ours);
+        Quote { seconds: spent(cut.nodes), ..cut }
+    }
+
+    /// Cost of one more token of the model drafter, drafted and verified: the mean of those behind
+    /// the first.
+    pub fn one_more(&self, nodes: usize) -> f64 {
+        let spent = |nodes: usize| self.model_round(nodes);
+        let more = nodes.saturating_sub(1);
+        (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64 + self.ours
+    }
+
+    /// The value of rounds at these costs.
+    pub fn value(&self, rounds: &Rounds) -> Value {
+        rounds.value(&Prices {
+            round: &|nodes, modelled| self.drafted(nodes, modelled),
+            token: self.token,
+            switches: self.switch_in + self.switch_out,
+        })
+    }
+
+    /// The largest number of nodes up to `most` whose round takes no longer than `seconds`; `None`
+    /// if not even an empty one does.
+    pub fn within(&self, most: usize, seconds: f64) -> Option<usize> {
+        (0..=most).rev().find(|&nodes| self.round(nodes) <= seconds)
+    }
+}
+
+/// Cost of a node for our other requests, seconds. For those that are speculated on: its addition
+/// to all requests beyond the one that own requests with more nodes have shown already. For plain
+/// ones: the addition of one request's node to a step.
+fn price_of_ours(learnt: &Measurements<'_>, way: Way) -> f64 {
+    let own = learnt.costs.per_node(way);
+    let all = learnt.costs.per_node_of_all().unwrap_or(own);
+    (all - own).max(0.0) + learnt.node_among_plain()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::gates::Signal;
+    use crate::control::{Concurrent, Control};
+    use crate::words::VerifyMethod;
+    use std::time::Duration;
+
+    const WAY: Way = Way::by(VerifyMethod::Score, 40);
+
+    fn learnt(control: &Control, ours: usize, others: u32) {
+        control.with(|learnt| {
+            (0..20).for_each(|_| learnt.note_plain(0.010, 1, Tick(0)));
+            for nodes in [0, 8] {
+                let seconds = 0.012 + 0.001 * nodes as f64;
+                (0..8).for_each(|_| learnt.costs.verified(WAY, nodes, seconds, Tick(0)));
+            }
+            let running = ours as u32 + others;
+            let signal = Signal {
+                running,
+                waiting: 0,
+                kv_usage: None,
+                limit: None,
+                own: 0,
+                calls: ours as u32,
+                age: Duration::ZERO,
+            };
+            (0..ours).for_each(|_| learnt.concurrency.enter());
+            learnt.concurrency.set_signal(&signal);
+            for call in 0..40 {
+                let nodes = 8 * (call % 2);
+                let concurrent = Concurrent { nodes: nodes as f64, modelled: 0 };
+                learnt.costs.shared(WAY, nodes, 0.012 + 0.001 * nodes as f64, concurrent);
+            }
+        });
+    }
+
+    #[test]
+    fn others_pay_for_a_round_beyond_a_step_and_ours_only_where_a_draft_is_cut() {
+        let round_costs = |ours, others| {
+            let control = Control::new();
+            learnt(&control, ours, others);
+            control.with(|learnt| RoundCosts::new(learnt, WAY, 0, None))
+        };
+        let (alone, ours, others) = (round_costs(1, 0), round_costs(5, 0), round_costs(1, 3));
+        assert!((alone.round(8) - 0.020).abs() < 1e-9 && (ours.round(8) - 0.020).abs() < 1e-9);
+        assert!((others.round(8) - 0.050).abs() < 1e-9, "{}", others.round(8));
+        let survival: Vec<f64> = (1..=8).map(|depth| 0.8_f64.powi(depth)).collect();
+        let nodes =
+            [&alone, &ours, &others].map(|round_costs| round_costs.cut(&survival, 150.0, false).nodes);
+        assert!(nodes[0] > nodes[1] && nodes[0] > nodes[2], "{nodes:?}");
+        assert_eq!((alone.within(32, 0.0165), alone.within(32, 0.001)), (Some(4), None));
+    }
+
+    #[test]
+    fn hope_lowers_old_measurements_and_hardly_new_ones() {
+        let control = Control::new();
+        learnt(&control, 1, 0);
+        control.with(|learnt| (0..8).for_each(|_| learnt.costs.verified(WAY, 4, 0.9, Tick(0))));
+        let at = |now| control.with(|learnt| RoundCosts::new(learnt, WAY, 0, Some(now)).round(4));
+        let believed = control.with(|learnt| RoundCosts::new(learnt, WAY, 0, None).round(4));
+        assert!(at(Tick(0)) > 0.8 * believed, "{}", at(Tick(0)));
+        assert!(at(Tick(3_600_000_000)) < 0.4 * believed, "{}", at(Tick(3_600_000_000)));
+    }
+}

@@ -1,0 +1,148 @@
+//! One mapping of causes to the errors that clients see, in the shape of the OpenAI API.
+
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, Response, StatusCode};
+
+use crate::fleet::{REQUEST_TIMEOUT, SendError, SendErrorKind};
+use crate::http::answer::{error_body, json_response};
+use crate::http::body::Body;
+use crate::http::request::Silent;
+
+/// `Retry-After` of a request refused for lack of memory, seconds.
+const AGAIN: HeaderValue = HeaderValue::from_static("1");
+
+/// Cause of an error answer by Foretell itself. A backend's own answers are never changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The backend gave no answer.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// There is no replica to send the request to.
+    #[error("no backend is configured, or no address of it is known")]
+    NoBackend,
+    /// A `CONNECT` request: Foretell is no forward proxy.
+    #[error("CONNECT is not served here")]
+    Connect,
+    /// More than one tenant is named.
+    #[error("the request names more than one tenant")]
+    TenantTwice,
+    /// The body is larger than `limits.relay_body`.
+    #[error("the request body has more than {limit} bytes")]
+    BodyTooLarge {
+        /// The configured limit.
+        limit: u64,
+    },
+    /// The client's body ended early.
+    #[error("the request body ended early")]
+    BodyBroken,
+    /// The client's body stalled.
+    #[error(transparent)]
+    BodySilent(Silent),
+    /// Twice `limits.memory` is in use, or the limit is and the request cannot be passed on unread.
+    #[error("memory is short; try again later")]
+    Memory,
+    /// The backend changed protocols without having been asked to.
+    #[error("backend `{backend}` switched protocols unasked")]
+    UnaskedUpgrade {
+        /// The backend's name.
+        backend: String,
+    },
+    /// The backend's stream broke off, and nothing could go on from there.
+    #[error("the backend broke off")]
+    BrokeOff,
+    /// Another process, or another model, answers at the backend's address than the one that began
+    /// this answer.
+    #[error("another engine answers at the backend's address than the one that began this answer")]
+    Changed,
+    /// Nothing came from the backend in the middle of its answer, and nothing could go on from
+    /// there.
+    #[error("the backend went silent")]
+    WentSilent,
+    /// The backend sent several choices where one was asked for, too late to pass them on.
+    #[error("the backend sent several choices where one was asked for")]
+    ManyChoices,
+    /// The session runner failed before anything was sent.
+    #[error("the request could not be answered")]
+    Internal,
+}
+
+impl Failure {
+    /// True if no replica has answered.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Send(error) => error.kind() != SendErrorKind::Request,
+            Self::NoBackend => true,
+            Self::Connect
+            | Self::TenantTwice
+            | Self::BodyTooLarge { .. }
+            | Self::BodyBroken
+            | Self::BodySilent(_)
+            | Self::Memory
+            | Self::UnaskedUpgrade { .. }
+            | Self::BrokeOff
+            | Self::Changed
+            | Self::WentSilent
+            | Self::ManyChoices
+            | Self::Internal => false,
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Send(error) => error.status(),
+            Self::NoBackend
+            | Self::BrokeOff
+            | Self::Changed
+            | Self::ManyChoices
+            | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
+            Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
+            Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
+            Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyBroken | Self::TenantTwice => StatusCode::BAD_REQUEST,
+            Self::BodySilent(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::Memory => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The `code` of the error body.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Send(error) => error.code(),
+            Self::NoBackend => "no_backend",
+            Self::Connect => "method_not_allowed",
+            Self::TenantTwice => "tenant_twice",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::BodyBroken => "bad_request_body",
+            Self::BodySilent(_) => REQUEST_TIMEOUT,
+            Self::Memory => "memory",
+            Self::UnaskedUpgrade { .. } => "backend_protocol",
+            Self::BrokeOff => "backend_broke_off",
+            Self::Changed => SendErrorKind::Changed.code(),
+            Self::ManyChoices => "backend_choices",
+            Self::WentSilent => SendErrorKind::Timeout.code(),
+            Self::Internal => "internal_error",
+        }
+    }
+
+    /// The failure for an error of reading the client's body: [`Self::BodySilent`] or
+    /// [`Self::BodyBroken`].
+    pub fn of_body(error: &(dyn std::error::Error + 'static)) -> Self {
+        error.downcast_ref().copied().map_or(Self::BodyBroken, Self::BodySilent)
+    }
+
+    /// The HTTP answer: status, error body, and `Retry-After` for [`Self::Memory`].
+    pub fn response(&self) -> Response<Body> {
+        let mut response = json_response(self.status(), &self.body());
+        if matches!(self, Self::Memory) {
+            response.headers_mut().insert(RETRY_AFTER, AGAIN);
+        }
+        response
+    }
+
+    /// The error body, in the shape of the OpenAI API.
+    pub fn body(&self) -> serde_json::Value {
+        error_body(self.status(), &self.to_string(), None, self.code())
+    }
+}

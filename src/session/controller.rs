@@ -1,0 +1,560 @@
+//! The speculation controller of a session: feeds the drafters, scores drafts, chooses the next
+//! step.
+//!
+//! Its inputs are the context and the time, its output is a step. It emits nothing.
+
+mod ahead;
+mod choose;
+mod model;
+mod slot;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::ahead::AheadDrafts;
+pub use self::ahead::{AHEAD_MAX, Ahead};
+use self::slot::{ModelDrafter, SessionDrafter, leading};
+use super::Balance;
+use super::accept::Accepted;
+use super::shadow::VirtualRound;
+use super::start::{Permission, Rules};
+pub use crate::control::costs::Turn;
+use crate::control::{
+    Class, Concurrent, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
+};
+use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
+use crate::units::{SplitMix64, Tick, TokenId};
+use crate::words::{PlainReason, Put, Shape, VerifyMethod, VerifyResult};
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Decode plainly, for this reason.
+    Plain(PlainReason),
+    /// Verify this draft.
+    Verify(Tree),
+    /// Request this many tokens from the model drafter first.
+    Draft(usize),
+}
+
+/// The state of the session when a step is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionState {
+    /// True if it speculates already.
+    pub speculating: bool,
+    /// Maximum nodes and depth that limit and context leave.
+    pub room: Budget,
+    /// Maximum number of tokens still to come; `None` without a limit.
+    pub rest: Option<usize>,
+    /// Output tokens so far.
+    pub done: usize,
+}
+
+/// A verify request that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    /// Method and number of nodes.
+    pub put: Put,
+    /// Seconds since plain decoding was left or the request before it ended.
+    pub seconds: f64,
+    /// Concurrent work.
+    pub concurrent: Concurrent,
+    /// It decided something.
+    pub decided: bool,
+    /// The situation in which it was timed.
+    pub turn: Turn,
+}
+
+/// Consecutive rounds, from leaving plain decoding to returning to it.
+#[derive(Clone, Copy, Debug)]
+struct Streak {
+    /// End of the last round, or start of the streak.
+    since: Tick,
+    rounds: u32,
+    /// Consecutive empty rounds.
+    gap: usize,
+    /// Plain tokens lost since the best moment of the streak: the CUSUM of its losses.
+    lost: f64,
+    /// The first verify request has been answered: its time shows the cost of switching.
+    switched: bool,
+    /// Started where no verify request was measured: it goes on until one is.
+    trial: bool,
+}
+
+impl Streak {
+    /// True while it goes on to measure the cost of a verify request.
+    fn tries(&self) -> bool {
+        self.trial && self.rounds < TRIAL
+    }
+}
+
+/// Minimum first tokens of a source that must have been observed (decayed count) before it is
+/// trusted.
+const EVIDENCE: f64 = 4.0;
+/// Prompt tokens fed to the drafters at one token event, so that a long prompt delays no token by
+/// much.
+const PROMPT_CHUNK_TOKENS: usize = 1024;
+/// After `n` consecutive failures, `FAULT_BACKOFF_TOKENS << n` tokens are decoded plainly.
+const FAULT_BACKOFF_TOKENS: usize = 16;
+/// Plain tokens that a streak may lose from its best moment on before it ends: a sequential test,
+/// so that a run of bad luck does not end a session that pays, and a change of text does.
+const MAX_LOSS: f64 = 8.0;
+/// An engine is busy if a verify request is expected to take this share of its timeout.
+const BUSY: f64 = 0.125;
+/// Rounds of a streak that starts where no verify request was measured: the first one pays for the
+/// switch, and one of the other two may have met a hiccup.
+const TRIAL: u32 = 3;
+/// Decay of a session's own rounds, in rounds.
+const MEMORY: f64 = 24.0;
+/// Tokens of a class that weigh as much as its rounds do in combination with a session's own.
+const CLASS_TOKENS: f64 = 16.0;
+
+/// The speculation controller of one session.
+pub struct SpeculationController {
+    control: Arc<Control>,
+    bucket: TemperatureBucket,
+    /// Verification methods, best first.
+    methods: Vec<VerifyMethod>,
+    /// The drafters, in the policy's order.
+    slots: Vec<SessionDrafter>,
+    /// The model that drafts for this session, if one does.
+    model: DrafterId,
+    prompt: Option<Vec<TokenId>>,
+    /// Tokens of prompt and output that the lookups have been fed.
+    fed: usize,
+    /// A number for the kind of the request, by which classes are distinguished.
+    kind: u64,
+    gamma_max: usize,
+    gamma_fixed: Option<usize>,
+    min_acceptance: f64,
+    margin: f64,
+    stay: f64,
+    /// Longest round, seconds: the maximum pause of the client's stream.
+    max_gap: f64,
+    tuning: Tuning,
+    rng: SplitMix64,
+    streak: Option<Streak>,
+    ahead_drafts: AheadDrafts,
+    /// Time won and lost by speculation so far.
+    balance: Balance,
+    /// Consecutive failed verify requests, at most 5.
+    faults: u32,
+    /// No speculation before this many output tokens.
+    not_before: usize,
+}
+
+impl SpeculationController {
+    /// A controller with the measurements of `control` and none of this request.
+    pub fn new(control: Arc<Control>, rules: &Rules, temperature: f64, seed: u64) -> Self {
+        let drafts = !matches!(rules.permission, Permission::Plain(_));
+        Self {
+            control,
+            bucket: rules.bucket(temperature),
+            methods: rules.methods.clone(),
+            slots: if drafts { SessionDrafter::all(rules) } else { Vec::new() },
+            model: DrafterId::model(rules.model.unwrap_or_default()),
+            prompt: None,
+            fed: 0,
+            gamma_max: rules.gamma_max,
+            gamma_fixed: rules.gamma_fixed,
+            kind: rules.kind,
+            min_acceptance: rules.min_acceptance,
+            margin: rules.margin,
+            stay: rules.stay,
+            max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
+            tuning: Tuning::default(),
+            rng: SplitMix64::new(seed),
+            streak: None,
+            ahead_drafts: AheadDrafts::default(),
+            balance: Balance::default(),
+            faults: 0,
+            not_before: 0,
+        }
+    }
+
+    /// The lookups, which answer at once.
+    fn lookups(&self) -> impl Iterator<Item = &dyn Lookup> {
+        self.slots.iter().filter_map(|slot| Some(slot.inline()?.lookup.as_ref()))
+    }
+
+    /// The slot of the model drafter, if there is one.
+    fn model(&self) -> Option<(&SessionDrafter, &ModelDrafter)> {
+        self.slots.iter().find_map(|slot| Some((slot, slot.asked()?)))
+    }
+
+    fn model_mut(&mut self) -> Option<&mut SessionDrafter> {
+        self.slots.iter_mut().find(|slot| slot.asked().is_some())
+    }
+
+    fn asked_mut(&mut self) -> Option<&mut ModelDrafter> {
+        self.slots.iter_mut().find_map(SessionDrafter::asked_mut)
+    }
+
+    /// The measurements, shared by all sessions of the epoch.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Method, fallback and context size of the next round.
+    pub(super) fn way(&self) -> Way {
+        let method = self.methods.first().copied().unwrap_or(VerifyMethod::FanOut);
+        Way { method, fallback: self.methods.get(1).copied(), context: self.fed }
+    }
+
+    /// Sets the prompt. It is fed to the drafters in chunks, at the token events that follow.
+    pub fn know_prompt(&mut self, prompt: Vec<TokenId>) {
+        self.prompt = Some(prompt);
+    }
+
+    /// Ids of the prompt, if known.
+    pub fn prompt(&self) -> Option<&[TokenId]> {
+        self.prompt.as_deref()
+    }
+
+    /// Takes plain tokens: advances virtual rounds and feeds the drafters. `from` is the index of
+    /// the first new token.
+    pub fn note_plain(&mut self, output: &[TokenId], from: usize, now: Tick) {
+        if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
+            return;
+        }
+        self.feed(output, from, PROMPT_CHUNK_TOKENS);
+        for (index, &token) in output.iter().enumerate().skip(from) {
+            self.follow(token);
+            self.feed(output, index + 1, PROMPT_CHUNK_TOKENS);
+            if self.caught_up(index + 1) {
+                self.begin_virtual(now);
+            }
+        }
+    }
+
+    /// Advances the virtual round of every slot by a plain token.
+    fn follow(&mut self, token: TokenId) {
+        let (control, bucket, tuning) = (&self.control, self.bucket, &mut self.tuning);
+        let mut over: Vec<(usize, usize, usize)> = Vec::new();
+        for (position, slot) in self.slots.iter_mut().enumerate() {
+            let Some(inline) = slot.inline_mut() else { continue };
+            let Some(mut round) = inline.virtual_round.take() else { continue };
+            let (draft, parent, depth) = round.position();
+            score(control, tuning, bucket, draft, parent, depth, token);
+            match round.follow(token) {
+                None => inline.virtual_round = Some(round),
+                Some(tokens) => {
+                    over.push((position, round.planned, if round.planned == 0 { 1 } else { tokens }));
+                }
+            }
+        }
+        for (position, planned, tokens) in over {
+            self.note(position, planned, 0, tokens);
+        }
+    }
+
+    /// Notes a round, real or virtual, for the drafter in this slot and for its class.
+    fn note(&mut self, position: usize, nodes: usize, modelled: usize, tokens: usize) {
+        let Some(slot) = self.slots.get_mut(position) else { return };
+        slot.rounds.push(nodes, modelled, tokens);
+        let class = Class::new(slot.id, self.bucket, self.kind);
+        self.control.with(|learnt| learnt.classes.push(class, nodes, modelled, tokens));
+    }
+
+    /// Starts a virtual round for every slot that answers at once and has none.
+    fn begin_virtual(&mut self, now: Tick) {
+        let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
+        for position in 0..self.slots.len() {
+            let idle = self
+                .slots
+                .get(position)
+                .and_then(SessionDrafter::inline)
+                .filter(|inline| inline.virtual_round.is_none());
+            let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
+            let (mut draft, quote) = self.control.with(|learnt| {
+                // The draft that would be sent with optimistic costs: otherwise a cost that was too
+                // high once would never be tried again.
+                let round_costs = self.round_costs(learnt, Some(now));
+                let rate = self.rate(self.slots.get(position), &round_costs, learnt);
+                self.cut(&[draft], budget, rate, &round_costs, learnt)
+            });
+            draft.truncate(quote.nodes.max(4));
+            if let Some(inline) = self.slots.get_mut(position).and_then(SessionDrafter::inline_mut) {
+                inline.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
+            }
+        }
+    }
+
+    /// The drafts merged within `budget`, and their best cut where a second is worth `rate` tokens.
+    fn cut(
+        &self,
+        drafts: &[Tree],
+        budget: Budget,
+        rate: f64,
+        round_costs: &RoundCosts,
+        learnt: &Measurements,
+    ) -> (Tree, Quote) {
+        let merged = self.merged(drafts, budget, learnt);
+        let quote = round_costs.cut(&merged.survival, rate, false);
+        (merged.tree, quote)
+    }
+
+    fn merged(&self, drafts: &[Tree], budget: Budget, learnt: &Measurements) -> merge::Merged {
+        self.merged_as(self.way().method.shape(), drafts, budget, learnt)
+    }
+
+    fn merged_as(
+        &self,
+        shape: Shape,
+        drafts: &[Tree],
+        budget: Budget,
+        learnt: &Measurements,
+    ) -> merge::Merged {
+        merge::merge(drafts, budget, shape, |vote, company, depth| {
+            let expected = learnt.survival.conditional(self.bucket, vote, company, depth);
+            self.tuning.adjust(vote.drafter, expected)
+        })
+    }
+
+    /// Feeds the drafters with the context up to output token `until`, at most `most` tokens.
+    fn feed(&mut self, output: &[TokenId], until: usize, most: usize) {
+        let Some(prompt) = &self.prompt else { return };
+        let end = (prompt.len() + until).min(self.fed.saturating_add(most));
+        let slices = [
+            (Origin::Prompt, prompt.get(self.fed.min(prompt.len())..end.min(prompt.len()))),
+            (
+                Origin::Output,
+                output.get(self.fed.saturating_sub(prompt.len())..end.saturating_sub(prompt.len())),
+            ),
+        ];
+        for (origin, tokens) in slices {
+            let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else { continue };
+            for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
+                inline.lookup.observe(&Feedback { tokens, origin });
+            }
+        }
+        self.fed = self.fed.max(end);
+    }
+
+    /// Passes the verification result of a draft that follows `output` to the lookups, if it is
+    /// used.
+    pub fn hear(&mut self, draft: &Tree, result: &VerifyResult, output: &[TokenId]) {
+        let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
+            return;
+        };
+        for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
+            inline.lookup.observe_result(&VerifyFeedback { after, draft, result });
+        }
+    }
+
+    /// Bytes that the lookups hold for this session.
+    pub fn lookup_bytes(&self) -> usize {
+        self.lookups().map(Lookup::bytes).sum()
+    }
+
+    /// The table of successors, if a drafter of this session keeps one.
+    pub fn successors(&self) -> Option<&Successors> {
+        self.lookups().find_map(Lookup::successors)
+    }
+
+    fn caught_up(&self, done: usize) -> bool {
+        self.prompt.as_ref().is_some_and(|prompt| self.fed == prompt.len() + done)
+    }
+
+    /// Takes a real round that ended at `now`: its draft and its accepted tokens.
+    pub fn round(&mut self, draft: &Tree, accepted: &Accepted, modelled: usize, now: Tick) {
+        let mut position = None;
+        for (depth, &token) in accepted.tokens.iter().enumerate() {
+            score(&self.control, &mut self.tuning, self.bucket, draft, position, depth, token);
+            position = draft.child(position, token);
+        }
+        let tokens = accepted.tokens.len();
+        if let Some(position) = leading(&self.slots, draft, modelled) {
+            self.note(position, draft.len(), modelled, tokens);
+        }
+        self.faults = 0;
+        let round = self.control.with(|learnt| {
+            if learnt.concurrency.others() > 0 {
+                learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
+            }
+            let expected = learnt.costs.verify(self.way(), draft.len())
+                + modelled as f64 * learnt.costs.draft_token(self.model.number);
+            Round { expected, lost: self.lost_by_others(draft.len(), learnt) }
+        });
+        self.booked(tokens, round, now);
+        if let Some(streak) = &mut self.streak {
+            streak.rounds += 1;
+            streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
+        }
+    }
+
+    /// Books the time since the last round ended, in which `tokens` came, to the regret budget of
+    /// the replica.
+    fn booked(&mut self, tokens: usize, round: Round, now: Tick) {
+        let Some(streak) = &mut self.streak else { return };
+        let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
+        let (won, saved) = self.control.with(|learnt| {
+            let won = learnt.note_round(tokens, seconds, round, now);
+            (won, learnt.plain_seconds(won))
+        });
+        streak.lost = (streak.lost - won).max(0.0);
+        self.balance.book(saved);
+    }
+
+    /// Takes the time of a plain request's first token after a round, seconds.
+    pub fn left(&mut self, seconds: f64, now: Tick) {
+        self.balance.book(self.control.with(|learnt| {
+            let won = learnt.left(seconds, now);
+            learnt.plain_seconds(won)
+        }));
+    }
+
+    /// Time won and lost by speculation so far.
+    pub fn balance(&self) -> Balance {
+        self.balance
+    }
+
+    /// True if the streak has lost more than chance explains. A trial goes on until it has a
+    /// measurement.
+    fn has_lost(&self) -> bool {
+        self.streak.is_some_and(|streak| streak.lost >= MAX_LOSS && !streak.tries())
+    }
+
+    /// Takes the cost of a verify request: by the method and with the nodes that were sent.
+    pub fn called(&mut self, took: &Took, now: Tick) {
+        let Took { put, seconds, concurrent, decided, turn } = *took;
+        let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
+        let streak = self.streak.as_mut();
+        let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
+        self.control.with(|learnt| {
+            learnt.costs.decided(put.method, decided, now);
+            if first {
+                learnt.costs.entered(way, nodes, seconds, now);
+            } else if turn == Turn::Alone {
+                learnt.costs.verified(way, nodes, seconds, now);
+                learnt.costs.shared(way, nodes, seconds, concurrent);
+            } else {
+                learnt.costs.overlapped(way, nodes, seconds, turn, now);
+            }
+        });
+    }
+
+    /// Takes the cost of a draft of the model drafter; returns the start of the round for its
+    /// timing. The first draft after plain decoding waits for the rest of the cancelled request:
+    /// its time beyond the expected one is the cost of switching, and so belongs to the round.
+    pub fn drafted(&mut self, tokens: usize, since: Tick, now: Tick) -> Tick {
+        let first = self.streak.is_some_and(|streak| streak.rounds == 0);
+        let seconds = now.seconds_since(since);
+        self.control.with(|learnt| {
+            if first {
+                let expected = learnt.costs.draft_token(self.model.number) * tokens as f64;
+                return since.after(Duration::from_secs_f64(expected.min(seconds)));
+            }
+            learnt.costs.drafted(self.model.number, tokens, seconds, now);
+            now
+        })
+    }
+
+    /// Takes a draft that did not come in time: it costs at least the time of the wait. Returns the
+    /// start of the round for its timing, and the number of the drafter's tokens that the wait was
+    /// worth.
+    pub fn waited(&mut self, tokens: usize, since: Tick, now: Tick) -> (Tick, usize) {
+        let began = self.drafted(tokens, since, now);
+        let token = self.control.with(|learnt| learnt.costs.draft_token(self.model.number));
+        let worth = (now.seconds_since(since) / token.max(1e-9)).min(1e6) as usize;
+        (began, worth.max(1))
+    }
+
+    /// True if the engine computes so many concurrent requests that a verify request of `nodes`
+    /// nodes was expected to take an eighth of its timeout.
+    pub fn is_busy(&self, nodes: usize, timeout: Duration) -> bool {
+        let way = self.way();
+        self.control.with(|learnt| {
+            let expected = learnt.costs.verify(way, nodes);
+            learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
+        })
+    }
+
+    /// The model drafter has answered, so it has read the prompt.
+    pub fn read(&mut self) {
+        if let Some(asked) = self.asked_mut() {
+            asked.warm = true;
+        }
+    }
+
+    /// True if the model drafter has read the prompt.
+    pub fn has_read(&self) -> bool {
+        self.model().is_some_and(|(_, asked)| asked.warm)
+    }
+
+    /// Starts a streak of rounds.
+    pub fn enter(&mut self, now: Tick) {
+        self.slots
+            .iter_mut()
+            .filter_map(SessionDrafter::inline_mut)
+            .for_each(|inline| inline.virtual_round = None);
+        let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
+        self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial });
+    }
+
+    /// Ends speculation. Time waited in vain since the last round is lost.
+    pub fn leave(&mut self, done: usize, now: Tick) {
+        self.booked(0, Round::default(), now);
+        if self.has_lost() {
+            self.not_before = self.not_before.max(done + FAULT_BACKOFF_TOKENS);
+        }
+        self.streak = None;
+    }
+
+    /// A verify request failed: no speculation for a while, longer with every consecutive failure.
+    pub fn verify_failed(&mut self, done: usize, now: Tick) {
+        self.booked(0, Round::default(), now);
+        self.streak = None;
+        self.faults = (self.faults + 1).min(5);
+        self.not_before = done + (FAULT_BACKOFF_TOKENS << self.faults);
+    }
+
+    /// A verify request was late because the engine is busy: only its time is lost.
+    pub fn verify_late(&mut self, nodes: usize, waited: f64, now: Tick) {
+        let way = self.way();
+        // It takes at least as long; a lower estimate was wrong.
+        self.control.with(|learnt| {
+            if learnt.costs.verify(way, nodes) < waited {
+                learnt.costs.verified(way, nodes, waited, now);
+            }
+        });
+        self.booked(0, Round::default(), now);
+        self.streak = None;
+    }
+
+    /// The number of output tokens before which the session must not speculate.
+    pub fn not_before(&self) -> usize {
+        self.not_before
+    }
+
+    /// The model drafter failed: it is not queried for a while, longer with every failure.
+    pub fn model_failed(&mut self, done: usize) {
+        if let Some(slot) = self.model_mut() {
+            slot.health.failed(done);
+        }
+    }
+}
+
+/// Notes for every child of `position`, and for every drafter that proposed it, if it is the
+/// `token` that came.
+fn score(
+    control: &Control,
+    tuning: &mut Tuning,
+    bucket: TemperatureBucket,
+    draft: &Tree,
+    position: Option<usize>,
+    depth: usize,
+    token: TokenId,
+) {
+    for node in draft.nodes().iter().filter(|node| node.parent == position) {
+        let (accepted, company) = (node.token == token, node.company);
+        for vote in node.votes.by_source() {
+            let expected = control.with(|learnt| {
+                let expected = learnt.survival.conditional(bucket, vote, company, depth);
+                learnt.survival.observe(bucket, vote, company, depth, accepted);
+                expected
+            });
+            tuning.observe(vote.drafter, expected, accepted);
+        }
+    }
+}

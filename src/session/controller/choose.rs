@@ -1,0 +1,304 @@
+//! The next step: the drafter, the length of the draft, or plain decoding.
+
+use std::sync::Arc;
+
+use super::slot::{ModelDrafter, SessionDrafter, leading};
+use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
+use crate::control::costs::Basis;
+use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value, dither};
+use crate::draft::{Budget, Draft, Tree};
+use crate::units::{Tick, TokenId};
+use crate::words::PlainReason;
+
+/// Minimum rounds in the shadow for a projected speedup.
+const PROJECTED_OF: f64 = 4.0;
+/// Share of a plain token's time that reading the prompt may take while the client waits.
+const MAX_READ: f64 = 0.5;
+/// Duration that a round may always take, in plain tokens.
+const GAP_TOKENS: f64 = 2.0;
+
+/// Inputs of a choice.
+struct Scene<'a, 'b> {
+    stand: SessionState,
+    budget: Budget,
+    round_costs: RoundCosts,
+    learnt: &'a Measurements<'b>,
+}
+
+/// A round that pays, with the outlook by which it is judged.
+type Offer = (Quote, Outlook);
+
+impl SpeculationController {
+    /// Chooses the next step. The caller has checked that nothing forbids speculation.
+    pub fn choose(&mut self, output: &[TokenId], stand: SessionState, now: Tick) -> Step {
+        if let Some(fixed) = self.gamma_fixed {
+            return self.forced(output, fixed, stand);
+        }
+        self.feed(output, stand.done, PROMPT_CHUNK_TOKENS);
+        if self.slots.is_empty() {
+            return Step::Plain(PlainReason::NoDraft);
+        }
+        let early = !stand.speculating && stand.done < self.not_before;
+        if !self.caught_up(stand.done) || early || self.has_lost() {
+            return Step::Plain(PlainReason::NoGain);
+        }
+        let control = Arc::clone(&self.control);
+        let (step, budget) = control.with(|learnt| {
+            let gate = self.gate(stand, learnt, now);
+            let round_costs = self.round_costs(learnt, (!stand.speculating).then_some(now));
+            let budget = self.budget(stand, &round_costs, learnt);
+            let step = match gate {
+                Some(reason) => Step::Plain(reason),
+                None => self.weigh(&Scene { stand, budget, round_costs, learnt }),
+            };
+            (step, budget)
+        });
+        self.dithered(step, budget)
+    }
+
+    /// Reason why no session may speculate on this replica now; `None` if one may.
+    pub(super) fn gate(
+        &mut self,
+        stand: SessionState,
+        learnt: &mut Measurements,
+        now: Tick,
+    ) -> Option<PlainReason> {
+        if learnt.costs.plain_token().is_none() {
+            return Some(PlainReason::NotMeasured);
+        }
+        let goes_on = stand.speculating && learnt.concurrency.requests() <= 1;
+        let costs = &learnt.costs;
+        let measures = if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() };
+        if measures || learnt.switchback.starts_plain(now, &mut self.rng) {
+            return Some(PlainReason::Switchback);
+        }
+        let (regret_budget, budget) = (&learnt.regret_budget, &learnt.budget);
+        let (solvent, within) = if stand.speculating {
+            (regret_budget.may_go_on(), budget.may_go_on())
+        } else {
+            (regret_budget.may_begin(learnt.concurrency.speculating()), budget.may_begin())
+        };
+        if learnt.concurrency.others() > 0 && !within {
+            return Some(PlainReason::Budget);
+        }
+        if !solvent {
+            return Some(PlainReason::GateRegret);
+        }
+        learnt.switchback.is_closed(now).then_some(PlainReason::GateControl)
+    }
+
+    /// Present costs; `hope`: as low as they may be at this moment.
+    pub(super) fn round_costs(&self, learnt: &Measurements, hope: Option<Tick>) -> RoundCosts {
+        RoundCosts::new(learnt, self.way(), self.model.number, hope)
+    }
+
+    /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
+    /// than it may. No nodes at all if even an empty round would.
+    fn budget(&self, stand: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
+        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(self.way()));
+        let wait = self.max_gap.max(GAP_TOKENS * round_costs.token);
+        Budget { nodes: round_costs.within(most, wait).unwrap_or(0), depth: stand.room.depth }
+    }
+
+    fn weigh(&self, scene: &Scene<'_, '_>) -> Step {
+        let Scene { stand, budget, .. } = *scene;
+        if budget.nodes == 0 && stand.room.nodes > 0 {
+            return Step::Plain(PlainReason::MaxGap);
+        }
+        let (mut draft, lookup) = self.lookup_offer(scene);
+        let (asks, model) = self.asked_offer(scene);
+        match (lookup, model) {
+            (Some((lookup, known)), Some((model, other))) => {
+                let rate = known.rate().max(other.rate());
+                if model.surplus(rate) > lookup.surplus(rate) {
+                    return Step::Draft(model.nodes);
+                }
+                draft.truncate(lookup.nodes);
+                Step::Verify(draft)
+            }
+            (None, Some((model, _))) => Step::Draft(model.nodes),
+            (Some((lookup, _)), None) => {
+                draft.truncate(lookup.nodes);
+                Step::Verify(draft)
+            }
+            (None, None) if draft.is_empty() && !asks => Step::Plain(PlainReason::NoDraft),
+            (None, None) if self.refused(scene.learnt) => Step::Plain(PlainReason::GateAcceptance),
+            (None, None) => Step::Plain(PlainReason::NoGain),
+        }
+    }
+
+    /// The draft of the lookups, and its value if it pays.
+    fn lookup_offer(&self, scene: &Scene<'_, '_>) -> (Tree, Option<Offer>) {
+        let Scene { stand, budget, round_costs, learnt } = scene;
+        let first = self.slots.iter().find(|slot| slot.inline().is_some());
+        let rate = self.outlook(first, scene).rate();
+        let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, rate, round_costs, learnt);
+        let led = leading(&self.slots, &draft, 0).and_then(|position| self.slots.get(position));
+        let judged = led.is_some() || stand.speculating;
+        let offer = judged.then(|| (quote, self.outlook(led, scene)));
+        (draft, offer.filter(|(quote, outlook)| self.worth(*quote, led, outlook, scene)))
+    }
+
+    /// True if the model drafter may be queried, and the expected value of its draft if that pays.
+    fn asked_offer(&self, scene: &Scene<'_, '_>) -> (bool, Option<Offer>) {
+        let Scene { stand, budget, round_costs, learnt } = scene;
+        let reads = |asked: &ModelDrafter| asked.warm || self.reads_quickly(round_costs.token, learnt);
+        let model = self.model().filter(|(slot, asked)| reads(asked) && slot.health.is_well(stand.done));
+        let offer = model.and_then(|(slot, _)| {
+            let outlook = self.outlook(Some(slot), scene);
+            let nodes = budget.nodes.min(budget.depth);
+            let offer = self.model_offer(nodes, outlook.rate(), round_costs, learnt)?;
+            self.worth(offer, Some(slot), &outlook, scene).then_some((offer, outlook))
+        });
+        (model.is_some(), offer)
+    }
+
+    /// True if the model drafter reads a prompt in less than [`MAX_READ`] of a plain token's time:
+    /// then its first draft may be waited for. Otherwise it reads while the request is decoded
+    /// plainly.
+    fn reads_quickly(&self, token: f64, learnt: &Measurements) -> bool {
+        learnt.costs.reading(self.model.number).is_some_and(|seconds| seconds < MAX_READ * token)
+    }
+
+    /// True if hardly any first token of any drafter is accepted. Virtual rounds go on, so a change
+    /// is seen.
+    fn refused(&self, learnt: &Measurements) -> bool {
+        let refused =
+            |slot: &SessionDrafter| learnt.survival.is_refused(self.bucket, slot.id, self.min_acceptance);
+        !self.slots.is_empty() && self.slots.iter().all(refused)
+    }
+
+    /// True if a round of the drafter in this slot pays, by the present measurements.
+    fn worth(
+        &self,
+        quote: Quote,
+        slot: Option<&SessionDrafter>,
+        outlook: &Outlook,
+        scene: &Scene<'_, '_>,
+    ) -> bool {
+        if scene.stand.speculating {
+            return self.streak.is_some_and(|streak| streak.tries())
+                || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
+        }
+        let known = |slot: &SessionDrafter| scene.learnt.survival.evidence(self.bucket, slot.id) >= EVIDENCE;
+        slot.is_some_and(known) && outlook.begins(quote, self.margin)
+    }
+
+    /// The outlook of speculation with the drafter in a slot.
+    fn outlook(&self, slot: Option<&SessionDrafter>, scene: &Scene<'_, '_>) -> Outlook {
+        let Scene { stand, round_costs, learnt, .. } = scene;
+        Outlook {
+            token: round_costs.token,
+            value: slot.map(|slot| self.value(slot, round_costs, learnt)).unwrap_or_default(),
+            empty: round_costs.round(0),
+            switch_in: round_costs.switch_in,
+            switch_out: round_costs.switch_out,
+            rest: learnt.expected_remainder(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64)),
+        }
+    }
+
+    /// The rounds of the drafter in this slot: the session's own, combined with those of its class.
+    fn value(&self, slot: &SessionDrafter, round_costs: &RoundCosts, learnt: &Measurements) -> Value {
+        let class = Class::new(slot.id, self.bucket, self.kind);
+        let others = learnt.classes.of(class).map(|rounds| round_costs.value(rounds)).unwrap_or_default();
+        let per_round = others.tokens / others.rounds.max(1e-6);
+        round_costs.value(&slot.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
+    }
+
+    /// Projected speedup for an output of `tokens` tokens, by its own virtual rounds with the best
+    /// drafter: 1 where it would not have been speculated on. Also its basis. `None` if there were
+    /// too few rounds.
+    pub fn projected_speedup(&self, tokens: usize) -> Option<(f64, Basis)> {
+        self.control.with(|learnt| {
+            let token = learnt.costs.plain_token()?;
+            let round_costs = self.round_costs(learnt, None);
+            let known = self.slots.iter().filter(|slot| slot.rounds.count() >= PROJECTED_OF);
+            let rate =
+                known.filter_map(|slot| round_costs.value(&slot.rounds).rate()).max_by(f64::total_cmp)?;
+            let plain_seconds = tokens as f64 * token;
+            let gain = plain_seconds / (tokens as f64 / rate + round_costs.switch_in);
+            Some((if gain < 1.0 + self.margin { 1.0 } else { gain }, round_costs.basis))
+        })
+    }
+
+    /// Tokens per second that speculation with this drafter reaches in the long run, at least those
+    /// of plain decoding.
+    pub(super) fn rate(
+        &self,
+        slot: Option<&SessionDrafter>,
+        round_costs: &RoundCosts,
+        learnt: &Measurements,
+    ) -> f64 {
+        let speculating = slot.and_then(|slot| self.value(slot, round_costs, learnt).rate());
+        speculating.unwrap_or(0.0).max(1.0 / round_costs.token)
+    }
+
+    /// Seconds that all requests of others together lose by a round with `nodes` nodes.
+    pub(super) fn lost_by_others(&self, nodes: usize, learnt: &Measurements) -> f64 {
+        let beyond = learnt.costs.verify(self.way(), nodes) - learnt.costs.plain_token_expected();
+        learnt.concurrency.others() as f64 * beyond.max(0.0)
+    }
+
+    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
+        match step {
+            Step::Verify(mut draft) => {
+                let nodes = dither(&mut self.rng, draft.len(), budget.nodes);
+                if nodes > draft.len() {
+                    let longer =
+                        self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt));
+                    draft = longer.tree;
+                }
+                draft.truncate(nodes);
+                Step::Verify(draft)
+            }
+            Step::Draft(gamma) => Step::Draft(dither(&mut self.rng, gamma, budget.nodes.min(budget.depth))),
+            Step::Plain(reason) => Step::Plain(reason),
+        }
+    }
+
+    /// `gamma.fixed`: a draft of at most `fixed` nodes, whatever it may yield.
+    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: SessionState) -> Step {
+        self.feed(output, stand.done, usize::MAX);
+        let nodes = fixed.min(stand.room.nodes);
+        let budget = Budget { nodes, depth: stand.room.depth };
+        let gamma = nodes.min(budget.depth);
+        if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(stand.done)) {
+            return Step::Draft(gamma);
+        }
+        Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
+    }
+
+    /// The draft to verify once the model drafter has answered: merged with the drafts of the
+    /// lookups, cut by the cost of a verify request. The cost of the model's draft is spent
+    /// already. A sampled draft goes unchanged.
+    pub fn combine(&self, model: Draft, stand: SessionState) -> Draft {
+        match model.by(self.model) {
+            Draft::Tree(model) => self.merge_with_lookups(model, stand).into(),
+            sampled @ Draft::Sampled(_) => sampled,
+        }
+    }
+
+    fn merge_with_lookups(&self, model: Tree, stand: SessionState) -> Tree {
+        let most = self.gamma_fixed.unwrap_or(self.gamma_max);
+        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
+        let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();
+        self.control.with(|learnt| {
+            if self.gamma_fixed.is_some() {
+                return self.merged(&drafts, budget, learnt).tree;
+            }
+            let round_costs = self.round_costs(learnt, None);
+            let budget = self.budget(SessionState { room: budget, ..stand }, &round_costs, learnt);
+            let merged = self.merged(&drafts, budget, learnt);
+            let rate = self.rate(self.model().map(|(slot, _)| slot), &round_costs, learnt);
+            let quote = round_costs.cut(&merged.survival, rate, false);
+            let mut draft = merged.tree;
+            draft.truncate(quote.nodes.max(1));
+            draft
+        })
+    }
+
+    /// The drafts of all lookups.
+    pub(super) fn looked_up(&self, budget: Budget) -> Vec<Tree> {
+        self.lookups().map(|lookup| lookup.draft(budget)).collect()
+    }
+}

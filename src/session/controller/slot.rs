@@ -1,0 +1,161 @@
+//! The drafters of a session, one slot each: identity, results of its rounds, and health.
+
+use crate::control::Rounds;
+use crate::draft::{DrafterId, Lookup, Tree};
+use crate::session::shadow::{ShadowSchedule, VirtualRound};
+use crate::session::start::Rules;
+
+/// Output tokens for which a drafter is not queried after its first failure, doubled with every
+/// further one.
+const RECOVERY: usize = 64;
+/// Failures after which that does not grow any more.
+const FAULTS_MAX: u32 = 5;
+
+/// A drafter of this session.
+pub(super) struct SessionDrafter {
+    /// The identity that its votes carry.
+    pub id: DrafterId,
+    pub kind: Kind,
+    /// Its last rounds, real and virtual.
+    pub rounds: Rounds,
+    pub health: Health,
+}
+
+/// The way a drafter is queried.
+pub(super) enum Kind {
+    /// It answers at once, inside the session.
+    Inline(Inline),
+    /// It is queried by an action, and answers by an event.
+    ModelDrafter(ModelDrafter),
+}
+
+/// A drafter that answers at once.
+pub(super) struct Inline {
+    pub lookup: Box<dyn Lookup>,
+    /// Its draft that the plain tokens are compared with; `None` between two rounds.
+    pub virtual_round: Option<VirtualRound>,
+}
+
+/// A drafter that is queried by an action.
+pub(super) struct ModelDrafter {
+    /// The schedule of its shadow passes.
+    pub shadow: ShadowSchedule,
+    /// It has answered a request of this session, so it has read the prompt.
+    pub warm: bool,
+    /// It is queried although earlier requests show that it does not pay.
+    pub explored: bool,
+}
+
+/// The failures of a drafter, and the end of the pause after them.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    faults: u32,
+    not_before: usize,
+}
+
+impl Health {
+    /// It failed after `done` output tokens: it is not queried for a while, longer with every
+    /// failure.
+    pub fn failed(&mut self, done: usize) {
+        self.not_before = done + (RECOVERY << self.faults);
+        self.faults = (self.faults + 1).min(FAULTS_MAX);
+    }
+
+    /// True if it may be queried after `done` output tokens.
+    pub fn is_well(&self, done: usize) -> bool {
+        done >= self.not_before
+    }
+}
+
+impl SessionDrafter {
+    fn new(id: DrafterId, kind: Kind) -> Self {
+        Self { id, kind, rounds: Rounds::remembering(super::MEMORY), health: Health::default() }
+    }
+
+    /// A slot for each drafter of `rules`, in the policy's order; those of one kind are numbered.
+    pub fn all(rules: &Rules) -> Vec<Self> {
+        let mut slots: Vec<Self> = Vec::new();
+        for spec in &rules.lookups {
+            let number = slots.iter().filter(|slot| slot.id.source == spec.source()).count();
+            let id = DrafterId { source: spec.source(), number: number as u8 };
+            if let Some(lookup) = spec.build(id, &rules.shared) {
+                slots.push(Self::new(id, Kind::Inline(Inline { lookup, virtual_round: None })));
+            }
+        }
+        if let Some(number) = rules.model {
+            let asked = ModelDrafter { shadow: ShadowSchedule::new(), warm: false, explored: false };
+            slots.push(Self::new(DrafterId::model(number), Kind::ModelDrafter(asked)));
+        }
+        slots
+    }
+
+    pub fn inline(&self) -> Option<&Inline> {
+        match &self.kind {
+            Kind::Inline(inline) => Some(inline),
+            Kind::ModelDrafter(_) => None,
+        }
+    }
+
+    pub fn inline_mut(&mut self) -> Option<&mut Inline> {
+        match &mut self.kind {
+            Kind::Inline(inline) => Some(inline),
+            Kind::ModelDrafter(_) => None,
+        }
+    }
+
+    pub fn asked(&self) -> Option<&ModelDrafter> {
+        match &self.kind {
+            Kind::ModelDrafter(asked) => Some(asked),
+            Kind::Inline(_) => None,
+        }
+    }
+
+    pub fn asked_mut(&mut self) -> Option<&mut ModelDrafter> {
+        match &mut self.kind {
+            Kind::ModelDrafter(asked) => Some(asked),
+            Kind::Inline(_) => None,
+        }
+    }
+}
+
+/// The index of the slot that a round is counted for: the model drafter's if it drafted for it,
+/// else that of the proposer of the first node, else the first of those that answer at once.
+pub(super) fn leading(slots: &[SessionDrafter], draft: &Tree, modelled: usize) -> Option<usize> {
+    let proposer = draft.nodes().first().map(|node| node.votes.first().drafter);
+    let position = |is: &dyn Fn(&SessionDrafter) -> bool| slots.iter().position(is);
+    if modelled > 0 {
+        return position(&|slot| slot.asked().is_some());
+    }
+    position(&|slot| Some(slot.id) == proposer).or_else(|| position(&|slot| slot.inline().is_some()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Features, LookupSpec, Ngram, Source};
+
+    #[test]
+    fn drafters_of_one_kind_are_numbered_and_a_round_is_counted_for_its_leading_drafter() {
+        let ngram = |max| LookupSpec::PromptLookup(Ngram { min: 1, max });
+        let rules = Rules { lookups: vec![ngram(2), ngram(8)], model: Some(3), ..Rules::default() };
+        let slots = SessionDrafter::all(&rules);
+        let ids: Vec<_> = slots.iter().map(|slot| (slot.id.source, slot.id.number)).collect();
+        assert_eq!(ids, [(Source::PromptLookup, 0), (Source::PromptLookup, 1), (Source::Model, 3)]);
+        let by = |slot: usize| Tree::chain(&[1], slots[slot].id, Features::default());
+        assert_eq!([0, 1, 2].map(|slot| leading(&slots, &by(slot), 0)), [Some(0), Some(1), Some(2)]);
+        assert_eq!(leading(&slots, &by(1), 3), Some(2), "the model drafted for it, too");
+        assert_eq!(leading(&slots, &Tree::default(), 0), Some(0));
+        assert_eq!(leading(&slots[2..], &Tree::default(), 0), None);
+    }
+
+    #[test]
+    fn a_failing_drafter_is_paused_longer_and_longer() {
+        let mut health = Health::default();
+        assert!(health.is_well(0));
+        let pauses = [64, 128, 256, 512, 1024, 2048, 2048];
+        for pause in pauses {
+            health.failed(10);
+            assert!(!health.is_well(10 + pause - 1) && health.is_well(10 + pause));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Plain decoding: tokens come in, the pace is measured, and at each of them the session may start
+//! to speculate.
+
+use std::time::Duration;
+
+use super::Session;
+use super::flight::PlainFlight;
+use crate::session::accept::Walk;
+use crate::session::controller::Step;
+use crate::session::{Action, Doubted, Event, Fault, Finish, PlainRequest, Tail};
+use crate::units::{Tick, TokenId};
+use crate::words::PlainReason;
+
+/// Longest pause asked for by the backend that a session without a plain request waits for.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Maximum consecutive pauses that it waits for.
+const PAUSES_MAX: u32 = 6;
+/// Tokens of one continued plain request where cancelling is slow.
+const SEGMENT_SLOW: u32 = 16;
+/// Tokens of one continued plain request where no limit of the output is known.
+const SEGMENT_OPEN: u32 = 512;
+
+impl<W: Walk> Session<W> {
+    pub(super) fn plain_event(&mut self, event: Event, now: Tick) {
+        let Some(plain) = self.flight.plain else { return };
+        match event {
+            Event::Prompt(ids) => self.know_prompt(ids),
+            Event::Token { tokens, text, tail } => self.token(plain, tokens, text, tail, now),
+            Event::Doubt => self.doubts(Doubted::Prompt),
+            Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
+            Event::Fault(Fault::RetryAfter(pause)) if !plain.first => self.wait(pause, now),
+            Event::Fault(_) => self.plain_broke(plain, now),
+            Event::Draft(_)
+            | Event::Shadow(_)
+            | Event::VerifyResult(_)
+            | Event::ClientGone
+            | Event::Timeout
+            | Event::Mode(_) => {}
+        }
+    }
+
+    fn doubts(&mut self, ids: Doubted) {
+        self.doubt.get_or_insert(ids);
+    }
+
+    pub(super) fn know_prompt(&mut self, ids: Vec<TokenId>) {
+        if let Some(known) = self.controller.prompt() {
+            if known != ids {
+                self.doubts(Doubted::Prompt);
+            }
+        } else {
+            self.output.set_prompt_len(ids.len());
+            self.controller.know_prompt(ids);
+        }
+    }
+
+    /// Tokens of a plain request. At the last ones there is no choice: the backend has ended the
+    /// output, perhaps by a rule that is not known here.
+    pub(super) fn token(
+        &mut self,
+        plain: PlainFlight,
+        tokens: Vec<TokenId>,
+        text: String,
+        tail: Tail,
+        now: Tick,
+    ) {
+        let from = self.output.tokens().len();
+        let count = tokens.len();
+        let plain = self.timed(plain, count, now);
+        self.watch_marks(&tokens);
+        if plain.first {
+            let delta = self.output.plain(tokens, text);
+            self.brought(delta, Action::Passed);
+        } else {
+            let delta = self.output.extend(&tokens, tail == Tail::Stop);
+            self.emit(delta);
+        }
+        if count == 0 {
+            return;
+        }
+        self.broken = 0;
+        if self.output.finish().is_some() {
+            // The first plain request ends by the backend's own final event, with the reason in
+            // that.
+            if !plain.first {
+                self.finish(self.output.finish());
+            }
+            return;
+        }
+        if self.trusted() {
+            self.controller.note_plain(self.output.tokens(), from, now);
+        }
+        if tail != Tail::Open {
+            return;
+        }
+        match self.step(false, now) {
+            Step::Plain(reason) => {
+                self.summary.reason = Some(reason);
+                self.shadow_pass(now);
+            }
+            step => {
+                self.leave_plain(plain);
+                self.controller.enter(now);
+                self.take_step(step, now, now);
+            }
+        }
+    }
+
+    /// Ends speculation for good where one of these tokens has a special meaning: the effect of the
+    /// backend's parser on the tokens behind it is not known by their ids.
+    pub(super) fn watch_marks(&mut self, tokens: &[TokenId]) {
+        if tokens.iter().any(|&token| self.is_mark(token)) {
+            self.doubts(Doubted::Output);
+        }
+    }
+
+    /// True if a parser of the backend may take this token out of the text.
+    fn is_mark(&self, token: TokenId) -> bool {
+        self.marks.binary_search(&token).is_ok() && !self.output.is_end_of_text(token)
+    }
+
+    /// Notes the plain pace.
+    pub(super) fn timed(&mut self, mut plain: PlainFlight, tokens: usize, now: Tick) -> PlainFlight {
+        if tokens > 0 {
+            match plain.last {
+                Some(last) => {
+                    self.controller
+                        .control()
+                        .with(|learnt| learnt.note_plain(now.seconds_since(last), tokens, now));
+                }
+                None if plain.after_rounds => self.controller.left(now.seconds_since(plain.since), now),
+                None => {}
+            }
+            plain.last = Some(now);
+            plain.brought = plain.brought.saturating_add(tokens as u32);
+        }
+        self.flight.plain = Some(plain);
+        plain
+    }
+
+    pub(super) fn leave_plain(&mut self, plain: PlainFlight) {
+        self.flight.plain = None;
+        self.act(Action::Cancel(plain.id));
+        self.drop_shadow();
+        if plain.first {
+            let held = self.output.take_over();
+            self.emit(held);
+        }
+    }
+
+    pub(super) fn plain_ended(&mut self, plain: PlainFlight, finish: Finish, now: Tick) {
+        self.flight.plain = None;
+        if plain.first {
+            return self.finish(Some(finish));
+        }
+        if finish == Finish::Length && plain.brought >= plain.asked {
+            return match self.step(false, now) {
+                Step::Plain(reason) => self.decode_plainly(reason, false, now),
+                step => {
+                    self.drop_shadow();
+                    self.controller.enter(now);
+                    self.take_step(step, now, now);
+                }
+            };
+        }
+        let held = self.output.end(finish);
+        self.emit(held);
+        self.finish(Some(finish));
+    }
+
+    /// A plain request broke off. The tokens read so far stay; continues from there once, if that
+    /// can be done exactly.
+    pub(super) fn plain_broke(&mut self, plain: PlainFlight, now: Tick) {
+        self.flight.plain = None;
+        self.broken += 1;
+        let possible =
+            !plain.first || (self.trusted() && self.output.level() && !self.rules.methods.is_empty());
+        if self.output.tokens().is_empty() || self.broken > 1 || !possible {
+            return self.finish(None);
+        }
+        if plain.first {
+            if self.output.finish().is_some() {
+                return self.finish(self.output.finish());
+            }
+            let held = self.output.take_over();
+            self.emit(held);
+        }
+        self.decode_plainly(PlainReason::VerifyFault, false, now);
+    }
+
+    /// Continues plainly from the whole context, by token ids.
+    pub(super) fn decode_plainly(&mut self, reason: PlainReason, after_rounds: bool, now: Tick) {
+        self.summary.reason = Some(reason);
+        let slow = self.controller.control().with(|learnt| learnt.costs.cancels_slowly());
+        let segment = self.rules.segment.unwrap_or(if slow { SEGMENT_SLOW } else { u32::MAX }).max(1);
+        let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
+        let asked = rest.min(segment).max(1);
+        let id = self.act(Action::Plain(PlainRequest::Continue { max_tokens: asked }));
+        self.flight.plain =
+            Some(PlainFlight { id, first: false, asked, brought: 0, since: now, last: None, after_rounds });
+    }
+
+    /// The backend asked for a pause and nothing else is in flight: waits for its end, if it is
+    /// short.
+    pub(super) fn wait(&mut self, pause: Duration, now: Tick) {
+        self.flight.plain = None;
+        self.broken += 1;
+        if pause > PAUSE_MAX || self.broken > PAUSES_MAX {
+            return self.finish(None);
+        }
+        self.pause = Some(now.after(pause));
+        self.summary.reason = Some(PlainReason::RetryAfter);
+        self.wait = Some(now.after(pause));
+    }
+}

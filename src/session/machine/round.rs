@@ -1,0 +1,284 @@
+//! Rounds: a draft is requested, verified, and its accepted tokens join the context. Every fault
+//! ends in plain decoding.
+
+use std::time::Duration;
+
+use super::Session;
+use super::flight::{Drafting, Verifying};
+use crate::control::{Concurrent, Presence};
+use crate::draft::{Draft, Tree};
+use crate::session::accept::{Accepted, Judged, Rule, Walk};
+use crate::session::controller::{Step, Took, Turn};
+use crate::session::{Action, ActionId, Event, Fault, Judging};
+use crate::units::{Tick, TokenId};
+use crate::words::{PlainReason, Put, VerifyResult};
+
+/// Patience for a draft, in times of a plain token: where drafter and backend share their cores,
+/// the first draft waits for the rest of the cancelled plain request.
+const PATIENCE: f64 = 2.0;
+/// Maximum time of a plain token for that calculation, in seconds.
+const PATIENCE_PACE: f64 = 1.0;
+
+/// A verify request to be sent.
+pub(super) struct Call {
+    /// The index of its method in the list of methods.
+    pub position: usize,
+    pub draft: Draft,
+    /// Tokens that the model drafter computed for it.
+    pub modelled: usize,
+    /// Tokens that the request before it has to yield.
+    pub assumed: Vec<TokenId>,
+    pub turn: Turn,
+}
+
+impl<W: Walk> Session<W> {
+    /// Executes a step of the controller. `began` is the start of the round, for its cost.
+    pub(super) fn take_step(&mut self, step: Step, began: Tick, now: Tick) {
+        match step {
+            Step::Plain(reason) => {
+                self.take_ahead_draft();
+                self.drop_calls();
+                self.controller.leave(self.output.tokens().len(), now);
+                if let Some(presence) = &mut self.presence {
+                    presence.speculates(false);
+                }
+                self.decode_plainly(reason, true, now);
+            }
+            Step::Draft(gamma) => {
+                let min_survival = self.controller.min_worth(gamma);
+                let id = self.act(Action::Draft { gamma, min_survival, assumed: Vec::new() });
+                let until = now.after(self.patience());
+                self.flight.draft = Some(Drafting { id, since: now, gamma, until });
+            }
+            Step::Verify(draft) => self.verify(draft.into(), 0, began, now),
+        }
+    }
+
+    /// Patience for a draft. While the drafter reads the prompt, and with `gamma.fixed`, it is the
+    /// timeout of a verify request: the client waits meanwhile, so a drafter that hangs must not
+    /// delay it. The same holds for a sampled draft: its duration depends on the tokens drawn, and
+    /// these must not decide if it is verified.
+    fn patience(&self) -> Duration {
+        if !self.controller.has_read() || self.rules.samples {
+            return self.rules.draft_timeout.unwrap_or(self.rules.verify_timeout);
+        }
+        let own = || {
+            if self.rules.gamma_fixed.is_some() {
+                return self.rules.verify_timeout;
+            }
+            let pace = self.controller.control().with(|learnt| learnt.costs.plain_token_expected());
+            Duration::from_secs_f64(PATIENCE * pace.min(PATIENCE_PACE))
+        };
+        self.rules.draft_timeout.unwrap_or_else(own)
+    }
+
+    /// The draft is too late for its round, which goes on with the drafts of the lookups, if there
+    /// are any. The drafter is queried again for the next round that it is expected to be worth;
+    /// one that took as long as the timeout of a verify request is considered hung, and is not
+    /// queried for a while.
+    pub(super) fn draft_late(&mut self, late: Drafting, now: Tick) {
+        let hangs = now >= late.since.after(self.rules.verify_timeout);
+        if hangs || !self.controller.has_read() {
+            self.controller.model_failed(self.output.tokens().len());
+        }
+        let (began, worth) = self.controller.waited(late.gamma, late.since, now);
+        let draft = self.controller.combine(Tree::default().into(), self.stand(true));
+        self.verify(draft, worth, began, now);
+    }
+
+    pub(super) fn verify(&mut self, draft: Draft, modelled: usize, began: Tick, now: Tick) {
+        self.verify_by(0, draft, modelled, began, now);
+    }
+
+    /// Sends the draft to the backend by the method at this index of the list; beyond its end,
+    /// decodes one token plainly.
+    fn verify_by(&mut self, position: usize, draft: Draft, modelled: usize, began: Tick, now: Tick) {
+        if self.rules.methods.get(position).is_none() {
+            return self.plain_after_fault(PlainReason::NoDraft, now);
+        }
+        self.summary.reason = None;
+        debug_assert!(self.flight.calls.is_empty(), "nothing continues the output but this call");
+        let turn = if std::mem::take(&mut self.missed) { Turn::AfterMiss } else { Turn::Alone };
+        self.send(Call { position, draft, modelled, assumed: Vec::new(), turn }, began, now);
+        self.look_ahead(now);
+        self.ahead_draft(now);
+    }
+
+    /// Sends a verify request behind those in flight.
+    pub(super) fn send(&mut self, call: Call, began: Tick, now: Tick) {
+        let Call { position, draft, modelled, assumed, turn } = call;
+        let Some(&method) = self.rules.methods.get(position) else { return };
+        if let Some(presence) = &mut self.presence {
+            presence.calls(draft.len());
+        }
+        let all = self.flight.calls.iter().flat_map(|call| &call.assumed).chain(&assumed).copied().collect();
+        let id = self.act(Action::Verify(draft.clone(), method, all));
+        let until = now.after(self.rules.verify_timeout);
+        let tolerance = self.tolerance();
+        let early = None;
+        self.flight.calls.push_back(Verifying {
+            id,
+            until,
+            began,
+            draft,
+            modelled,
+            position,
+            tolerance,
+            assumed,
+            early,
+            turn,
+        });
+    }
+
+    /// True if drafts depend on the target's noise in more ways than through the model drafter's
+    /// draws of their tokens.
+    fn coupled(&self) -> bool {
+        let rules = &self.rules;
+        rules.shares_noise && (rules.accept.rule == Rule::Fly || !rules.lookups.is_empty())
+    }
+
+    /// Present tolerance of the acceptance rule.
+    fn tolerance(&self) -> f64 {
+        if !self.rules.accept.is_lossy() {
+            return 0.0;
+        }
+        let load = self.controller.control().with(|learnt| learnt.concurrency.load());
+        self.rules.accept.tolerance.at(self.temperature, load)
+    }
+
+    pub(super) fn drafting(&mut self, event: Event, now: Tick) {
+        let answer = match event {
+            Event::Draft(model) => Ok(model),
+            Event::Fault(fault) => Err(fault),
+            _ => return,
+        };
+        let Some(Drafting { since, gamma, .. }) = self.flight.draft.take() else { return };
+        match answer {
+            Ok(model) => {
+                self.controller.read();
+                // A chain that ends early, at an end of text, took a step for each of its tokens,
+                // and no more. An empty one was waited for all the same.
+                let steps = if model.is_empty() { gamma } else { model.len() };
+                let began = self.controller.drafted(steps, since, now);
+                let draft = self.controller.combine(model, self.stand(true));
+                self.verify(draft, steps, began, now);
+            }
+            Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
+            Err(_) => self.draft_failed(now),
+        }
+    }
+
+    pub(super) fn draft_failed(&mut self, now: Tick) {
+        let done = self.output.tokens().len();
+        self.controller.model_failed(done);
+        self.plain_after_fault(PlainReason::VerifyFault, now);
+    }
+
+    pub(super) fn verifying(&mut self, id: ActionId, event: Event, now: Tick) {
+        let answer = match event {
+            Event::VerifyResult(result) => Ok(result),
+            Event::Fault(fault) => Err(fault),
+            _ => return,
+        };
+        if let Err(Fault::RetryAfter(pause)) = answer {
+            // Whichever request it answers, the engine accepts no more of them.
+            self.pause = Some(now.after(pause));
+        }
+        if let Some((call, answer)) = self.flight.answered(id, answer) {
+            self.verified(call, answer, now);
+        }
+    }
+
+    /// The first verify request in flight was answered.
+    pub(super) fn verified(&mut self, call: Verifying, answer: Result<VerifyResult, Fault>, now: Tick) {
+        match answer {
+            Ok(result) => self.judged(call, &result, now),
+            Err(Fault::RetryAfter(_)) => self.take_step(Step::Plain(PlainReason::RetryAfter), now, now),
+            // The context only grows, so no later round will fit.
+            Err(Fault::TooLong) => {
+                self.plain_after_fault(PlainReason::ContextTooLong, now);
+                self.fault_until = usize::MAX;
+            }
+            Err(_) => self.verify_failed(now),
+        }
+    }
+
+    fn judged(&mut self, call: Verifying, result: &VerifyResult, now: Tick) {
+        let Some(accepted) = self.walked(&call, result) else { return self.verify_failed(now) };
+        let decided = !accepted.tokens.is_empty();
+        self.timed_call(&call, result, decided, now);
+        let Verifying { id, draft, modelled, position, .. } = call;
+        if !decided {
+            self.drop_calls();
+            return self.verify_by(position + 1, draft, modelled, now, now);
+        }
+        self.watch_marks(&accepted.tokens);
+        self.controller.hear(&draft, result, self.output.tokens());
+        let delta = self.output.extend(&accepted.tokens, accepted.ends);
+        let kept = accepted.nodes.len().min(delta.tokens.len());
+        let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);
+        self.summary.round(Judging { call: id, drafted, accepted: kept as u32, depth });
+        self.summary.drift = self.judge.ledger();
+        self.emit(delta);
+        self.controller.round(&draft, &accepted, modelled, now);
+        if self.output.finish().is_some() {
+            self.controller.leave(self.output.tokens().len(), now);
+            return self.finish(self.output.finish());
+        }
+        self.next_round(&accepted.tokens, now);
+    }
+
+    /// Walks the draft of a verify request. `None` if the result cannot be used: an id outside the
+    /// vocabulary must not join the context, because no plain request could continue from it.
+    fn walked(&mut self, call: &Verifying, result: &VerifyResult) -> Option<Accepted> {
+        let round = Judged {
+            draft: &call.draft,
+            result,
+            context: self.context(),
+            output: self.output.tokens().len(),
+            tolerance: call.tolerance,
+            coupled: self.coupled(),
+            free: &|tokens| self.output.is_free_behind(tokens),
+        };
+        let accepted = self.judge.walk(&round);
+        accepted.filter(|accepted| accepted.is_within(self.rules.vocabulary))
+    }
+
+    /// Notes the time of a verify request.
+    fn timed_call(&mut self, call: &Verifying, result: &VerifyResult, decided: bool, now: Tick) {
+        let Verifying { began, draft, modelled, position, turn, .. } = call;
+        let nodes = self.presence.as_mut().and_then(Presence::call_ends).unwrap_or(draft.len() as f64);
+        let by_method = || Some(Put { method: *self.rules.methods.get(*position)?, nodes: draft.len() });
+        if let Some(put) = result.put.or_else(by_method) {
+            let concurrent = Concurrent { nodes, modelled: *modelled };
+            let took = Took { put, seconds: now.seconds_since(*began), concurrent, decided, turn: *turn };
+            self.controller.called(&took, now);
+        }
+    }
+
+    pub(super) fn verify_failed(&mut self, now: Tick) {
+        self.controller.verify_failed(self.output.tokens().len(), now);
+        self.plain_after_fault(PlainReason::VerifyFault, now);
+    }
+
+    /// A verify request has not been answered in time. On a busy engine, where requests were
+    /// expected to take long concurrent with others, the cause is load; else it is a fault.
+    pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
+        if !self.controller.is_busy(late.draft.len(), self.rules.verify_timeout) {
+            return self.verify_failed(now);
+        }
+        self.controller.verify_late(late.draft.len(), now.seconds_since(late.began), now);
+        self.plain_after_fault(PlainReason::GateLoad, now);
+    }
+
+    fn verify_paused(&mut self, pause: Duration, now: Tick) {
+        self.pause = Some(now.after(pause));
+        self.take_step(Step::Plain(PlainReason::RetryAfter), now, now);
+    }
+
+    pub(super) fn plain_after_fault(&mut self, reason: PlainReason, now: Tick) {
+        self.fault_reason = reason;
+        self.fault_until = self.controller.not_before().max(self.output.tokens().len() + 1);
+        self.take_step(Step::Plain(reason), now, now);
+    }
+}

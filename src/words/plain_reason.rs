@@ -1,0 +1,168 @@
+//! Reasons for decoding an eligible request plainly: a closed list, so that every plain request has
+//! a reason in headers, metrics and logs.
+
+/// Reason for not speculating on an eligible request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PlainReason {
+    /// Held back as control group.
+    Holdback,
+    /// The process or policy only observes.
+    Observe,
+    /// Speculation is not expected to pay.
+    NoGain,
+    /// The cost of a plain token on the replica is not measured yet.
+    NotMeasured,
+    /// The replica's budget of extra tokens is spent.
+    Budget,
+    /// Beyond the verification method's limit of context or bytes.
+    ContextTooLong,
+    /// Even the shortest round takes longer than `gates.max_gap`.
+    MaxGap,
+    /// The token ids of the prompt or of the output are not certain.
+    UntrustedIds,
+    /// The engine is loaded.
+    GateLoad,
+    /// The load signal is old.
+    GateStale,
+    /// Too few drafted tokens are accepted.
+    GateAcceptance,
+    /// Speculation was measured slower than plain decoding.
+    GateControl,
+    /// The regret budget is used up.
+    GateRegret,
+    /// Memory is short.
+    GateMemory,
+    /// The replica is not healthy.
+    GateHealth,
+    /// The backend speculates itself.
+    BackendSpeculates,
+    /// The client asked for plain decoding.
+    Client,
+    /// The policy says plain.
+    Policy,
+    /// Plain decoding while drafts are scored in the shadow.
+    Shadow,
+    /// A control window: a few tokens are decoded plainly so that the plain pace is measured again.
+    Switchback,
+    /// A parser of the server's takes reasoning or tool calls out of its chats.
+    Parser,
+    /// No drafter had a proposal.
+    NoDraft,
+    /// The backend holds back text that may become a stop text.
+    HeldBackText,
+    /// `verify.allow` has none of the exact verification methods of the server.
+    NoVerifyMethod,
+    /// A drafter or verify request failed.
+    VerifyFault,
+    /// The backend answered with an error, or with no stream.
+    UpstreamError,
+    /// The backend asked for a pause, or the process that answers cannot be identified at the
+    /// moment.
+    RetryAfter,
+    /// The process is draining.
+    Draining,
+}
+
+impl PlainReason {
+    /// Every reason, in the order of the documentation.
+    pub const ALL: [Self; 28] = [
+        Self::Holdback,
+        Self::Observe,
+        Self::NoGain,
+        Self::NotMeasured,
+        Self::Budget,
+        Self::ContextTooLong,
+        Self::MaxGap,
+        Self::UntrustedIds,
+        Self::GateLoad,
+        Self::GateStale,
+        Self::GateAcceptance,
+        Self::GateControl,
+        Self::GateRegret,
+        Self::GateMemory,
+        Self::GateHealth,
+        Self::BackendSpeculates,
+        Self::Client,
+        Self::Policy,
+        Self::Shadow,
+        Self::Switchback,
+        Self::Parser,
+        Self::NoDraft,
+        Self::HeldBackText,
+        Self::NoVerifyMethod,
+        Self::VerifyFault,
+        Self::UpstreamError,
+        Self::RetryAfter,
+        Self::Draining,
+    ];
+
+    /// The name in headers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Holdback => "holdback",
+            Self::Observe => "observe",
+            Self::NoGain => "no_gain",
+            Self::NotMeasured => "not_measured",
+            Self::Budget => "budget",
+            Self::ContextTooLong => "context_too_long",
+            Self::MaxGap => "max_gap",
+            Self::UntrustedIds => "untrusted_ids",
+            Self::GateLoad => "gate_load",
+            Self::GateStale => "gate_stale",
+            Self::GateAcceptance => "gate_acceptance",
+            Self::GateControl => "gate_control",
+            Self::GateRegret => "gate_regret",
+            Self::GateMemory => "gate_memory",
+            Self::GateHealth => "gate_health",
+            Self::BackendSpeculates => "backend_speculates",
+            Self::Client => "client",
+            Self::Policy => "policy",
+            Self::Shadow => "shadow",
+            Self::Switchback => "switchback",
+            Self::Parser => "parser",
+            Self::NoDraft => "no_draft",
+            Self::HeldBackText => "held_back_text",
+            Self::NoVerifyMethod => "no_verify_method",
+            Self::VerifyFault => "verify_fault",
+            Self::UpstreamError => "upstream_error",
+            Self::RetryAfter => "retry_after",
+            Self::Draining => "draining",
+        }
+    }
+
+    /// The reason in plain words, for people who ask why.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Holdback => "it is held back as control group",
+            Self::Observe => "the process observes",
+            Self::NoGain => "speculation is not expected to pay",
+            Self::NotMeasured => "the cost of a plain token on this replica is not measured yet",
+            Self::Budget => "the replica's budget of extra tokens is spent",
+            Self::ContextTooLong => "the context is longer than a verify request may be",
+            Self::MaxGap => "even the shortest round takes longer than gates.max_gap",
+            Self::UntrustedIds => "the token ids of its prompt or output are not certain",
+            Self::GateLoad => "the server is loaded",
+            Self::GateStale => "the server's last load report is too old",
+            Self::GateAcceptance => "too few drafted tokens are accepted",
+            Self::GateControl => "speculation was measured slower than plain decoding",
+            Self::GateRegret => "the regret budget is used up",
+            Self::GateMemory => "memory is short",
+            Self::GateHealth => "the replica is not healthy",
+            Self::BackendSpeculates => "the server speculates by itself",
+            Self::Client => "the client asks for plain decoding",
+            Self::Policy => "the policy says plain",
+            Self::Shadow => "the policy says shadow",
+            Self::Switchback => "the replica is in a control window",
+            Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
+            Self::NoDraft => "no drafter has a proposal",
+            Self::HeldBackText => "the backend holds back text that may be part of a stop text",
+            Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",
+            Self::VerifyFault => "a drafter or a verify request failed",
+            Self::UpstreamError => "the backend answered with an error",
+            Self::RetryAfter => {
+                "the server asked for a pause, or does not show at the moment which process it is"
+            }
+            Self::Draining => "the process is draining",
+        }
+    }
+}

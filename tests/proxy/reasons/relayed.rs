@@ -1,0 +1,96 @@
+//! Every reason why a request is relayed.
+
+use foretell::words::RelayReason;
+use futures_util::FutureExt;
+use serde_json::json;
+
+use super::engines;
+use super::scene::{CHAT, COMPLETIONS, PLAIN, Scene, chat, completion, play};
+use super::told::{Ask, Body};
+use crate::fakes::{Fault, When};
+
+/// The scene that causes a reason. A new reason needs a scene here to compile.
+fn scene(reason: RelayReason) -> Scene {
+    let plain = Scene::default();
+    let ask = |ask| Scene { ask, ..Scene::default() };
+    match reason {
+        RelayReason::Off => Scene { process: "mode: off\n", ..plain },
+        RelayReason::Client => ask(Ask { fields: "x-foretell: off\r\n", ..plain.ask }),
+        RelayReason::Policy => Scene { policy: format!("{PLAIN}mode: off\n"), ..plain },
+        RelayReason::NoPolicy => Scene { policy: format!("{PLAIN}match: {{ models: [other] }}\n"), ..plain },
+        RelayReason::Route => {
+            ask(Ask { path: "/tokenize", fields: "", body: Body::Raw(r#"{"prompt": "a"}"#) })
+        }
+        RelayReason::Body => {
+            ask(Ask { path: COMPLETIONS, fields: "", body: Body::Raw(r#"{"model": "toy"}"#) })
+        }
+        RelayReason::Encoded => ask(Ask { fields: "content-encoding: gzip\r\n", ..plain.ask }),
+        RelayReason::Parameter => ask(completion(&json!({"logprobs": 2}))),
+        RelayReason::UnknownParameter => ask(completion(&json!({"temprature": 1}))),
+        // The maximum length of an answer is a default of the server, which does not report it.
+        RelayReason::DefaultsUnknown => {
+            Scene { engines: engines::silent, ask: chat(&json!("Hello"), &json!({})), ..plain }
+        }
+        RelayReason::Structured => ask(completion(&json!({"response_format": {"type": "json_object"}}))),
+        RelayReason::Tools => {
+            let tool =
+                json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+            ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "tools": [tool]})))
+        }
+        RelayReason::Reasoning => {
+            ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "reasoning_effort": "low"})))
+        }
+        RelayReason::Multimodal => {
+            let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+            ask(chat(&json!([image]), &json!({"max_tokens": 3})))
+        }
+        RelayReason::Choices => ask(completion(&json!({"n": 2}))),
+        RelayReason::Seed => ask(completion(&json!({"temperature": 0.8, "seed": 7}))),
+        // The engine does not provide its own either.
+        RelayReason::Tokenizer => Scene { tokenizer: false, ..plain },
+        RelayReason::NoVerifyMethod => Scene { engines: engines::planless, ..plain },
+        // The only replica closes the connection before it answers.
+        RelayReason::Unreachable => Scene {
+            before: |stage| {
+                let faults = &stage.engines.houses[0].faults;
+                faults.always(When::path(COMPLETIONS), Fault::Reset);
+                std::future::ready(()).boxed()
+            },
+            ..plain
+        },
+        RelayReason::Balanced => Scene { engines: engines::balanced, ..plain },
+        RelayReason::Billed => Scene { backend: "    billed: true\n", ..plain },
+        RelayReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
+        // Less than the parsed body takes.
+        RelayReason::Memory => Scene { process: "limits: { memory: 1KiB }\n", ..plain },
+        // A replica closes the connection before it answers, and the other one answers instead. The
+        // first one is random.
+        RelayReason::Fault => Scene {
+            engines: engines::two,
+            before: |stage| {
+                let faults = &stage.engines.houses[0].faults;
+                faults.clear();
+                faults.always(When::path(COMPLETIONS), Fault::Reset);
+                std::future::ready(()).boxed()
+            },
+            tries: 60,
+            ..plain
+        },
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_relayed_request_has_its_reason_in_answer_metrics_and_log() {
+    let mut wrong = String::new();
+    for reason in RelayReason::ALL {
+        wrong += &play(scene(reason), &format!("relayed/{}", reason.name())).await;
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn the_routes_of_the_scenes_are_the_speculated_ones() {
+    let paths = [foretell::openai::Route::Completions, foretell::openai::Route::Chat]
+        .map(foretell::openai::Route::path);
+    assert_eq!(paths, [COMPLETIONS, CHAT]);
+}

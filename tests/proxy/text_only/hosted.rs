@@ -1,0 +1,143 @@
+//! Hosted services and servers that are only relayed: they get the requests of clients and no
+//! others; with a prediction where the operator allows it.
+
+use serde_json::{Value, json};
+
+use super::house::{Answer, ask, before, front, metric};
+use crate::fakes::hosted::{Hosted, Options, Provider};
+use crate::fakes::mlx::Mlx;
+use crate::fakes::ollama::Ollama;
+use crate::fakes::tgi::Tgi;
+use crate::fakes::{Engine, Fake};
+
+const CHAT: &str = "/v1/chat/completions";
+const KEY: &str = "authorization: Bearer sk-good\r\n";
+const CODE: &str =
+    "def add(first, second):\n    total = first + second\n    return total\n\n\nprint(add(1, 2))\n";
+
+fn edit(more: &Value) -> Value {
+    let text = format!("Rename `total`.\n```python\n{CODE}```");
+    let mut body = json!({"model": "toy", "messages": [{"role": "user", "content": text}], "max_tokens": 20});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn hosted(provider: Provider) -> Fake<Hosted> {
+    Fake::start(Hosted::new(Options { provider, ..Options::default() })).await
+}
+
+fn tried(answer: &Answer) -> u64 {
+    let count = |name: &str| answer.usage["completion_tokens_details"][name].as_u64().unwrap();
+    count("accepted_prediction_tokens") + count("rejected_prediction_tokens")
+}
+
+fn calls<E: Engine>(fake: &Fake<E>) -> Vec<(String, usize)> {
+    fake.house.tally().calls.into_iter().collect()
+}
+
+#[tokio::test]
+async fn a_billed_service_gets_the_client_s_calls_and_no_others() {
+    let fake = hosted(Provider::OpenAi).await;
+    let proxy = before(fake.address, "    dialect: openai\n    billed: true\n").await;
+    let body = edit(&json!({"temperature": 0}));
+    let direct = ask(fake.address, CHAT, KEY, &body).await;
+    for _ in 0..3 {
+        let through = ask(front(&proxy), CHAT, KEY, &body).await;
+        assert_eq!(through.plain, direct.plain);
+        assert_eq!(
+            (through.field("x-foretell-path"), through.field("x-foretell-reason")),
+            ("relayed", "billed")
+        );
+        assert_eq!(tried(&through), 0);
+    }
+    assert_eq!(calls(&fake), [(CHAT.to_owned(), 4), ("/v1/models".to_owned(), 1)]);
+    assert_eq!(fake.engine.bill().calls, 4);
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_billed_is_asked_for_its_models_and_nothing_else() {
+    let fake = hosted(Provider::OpenAi).await;
+    let proxy = before(fake.address, "    dialect: openai\n").await;
+    let through = ask(front(&proxy), CHAT, KEY, &edit(&json!({}))).await;
+    assert_eq!(
+        (through.plain.status, through.field("x-foretell-reason"), tried(&through)),
+        (200, "no_verify_method", 0)
+    );
+    assert!(calls(&fake).iter().all(|(path, _)| path == CHAT || path == "/v1/models"), "{:?}", calls(&fake));
+}
+
+#[tokio::test]
+async fn a_likely_answer_goes_along_only_where_the_operator_allows_it() {
+    let fake = hosted(Provider::OpenAi).await;
+    let allowed = "    dialect: openai\n    billed: true\n    verify: { allow: [prediction] }\n";
+    let proxy = before(fake.address, allowed).await;
+    let sent =
+        async |fields: &str, body: &Value| ask(front(&proxy), CHAT, &format!("{KEY}{fields}"), body).await;
+    let through = sent("", &edit(&json!({"temperature": 0}))).await;
+    let direct = ask(fake.address, CHAT, KEY, &edit(&json!({"temperature": 0}))).await;
+    assert_eq!((through.plain.status, &through.plain.text), (200, &direct.plain.text));
+    assert_eq!((through.field("x-foretell-path"), through.field("x-foretell-reason")), ("relayed", "billed"));
+    assert!(tried(&through) > 0);
+    assert!(sent("", &edit(&json!({"stream": true}))).await.plain.status == 200);
+    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"sent\"}").await as u32, 2);
+    // A wish of the client comes first, and so do the limits of the provider.
+    assert_eq!(tried(&sent("x-foretell: off\r\n", &edit(&json!({}))).await), 0);
+    assert_eq!(tried(&sent("x-foretell: plain\r\n", &edit(&json!({}))).await), 0);
+    assert_eq!(tried(&sent("", &edit(&json!({"presence_penalty": 0.5}))).await), 0);
+    let own = json!({"prediction": {"type": "content", "content": "print(1)"}});
+    assert!(tried(&sent("", &edit(&own)).await) > 0, "the client's own goes through");
+    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"sent\"}").await as u32, 2);
+    assert_eq!(calls(&fake), [(CHAT.to_owned(), 7), ("/v1/models".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn a_service_that_refuses_a_prediction_gets_the_request_without_and_is_not_tried_again() {
+    let fake = hosted(Provider::Together).await;
+    let proxy = before(fake.address, "    dialect: openai\n    verify: { allow: [prediction] }\n").await;
+    let body = edit(&json!({"temperature": 0}));
+    let direct = ask(fake.address, CHAT, KEY, &body).await;
+    for _ in 0..3 {
+        assert_eq!(ask(front(&proxy), CHAT, KEY, &body).await.plain, direct.plain);
+    }
+    let tally = fake.house.tally();
+    assert_eq!(tally.calls_of(CHAT), 1 + 2 + 1 + 1);
+    assert_eq!(metric(&proxy, "foretell_predictions_total{result=\"refused\"}").await as u32, 1);
+    // An error of the client's own request is returned to it, and is no evidence against
+    // predictions.
+    let wrong = ask(front(&proxy), CHAT, "", &body).await;
+    assert_eq!(wrong.plain.status, 401);
+}
+
+async fn relayed<E: Engine>(fake: &Fake<E>, more: &str, allowed: &[&str]) {
+    let proxy = before(fake.address, more).await;
+    let body = json!({"model": "toy", "prompt": "The cat sat on", "max_tokens": 8, "temperature": 0});
+    let direct = ask(fake.address, "/v1/completions", "", &body).await;
+    let through = ask(front(&proxy), "/v1/completions", "", &body).await;
+    assert_eq!((direct.plain.status, &through.plain), (200, &direct.plain), "{}", direct.message.text());
+    assert_eq!(
+        (through.field("x-foretell-path"), through.field("x-foretell-reason")),
+        ("relayed", "no_verify_method")
+    );
+    let strange = |path: &str| path != "/v1/completions" && !allowed.contains(&path);
+    assert!(calls(fake).iter().all(|(path, _)| !strange(path)), "{:?}", calls(fake));
+    assert_eq!(fake.house.tally().calls_of("/v1/completions"), 2);
+}
+
+const QUESTIONS: [&str; 7] =
+    ["/v1/models", "/version", "/props", "/server_info", "/info", "/api/version", "/v2"];
+
+#[tokio::test]
+async fn servers_without_a_verification_method_are_relayed_detected_or_configured() {
+    let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
+    relayed(&tgi, "", &QUESTIONS).await;
+    let tgi = Fake::start(Tgi::new(crate::fakes::tgi::Options::default())).await;
+    relayed(&tgi, "    dialect: tgi\n", &["/v1/models", "/info"]).await;
+    let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
+    relayed(&ollama, "", &QUESTIONS).await;
+    let ollama = Fake::start(Ollama::new(crate::fakes::ollama::Options::default())).await;
+    relayed(&ollama, "    dialect: ollama\n", &["/v1/models", "/api/version"]).await;
+    let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
+    relayed(&mlx, "", &QUESTIONS).await;
+    let mlx = Fake::start(Mlx::new(crate::fakes::mlx::Options::default())).await;
+    relayed(&mlx, "    dialect: mlx\n", &["/v1/models"]).await;
+}
