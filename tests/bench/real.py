@@ -100,7 +100,7 @@ def workload(group, primed, native, entries):
     for side in group:
         side.answers = []
     before = speed.counters(native) if native else None
-    sides.measure([(primed, group)], entries, len(entries), size=1)
+    sides.measure([(primed, group)], entries, len(entries), size=1, settle=SETTLE)
     answers = {side.name: side.answers for side in group}
     result = {name: figures.figures(given, answers["direct"]) for name, given in answers.items()}
     if native:

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import pathlib
+import random
 import re
 import socket
 import subprocess
@@ -217,19 +218,21 @@ def understood(lines):
             "drafted": foretell.get("drafted", 0), "accepted": foretell.get("accepted", 0), "drift": foretell.get("drift") or {}}
 
 
-def measure(groups, prompts, requests, size=BLOCK):
+def measure(groups, prompts, requests, size=BLOCK, settle=0):
     """Sends blocks of prompts to all groups at the same time.
 
-    Each block goes to the group's target (or to each of several), unmeasured, then to its sides in
-    turn."""
+    Each block goes to the group's target (or to each of several), unmeasured, then to its sides, in
+    an order of its own for each block: in a fixed cycle one side would always follow the same other
+    one, and its cached prompts, unread rounds and spinning threads. `settle`: seconds to wait before
+    each side."""
     def block(group, number, entries):
         targets, group = group
         for target in targets if isinstance(targets, list) else [targets]:
             target.connection.close()
             for entry in entries:
                 target.ask(changed(entry, max_tokens=1))
-        turn = number % len(group)
-        for side in group[turn:] + group[:turn]:
+        for side in random.Random(number).sample(group, len(group)):
+            time.sleep(settle)
             side.connection.close()  # a connection that was idle for some blocks may have been closed by the peer
             side.answers += [side.ask(entry) for entry in entries]
 
