@@ -199,7 +199,7 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn serving(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
         let inner = Arc::clone(&self.inner);
         async move {
             match inner.prepare(&exchange) {
@@ -456,7 +456,7 @@ fn evaluated(
         kind: rules.kind,
         way,
         gamma_max: rules.gamma_max,
-        evaluated: Vec::new(),
+        hits: Vec::new(),
         drafted,
     })
 }

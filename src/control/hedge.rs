@@ -155,7 +155,7 @@ pub struct EvaluatedText {
     pub gamma_max: usize,
     /// By model: for each token of the text, true if the model would have drafted it, given those
     /// before it.
-    pub evaluated: Vec<(u8, Vec<bool>)>,
+    pub hits: Vec<(u8, Vec<bool>)>,
     /// The model that drafted for the request: its drafts have been counted already.
     pub drafted: Option<u8>,
 }
@@ -176,15 +176,14 @@ impl Measurements<'_> {
     /// Takes an evaluation of several models on one text; returns the loss of each by its number.
     pub fn evaluate(&mut self, evaluated: &EvaluatedText) -> Vec<(u8, f64)> {
         let losses: Vec<(u8, f64)> = evaluated
-            .evaluated
+            .hits
             .iter()
             .filter_map(|(model, hits)| Some((*model, self.loss(evaluated, *model, hits)?)))
             .collect();
-        if losses.len() == evaluated.evaluated.len() && losses.len() > 1 {
+        if losses.len() == evaluated.hits.len() && losses.len() > 1 {
             self.hedges.evaluate(evaluated.bucket, evaluated.kind, &losses);
         }
-        for (model, hits) in evaluated.evaluated.iter().filter(|(model, _)| Some(*model) != evaluated.drafted)
-        {
+        for (model, hits) in evaluated.hits.iter().filter(|(model, _)| Some(*model) != evaluated.drafted) {
             self.learn_of(evaluated, *model, hits);
         }
         losses
@@ -320,7 +319,7 @@ mod tests {
                 kind: 1,
                 way,
                 gamma_max: 16,
-                evaluated: vec![(0, often(6)), (1, often(5))],
+                hits: vec![(0, often(6)), (1, often(5))],
                 drafted: Some(0),
             };
             (0..12).for_each(|_| drop(learnt.evaluate(&evaluated)));

@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn repeated_losses_make_retries_rarer_and_a_win_ends_that() {
         let mut regret_budget = RegretBudget::default();
-        let is_plain = |regret_budget: &mut RegretBudget| {
+        let plain_tokens = |regret_budget: &mut RegretBudget| {
             {
                 let seconds = 0.1 * (regret_budget.remaining() - GO_ON);
                 note_round(regret_budget, 0.0, seconds)
@@ -200,7 +200,7 @@ mod tests {
             });
             plain.expect("some day")
         };
-        let (first, second) = (is_plain(&mut regret_budget), is_plain(&mut regret_budget));
+        let (first, second) = (plain_tokens(&mut regret_budget), plain_tokens(&mut regret_budget));
         assert!((1.9..2.1).contains(&(f64::from(second) / f64::from(first))), "{first} {second}");
         note_round(&mut regret_budget, 40.0, 0.1);
         assert_eq!(regret_budget.strikes, 0);

@@ -66,13 +66,13 @@ impl Link {
     }
 
     /// Polls the connection, so that it reads and writes.
-    fn serving(&mut self, cx: &mut Context<'_>) {
-        serving(&mut self.driver, cx);
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        drive(&mut self.driver, cx);
     }
 
     /// True if it can carry another request: no end of it has been read so far.
     fn is_free(&mut self) -> bool {
-        self.serving(&mut Context::from_waker(Waker::noop()));
+        self.drive(&mut Context::from_waker(Waker::noop()));
         self.driver.is_some() && self.sender.is_ready() && !self.spent
     }
 
@@ -102,7 +102,7 @@ impl Link {
         let mut page = Vec::new();
         loop {
             let next = poll_fn(|cx| {
-                self.serving(cx);
+                self.drive(cx);
                 body.poll_frame(cx)
             });
             match next.await {
@@ -124,7 +124,7 @@ impl Link {
         let mut answer = pin!(self.sender.try_send_request(request));
         let driver = &mut self.driver;
         poll_fn(|cx| {
-            serving(driver, cx);
+            drive(driver, cx);
             answer.as_mut().poll(cx)
         })
         .await
@@ -177,7 +177,7 @@ fn length(said: &str) -> Option<u64> {
     digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-fn serving(driver: &mut Option<LinkDriver>, cx: &mut Context<'_>) {
+fn drive(driver: &mut Option<LinkDriver>, cx: &mut Context<'_>) {
     let Some(running) = driver else { return };
     if let Poll::Ready(ended) = running.as_mut().poll(cx) {
         tracing::trace!(?ended, "connection to a backend ended");
@@ -527,9 +527,9 @@ impl Answer {
         }
     }
 
-    fn serving(&mut self, cx: &mut Context<'_>) {
+    fn drive(&mut self, cx: &mut Context<'_>) {
         if let Some(link) = &mut self.link {
-            link.serving(cx);
+            link.drive(cx);
         }
     }
 }
@@ -542,7 +542,7 @@ impl http_body::Body for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        self.serving(cx);
+        self.drive(cx);
         let frame = self.body.poll_frame(cx);
         let frame = self.listen(cx, frame);
         if let Poll::Ready(Some(Ok(frame))) = &frame {

@@ -69,7 +69,7 @@ pub async fn measure(
 ) -> Findings {
     let clock = Clock::start();
     let prober = Prober::new(engine.clone(), text(tokenizer, nonce), bounds(&clock, limits));
-    serving(replica, engine, prober, &clock, limits).await
+    drive(replica, engine, prober, &clock, limits).await
 }
 
 /// Checks that a single engine answers at an address that does not report its start time: four
@@ -86,7 +86,7 @@ pub async fn is_one(
     let ask = async |long: bool| {
         let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
         let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
-        serving(replica, engine, prober, &clock, limits).await
+        drive(replica, engine, prober, &clock, limits).await
     };
     let short = ask(false).await;
     if short.cache.told || short.calls < ONE_CALLS {
@@ -128,7 +128,7 @@ fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
     ids
 }
 
-async fn serving(
+async fn drive(
     replica: &Replica,
     engine: &Engine,
     mut prober: Prober,

@@ -452,7 +452,7 @@ impl Proxy {
         record.whole(whole);
         record.keep(memory);
         let slot = Slot::new(record, permit);
-        let answer = serving.serving(Exchange {
+        let answer = serving.serve(Exchange {
             head,
             body,
             request,

@@ -175,7 +175,7 @@ impl Record {
     }
 
     /// Records the plain reason, where no session reports it.
-    pub fn is_plain(&mut self, reason: PlainReason) {
+    pub fn set_plain_reason(&mut self, reason: PlainReason) {
         self.finished.reason = Some(reason.name());
     }
 

@@ -124,7 +124,7 @@ impl DrafterEvaluation {
             let answer =
                 tokio::time::timeout(PATIENCE, self.ask(*number, session_model, &token_context)).await;
             match answer {
-                Ok(Ok(hits)) => evaluated.evaluated.push((*number, hits)),
+                Ok(Ok(hits)) => evaluated.hits.push((*number, hits)),
                 Ok(Err(result)) => return result,
                 Err(_) => return EvaluationEnd::Late,
             }

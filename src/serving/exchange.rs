@@ -28,7 +28,7 @@ pub type Served = Result<Response<Body>, Box<Declined>>;
 pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client left.
-    fn serving(&self, exchange: Exchange) -> BoxFuture<Served>;
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served>;
 }
 
 /// State shared by the parts of a running gateway.

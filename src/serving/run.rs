@@ -135,7 +135,7 @@ impl Run {
     /// Passes on an answer that is no stream, usually an error, unchanged.
     fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
         let reason = self.without_output();
-        exchange.slot.record.is_plain(reason);
+        exchange.slot.record.set_plain_reason(reason);
         let (head, body) = response.into_parts();
         let mut response = Response::new(());
         *response.status_mut() = head.status;

@@ -41,7 +41,7 @@ impl Run {
     /// Passes the request and its answer on unchanged.
     pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Served {
         let Exchange { mut head, body, request, mut replica, shared, client, mut slot } = exchange;
-        slot.record.is_plain(reason);
+        slot.record.set_plain_reason(reason);
         let body = fit(&replica, &mut head, body, &shared.memory);
         let small = body.len() <= SLICE;
         let sent = if small { full(body.clone()) } else { Sliced::new(full(body.clone())).boxed_unsync() };

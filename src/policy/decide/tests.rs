@@ -219,7 +219,7 @@ fn a_ruling_combines_the_limits_of_policy_client_operator_and_server() {
     assert_eq!((ruling.rules.lookups.len(), ruling.models.len()), (1, 0));
 }
 
-fn serving(facts: &Facts<'_>) -> crate::session::Permission {
+fn permission(facts: &Facts<'_>) -> crate::session::Permission {
     match decide(facts) {
         Outcome::Serve(ruling) => ruling.rules.permission,
         other => panic!("{other:?}"),
@@ -232,21 +232,21 @@ fn the_strictest_permission_holds() {
     let world = World::new();
     let sets = |mode| PolicySet::new(vec![policy(mode)]);
     let (auto, shadow, plain) = (sets(PolicyMode::Auto), sets(PolicyMode::Shadow), sets(PolicyMode::Plain));
-    let is_plain = Wish::Said(Some(Control::Plain));
+    let plain_wish = Wish::Said(Some(Control::Plain));
     let none = Wish::Said(None);
     for (mode, policies, wish, wanted) in [
         (Mode::Auto, &auto, none, Speculate),
-        (Mode::Auto, &auto, is_plain, Plain(PlainReason::Client)),
+        (Mode::Auto, &auto, plain_wish, Plain(PlainReason::Client)),
         (Mode::Auto, &shadow, none, Shadow(PlainReason::Shadow)),
-        (Mode::Auto, &plain, is_plain, Plain(PlainReason::Policy)),
+        (Mode::Auto, &plain, plain_wish, Plain(PlainReason::Policy)),
         (Mode::Observe, &auto, none, Shadow(PlainReason::Observe)),
-        (Mode::Observe, &shadow, is_plain, Plain(PlainReason::Client)),
+        (Mode::Observe, &shadow, plain_wish, Plain(PlainReason::Client)),
         (Mode::Observe, &plain, none, Plain(PlainReason::Policy)),
     ] {
         let usual = world.facts();
         let backend = usual.backend.known().flatten().map(|backend| Backend { mode, ..backend });
         let facts = Facts { backend: Fact::Known(backend), policies: Fact::Known(policies), wish, ..usual };
-        assert_eq!(serving(&facts), wanted);
+        assert_eq!(permission(&facts), wanted);
     }
 }
 
@@ -259,7 +259,7 @@ fn no_speculation_on_a_server_that_speculates_itself_or_where_nothing_pays() {
     let forced = PolicySet::new(vec![Policy { gamma: forced, ..policy(PolicyMode::Auto) }]);
     let of = |engine, nothing_pays, policies| {
         let server = Server { engine, single: Fact::Known(true), nothing_pays, terms: &world.terms };
-        serving(&Facts {
+        permission(&Facts {
             server: Fact::Known(ServerState::Known(server)),
             policies: Fact::Known(policies),
             ..world.facts()

@@ -72,7 +72,7 @@ impl SplitMix64 {
 struct Never;
 
 impl Serve for Never {
-    fn serving(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
         Box::pin(async { Err(exchange.decline(RelayReason::Fault)) })
     }
 }

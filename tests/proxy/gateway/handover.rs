@@ -21,7 +21,7 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Serve for Noting {
-    fn serving(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
         if self.1 {
             return Box::pin(async { Err(exchange.decline(RelayReason::Fault)) });
         }
@@ -127,7 +127,7 @@ async fn a_request_that_the_session_runner_gives_back_is_relayed_unchanged() {
 struct Broken;
 
 impl Serve for Broken {
-    fn serving(&self, _exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, _exchange: Exchange) -> BoxFuture<Served> {
         Box::pin(async { panic!("a planted fault") })
     }
 }
