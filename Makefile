@@ -13,7 +13,9 @@ ORT     := $(CACHE)/onnxruntime-1.31.1/lib/libonnxruntime.so.1.31.1
 PYTHON  ?= python3
 PYPATH  := $(CACHE)/python
 BIN     := target/release/foretell
+PROFILE ?= dist
 DIST    := target/dist/foretell
+LAB     := target/dist/foretell-lab
 INFLATE ?= 8
 PAIRS   ?= 10
 REQUESTS ?= 30
@@ -39,9 +41,9 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
-.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean dead-code
+.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models bench-real reliability
-.PHONY: fuzz
+.PHONY: fuzz lab wheel deb image test-packages
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,8 +59,8 @@ serve-demo: ## As demo, then keep serving, with curl lines to try
 # Fetched files are downloaded while the binary is built.
 demo-parts: binary $(RUNTIME) $(INFLATED)/model.onnx
 
-quick: ## Unit tests of all layers, in under a minute after an edit: no ONNX Runtime, no pip
-	@tests/run.sh --no-default-features --package foretell --lib --test unit
+quick: ## The tests of the pure crates, in half a minute after an edit: no ONNX Runtime, no pip
+	@tests/run.sh --package foretell-core --package foretell-engines
 
 test: test-rust test-python ## Every test
 
@@ -86,6 +88,24 @@ binary:
 dist: $(RUNTIME) ## The binary that is shipped and measured: whole-program optimisation, takes minutes
 	cargo build --profile dist --package foretell --bin foretell $(CARGO_FEATURES)
 
+# PROFILE=release packs the build that takes a minute.
+wheel: ## A Python wheel: the program, the bundled models, onnxruntime as a dependency (target/wheel/dist)
+	@PROFILE=$(PROFILE) deploy/packages/wheel.sh
+
+deb: ## A Debian package with unit and configuration (target/debian; needs cargo-deb)
+	cargo build --profile $(PROFILE) --package foretell --bin foretell
+	cargo deb --no-build --no-strip --profile $(PROFILE) --output target/debian/
+
+image: $(RUNTIME) ## An OCI image without a registry (target/image; needs root, mmdebstrap, buildah)
+	cargo build --profile $(PROFILE) --package foretell --bin foretell
+	@FORETELL=target/$(PROFILE)/foretell deploy/packages/image.sh
+
+test-packages: wheel deb image ## Each package installed in an empty place, and asked (needs podman)
+	@FORETELL=target/$(PROFILE)/foretell tests/deploy/packages.sh
+
+lab: ## The developers' binary: foretell-lab sim, drafters, relay
+	cargo build --profile dist --package foretell-lab --bin foretell-lab
+
 bench: dist $(INFLATED)/model.onnx ## Through Foretell against direct, every workload
 	FORETELL=$(DIST) tests/bench.sh $(INFLATED)
 
@@ -111,9 +131,9 @@ bench-reload: build ## 1,000 reloads under load, and the time until a change is 
 bench-page: dist ## Cost of an open status page: requests with it open against closed, and its share of a core (10 min)
 	@$(PYTHON) tests/bench/page.py --foretell $(DIST)
 
-bench-relay: dist ## Foretell against nginx as plain reverse proxies
+bench-relay: dist lab ## Foretell against nginx as plain reverse proxies
 	@command -v nginx >/dev/null || PATH=$$PATH:/usr/sbin command -v nginx >/dev/null || { echo "needs nginx (Debian package nginx)" >&2; exit 1; }
-	PATH=$$PATH:/usr/sbin $(DIST) bench-relay --pairs $(PAIRS) --seconds $(TURN)
+	PATH=$$PATH:/usr/sbin $(LAB) relay --pairs $(PAIRS) --seconds $(TURN)
 
 # The programs are installed from packages by tests/deploy/fetch.sh.
 test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: rendered, validated, run (2 min)
@@ -130,7 +150,7 @@ test-grafana: ## Dashboards and alerts: every expression in a Prometheus that sc
 	FORETELL=$${FORETELL:-$(BIN)} PATH=$(GRAFANA)/bin:$$PATH PYTHONPATH=$(GRAFANA)/python PYTHONDONTWRITEBYTECODE=1 \
 		$(PYTHON) -m unittest discover -s tests/grafana -t tests/grafana
 
-reliability: dist $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
+reliability: dist $(if $(filter latency all,$(PART)),lab) $(FAKE_ENGINE) $(PYPATH)/.done ## The numbers of docs/reliability.md (PART=quick|latency|memory|abuse|parsing|faults|lifecycle|tests|soak|all)
 	@FORETELL=$(DIST) tests/reliability/run.sh $(PART)
 
 $(FAKE_ENGINE): $(wildcard tests/fakes/src/*.rs tests/fakes/src/*/*.rs) tests/fakes/examples/fake.rs
@@ -160,9 +180,6 @@ bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
-
-dead-code: ## Items that neither the binary nor a test uses
-	.ci/dead_code.py
 
 lint: ## What CI checks besides the tests
 	cargo fmt --all --check

@@ -3,7 +3,7 @@
 
     build(weights, config, plain_attention=False) -> onnx.ModelProto     (needs numpy and onnx)
 
-The contract of the graph, which `src/runtime/model.rs` runs (B lanes, T new tokens, L cache length, R rows):
+The contract of the graph, which `src/onnx/model.rs` runs (B lanes, T new tokens, L cache length, R rows):
 
     input_ids   i64 [B,T]     new tokens; shorter lanes are padded at the end with any valid token
     positions   i64 [B,T]     absolute positions, 0 <= p < max_position_embeddings; in a tree, depth and not

@@ -53,7 +53,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            foretell: std::env::current_exe().unwrap_or_else(|_| "foretell".into()),
+            foretell: std::env::current_exe()
+                .map_or_else(|_| "foretell".into(), |lab| lab.with_file_name("foretell")),
             nginx: "nginx".into(),
             config: "tests/relay/nginx.conf".into(),
             foretell_config: "tests/relay/foretell.yaml".into(),
@@ -236,7 +237,7 @@ pub fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, Rela
     let backend = backend::start(options.load.event_bytes)?;
     let nginx = Nginx::start(&options.nginx, &options.config, backend)?;
     let foretell = Foretell::start(&options.foretell, &options.foretell_config, backend)?;
-    let bare = Bare::start(&options.foretell, backend)?;
+    let bare = Bare::start(backend)?;
     let mut turn = |name: &str, through: Option<&dyn Child>| {
         let busy = || through.map_or(Busy::default(), Child::busy);
         let before = busy();

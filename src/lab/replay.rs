@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::TemperatureBucket;
-use crate::control::survival::Survival;
-use crate::draft::corpus::{Corpus, Key, Limits};
-use crate::draft::{
+use foretell_core::control::TemperatureBucket;
+use foretell_core::control::survival::Survival;
+use foretell_core::draft::corpus::{Corpus, Key, Limits};
+use foretell_core::draft::{
     Budget, DrafterId, Features, Feedback, Lookup, LookupSpec, Ngram, Origin, Recycling, Scope, Shared,
     Source, Spelling, Successors, Tree, View, merge,
 };
-use crate::units::{Tick, TokenId};
-use crate::words::Shape;
+use foretell_core::units::{Tick, TokenId};
+use foretell_core::words::Shape;
 
 /// A recorded text.
 #[derive(Clone, Debug, Deserialize)]

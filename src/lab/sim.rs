@@ -28,7 +28,7 @@ pub mod traffic;
 pub mod workloads;
 pub mod world;
 
-use crate::units::Tick;
+use foretell_core::units::Tick;
 
 /// The moment `seconds` after `now`, to the microsecond.
 pub(crate) fn later(now: Tick, seconds: f64) -> Tick {

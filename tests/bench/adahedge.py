@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""AdaHedge vectors for `src/control/hedge.rs`.
+"""AdaHedge vectors for `src/core/control/hedge.rs`.
 
 Figure 1 of de Rooij, van Erven, Grünwald, Koolen (JMLR 15, 2014). Losses and the mixability gap
 decay by 1/200 with every round, which is not part of the paper.

@@ -11,7 +11,7 @@ temperature for S seconds; the first third of that time is not counted. Temperat
 within each number of clients, so that each temperature is learnt at each load.
 
 Per temperature and number of clients, from `usage.foretell`, as a table, as JSON, and as one SVG
-with a line for each number of clients, the same as that of `foretell sim`:
+with a line for each number of clients, the same as that of `foretell-lab sim`:
 
 drafted  drafted tokens per round or plain token: gamma, with a plain token as gamma 0
 gamma    drafted tokens per round; where few rounds are made, that of the few texts that have some
@@ -19,7 +19,7 @@ plain    share of the output that no round produced (a round yields the accepted
 
 Every request has a seed. This target's noise is known to the drafter, which then draws with it and
 so agrees more often than a greedy one: drafts get shorter with the temperature by less than in
-front of an engine with its own noise, which `foretell sim` simulates at the same costs and with the
+front of an engine with its own noise, which `foretell-lab sim` simulates at the same costs and with the
 same prompts (tests/control/friendly-sampled.yaml).
 
 Exits 2 if a request failed. Needs the exports of `make -s print-env`.

@@ -34,7 +34,7 @@ import paced
 import sides
 
 PACE = "step=5ms,base=1.35,node=0.025,prompt=0.1ms"
-# As in src/admin/page/page.js.
+# As in src/foretell/admin/page/page.js.
 EVERY, REPLICAS, POLICIES = 2.0, 2, 5
 RATIO_MOST, SHARE_MOST = 1.05, 0.01
 # The 97.5 % point of Student's t, by degrees of freedom.

@@ -76,7 +76,7 @@ class Proxied(sides.Side):
         """Fills in path and reason of the answers. One client: requests end in the order asked."""
         self.ended, listed = self.ended + len(self.answers), []
         while not listed or listed[0]["number"] < self.ended:
-            listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))
+            listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))["sessions"]
         for answer, session in zip(reversed(self.answers), listed):
             answer |= {key: session[key] for key in ("path", "reason")}
 

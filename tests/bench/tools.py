@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Streams of tool calls for `foretell bench --drafters`, from published questions and answers.
+"""Streams of tool calls for `foretell-lab drafters`, from published questions and answers.
 
     tools.py --data DIR --tokenizer FILE [--form arguments|parameters] [--compact] [--count N] > tools.jsonl
 

@@ -1,16 +1,19 @@
 //! The controller on simulated fleets: every table in this folder must meet its expectations.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 
+mod engine;
+mod fleet;
+
 use std::path::{Path, PathBuf};
 
-use foretell::cli::sim::{self, SimArgs};
-use foretell::lab::Exit;
-use foretell::lab::sim::figures::Figure;
-use foretell::lab::sim::play;
-use foretell::lab::sim::report::Report;
-use foretell::lab::sim::sweep::{self, Cell};
-use foretell::lab::sim::table::Table;
-use foretell::lab::sim::world::Mode;
+use foretell::bench::Exit;
+use foretell_lab::commands::sim::{self as command, SimArgs};
+use foretell_lab::sim::figures::Figure;
+use foretell_lab::sim::play;
+use foretell_lab::sim::report::Report;
+use foretell_lab::sim::sweep::{self, Cell};
+use foretell_lab::sim::table::Table;
+use foretell_lab::sim::world::Mode;
 
 /// Tables that do not meet their expectations yet, with the reason. The test fails for one that
 /// does meet them.
@@ -30,7 +33,7 @@ const PENDING: &[(&str, &str)] = &[
 ];
 
 fn tables() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/control");
     let files = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
     let mut tables: Vec<PathBuf> =
         files.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")).collect();
@@ -192,7 +195,7 @@ fn the_command_reports_shortfalls_and_its_exit_code() {
     );
     let run = |workload: &[&Path]| {
         let mut out = Vec::new();
-        let exit = sim::run(&args(workload, folder.path()), &mut out);
+        let exit = command::run(&args(workload, folder.path()), &mut out);
         (exit, String::from_utf8(out).expect("text"))
     };
     let (exit, out) = run(&[&good]);
@@ -224,7 +227,7 @@ fn a_set_of_tables_is_compared_with_every_fixed_gamma_on_request() {
                 traffic:\n  - { whose: ours, clients: 1, text: { output: 64, copied: { rewrite: 0.05 } } }\nexpect: { ratio: { min: 0.1 } }\n";
     std::fs::write(&table, text).expect("written");
     let mut out = Vec::new();
-    let done = sim::run(&SimArgs { fixed: true, ..args(&[&table], folder.path()) }, &mut out);
+    let done = command::run(&SimArgs { fixed: true, ..args(&[&table], folder.path()) }, &mut out);
     let said = String::from_utf8(out).expect("text");
     assert_eq!(done == Exit::FellShort, said.contains("BEATEN"), "{said}");
     let last = said.lines().last().expect("a line");

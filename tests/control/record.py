@@ -36,7 +36,7 @@ others:
   sampled now: margins to 0.02, another choice only where the margin is less.
 
 It cannot check that a sample is a likely one; a test of its own checks that the target samples
-correctly (src/runtime/sampler). Exits 2 if anything differs that must not.
+correctly (src/onnx/sampler). Exits 2 if anything differs that must not.
 
 Needs the exports of `make -s print-env`.
 """
@@ -147,7 +147,7 @@ def mixed(number):
 
 
 def noise(seed, position, token):
-    """The target's noise for a token at a position of prompt and output (src/runtime/noise.rs)."""
+    """The target's noise for a token at a position of prompt and output (src/onnx/noise.rs)."""
     number = mixed(mixed(seed ^ mixed((position + 0x9E3779B97F4A7C15) & BITS)) ^ mixed(token))
     return -math.log(-math.log(((number >> 12) + 0.5) / (1 << 52)))
 

@@ -18,7 +18,7 @@ import unittest
 import kit
 
 UNIT = kit.DEPLOY / "systemd/foretell.service"
-PROGRAM, FILE = "/usr/local/bin/foretell", "/etc/foretell/foretell.yaml"
+PROGRAM, FILE = "foretell", "/etc/foretell/foretell.yaml"
 
 
 def section():
@@ -32,7 +32,7 @@ class Unit(unittest.TestCase):
     def test_systemd_takes_every_line_of_it(self):
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(folder, UNIT.name)
-            copy.write_text(UNIT.read_text().replace(PROGRAM, str(kit.FORETELL)))
+            copy.write_text(re.sub(r"(?m)^(Exec\w+=)foretell ", rf"\1{kit.FORETELL} ", UNIT.read_text()))
             # It reports unknown settings on standard error and still ends with 0.
             verify = lambda: subprocess.run([kit.tool("systemd-analyze"), "verify", "--man=no", str(copy)], capture_output=True, text=True)
             fine = verify()
@@ -99,7 +99,7 @@ policies: {{ dir: policies }}
 
     def command(self, line):
         self.assertTrue(line.startswith((PROGRAM, "/bin/kill")), line)
-        return shlex.split(line.replace(PROGRAM, str(kit.FORETELL)).replace(FILE, str(self.file)))
+        return shlex.split(re.sub(r"^foretell ", f"{kit.FORETELL} ", line).replace(FILE, str(self.file)))
 
     def start(self):
         subprocess.run(self.command(self.unit["ExecStartPre"]), check=True, stdout=subprocess.DEVNULL, timeout=kit.PATIENCE)

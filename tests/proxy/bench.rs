@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
+use foretell::bench::Exit;
 use foretell::cli::bench::{BenchArgs, run};
-use foretell::lab::Exit;
 use rstest::rstest;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -254,7 +254,7 @@ async fn a_bad_line_of_a_workload_is_named() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("w.jsonl");
     std::fs::write(&path, "{\"route\":\"chat\",\"body\":{}}\nnonsense\n").unwrap();
-    let error = foretell::lab::workload::Workload::read(&path).unwrap_err().to_string();
+    let error = foretell::bench::workload::Workload::read(&path).unwrap_err().to_string();
     let wanted = format!("{}:2: column 2: expected ident; expected {{\"route\": ", path.display());
     assert!(error.starts_with(&wanted), "{error}");
 }

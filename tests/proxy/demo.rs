@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use foretell::bench::Exit;
+use foretell::bench::canvas::Canvas;
+use foretell::bench::demo::{About, Stack};
 use foretell::cli::demo::{DemoArgs, run_on};
-use foretell::lab::Exit;
-use foretell::lab::canvas::Canvas;
-use foretell::lab::demo::{About, Stack};
 use tempfile::TempDir;
 
 use super::bench::fake::{self, Behaviour, Fake, Fault};

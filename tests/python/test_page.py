@@ -39,7 +39,7 @@ class Page(unittest.TestCase):
         self.assertEqual(short(ratios=[]), ["nothing was compared"])
 
     def test_the_looks_are_those_of_the_page(self):
-        script = (ROOT / "src/admin/page/page.js").read_text()
+        script = (ROOT / "src/foretell/admin/page/page.js").read_text()
         self.assertIn(f"EVERY_MS = {page.EVERY * 1000:.0f};", script)
         self.assertIn(f"{{ replicas: {page.REPLICAS}, policies: {page.POLICIES} }}", script)
         asked = set(re.findall(r'get\([`"](/api/[a-z]+)', script))

@@ -27,7 +27,7 @@ def target(written, logprobs):
 
 class Noise(unittest.TestCase):
     def test_it_is_the_noise_of_the_target(self):
-        # Values of src/runtime/noise.rs.
+        # Values of src/onnx/noise.rs.
         for seed, position, token, noise in ((0, 0, 0, 0.09627294808926974), (1, 5, 9, 0.3090246338265206),
                                           (42, 1023, 8191, -0.9940151572007916)):
             self.assertAlmostEqual(record.noise(seed, position, token), noise, places=12)

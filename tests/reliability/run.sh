@@ -8,6 +8,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:-all}
+lab=$(realpath "${LAB:-target/dist/foretell-lab}")
 foretell=$(realpath "${FORETELL:-target/dist/foretell}") # scripts start it in other folders
 here=tests/reliability
 export PATH=$PATH:/usr/sbin PYTHONDONTWRITEBYTECODE=1
@@ -33,8 +34,8 @@ quick() {
   script drain --streams 100
 }
 latency() {
-  run "$foretell" bench-relay --pairs 4 --seconds 8 --requests 3000 --streams 0
-  run "$foretell" bench-relay --pairs 4 --seconds 8 --requests 0 --streams 200
+  run "$lab" relay --foretell "$foretell" --pairs 4 --seconds 8 --requests 3000 --streams 0
+  run "$lab" relay --foretell "$foretell" --pairs 4 --seconds 8 --requests 0 --streams 200
   script speed
 }
 memory() {

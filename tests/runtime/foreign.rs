@@ -5,14 +5,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use foretell::openai::Sampling;
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::drafter::{DraftFault, DrafterService, DrafterSlot, Noise};
-use foretell::runtime::forward::{Feed, Forward, Lane, ModelError, Rows};
-use foretell::runtime::model::{Model, OpenError, Options};
-use foretell::runtime::open::open;
-use foretell::text::Tokenizer;
-use foretell::words::TokenContext;
+use foretell_core::words::TokenContext;
+use foretell_engines::openai::Sampling;
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::drafter::{DraftFault, DrafterService, DrafterSlot, Noise};
+use foretell_onnx::forward::{Feed, Forward, Lane, ModelError, Rows};
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::open;
+use foretell_onnx::open::{OpenError, Options};
+use foretell_onnx::runtime::model::Model;
 use rstest::rstest;
 use serde::Deserialize;
 
@@ -39,7 +40,7 @@ fn options(lanes: usize) -> Options {
 }
 
 fn load(name: &str, lanes: usize) -> Box<dyn Forward> {
-    open(&exports().join(name), &options(lanes)).expect("the export opens (make fetches ONNX Runtime)")
+    open(&exports().join(name), &options(lanes)).expect("the export opens (make fetches ONNX Runtime)").model
 }
 
 fn chain(lane: Lane, tokens: &[u32], rows: Rows) -> Feed<'_> {
@@ -331,7 +332,7 @@ fn names_and_file_are_taken_from_the_genai_config() {
         text.replace("past_key_values.", "cache.of_layers.").replace(": \"input_ids\"", ": \"tokens_in\"");
     fs::write(&path, text.replace("\"model.onnx\"", "\"small.onnx\"")).unwrap();
     let Reference { tokens, logits: want, .. } = reference();
-    let mut model = open(folder.path(), &options(1)).unwrap();
+    let mut model = open(folder.path(), &options(1)).unwrap().model;
     let lane = model.reserve().unwrap();
     assert_close(&rows(model.as_mut(), lane, &tokens, Rows::From(0)), &want, 1e-4, "other names");
 }
@@ -376,7 +377,7 @@ fn a_target_needs_one_of_our_exports() {
         assert!(message.contains("drafter") && message.contains("onnx/train/export.py"), "{message}");
     }
     let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
-    let mut model = open(&own, &options(1)).unwrap();
+    let mut model = open(&own, &options(1)).unwrap().model;
     let lane = model.reserve().unwrap();
     let tree = Feed { lane, tokens: &[2, 3], parents: Some(&[None, None]), rows: Rows::Last, draft: None };
     assert!(model.run(&[tree]).is_ok(), "our own exports read trees as before");

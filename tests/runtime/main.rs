@@ -1,5 +1,4 @@
 //! The models on ONNX Runtime itself.
-#![cfg(feature = "onnx")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, missing_docs)]
 #![allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 

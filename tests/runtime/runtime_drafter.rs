@@ -4,13 +4,14 @@
 
 use std::path::PathBuf;
 
-use foretell::openai::Sampling;
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::drafter::{DrafterService, Noise};
-use foretell::runtime::forward::{Feed, Forward, Rows};
-use foretell::runtime::model::{Model, Options};
-use foretell::runtime::sampler::Sampler;
-use foretell::words::TokenContext;
+use foretell_core::words::TokenContext;
+use foretell_engines::openai::Sampling;
+use foretell_onnx::drafter::{DrafterService, Noise};
+use foretell_onnx::forward::{Feed, Forward, Rows};
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::Options;
+use foretell_onnx::runtime::model::Model;
+use foretell_onnx::sampler::Sampler;
 
 fn folder() -> PathBuf {
     std::env::var_os("FORETELL_TEST_DRAFTER").map_or_else(

@@ -5,9 +5,10 @@
 
 use std::path::PathBuf;
 
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::forward::{Feed, Forward, Lane, ModelError, Rows};
-use foretell::runtime::model::{Model, OpenError, Options};
+use foretell_onnx::forward::{Feed, Forward, Lane, ModelError, Rows};
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::{OpenError, Options};
+use foretell_onnx::runtime::model::Model;
 
 fn folder() -> PathBuf {
     std::env::var_os("FORETELL_TEST_MODEL")

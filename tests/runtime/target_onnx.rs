@@ -7,16 +7,17 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use foretell::control::Tolerance;
-use foretell::draft::{Features, Source, Tree};
+use foretell::app::served;
 use foretell::http::listen::Stop;
-use foretell::onnx_server::open::open;
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::model::Options;
-use foretell::runtime::noise::gumbel;
-use foretell::session::accept::{Accept, Judge, Judged, Rule, Walk};
-use foretell::units::TokenId;
-use foretell::words::{Dist, Row, VerifyResult};
+use foretell_core::control::Tolerance;
+use foretell_core::draft::{Features, Source, Tree};
+use foretell_core::session::accept::{Accept, Judge, Judged, Rule, Walk};
+use foretell_core::units::TokenId;
+use foretell_core::words::{Dist, Row, VerifyResult};
+use foretell_onnx::noise::gumbel;
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::Options;
+use foretell_onnx::target::open::open;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -45,12 +46,12 @@ impl Drop for Server {
 
 async fn serve() -> Server {
     let options = Options { device: DeviceChoice::Cpu, lanes: 8, threads: 2, ..Options::default() };
-    let opened =
-        open(&folder(), Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
+    let opened = open(&folder(), Some("toy".into()), &options, None)
+        .expect("the model opens (make fetches ONNX Runtime)");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let stop = Stop::default();
-    tokio::spawn(opened.app.serve(listener, stop.clone()));
+    tokio::spawn(served::serve(opened.app, listener, stop.clone()));
     Server { url, stop }
 }
 

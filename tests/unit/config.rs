@@ -13,8 +13,10 @@ use foretell::config::process::{
     self, Device, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
 };
 use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
-use foretell::openai::Route;
-use foretell::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
+use foretell::config::{declared, reference};
+use foretell_core::control::prospect;
+use foretell_engines::openai::Route;
+use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -42,6 +44,15 @@ fn check_table(table: &str, parse: impl Fn(&str) -> Result<(), Vec<Problem>>) ->
         assert_eq!(got, Err(expected.clone()), "{name}");
     }
     cases.len()
+}
+
+#[test]
+fn the_policy_that_a_probe_proposes_is_valid() {
+    for text in [prospect::policy(Some(5), false), prospect::policy(None, true)] {
+        let process = process::parse("process", "version: 1\n").unwrap();
+        let sources = [("probed.yaml".to_owned(), text.clone())];
+        assert!(parse_policies(&sources, &process).is_ok(), "{text}");
+    }
 }
 
 #[test]
@@ -546,9 +557,10 @@ const BEYOND_A_SCHEMA: [&str; 8] = [
 #[test]
 fn the_references_that_are_shipped_are_the_program_s() {
     for (page, told, command) in [
-        ("metrics", foretell::words::metric::reference(), "metrics"),
-        ("guarantees", foretell::dialect::guarantees::reference(), "guarantees"),
-        ("policy-reference", policy::reference::text(), "policy-reference"),
+        ("metrics", foretell_core::words::metric::reference(), "metrics"),
+        ("guarantees", foretell_engines::dialect::guarantees::reference(), "guarantees"),
+        ("policy-reference", reference::policy(), "policy-reference"),
+        ("process-reference", reference::process(), "process-reference"),
     ] {
         let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/{page}.md"));
         let shipped = fs::read_to_string(shipped).unwrap();
@@ -560,8 +572,8 @@ fn the_references_that_are_shipped_are_the_program_s() {
 fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shipped = fs::read_to_string(root.join("policies/schema.json")).unwrap();
-    assert_eq!(shipped, policy::schema::text(), "foretell check --schema > policies/schema.json");
-    let schema = jsonschema::validator_for(&policy::schema::schema()).unwrap();
+    assert_eq!(shipped, declared::text(&policy::schema()), "foretell check --schema > policies/schema.json");
+    let schema = jsonschema::validator_for(&policy::schema()).unwrap();
     let mut good = vec![root.join("policies/default.yaml")];
     good.extend(fs::read_dir(root.join("policies/examples")).unwrap().map(|entry| entry.unwrap().path()));
     for file in good {
@@ -599,8 +611,12 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 12] = [
 fn the_schema_of_the_process_file_is_the_reader_s_and_takes_what_it_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shipped = fs::read_to_string(root.join("deploy/schema.json")).unwrap();
-    assert_eq!(shipped, process::schema::text(), "foretell check --schema=process > deploy/schema.json");
-    let schema = jsonschema::validator_for(&process::schema::schema()).unwrap();
+    assert_eq!(
+        shipped,
+        declared::text(&process::schema()),
+        "foretell check --schema=process > deploy/schema.json"
+    );
+    let schema = jsonschema::validator_for(&process::schema()).unwrap();
     let whole = fs::read_to_string(root.join("deploy/foretell.yaml")).unwrap();
     let least = "version: 1\nbackends: [{ name: a, replicas: ['${URL}'], ranks: '${RANKS:-0}' }]\n";
     for text in [whole.as_str(), least, "version: 1\nx-own: [1]\ndrain:\n"] {
@@ -641,7 +657,7 @@ fn a_damaged_file_is_taken_whole_or_not_at_all() {
         parse_policies(&[("a.yaml".to_owned(), text)], &process)
     };
     let store = PolicyStore::new(read(good.as_bytes()).unwrap());
-    let mut rng = foretell::units::SplitMix64::new(10);
+    let mut rng = foretell_core::units::SplitMix64::new(10);
     let (mut taken, mut refused) = (0, 0);
     for round in 0..200 {
         let mut bytes = good.as_bytes().to_vec();

@@ -21,9 +21,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
-use crate::gateway::default_workers;
-use crate::http::body::{Body, full};
-use crate::http::workers::Workers;
+use foretell::gateway::default_workers;
+use foretell::http::body::{Body, full};
+use foretell::http::workers::Workers;
 
 type Upstream = Client<HttpConnector, Incoming>;
 

@@ -88,10 +88,12 @@ pub(super) struct Bare {
 }
 
 impl Bare {
-    pub(super) fn start(program: &Path, backend: SocketAddr) -> Result<Self, RelayError> {
+    /// This program, as the bare proxy.
+    pub(super) fn start(backend: SocketAddr) -> Result<Self, RelayError> {
         let address = free()?;
-        let mut command = Command::new(program);
-        command.args(["bench-relay", "--bare", &address.to_string(), "--before", &backend.to_string()]);
+        let program = std::env::current_exe().map_err(RelayError::io("foretell-lab".to_owned()))?;
+        let mut command = Command::new(&program);
+        command.args(["relay", "--bare", &address.to_string(), "--before", &backend.to_string()]);
         let process = command.stdin(Stdio::null()).spawn();
         let process = process.map_err(RelayError::io(program.display().to_string()))?;
         let started = Self { process, address };

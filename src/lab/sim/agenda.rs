@@ -4,7 +4,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use crate::units::Tick;
+use foretell_core::units::Tick;
 
 /// Future events.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The model drafter of a fleet: one queue, one run at a time, which serves all open requests.
 
-use crate::session::ActionId;
+use foretell_core::session::ActionId;
 
 /// Costs of a drafter, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::later;
 use super::profile::{Batch, Curve, Jitter, Paced, Shape};
-use crate::units::Tick;
+use foretell_core::units::Tick;
 
 /// Id of a job.
 pub type JobId = u64;

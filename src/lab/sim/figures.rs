@@ -2,7 +2,7 @@
 
 use super::record::{Record, Served};
 use super::traffic::Owner;
-use crate::lab::stats;
+use foretell::bench::stats;
 
 /// A figure. Ratios are through Foretell ÷ direct, with the same clients, texts and seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ impl Played {
         (tokens > 0).then(|| computed as f64 / tokens as f64)
     }
 
-    fn share(&self, of: impl Fn(&crate::session::Summary) -> (f64, f64)) -> Option<f64> {
+    fn share(&self, of: impl Fn(&foretell_core::session::Summary) -> (f64, f64)) -> Option<f64> {
         let summaries =
             self.0.iter().flat_map(|record| &record.served).filter_map(|served| served.summary.as_ref());
         let (part, all) = summaries.map(of).fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));

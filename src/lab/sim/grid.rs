@@ -20,7 +20,7 @@ use super::record::Record;
 use super::source::Scripts;
 use super::traffic::Stream;
 use super::world::{Broken, Mode, Net, Setup, World};
-use crate::words::VerifyMethod;
+use foretell_core::words::VerifyMethod;
 
 /// Cost of a verify request in plain steps: without a draft, and for every drafted token.
 pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (1.5, 0.1), (4.0, 0.4)];

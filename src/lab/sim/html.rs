@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::figures::Played;
 use super::record::Interval;
 use super::report::Report;
-use crate::lab::html::{STYLE, escape, section, table, tick, trimmed};
+use foretell::bench::html::{STYLE, escape, section, table, tick, trimmed};
 
 /// Left, right, top and bottom of the plotting area.
 const AREA: [f64; 4] = [60.0, 890.0, 8.0, 150.0];
@@ -35,9 +35,9 @@ struct Plot {
 pub fn page(reports: &[Report]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>foretell sim</title>\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>foretell-lab sim</title>\
          <style>{STYLE}polyline{{fill:none;stroke-width:1.5}}.mark{{stroke:var(--mark)}}</style></head><body>\n\
-         <h1>foretell sim</h1><p>A fleet in virtual time: real sessions and the real controller in front of a simulated \
+         <h1>foretell-lab sim</h1><p>A fleet in virtual time: real sessions and the real controller in front of a simulated \
          engine, against the same traffic without Foretell.</p>\n"
     );
     for report in reports {

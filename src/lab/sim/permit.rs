@@ -2,19 +2,18 @@
 
 use http::HeaderMap;
 
-use crate::config::problem::Problem;
-use crate::config::{load, process};
-use crate::control::Imposed;
-use crate::control::groups::ControlGate;
-use crate::dialect::{Dialect, Engine, Noise};
-use crate::openai::{Defaults, Judgement, Route, judge};
-use crate::policy::part::ModelState;
-use crate::policy::{
-    Backend, Body, Fact, Facts, Holdback, LiveGates, Outcome, Ruling, Server, ServerState, Terms, Wish,
-    decide,
+use foretell::config::problem::Problem;
+use foretell::config::{load, process};
+use foretell_core::control::Imposed;
+use foretell_core::control::groups::ControlGate;
+use foretell_core::session::Rules;
+use foretell_core::words::{Mode, VerifyMethod};
+use foretell_engines::dialect::{Dialect, Engine, Noise};
+use foretell_engines::openai::{Defaults, Judgement, Route, judge};
+use foretell_engines::policy::part::ModelState;
+use foretell_engines::policy::{
+    Admitted, Fact, Holdback, LiveGates, Ruling, Server, ServerState, Subjects, Terms, plan,
 };
-use crate::session::Rules;
-use crate::words::{Mode, VerifyMethod};
 
 /// Permissions of a request, from the policy and the server.
 #[derive(Clone, Debug)]
@@ -82,35 +81,18 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     let terms = Terms { allow: methods.to_vec(), context_max: context, bytes_max: usize::MAX };
     let server = Server { engine: &engine, single: Fact::Known(true), nothing_pays: None, terms: &terms };
     let headers = HeaderMap::new();
-    let facts = Facts {
-        route: Route::Completions,
-        headers: &headers,
-        tenant: None,
-        wish: Wish::Said(None),
+    let Judgement::Eligible(request) = &judged else { return Err(Refused::Relayed(format!("{judged:?}"))) };
+    let admitted = Admitted {
+        head: Subjects { route: Route::Completions, headers: &headers, tenant: None },
+        request,
+        control: None,
+        backend: "sim",
         mode: Mode::Auto,
-        speculates_anywhere: true,
-        encoded: false,
-        body: body(&judged),
-        backend: Fact::Known(Some(Backend {
-            name: "sim",
-            mode: Mode::Auto,
-            predicts: false,
-            billed: false,
-            speculates: true,
-        })),
-        session: Fact::Known(true),
-        server: Fact::Known(ServerState::Known(server)),
-        policies: Fact::Known(&policies),
-        models: &|_| ModelState::Ready,
     };
-    match decide(&facts) {
-        Outcome::Serve(ruling) => Ok(permit(*ruling)),
-        other => Err(Refused::Relayed(format!("{other:?}"))),
+    match plan(&admitted, ServerState::Known(server), &policies, &|_| ModelState::Ready) {
+        Ok(ruling) => Ok(permit(ruling)),
+        Err(relay) => Err(Refused::Relayed(format!("{relay:?}"))),
     }
-}
-
-fn body(judged: &Judgement) -> Fact<Body<'_>> {
-    Fact::Known(Body::from(judged))
 }
 
 /// The engine of the first dialect that serves these verification methods.
@@ -138,7 +120,7 @@ fn permit(ruling: Ruling) -> Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::Permission;
+    use foretell_core::session::Permission;
 
     #[test]
     fn every_verify_method_of_a_simulated_engine_is_allowed() {

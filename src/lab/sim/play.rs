@@ -6,7 +6,7 @@ use super::pool;
 use super::record::Record;
 use super::table::Table;
 use super::world::{Broken, Mode, Setup, World};
-use crate::units::SplitMix64;
+use foretell_core::units::SplitMix64;
 
 /// The fixed gammas that the controller is compared with.
 pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];

@@ -18,7 +18,7 @@
 //! up to 512); a larger batch is launched kernel by kernel. Matrix products come in tiles of 64
 //! tokens.
 
-use crate::units::{SplitMix64, Tick};
+use foretell_core::units::{SplitMix64, Tick};
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

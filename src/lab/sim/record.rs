@@ -2,8 +2,8 @@
 
 use super::engine::Computed;
 use super::sidecar::Reported;
-use crate::session::Summary;
-use crate::units::Tick;
+use foretell_core::session::Summary;
+use foretell_core::units::Tick;
 
 /// One request that was served to its end.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::engine::JobId;
 use super::sidecar::Drawn;
 use super::source::{ASTRAY, Script};
-use crate::control::Control;
-use crate::draft::Tree;
-use crate::session::{ActionId, Decode, Ending, Limit, Rules, Session, Start, Summary};
-use crate::units::{SplitMix64, Tick, TokenId};
-use crate::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
+use foretell_core::control::Control;
+use foretell_core::draft::Tree;
+use foretell_core::session::{ActionId, Decode, Ending, Limit, Rules, Session, Start, Summary};
+use foretell_core::units::{SplitMix64, Tick, TokenId};
+use foretell_core::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
 
 /// An active request.
 pub struct Request {

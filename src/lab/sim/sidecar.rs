@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use super::permit::Permit;
-use crate::control::Control;
-use crate::control::gates::Signal;
-use crate::control::groups::Groups;
-use crate::session::{Permission, Rules, Summary};
-use crate::units::{SplitMix64, Tick};
-use crate::words::PlainReason;
+use foretell_core::control::Control;
+use foretell_core::control::gates::Signal;
+use foretell_core::control::groups::Groups;
+use foretell_core::session::{Permission, Rules, Summary};
+use foretell_core::units::{SplitMix64, Tick};
+use foretell_core::words::PlainReason;
 
 /// Load reports of the engine.
 #[derive(Clone, Copy, Debug, PartialEq)]

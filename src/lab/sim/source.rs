@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::draft::{Features, Node, Source, Tree, Vote};
-use crate::units::{SplitMix64, TokenId};
+use foretell_core::draft::{Features, Node, Source, Tree, Vote};
+use foretell_core::units::{SplitMix64, TokenId};
 
 /// Tokens from here on are in no vocabulary: the drafter's continuation of a text that has
 /// diverged.

@@ -13,8 +13,8 @@ use super::source::Scripts;
 use super::table::Table;
 use super::traffic::{Arrivals, Owner, Ramp};
 use super::world::{Broken, Setup, World};
-use crate::session::Summary;
-use crate::units::SplitMix64;
+use foretell_core::session::Summary;
+use foretell_core::units::SplitMix64;
 
 /// Variations with which a table is played again.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::source::{OUTSIDE, Script, Scripts};
-use crate::units::{SplitMix64, TokenId};
+use foretell_core::units::{SplitMix64, TokenId};
 
 /// Part of the output that copies earlier text. It decides the acceptance of lookup drafters.
 #[derive(Clone, Copy, Debug, PartialEq)]

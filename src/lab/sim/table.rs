@@ -49,7 +49,7 @@ use super::figures::Figure;
 use super::permit;
 use super::sweep::Sweep;
 use super::world::Setup;
-use crate::config::problem::Problem;
+use foretell::config::problem::Problem;
 
 /// A setting and what is expected of it.
 #[derive(Clone, Debug)]

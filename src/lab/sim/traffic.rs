@@ -1,7 +1,7 @@
 //! Request arrivals.
 
 use super::source::Scripts;
-use crate::units::SplitMix64;
+use foretell_core::units::SplitMix64;
 
 /// A piecewise constant value: (seconds, value), by rising seconds; zero before the first.
 #[derive(Clone, Debug, PartialEq)]

@@ -19,8 +19,8 @@ use super::request::Request;
 use super::sidecar::{Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream};
 use super::{at, later};
-use crate::session::ActionId;
-use crate::units::{SplitMix64, Tick};
+use foretell_core::session::ActionId;
+use foretell_core::units::{SplitMix64, Tick};
 
 /// Mode in which our requests are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use foretell::config::process::{Tenant, TenantFallback};
 use foretell::config::values::{self, Network};
 use foretell::gateway::{route, tenant};
 use foretell::http::headers;
-use foretell::openai::control_header::{Control, GAMMA_MAX};
-use foretell::policy::Glob;
+use foretell_engines::openai::control_header::{Control, GAMMA_MAX};
+use foretell_engines::policy::Glob;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 
 use crate::bytes::Bytes;

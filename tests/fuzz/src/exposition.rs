@@ -4,9 +4,9 @@
 //! after the last one, that one again. The questions must end, and the result of the answers must
 //! be sound.
 
-use foretell::dialect::recognise::{Answers, Question, Reply, dialect_of, introduction_to};
-use foretell::dialect::{Dialect, shared};
-use foretell::words::VerifyMethod;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::recognise::{Answers, Question, Reply, dialect_of, introduction_to};
+use foretell_engines::dialect::{Dialect, shared};
 
 use crate::bytes::Bytes;
 

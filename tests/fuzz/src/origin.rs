@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use foretell::app::Running;
-use foretell::lab::local;
+use foretell::bench::local;
 use serde_json::Value;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;

@@ -6,9 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use foretell::dialect::{Dialect, Engine};
 use foretell::gateway::route::model_of;
-use foretell::openai::{Judgement, Request, Route, judge, parsed_bytes, understand, without_prediction};
+use foretell_engines::dialect::{Dialect, Engine};
+use foretell_engines::openai::{
+    Judgement, Request, Route, judge, parsed_bytes, understand, without_prediction,
+};
 use serde_json::Value;
 use serde_json::value::RawValue;
 

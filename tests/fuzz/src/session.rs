@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::control::Control;
-use foretell::draft::{Features, LookupSpec, Ngram, Node, Scope, Source, Tree, Vote};
-use foretell::session::{
+use foretell_core::control::Control;
+use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Source, Tree, Vote};
+use foretell_core::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
 };
-use foretell::units::{Tick, TokenId};
-use foretell::words::{PlainReason, Row, VerifyMethod, VerifyResult};
+use foretell_core::units::{Tick, TokenId};
+use foretell_core::words::{PlainReason, Row, VerifyMethod, VerifyResult};
 
 use crate::bytes::Bytes;
 

@@ -10,16 +10,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use foretell::control::costs::Way;
-use foretell::control::{Class, Control, Forecast, Prospective, TemperatureBucket, forecast};
-use foretell::draft::Source;
-use foretell::draft::corpus::Limits;
-use foretell::draft::suffix::{Finder, Rules, Shape};
 use foretell::http::memory::Memory;
+use foretell::learning::corpus::CorpusHandle;
 use foretell::observe::Observer;
-use foretell::serving::corpus::CorpusHandle;
-use foretell::units::Tick;
-use foretell::words::VerifyMethod;
+use foretell_core::control::costs::Way;
+use foretell_core::control::{Class, Control, Forecast, Prospective, TemperatureBucket, forecast};
+use foretell_core::draft::Source;
+use foretell_core::draft::corpus::Limits;
+use foretell_core::draft::suffix::{Finder, Rules, Shape};
+use foretell_core::units::Tick;
+use foretell_core::words::VerifyMethod;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 

@@ -4,7 +4,7 @@
 //! stream arrives as it was sent; one written by a session is the same for any cut of the backend's
 //! bytes.
 
-use foretell::units::SplitMix64;
+use foretell_core::units::SplitMix64;
 
 use crate::bytes::Bytes;
 use crate::origin::{Answer, Turn, world};

@@ -7,9 +7,9 @@
 use std::panic;
 use std::sync::{Arc, Once};
 
-use foretell::session::Decode;
-use foretell::text::template::ChatTemplate;
-use foretell::text::tokenizer::Tokenizer;
+use foretell_core::session::Decode;
+use foretell_engines::text::template::ChatTemplate;
+use foretell_engines::text::tokenizer::Tokenizer;
 use serde_json::json;
 
 use crate::bytes::Bytes;

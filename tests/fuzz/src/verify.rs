@@ -5,12 +5,12 @@
 //! result must fit the request and be the same twice, and a judge that gets it emits only tokens of
 //! the answer.
 
-use foretell::dialect::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
-use foretell::draft::{Features, Node, Source, Tree, Vote};
-use foretell::openai::{Judgement, Request, Route, Sampling, judge};
-use foretell::session::accept::{Accept, Judge, Judged, Walk};
-use foretell::units::TokenId;
-use foretell::words::{Row, VerifyMethod, VerifyResult};
+use foretell_core::draft::{Features, Node, Source, Tree, Vote};
+use foretell_core::session::accept::{Accept, Judge, Judged, Walk};
+use foretell_core::units::TokenId;
+use foretell_core::words::{Row, VerifyMethod, VerifyResult};
+use foretell_engines::dialect::{Context, Dialect, Engine, PromptAnswer, RequestKind, Round};
+use foretell_engines::openai::{Judgement, Request, Route, Sampling, judge};
 use serde_json::Value;
 
 use crate::bytes::Bytes;

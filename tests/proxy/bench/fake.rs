@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use foretell::bench::client::Url;
 use foretell::http::body::Body;
 use foretell::http::connections::Connections;
 use foretell::http::listen::{Bounds, Listening, Stop, serve};
 use foretell::http::request::RequestBody;
-use foretell::lab::client::Url;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;

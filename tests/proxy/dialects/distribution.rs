@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use foretell::openai::Route;
-use foretell::units::TokenId;
+use foretell_core::units::TokenId;
+use foretell_engines::openai::Route;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
@@ -241,7 +241,7 @@ fn the_test_detects_a_proxy_that_accepts_every_draft() {
     let free = plain(Pipeline::VLLM, long);
     let wide = Sampling { top_k: WIDE, ..free.clone() };
     let distribution = distribution(&toy, &free, &prompt, long);
-    let uniform = |draw: usize, position: usize| foretell::units::SplitMix64::at(draw as u64, position);
+    let uniform = |draw: usize, position: usize| foretell_core::units::SplitMix64::at(draw as u64, position);
     let mut counts = [BTreeMap::new(), BTreeMap::new()];
     for draw in 0..DRAWS {
         for (accepts_all, counts) in [false, true].into_iter().zip(&mut counts) {

@@ -1,9 +1,9 @@
 //! `POST /api/explain` says what then happens to a request: random requests, before every engine.
 
 use foretell::app::Running;
-use foretell::lab::local;
-use foretell::openai::Route;
-use foretell::units::SplitMix64;
+use foretell::bench::local;
+use foretell_core::units::SplitMix64;
+use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{House, on_each, setup};

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::lab::local;
-use foretell::openai::Route;
+use foretell::bench::local;
+use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, FORCED, HELD_BACK, events, get};

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-use foretell::openai::parameters::{Field, Parameter, Plain, Treatment};
-use foretell::openai::{Route, parameters};
-use foretell::words::RelayReason;
+use foretell_core::words::RelayReason;
+use foretell_engines::openai::parameters::{Field, Parameter, Plain, Treatment};
+use foretell_engines::openai::{Route, parameters};
 use serde_json::{Value, json};
 
 use super::contract::{PROMPTS, both, greedy, talkative};

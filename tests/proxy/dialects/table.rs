@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 

@@ -3,9 +3,9 @@
 use crate::client::{FORCED, HELD_BACK};
 use std::time::{Duration, Instant};
 
-use foretell::openai::Route;
-use foretell::runtime::noise;
-use foretell::session::Decode;
+use foretell_core::session::Decode;
+use foretell_engines::openai::Route;
+use foretell_onnx::noise;
 use futures_util::stream::{self, StreamExt};
 use parking_lot::Mutex;
 use rstest::rstest;
@@ -346,8 +346,8 @@ async fn a_first_call_that_breaks_off_is_continued_by_ids() {
 
 #[cfg(feature = "onnx")]
 mod drafter {
-    use foretell::runtime::drafter::DrafterService;
     use foretell::serving::drafters::{Drafters, LoadedDrafter};
+    use foretell_onnx::drafter::DrafterService;
 
     use std::sync::Arc;
 

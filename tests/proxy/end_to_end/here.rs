@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use foretell::app::Running;
+use foretell::app::served;
+use foretell::bench::local::{self, LocalTarget};
 use foretell::config::process::{Device, ServedModel};
-use foretell::lab::local::{self, LocalTarget};
-use foretell::onnx_server::open::open_as;
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, FORCED, get, metric, watch_panics};
@@ -52,7 +52,7 @@ async fn a_model_in_the_proxy_answers_as_on_its_own_server() {
         threads: 2,
         ..ServedModel::of(folder())
     };
-    let opened = open_as(&model, None).expect("the model opens (make fetches ONNX Runtime)");
+    let opened = served::load(&model, None).expect("the model opens (make fetches ONNX Runtime)");
     let target = LocalTarget::start(opened.app).await.unwrap();
     let proxy = proxy_with_the_model().await;
     let front = proxy.gateway.addresses[0];

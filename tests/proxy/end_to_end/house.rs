@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::lab::local::{self, LocalTarget};
-use foretell::onnx_server::hugging::FolderWords;
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler::Engine;
-use foretell::onnx_server::server::App;
+use foretell::bench::local::{self, LocalTarget};
 use foretell::serving::drafters::Drafters;
-use foretell::text::Tokenizer;
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::target::hugging::FolderWords;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler::Engine;
+use foretell_onnx::target::server::App;
 use tempfile::TempDir;
 
 use super::middlebox::Middlebox;

@@ -203,7 +203,7 @@ impl Piecemeal {
         while !bytes.is_empty() {
             *state = state.wrapping_add(2);
             let size =
-                if single { 1 } else { 1 + (foretell::runtime::noise::hash(*state, 0, 0, 0) % 97) as usize };
+                if single { 1 } else { 1 + (foretell_onnx::noise::hash(*state, 0, 0, 0) % 97) as usize };
             let (piece, rest) = bytes.split_at(size.min(bytes.len()));
             pieces.push(piece);
             bytes = rest;

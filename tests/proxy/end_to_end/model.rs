@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
-use foretell::runtime::noise;
-use foretell::text::Tokenizer;
-use foretell::units::TokenId;
+use foretell_core::units::TokenId;
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use foretell_onnx::noise;
 use parking_lot::{Condvar, Mutex};
 use tokenizers::AddedToken;
 use tokenizers::models::TrainerWrapper;

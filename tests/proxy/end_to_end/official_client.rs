@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use foretell::lab::local;
+use foretell::bench::local;
 use foretell::serving::drafters::Drafters;
 
 use super::house::{FORCED, House, Setup};

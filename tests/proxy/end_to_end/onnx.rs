@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use foretell::lab::local::{self, LocalTarget};
-use foretell::onnx_server::open::open;
-use foretell::openai::Route;
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::model::Options;
-use foretell::runtime::noise;
+use foretell::bench::local::{self, LocalTarget};
+use foretell_engines::openai::Route;
+use foretell_onnx::noise;
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::Options;
+use foretell_onnx::target::open::open;
 use futures_util::stream::{self, StreamExt};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -69,11 +69,11 @@ fn workload(line: &str) -> Option<(Route, Value)> {
 fn own_text() -> Vec<(Route, Value)> {
     let mut text = std::fs::read_to_string(root().join("README.md")).unwrap_or_default();
     for name in [
-        "src/session.rs",
-        "src/dialect.rs",
-        "src/gateway.rs",
-        "src/onnx_server/server.rs",
-        "src/config/process.rs",
+        "src/core/session.rs",
+        "src/engines/dialect.rs",
+        "src/foretell/gateway.rs",
+        "src/onnx/target/server.rs",
+        "src/foretell/config/process.rs",
     ] {
         text.push_str(&std::fs::read_to_string(root().join(name)).unwrap());
     }
@@ -179,8 +179,8 @@ async fn a_hundred_prompts_read_as_the_target_alone(
     watch_panics();
     let options = Options { device: DeviceChoice::Cpu, lanes: 16, threads: 1, ..Options::default() };
     let model = folder("FORETELL_TEST_MODEL", "target");
-    let opened =
-        open(&model, Some("toy".into()), &options).expect("the model opens (make fetches ONNX Runtime)");
+    let opened = open(&model, Some("toy".into()), &options, None)
+        .expect("the model opens (make fetches ONNX Runtime)");
     let target = LocalTarget::start(opened.app).await.unwrap();
     let policy = format!(
         "version: 1\nname: forced\ndrafters: [{drafter}]\ngamma: {{ max: 8, fixed: 4, ahead: {ahead} }}\n"

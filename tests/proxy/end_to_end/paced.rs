@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretell::app::Running;
-use foretell::lab::local::{self, LocalTarget};
-use foretell::onnx_server::hugging::FolderWords;
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler::Engine;
-use foretell::onnx_server::server::App;
-use foretell::openai::Route;
-use foretell::runtime::device::DeviceChoice;
-use foretell::runtime::model::{Model, Options};
-use foretell::runtime::pace::Paced;
+use foretell::bench::local::{self, LocalTarget};
+use foretell_engines::openai::Route;
+use foretell_onnx::open::DeviceChoice;
+use foretell_onnx::open::Options;
+use foretell_onnx::pace::Paced;
+use foretell_onnx::runtime::model::Model;
+use foretell_onnx::target::hugging::FolderWords;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler::Engine;
+use foretell_onnx::target::server::App;
 use futures_util::future::join_all;
 use serde_json::json;
 

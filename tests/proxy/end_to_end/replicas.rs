@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::lab::local::{self, LocalTarget};
-use foretell::onnx_server::hugging::FolderWords;
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler::Engine;
-use foretell::onnx_server::server::App;
-use foretell::openai::Route;
-use foretell::text::Tokenizer;
+use foretell::bench::local::{self, LocalTarget};
+use foretell_engines::openai::Route;
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::target::hugging::FolderWords;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler::Engine;
+use foretell_onnx::target::server::App;
 use serde_json::{Value, json};
 
 use super::house::{Ask, CONTEXT, FORCED, metric};

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use foretell::runtime::drafter::DrafterService;
 use foretell::serving::drafters::{Drafters, LoadedDrafter};
+use foretell_onnx::drafter::DrafterService;
 use serde_json::{Value, json};
 
 use super::house::{Ask, House, Setup, send};

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use foretell::runtime::drafter::DrafterService;
 use foretell::serving::drafters::{Drafters, LoadedDrafter};
+use foretell_onnx::drafter::DrafterService;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use foretell::bench::local;
 use foretell::fleet::{Auth, KeyFile, ModelName, ReplicaSettings};
-use foretell::lab::local;
 use tokio::time::timeout;
 
 use super::house::{self, Replica, ask};

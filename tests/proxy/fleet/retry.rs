@@ -2,7 +2,7 @@
 
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
-use foretell::words::Mode;
+use foretell_core::words::Mode;
 
 use super::house::{self, Replica, Reply, answer, ask, metric};
 use crate::wire::{Message, Wire, post};

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretell::app::Gateway;
+use foretell::bench::local;
 use foretell::fleet::{ReplicaSettings, tls};
 use foretell::gateway::Settings;
 use foretell::http::listen::Endpoint;
-use foretell::lab::local;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};

@@ -10,8 +10,8 @@ use foretell::config::process;
 use foretell::gateway::{Settings, Shared, StartError};
 use foretell::http::listen::Endpoint;
 use foretell::observe::Finished;
-use foretell::openai::{Path, Route};
-use foretell::policy::Revision;
+use foretell_engines::openai::{Path, Route};
+use foretell_engines::policy::Revision;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

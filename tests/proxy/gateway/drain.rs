@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use foretell::app::Ended;
 use foretell::app::signals::SAME_WISH;
+use foretell::bench::local;
 use foretell::gateway::Settings;
 use foretell::http::drain::DrainTimes;
-use foretell::lab::local;
 use tokio::sync::watch;
 
 use super::house;

@@ -4,7 +4,7 @@ use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
 use foretell::gateway::Settings;
 use foretell::serving::exchange::{BoxFuture, Exchange, Serve, Served};
-use foretell::words::RelayReason;
+use foretell_core::words::RelayReason;
 
 use super::house;
 use crate::wire::{Server, Wire, chunk};

@@ -6,9 +6,9 @@ use foretell::app::Gateway;
 use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::Settings;
 use foretell::http::body::full;
-use foretell::openai::Control;
 use foretell::serving::exchange::{BoxFuture, Client, Exchange, Serve, Served};
-use foretell::words::RelayReason;
+use foretell_core::words::{Mode, RelayReason};
+use foretell_engines::openai::Control;
 use tokio::sync::mpsc;
 
 use super::house;
@@ -62,7 +62,13 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(&exchange.body[..], body);
     assert_eq!(
         exchange.client,
-        Client { control: Some(Control::Gamma(3)), tenant: None, trailers: true, memory: true }
+        Client {
+            control: Some(Control::Gamma(3)),
+            mode: Mode::Auto,
+            tenant: None,
+            trailers: true,
+            memory: true
+        }
     );
     assert_eq!((exchange.request.model.as_str(), exchange.replica.name()), ("m", "b"));
     assert_eq!(exchange.slot.record.so_far().id, "r7");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
 use super::house::{DRAFTERS, before, engine, forced, policy, send};

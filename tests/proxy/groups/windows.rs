@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::dialect::recognise::{Answers, Reply};
-use foretell::dialect::{Dialect, Engine};
 use foretell::fleet::probe::{Limits, measure};
 use foretell::fleet::{Replica, ReplicaSettings};
-use foretell::text::Tokenizer;
-use foretell::words::VerifyMethod;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::recognise::{Answers, Reply};
+use foretell_engines::dialect::{Dialect, Engine};
+use foretell_engines::text::Tokenizer;
 use serde_json::{Value, json};
 
 use super::house::{EXPENSIVE, INEXPENSIVE, arguments, probe, vllm};
@@ -177,6 +177,9 @@ fn without_the_page_with_the_start_time_the_engine_is_not_identified() {
     say("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
     say("/version", r#"{"version":"0.33.0"}"#);
     say("/metrics", "process_start_time_seconds 12\n");
-    assert_eq!(foretell::dialect::recognise::start_page(Dialect::Vllm, &answers), Some("/metrics"));
-    assert_eq!(foretell::dialect::recognise::start_page(Dialect::Vllm, &answers.without("/metrics")), None);
+    assert_eq!(foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers), Some("/metrics"));
+    assert_eq!(
+        foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers.without("/metrics")),
+        None
+    );
 }

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use foretell::app::Running;
+use foretell::bench::local;
 use foretell::cli::access::Access;
 use foretell::cli::probe::{ProbeArgs, run};
-use foretell::lab::local;
 use serde_json::{Value, json};
 
 use crate::fakes::vllm::{Options, Vllm};

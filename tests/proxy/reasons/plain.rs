@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use foretell::words::PlainReason;
+use foretell_core::words::PlainReason;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::json;
@@ -95,7 +95,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             ..plain
         },
         // These take an engine that misbehaves, hundreds of requests, or rounds that are slow and
-        // pay: tests/unit/session.rs, tests/proxy/groups, control/forecast.rs.
+        // pay: tests/pure/session.rs, tests/proxy/groups, control/forecast.rs.
         PlainReason::UntrustedIds
         | PlainReason::HeldBackText
         | PlainReason::GateControl

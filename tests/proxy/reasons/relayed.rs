@@ -1,6 +1,6 @@
 //! Every reason why a request is relayed.
 
-use foretell::words::RelayReason;
+use foretell_core::words::RelayReason;
 use futures_util::FutureExt;
 use serde_json::json;
 
@@ -90,7 +90,7 @@ async fn every_relayed_request_has_its_reason_in_answer_metrics_and_log() {
 
 #[test]
 fn the_routes_of_the_scenes_are_the_speculated_ones() {
-    let paths = [foretell::openai::Route::Completions, foretell::openai::Route::Chat]
-        .map(foretell::openai::Route::path);
+    let paths = [foretell_engines::openai::Route::Completions, foretell_engines::openai::Route::Chat]
+        .map(foretell_engines::openai::Route::path);
     assert_eq!(paths, [COMPLETIONS, CHAT]);
 }

@@ -3,11 +3,11 @@
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 
-use foretell::words::PlainReason;
-use foretell::words::RelayReason;
+use foretell_core::words::PlainReason;
+use foretell_core::words::RelayReason;
 
-const RELAY: &str = "src/words/relay_reason.rs";
-const PLAIN: &str = "src/words/plain_reason.rs";
+const RELAY: &str = "src/core/words/relay_reason.rs";
+const PLAIN: &str = "src/core/words/plain_reason.rs";
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use foretell::app::served;
 use foretell::http::listen::Stop;
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler::Engine;
-use foretell::onnx_server::server::App;
-use foretell::runtime::forward::Forward;
+use foretell_onnx::forward::Forward;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler::Engine;
+use foretell_onnx::target::server::App;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -48,7 +49,7 @@ pub async fn serve_as(model: Box<dyn Forward>, watch: Watch) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = Stop::default();
-    tokio::spawn(app.serve(listener, stop.clone()));
+    tokio::spawn(served::serve(app, listener, stop.clone()));
     let client = Legacy::builder(TokioExecutor::new()).build_http();
     Server { address, watch, client, stop }
 }

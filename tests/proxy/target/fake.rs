@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use foretell::onnx_server::words::Words;
-use foretell::runtime::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
-use foretell::runtime::noise;
-use foretell::session::Decode;
-use foretell::units::TokenId;
+use foretell_core::session::Decode;
+use foretell_core::units::TokenId;
+use foretell_onnx::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use foretell_onnx::noise;
+use foretell_onnx::target::words::Words;
 use serde_json::Value;
 
 pub const EOS: TokenId = 256;

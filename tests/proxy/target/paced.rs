@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use foretell::runtime::pace::{Paced, Watch};
-use foretell::units::Tick;
+use foretell_core::units::Tick;
+use foretell_onnx::pace::{Paced, Watch};
 use rstest::rstest;
 use serde_json::{Value, json};
 

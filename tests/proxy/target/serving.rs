@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use foretell::onnx_server::job::{Event, Generate, Job, Limits};
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler::Engine;
-use foretell::openai::Sampling;
-use foretell::runtime::sampler::Sampler;
+use foretell_engines::openai::Sampling;
+use foretell_onnx::sampler::Sampler;
+use foretell_onnx::target::job::{Event, Generate, Job, Limits};
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler::Engine;
 use http::Method;
 use http_body_util::BodyExt;
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use foretell::app::Running;
-use foretell::lab::local;
+use foretell::bench::local;
 use serde_json::{Value, json};
 
 use crate::fakes::toy;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use foretell::lab::local;
+use foretell::bench::local;
 use serde_json::{Value, json};
 
 use crate::client::{FORCED, send};

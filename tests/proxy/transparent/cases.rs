@@ -1,6 +1,6 @@
 //! The requests.
 
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 use serde_json::{Value, json};
 
 use super::engines::Engine;

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::lab::local::LocalTarget;
-use foretell::onnx_server::hugging::FolderWords;
-use foretell::onnx_server::metrics::Metrics;
-use foretell::onnx_server::scheduler;
-use foretell::onnx_server::server::App;
+use foretell::bench::local::LocalTarget;
+use foretell_onnx::target::hugging::FolderWords;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler;
+use foretell_onnx::target::server::App;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tempfile::TempDir;

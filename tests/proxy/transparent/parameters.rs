@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use foretell::openai::{Route, parameters};
+use foretell_engines::openai::{Route, parameters};
 use rstest::rstest;
 use serde_json::json;
 

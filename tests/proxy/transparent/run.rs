@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use foretell::app;
-use foretell::openai::Route;
+use foretell_engines::openai::Route;
 
 use super::cases::{CASES, Case, body};
 use super::compare::{Said, both, first_difference, request_difference, said};

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use super::rule;
-use crate::lab::html::{escape, section, table, tick};
-use crate::lab::sim::sweep::{self, Cell};
+use crate::sim::sweep::{self, Cell};
+use foretell::bench::html::{escape, section, table, tick};
 
 /// Left and right edges of the panels.
 const PANELS: [(f64, f64); 3] = [(34.0, 286.0), (338.0, 590.0), (642.0, 894.0)];

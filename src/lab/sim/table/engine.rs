@@ -1,16 +1,18 @@
 //! The engine and the drafter of a table.
 
 use super::read::within;
-use crate::config::problem::Refusal;
-use crate::config::read::{Item, Section, boolean, number, text, whole};
-use crate::config::yaml::{Node, Value};
-use crate::lab::sim::drafter::DrafterSpec;
-use crate::lab::sim::engine::EngineSpec;
-use crate::lab::sim::profile::{Jitter, Paced, Profile, Shape};
+use crate::sim::drafter::DrafterSpec;
+use crate::sim::engine::EngineSpec;
+use crate::sim::profile::{Jitter, Paced, Profile, Shape};
+use foretell::config::kind::{Kind, boolean, number, text, whole};
+use foretell::config::problem::Refusal;
+use foretell::config::read::{Item, Section};
+use foretell::config::yaml::Value;
+use serde_json::Value as Json;
 
 pub(super) fn engine(mut section: Section<'_>) -> Option<EngineSpec> {
-    let profile = section.maybe("profile", None, profile);
-    let paced = section.item("paced").and_then(|item| paced(item.section()));
+    let profile = section.maybe("profile", "", None, &profile());
+    let paced = section.item("paced", "").and_then(|item| paced(item.section()));
     let spec = match (profile, paced) {
         (Some(profile), None) => Some(EngineSpec {
             shape: profile.shape(),
@@ -34,35 +36,37 @@ pub(super) fn engine(mut section: Section<'_>) -> Option<EngineSpec> {
     let shape = base.shape;
     let engine = EngineSpec {
         shape: Shape {
-            sequences: section.or("sequences", shape.sequences, whole(1..=100_000)),
-            kv: section.or("kv", shape.kv, whole(1..=1_000_000_000)),
-            chunk: section.or("chunk", shape.chunk, whole(1..=10_000_000)),
-            block: section.or("block", shape.block, whole(1..=4096)),
+            sequences: section.or("sequences", "", shape.sequences, &whole(1..=100_000)),
+            kv: section.or("kv", "", shape.kv, &whole(1..=1_000_000_000)),
+            chunk: section.or("chunk", "", shape.chunk, &whole(1..=10_000_000)),
+            block: section.or("block", "", shape.block, &whole(1..=4096)),
             pace: shape.pace,
         },
         changes: base.changes,
-        prefix_cache: section.or("prefix_cache", base.prefix_cache, boolean),
-        cancel: section.or("cancel", base.cancel, within(0.0, 60.0)),
-        jitter: section.item("jitter").and_then(|item| jitter(&item)).unwrap_or(base.jitter),
+        prefix_cache: section.or("prefix_cache", "", base.prefix_cache, &boolean()),
+        cancel: section.or("cancel", "", base.cancel, &within(0.0, 60.0)),
+        jitter: section.item("jitter", "").and_then(|item| jitter(&item)).unwrap_or(base.jitter),
     };
     section.close();
     spec.map(|_| engine)
 }
 
-fn profile(node: &Node) -> Result<Profile, Refusal> {
-    let name = text(node)?;
-    name.parse().map_err(|_| {
-        let names: Vec<&str> = Profile::ALL.iter().map(|profile| profile.name()).collect();
-        Refusal::new("unknown profile", names.join("|")).near(&name, &names)
+fn profile() -> Kind<Profile> {
+    Kind::new(Json::Null, |node| {
+        let name = text().read(node)?;
+        name.parse().map_err(|_| {
+            let names: Vec<&str> = Profile::ALL.iter().map(|profile| profile.name()).collect();
+            Refusal::new("unknown profile", names.join("|")).near(&name, &names)
+        })
     })
 }
 
 fn paced(mut section: Section<'_>) -> Option<Paced> {
-    let step = section.must("step", "a duration", within(1e-6, 60.0));
+    let step = section.must("step", "", "a duration", &within(1e-6, 60.0));
     let (base, node) =
-        (section.or("base", 1.0, number(0.0..=1e3)), section.or("node", 0.0, number(0.0..=1e3)));
-    let growth = section.or("growth", 0.0, number(0.0..=1e3));
-    let prompt = section.or("prompt", 0.0, within(0.0, 60.0));
+        (section.or("base", "", 1.0, &number(0.0..=1e3)), section.or("node", "", 0.0, &number(0.0..=1e3)));
+    let growth = section.or("growth", "", 0.0, &number(0.0..=1e3));
+    let prompt = section.or("prompt", "", 0.0, &within(0.0, 60.0));
     section.close();
     Some(Paced { step: step?, base, node, growth, prompt })
 }
@@ -79,9 +83,9 @@ fn jitter(item: &Item<'_>) -> Option<Jitter> {
     }
     let mut section = item.section();
     let jitter = Jitter {
-        spread: section.or("spread", 0.0, number(0.0..=0.9)),
-        rare: section.or("rare", 0.0, number(0.0..=1.0)),
-        tail: section.or("tail", 1.0, number(1.0..=20.0)),
+        spread: section.or("spread", "", 0.0, &number(0.0..=0.9)),
+        rare: section.or("rare", "", 0.0, &number(0.0..=1.0)),
+        tail: section.or("tail", "", 1.0, &number(1.0..=20.0)),
     };
     section.close();
     Some(jitter)
@@ -95,11 +99,11 @@ pub(super) fn drafter(item: &Item<'_>) -> Option<DrafterSpec> {
     let mut section = item.section();
     let usual = DrafterSpec::BUNDLED;
     let spec = DrafterSpec {
-        token: section.or("token", usual.token, within(0.0, 60.0)),
-        read: section.or("read", usual.read, within(0.0, 60.0)),
-        growth: section.or("growth", usual.growth, number(0.0..=1e3)),
-        slots: section.or("slots", usual.slots, whole(1..=100_000)),
-        shared: section.or("shared", usual.shared, boolean),
+        token: section.or("token", "", usual.token, &within(0.0, 60.0)),
+        read: section.or("read", "", usual.read, &within(0.0, 60.0)),
+        growth: section.or("growth", "", usual.growth, &number(0.0..=1e3)),
+        slots: section.or("slots", "", usual.slots, &whole(1..=100_000)),
+        shared: section.or("shared", "", usual.shared, &boolean()),
     };
     section.close();
     Some(spec)

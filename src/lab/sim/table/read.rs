@@ -4,17 +4,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Expected, Table, Unusable, engine, text};
-use crate::config::problem::{Problems, Refusal};
-use crate::config::read::{Item, Section, boolean, number, ratio, text as words, whole, word};
-use crate::config::yaml::{self, Node, Value};
-use crate::control::{Imposed, Windows};
-use crate::lab::sim::figures::Figure;
-use crate::lab::sim::permit::{self, Permit, Refused};
-use crate::lab::sim::sidecar::SignalSpec;
-use crate::lab::sim::sweep::Sweep;
-use crate::lab::sim::traffic::{Arrivals, Owner, Ramp, Stream};
-use crate::lab::sim::world::{Mode, Net, Setup};
-use crate::words::VerifyMethod;
+use crate::sim::figures::Figure;
+use crate::sim::permit::{self, Permit, Refused};
+use crate::sim::sidecar::SignalSpec;
+use crate::sim::sweep::Sweep;
+use crate::sim::traffic::{Arrivals, Owner, Ramp, Stream};
+use crate::sim::world::{Mode, Net, Setup};
+use foretell::config::kind::{Kind, boolean, number, ratio, text as words, whole, word};
+use foretell::config::problem::{Problems, Refusal};
+use foretell::config::read::{Item, Section};
+use foretell::config::yaml::{self, Value};
+use foretell_core::control::{Imposed, Windows};
+use foretell_core::words::VerifyMethod;
+use serde_json::Value as Json;
 
 /// Maximum simulated time, seconds.
 const DAY: f64 = 86_400.0;
@@ -32,28 +34,28 @@ pub(super) fn table(file: &str, source: &str, traces: &Path) -> Result<Table, Un
 
 fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refused>> {
     let mut top = root.section();
-    top.must("version", "1", whole::<i64>(1..=1));
-    let name = top.must("name", "a text", words);
-    let about = top.must("about", "a text", words);
-    let held_out = top.or("held_out", false, boolean);
-    let seconds = top.must("for", "a duration", within(1.0, DAY));
-    let seeds = top.or("seeds", 1, whole(1..=64));
-    let interval = top.or("interval", 1.0, within(0.01, DAY));
-    let engine = engine::engine(top.section("engine"));
-    let net = net(top.section("network"));
-    let signal = top.item("signal").map_or(SignalSpec::USUAL, |item| signal(&item));
-    let drafter = top.item("drafter").and_then(|item| engine::drafter(&item));
-    let methods = top.list("verify", vec![VerifyMethod::Tree], word(METHODS));
-    let sidecars = top.or("sidecars", 1, whole(1..=64));
+    top.must("version", "", "1", &whole::<i64>(1..=1));
+    let name = top.must("name", "", "a text", &words());
+    let about = top.must("about", "", "a text", &words());
+    let held_out = top.or("held_out", "", false, &boolean());
+    let seconds = top.must("for", "", "a duration", &within(1.0, DAY));
+    let seeds = top.or("seeds", "", 1, &whole(1..=64));
+    let interval = top.or("interval", "", 1.0, &within(0.01, DAY));
+    let engine = engine::engine(top.section("engine", ""));
+    let net = net(top.section("network", ""));
+    let signal = top.item("signal", "").map_or(SignalSpec::USUAL, |item| signal(&item));
+    let drafter = top.item("drafter", "").and_then(|item| engine::drafter(&item));
+    let methods = top.list("verify", "", vec![VerifyMethod::Tree], &word(METHODS));
+    let sidecars = top.or("sidecars", "", 1, &whole(1..=64));
     let permit = permit(file, &mut top, &methods);
-    let imposed = budget(top.section("budget"));
-    let streams = streams(top.item("traffic"), traces);
+    let imposed = budget(top.section("budget", ""));
+    let streams = streams(top.item("traffic", ""), traces);
     if streams.is_empty() {
         top.refuse("traffic", Refusal::new("no traffic", "at least one stream"), "none");
     }
-    let overload = top.item("overload").and_then(|item| overload(item.section()));
-    let sweep = top.item("sweep").map(|item| sweep(item.section(), traces)).unwrap_or_default();
-    let expected = top.item("expect").map(|item| expected(&item)).unwrap_or_default();
+    let overload = top.item("overload", "").and_then(|item| overload(item.section()));
+    let sweep = top.item("sweep", "").map(|item| sweep(item.section(), traces)).unwrap_or_default();
+    let expected = top.item("expect", "").map(|item| expected(&item)).unwrap_or_default();
     if expected.is_empty() {
         top.refuse("expect", Refusal::new("no expectation", Figure::names()), "none");
     }
@@ -87,21 +89,21 @@ const DRAFTERS: &[(&str, (bool, bool))] =
 
 /// The policy's permit. Without a policy: one with the named drafters.
 fn permit(file: &str, top: &mut Section<'_>, methods: &[VerifyMethod]) -> Result<Permit, Refused> {
-    let (lookup, model) = top.or("drafters", (true, true), word(DRAFTERS));
-    let own = top.maybe("policy", None, words);
+    let (lookup, model) = top.or("drafters", "", (true, true), &word(DRAFTERS));
+    let own = top.maybe("policy", "", None, &words());
     let text = own.unwrap_or_else(|| permit::policy(lookup, model));
     permit::of(&format!("{file} policy"), &text, methods, 1 << 20)
 }
 
 /// The backend's budget; `None` where the table sets none.
 fn budget(mut section: Section<'_>) -> Option<Imposed> {
-    let extra_tokens = section.maybe("extra_tokens", None, ratio);
-    let windows = section.item("switchback").map(|item| {
+    let extra_tokens = section.maybe("extra_tokens", "", None, &ratio());
+    let windows = section.item("switchback", "").map(|item| {
         let mut section = item.section();
         let time = |seconds: f64| Duration::from_secs_f64(seconds);
         let windows = Windows {
-            window: time(section.or("window", 20.0, within(0.1, DAY))),
-            every: time(section.or("every", 1800.0, within(1.0, DAY))),
+            window: time(section.or("window", "", 20.0, &within(0.1, DAY))),
+            every: time(section.or("every", "", 1800.0, &within(1.0, DAY))),
         };
         section.close();
         windows
@@ -113,8 +115,8 @@ fn budget(mut section: Section<'_>) -> Option<Imposed> {
 
 fn net(mut section: Section<'_>) -> Net {
     let net = Net {
-        rtt: section.or("rtt", 0.5e-3, within(0.0, 10.0)),
-        call: section.or("call", 0.3e-3, within(0.0, 10.0)),
+        rtt: section.or("rtt", "", 0.5e-3, &within(0.0, 10.0)),
+        call: section.or("call", "", 0.3e-3, &within(0.0, 10.0)),
     };
     section.close();
     net
@@ -126,9 +128,9 @@ fn signal(item: &Item<'_>) -> SignalSpec {
     }
     let mut section = item.section();
     let signal = SignalSpec {
-        every: Some(section.or("every", 0.5, within(0.001, DAY))),
-        age: section.or("age", 0.0, within(0.0, DAY)),
-        until: section.maybe("until", None, within(0.0, DAY)),
+        every: Some(section.or("every", "", 0.5, &within(0.001, DAY))),
+        age: section.or("age", "", 0.0, &within(0.0, DAY)),
+        until: section.maybe("until", "", None, &within(0.0, DAY)),
     };
     section.close();
     signal
@@ -142,11 +144,11 @@ fn streams(item: Option<Item<'_>>, traces: &Path) -> Vec<Stream> {
 fn stream(item: &Item<'_>, number: usize, traces: &Path) -> Option<Stream> {
     let mut section = item.section();
     let whose =
-        section.must("whose", "ours|others", word(&[("ours", Owner::Ours), ("others", Owner::Others)]));
-    let clients = section.item("clients").and_then(|item| ramp(&item));
-    let think = section.or("think", 0.0, within(0.0, DAY));
-    let rate = section.item("rate").and_then(|item| ramp(&item));
-    let text = section.item("text");
+        section.must("whose", "", "ours|others", &word(&[("ours", Owner::Ours), ("others", Owner::Others)]));
+    let clients = section.item("clients", "").and_then(|item| ramp(&item));
+    let think = section.or("think", "", 0.0, &within(0.0, DAY));
+    let rate = section.item("rate", "").and_then(|item| ramp(&item));
+    let text = section.item("text", "");
     if text.is_none() {
         section.refuse("text", Refusal::new("missing", "a recording's name, or a map"), "nothing");
     }
@@ -182,8 +184,8 @@ fn ramp(item: &Item<'_>) -> Option<Ramp> {
 }
 
 fn overload(mut section: Section<'_>) -> Option<(f64, f64)> {
-    let from = section.must("from", "a duration", within(0.0, DAY));
-    let until = section.must("until", "a duration", within(0.0, DAY));
+    let from = section.must("from", "", "a duration", &within(0.0, DAY));
+    let until = section.must("until", "", "a duration", &within(0.0, DAY));
     if let (Some(from), Some(until)) = (from, until)
         && from >= until
     {
@@ -194,8 +196,8 @@ fn overload(mut section: Section<'_>) -> Option<(f64, f64)> {
 }
 
 fn sweep(mut section: Section<'_>, traces: &Path) -> Sweep {
-    let clients = section.list("clients", Vec::new(), whole(1..=4096));
-    let texts = section.item("texts").map(|item| item.items()).unwrap_or_default();
+    let clients = section.list("clients", "", Vec::new(), &whole(1..=4096));
+    let texts = section.item("texts", "").map(|item| item.items()).unwrap_or_default();
     let texts: Vec<_> = texts.iter().map(|item| text::scripts(item, 0, traces)).collect();
     for (key, empty) in [("clients", clients.is_empty()), ("texts", texts.is_empty())] {
         if empty {
@@ -217,8 +219,10 @@ fn expected(item: &Item<'_>) -> Vec<Expected> {
             return None;
         };
         let mut section = item.section();
-        let (min, max) =
-            (section.maybe("min", None, number(-1e9..=1e9)), section.maybe("max", None, number(-1e9..=1e9)));
+        let (min, max) = (
+            section.maybe("min", "", None, &number(-1e9..=1e9)),
+            section.maybe("max", "", None, &number(-1e9..=1e9)),
+        );
         if min.is_none() && max.is_none() {
             item.refuse(Refusal::new("no bound", "min, max or both"));
         }
@@ -231,13 +235,13 @@ fn expected(item: &Item<'_>) -> Vec<Expected> {
 const DURATION: &str = r"\d+(.\d+)?(us|ms|s|m|h)";
 
 /// A duration with these bounds, in seconds.
-pub(super) fn within(least: f64, most: f64) -> impl Fn(&Node) -> Result<f64, Refusal> {
-    move |node| {
+pub(super) fn within(least: f64, most: f64) -> Kind<f64> {
+    Kind::new(Json::Null, move |node| {
         let Value::Text(text) = &node.value else { return Err(Refusal::new("not a duration", DURATION)) };
         let seconds = seconds(text).ok_or_else(|| Refusal::new("not a duration", DURATION))?;
         let good = (least..=most).contains(&seconds);
         if good { Ok(seconds) } else { Err(Refusal::new("out of range", format!("{least}s..={most}s"))) }
-    }
+    })
 }
 
 /// The seconds of a duration; fractions are allowed.

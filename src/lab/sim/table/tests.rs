@@ -1,6 +1,6 @@
 use super::*;
-use crate::lab::sim::traffic::{Arrivals, Owner, Ramp};
-use crate::words::VerifyMethod;
+use crate::sim::traffic::{Arrivals, Owner, Ramp};
+use foretell_core::words::VerifyMethod;
 
 const GOOD: &str = "\
 version: 1

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use crate::config::problem::Refusal;
-use crate::config::read::{Item, Section, number, whole};
-use crate::config::yaml::Value;
-use crate::lab::sim::source::{self, Scripts};
-use crate::lab::sim::synthetic::{Agreement, Copied, Kind};
+use crate::sim::source::{self, Scripts};
+use crate::sim::synthetic::{Agreement, Copied, Kind};
+use foretell::config::kind::{number, whole};
+use foretell::config::problem::Refusal;
+use foretell::config::read::{Item, Section};
+use foretell::config::yaml::Value;
 
 /// Number of requests generated of a kind before they repeat.
 const MADE: usize = 64;
@@ -24,11 +25,14 @@ pub(super) fn scripts(item: &Item<'_>, seed: u64, traces: &Path) -> Option<Scrip
 
 fn kind(mut section: Section<'_>) -> Kind {
     let kind = Kind {
-        prompt: section.or("prompt", 300, whole(1..=1_000_000)),
-        output: section.or("output", 128, whole(1..=1_000_000)),
-        vary: section.or("vary", 0.5, number(0.0..=1.0)),
-        copied: section.item("copied").and_then(|item| copied(&item)).unwrap_or(Copied::Fresh),
-        agreement: section.item("agreement").and_then(|item| agreement(&item)).unwrap_or(Agreement::Never),
+        prompt: section.or("prompt", "", 300, &whole(1..=1_000_000)),
+        output: section.or("output", "", 128, &whole(1..=1_000_000)),
+        vary: section.or("vary", "", 0.5, &number(0.0..=1.0)),
+        copied: section.item("copied", "").and_then(|item| copied(&item)).unwrap_or(Copied::Fresh),
+        agreement: section
+            .item("agreement", "")
+            .and_then(|item| agreement(&item))
+            .unwrap_or(Agreement::Never),
     };
     section.close();
     kind
@@ -40,12 +44,14 @@ fn copied(item: &Item<'_>) -> Option<Copied> {
         return Some(Copied::Fresh);
     }
     let mut section = map(item, ALLOWED)?;
-    let rewrite = section.item("rewrite").and_then(|item| item.read(number(0.0..=1.0))).map(Copied::Rewrite);
-    let until = section.item("until").and_then(|item| item.read(whole(0..=1_000_000))).map(Copied::Until);
-    let plateau = section.item("plateau").map(|item| {
+    let rewrite =
+        section.item("rewrite", "").and_then(|item| item.read(&number(0.0..=1.0))).map(Copied::Rewrite);
+    let until =
+        section.item("until", "").and_then(|item| item.read(&whole(0..=1_000_000))).map(Copied::Until);
+    let plateau = section.item("plateau", "").map(|item| {
         let mut section = item.section();
-        let after = section.or("after", 0, whole(0..=1_000_000));
-        let period = section.or("period", 1, whole(1..=1_000_000));
+        let after = section.or("after", "", 0, &whole(0..=1_000_000));
+        let period = section.or("period", "", 1, &whole(1..=1_000_000));
         section.close();
         Copied::Plateau { after, period }
     });
@@ -60,19 +66,19 @@ fn agreement(item: &Item<'_>) -> Option<Agreement> {
     }
     let share = || number(0.0..=1.0);
     let mut section = map(item, ALLOWED)?;
-    let even = section.item("even").and_then(|item| item.read(share())).map(Agreement::Even);
-    let fading = section.item("fading").map(|item| Agreement::Fading(item.list(share())));
-    let turning = section.item("turning").map(|item| {
+    let even = section.item("even", "").and_then(|item| item.read(&share())).map(Agreement::Even);
+    let fading = section.item("fading", "").map(|item| Agreement::Fading(item.list(&share())));
+    let turning = section.item("turning", "").map(|item| {
         let mut section = item.section();
-        let (first, then) = (section.or("first", 0.9, share()), section.or("then", 0.1, share()));
-        let at = section.or("at", 64, whole(0..=1_000_000));
+        let (first, then) = (section.or("first", "", 0.9, &share()), section.or("then", "", 0.1, &share()));
+        let at = section.or("at", "", 64, &whole(0..=1_000_000));
         section.close();
         Agreement::Turning { first, then, at }
     });
-    let mixed = section.item("mixed").map(|item| {
+    let mixed = section.item("mixed", "").map(|item| {
         let mut section = item.section();
-        let (easy, hard) = (section.or("easy", 0.9, share()), section.or("hard", 0.4, share()));
-        let stretch = section.or("stretch", 12.0, number(1.0..=1e6));
+        let (easy, hard) = (section.or("easy", "", 0.9, &share()), section.or("hard", "", 0.4, &share()));
+        let stretch = section.or("stretch", "", 12.0, &number(1.0..=1e6));
         section.close();
         Agreement::Mixed { easy, hard, stretch }
     });

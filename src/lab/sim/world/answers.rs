@@ -1,11 +1,11 @@
 //! Delivers the engine's outputs to their callers.
 
 use super::{Broken, Caller, Happening, Request, World};
-use crate::lab::sim::later;
-use crate::lab::sim::record::Served;
-use crate::lab::sim::request::CallKind;
-use crate::lab::sim::traffic::Arrivals;
-use crate::session::{Event, Finish, Summary, Tail};
+use crate::sim::later;
+use crate::sim::record::Served;
+use crate::sim::request::CallKind;
+use crate::sim::traffic::Arrivals;
+use foretell_core::session::{Event, Finish, Summary, Tail};
 
 impl World {
     pub(super) fn answered(&mut self, caller: Caller, number: usize) -> Result<(), Broken> {

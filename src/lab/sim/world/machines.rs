@@ -1,11 +1,11 @@
 //! Runs of the engine and the drafter: their start, and the delivery of their outputs.
 
 use super::{Happening, World};
-use crate::lab::sim::drafter::Drafter;
-use crate::lab::sim::engine::Produced;
-use crate::lab::sim::sidecar::{Reported, SignalSpec};
-use crate::lab::sim::{at, later};
-use crate::session::ActionId;
+use crate::sim::drafter::Drafter;
+use crate::sim::engine::Produced;
+use crate::sim::sidecar::{Reported, SignalSpec};
+use crate::sim::{at, later};
+use foretell_core::session::ActionId;
 
 impl World {
     /// Starts the engine and the drafter if they have work. On a shared processor they take turns.

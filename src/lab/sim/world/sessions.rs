@@ -1,14 +1,14 @@
 //! Sessions: delivers events to them and carries out their actions.
 
 use super::{Broken, Caller, Happening, Request, World};
-use crate::draft::Tree;
-use crate::lab::sim::drafter::{Drafter, Question};
-use crate::lab::sim::engine::{Job, JobId, Verify, Work};
-use crate::lab::sim::later;
-use crate::lab::sim::request::{Call, CallKind, PendingAction, What};
-use crate::session::{Action, ActionId, Event, Fault, PlainRequest};
-use crate::units::TokenId;
-use crate::words::VerifyMethod;
+use crate::sim::drafter::{Drafter, Question};
+use crate::sim::engine::{Job, JobId, Verify, Work};
+use crate::sim::later;
+use crate::sim::request::{Call, CallKind, PendingAction, What};
+use foretell_core::draft::Tree;
+use foretell_core::session::{Action, ActionId, Event, Fault, PlainRequest};
+use foretell_core::units::TokenId;
+use foretell_core::words::VerifyMethod;
 
 /// A draft that a session sends to the engine.
 pub(super) struct Put<'a> {

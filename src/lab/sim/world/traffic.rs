@@ -1,14 +1,14 @@
 //! Starts requests on arrival, and the next one of a client when one ends.
 
 use super::{Broken, Happening, Mode, Request, World};
-use crate::lab::sim::at;
-use crate::lab::sim::engine::Work;
-use crate::lab::sim::request::session;
-use crate::lab::sim::sidecar::Drawn;
-use crate::lab::sim::traffic::{Arrivals, Owner};
-use crate::session::{ActionId, Permission};
-use crate::units::{SplitMix64, Tick};
-use crate::words::PlainReason;
+use crate::sim::at;
+use crate::sim::engine::Work;
+use crate::sim::request::session;
+use crate::sim::sidecar::Drawn;
+use crate::sim::traffic::{Arrivals, Owner};
+use foretell_core::session::{ActionId, Permission};
+use foretell_core::units::{SplitMix64, Tick};
+use foretell_core::words::PlainReason;
 
 impl World {
     pub(super) fn next_arrival(&mut self, number: usize) {

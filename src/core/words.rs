@@ -1,0 +1,29 @@
+//! Shared types: verification methods and results, modes, the reasons for relayed and plain
+//! requests, and the tokens of a request.
+//!
+//! PURE, and below every other layer but `units`, so that no two layers depend on each other for a
+//! name.
+
+pub mod context;
+mod distribution;
+mod gate;
+mod ledger;
+pub mod looping;
+pub mod metric;
+mod mode;
+mod plain_reason;
+mod reason;
+mod relay_reason;
+mod structure;
+pub mod verify_result;
+
+pub use context::TokenContext;
+pub use distribution::Distribution;
+pub use gate::Gate;
+pub use ledger::{DriftLimits, Ledger};
+pub use mode::Mode;
+pub use plain_reason::PlainReason;
+pub use reason::Reason;
+pub use relay_reason::{Refused, RelayReason};
+pub use structure::Structure;
+pub use verify_result::{Dist, Put, Row, Shape, VerifyMethod, VerifyResult};

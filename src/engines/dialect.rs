@@ -1,0 +1,544 @@
+//! Codecs of the engines: the requests to send and how to read the answers.
+//!
+//! PURE codecs; one file per engine, one variant of [`Dialect`], one implementation of [`Codec`]. A
+//! dialect does no I/O: it turns a context and a draft into [`Call`]s, and the bytes of the answers
+//! into a [`Chunk`] or a [`VerifyResult`]. Adding an engine takes one file, one variant and one
+//! golden set; the compiler lists the rest.
+
+pub mod body;
+pub mod engine;
+pub mod guarantees;
+pub mod llamacpp;
+pub mod lmdeploy;
+pub mod onnx;
+pub mod openai;
+pub mod origin;
+pub mod probe;
+pub mod recognise;
+pub mod relayed;
+pub mod score;
+pub mod sglang;
+pub mod shared;
+pub mod triton;
+pub mod trtllm;
+pub mod vllm;
+
+use serde_json::{Map, Value};
+
+use crate::openai::{Additive, Request, Route, Sampling};
+use foretell_core::draft::Tree;
+use foretell_core::session::{Hold, StopOrder};
+use foretell_core::units::TokenId;
+use foretell_core::words::Refused;
+use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
+
+use body::Ids;
+pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
+pub use origin::Origin;
+pub use recognise::{Answers, Foreign, Question};
+
+/// The engines that Foretell knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Our own ONNX target (`foretell target`).
+    Onnx,
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// The server of llama.cpp.
+    LlamaCpp,
+    /// Hugging Face TGI.
+    Tgi,
+    /// `trtllm-serve` of TensorRT-LLM.
+    TrtLlm,
+    /// Triton with TensorRT engines.
+    Triton,
+    /// LMDeploy.
+    Lmdeploy,
+    /// OpenAI's own API, other hosted ones, and unknown servers.
+    OpenAi,
+    /// Ollama.
+    Ollama,
+    /// The server of mlx-lm.
+    Mlx,
+}
+
+impl Dialect {
+    /// Every dialect, in the order of the documentation.
+    pub const ALL: [Self; 11] = [
+        Self::Onnx,
+        Self::Vllm,
+        Self::Sglang,
+        Self::LlamaCpp,
+        Self::Tgi,
+        Self::TrtLlm,
+        Self::Triton,
+        Self::Lmdeploy,
+        Self::OpenAi,
+        Self::Ollama,
+        Self::Mlx,
+    ];
+
+    /// The name in configuration, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Onnx => "onnx",
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::LlamaCpp => "llamacpp",
+            Self::Tgi => "tgi",
+            Self::TrtLlm => "trtllm",
+            Self::Triton => "triton",
+            Self::Lmdeploy => "lmdeploy",
+            Self::OpenAi => "openai",
+            Self::Ollama => "ollama",
+            Self::Mlx => "mlx",
+        }
+    }
+
+    /// True if Foretell speculates on it and has never run with the real engine, only with a strict
+    /// fake built from its source.
+    pub const fn is_experimental(self) -> bool {
+        match self {
+            Self::Sglang | Self::TrtLlm | Self::Triton | Self::Lmdeploy => true,
+            // Run live, or only relayed.
+            Self::Onnx
+            | Self::Vllm
+            | Self::LlamaCpp
+            | Self::Tgi
+            | Self::OpenAi
+            | Self::Ollama
+            | Self::Mlx => false,
+        }
+    }
+
+    /// The constant properties of its engine.
+    pub fn quirks(self) -> &'static Quirks {
+        self.codec().quirks()
+    }
+
+    /// Its codec.
+    pub const fn codec(self) -> &'static dyn Codec {
+        match self {
+            Self::Onnx => &onnx::Onnx,
+            Self::Vllm => &vllm::Vllm,
+            Self::Sglang => &sglang::Sglang,
+            Self::LlamaCpp => &llamacpp::LlamaCpp,
+            Self::Tgi => &relayed::Relayed(Self::Tgi),
+            Self::TrtLlm => &trtllm::TrtLlm,
+            Self::Triton => &triton::Triton,
+            Self::Lmdeploy => &lmdeploy::Lmdeploy,
+            Self::OpenAi => &relayed::Relayed(Self::OpenAi),
+            Self::Ollama => &relayed::Relayed(Self::Ollama),
+            Self::Mlx => &relayed::Relayed(Self::Mlx),
+        }
+    }
+}
+
+/// All tokens that the target conditions on.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The model id as the client sent it.
+    pub model: &'a str,
+    /// Token ids of the prompt.
+    pub prompt: &'a [TokenId],
+    /// The output so far.
+    pub output: &'a [TokenId],
+    /// Both as JSON text; `None` if not written yet.
+    json: Option<&'a str>,
+}
+
+impl<'a> Context<'a> {
+    /// Prompt and output for `model`.
+    pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
+        Self { model, prompt, output, json: None }
+    }
+
+    /// The context of a request for `model`, with its JSON text if that has been written.
+    pub fn of(model: &'a str, token_context: &'a TokenContext) -> Self {
+        Self {
+            model,
+            prompt: token_context.prompt(),
+            output: token_context.output(),
+            json: token_context.json(),
+        }
+    }
+
+    /// Prompt and output as JSON text, written once for all positions of a round.
+    pub fn ids(&self) -> Ids<'a> {
+        Ids::new(self.json, self.prompt, self.output)
+    }
+
+    /// Tokens of prompt and output.
+    pub fn len(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+
+    /// True if there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A draft to be verified by the engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// Prompt and output that the draft follows.
+    pub context: Context<'a>,
+    /// The draft to be verified.
+    pub draft: &'a Tree,
+    /// How the target samples.
+    pub sampling: &'a Sampling,
+    /// How the draft is verified.
+    pub method: VerifyMethod,
+    /// A lossy accept rule asks for the target's probabilities, where the verification method can
+    /// report them.
+    pub weighs: bool,
+}
+
+/// One HTTP call: `POST path` with a JSON body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    /// Path on the server, below its base path.
+    pub path: &'static str,
+    /// JSON text of the body.
+    pub body: Vec<u8>,
+}
+
+/// The verify requests of a draft: all calls have to be answered, in any order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VerifyRequest {
+    /// The calls, in the order in which their answers are read.
+    pub calls: Vec<Call>,
+    /// Number of the draft's nodes that they verify, from the first on.
+    pub nodes: usize,
+}
+
+/// Reason why this engine cannot verify a draft by this method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The call would be larger than a round may be.
+    #[error("the call takes {bytes} bytes, more than {most}")]
+    TooLong {
+        /// Size of the call.
+        bytes: usize,
+        /// Maximum bytes of one round's requests.
+        most: usize,
+    },
+    /// The engine's memory does not hold several prompts of this length.
+    #[error("no room for several prompts of {0} tokens")]
+    NoRoom(usize),
+    /// The engine has no such verification method.
+    #[error("this engine has no verification method {0}")]
+    NoVerifyMethod(&'static str),
+}
+
+/// An answer that this dialect cannot read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unreadable answer: {0}")]
+pub struct Unreadable(pub &'static str);
+
+/// One event of a plain request's stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chunk {
+    /// Ids of the prompt, on the first event.
+    pub prompt: Option<Vec<TokenId>>,
+    /// Token ids of new output, in order.
+    pub tokens: Vec<TokenId>,
+    /// The text that the backend sent with these tokens.
+    pub text: String,
+    /// `finish_reason` in OpenAI's words, on the last event of the choice.
+    pub finish: Option<String>,
+    /// The last of `tokens` ended the text and adds none.
+    pub ends: bool,
+    /// The backend's own usage, where it sent one.
+    pub usage: Option<Value>,
+    /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by
+    /// name.
+    pub more: Map<String, Value>,
+    /// Output tokens of this request so far, as the engine counts them; `None` if it does not
+    /// report that.
+    pub count: Option<u32>,
+    /// Tokens of the prompt, as the engine counts them; `None` if it does not report that.
+    pub prompt_count: Option<u32>,
+    /// Only the next event shows whether the text goes on after these tokens or ends with them.
+    pub pending: bool,
+    /// The later event that showed what these tokens are; `None` if none was needed.
+    pub after: Option<Value>,
+    /// The event carries text whose ids are not known, or something else that is not plain output.
+    pub doubtful: bool,
+}
+
+/// The plain request that an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    /// The client's own request, on its own route.
+    First,
+    /// A later one that continues from the whole context, by [`Codec::plain_request`].
+    Later,
+}
+
+/// The answer to a call for the prompt's ids, concurrent with the first call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptAnswer {
+    /// The ids of the prompt.
+    Prompt(Vec<TokenId>),
+    /// One more call has to be made.
+    Ask(Call),
+}
+
+/// The constant properties in which engines differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quirks {
+    /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
+    /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
+    /// by the engine like any other draft, and the accepted tokens are the ids that it sampled.
+    pub first_request_ids: bool,
+    /// The stop text that counts if one token completes several.
+    pub stop_order: StopOrder,
+    /// The part of a streamed text that the engine holds back because a stop text may begin there.
+    pub stop_hold: Hold,
+    /// The member of a choice that names the stop that ended it; `None` if there is none.
+    pub stop_field: Option<&'static str>,
+    /// That member also names the token that is the end of the text itself.
+    pub stop_field_names_end: bool,
+    /// `completion_tokens` includes the token that is the end of the text itself.
+    pub usage_counts_end: bool,
+    /// The route on which the last chunk of a stream brings usage that was not asked for.
+    pub unasked_usage: Option<Route>,
+    /// Routes whose streams have no event for usage, though the client asks for it.
+    pub no_usage_event: &'static [Route],
+    /// The `content-type` of its whole answers.
+    pub json_type: &'static str,
+    /// Its first calls ask for usage in every event, and get it.
+    pub usage_runs: bool,
+    /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
+    pub usage_runs_alone: bool,
+    /// The last event of a chat's text has an empty delta.
+    pub bare_end: bool,
+    /// Asking for token ids adds events with an empty delta, which otherwise do not exist.
+    pub hollow_deltas: bool,
+    /// The member in which the engine reports the time of an answer, at its end. No single call has
+    /// the time of a speculated output, so there it is left out.
+    pub time_report: Option<&'static str>,
+    /// The engine refuses the whole request for the client's own `prediction`, so it must not
+    /// receive it.
+    pub refuses_prediction: bool,
+    /// The engine does not report whether it puts special tokens in front of a prompt: the ids from
+    /// [`Codec::prompt_ids_call`] are used only once the first call has counted as many.
+    pub prompt_ids_need_count: bool,
+    /// Its texts are made by Hugging Face's own code, which removes spaces before punctuation
+    /// unless the model's configuration forbids that.
+    pub tidies_text: bool,
+}
+
+impl Quirks {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self = Self {
+        first_request_ids: true,
+        stop_order: StopOrder::Listed,
+        stop_hold: Hold::Beginning,
+        stop_field: None,
+        stop_field_names_end: false,
+        usage_counts_end: true,
+        unasked_usage: None,
+        no_usage_event: &[],
+        json_type: "application/json",
+        usage_runs: false,
+        usage_runs_alone: false,
+        bare_end: false,
+        hollow_deltas: false,
+        time_report: None,
+        refuses_prediction: false,
+        prompt_ids_need_count: false,
+        tidies_text: false,
+    };
+}
+
+/// Builds the calls to one kind of engine, and reads its answers. The identified engine is an
+/// argument everywhere.
+pub trait Codec: Sync {
+    /// The constant properties of the engine.
+    fn quirks(&self) -> &'static Quirks {
+        &Quirks::COMMON
+    }
+
+    /// True if the first call of a request on this route brings, or leads to, the ids of its
+    /// tokens; otherwise the request decodes plainly to its end.
+    fn tells_ids(&self, route: Route) -> bool {
+        let _ = route;
+        true
+    }
+
+    /// Further questions to the server about itself, given its answers so far; empty when all is
+    /// known. Every question must be safe on every version and cost at most one token.
+    fn questions(&self, answers: &Answers) -> Vec<Question>;
+
+    /// The engine that gave these answers.
+    ///
+    /// # Errors
+    /// [`Foreign`]: it is no engine that can verify.
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
+
+    /// The page that reports the start time; `None` if none does.
+    fn start_page(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Reason why this engine cannot carry this request exactly by any verification method; `None`
+    /// if it can. `sampling` is the effective one.
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused>;
+
+    /// The verification methods that are exact for this request, best first. `sampling` is the
+    /// effective one; `settled`: nothing in it is a guess about the server's defaults.
+    fn methods(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        settled: bool,
+    ) -> Vec<VerifyMethod>;
+
+    /// Maximum output tokens of this request if the client sets no limit.
+    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
+
+    /// The client's own request with the additive fields that this dialect needs. `seed` may be
+    /// sent if the client sent none, so that a model drafter can share the noise.
+    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
+
+    /// The fields that [`Codec::first_request`] added, to be taken out of the answer.
+    fn additive(&self, engine: &Engine, request: &Request) -> Additive;
+
+    /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk
+    /// of a stream, and not into the first chunk, which is the template for all else; each with the
+    /// value that it has if it does not apply. See [`crate::openai::fill`].
+    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+        let _ = (engine, route, whole);
+        Value::Null
+    }
+
+    /// Corrects a whole answer where [`Codec::last_members`] does not suffice.
+    fn complete(&self, answer: &mut Value) {
+        let _ = answer;
+    }
+
+    /// The call that brings the prompt's ids; `None` if the first call brings them, or nothing can.
+    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
+        let _ = (engine, request);
+        None
+    }
+
+    /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Ask`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn read_prompt_answer(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        body: &[u8],
+    ) -> Result<PromptAnswer, Unreadable> {
+        let _ = (engine, request, body);
+        Err(Unreadable("nothing was asked"))
+    }
+
+    /// The call that aborts an answer under way such that its stream still ends with its usage,
+    /// where [`Engine::aborts`]. `request_id`: the `x-request-id` of the request.
+    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        let _ = (route, request_id);
+        None
+    }
+
+    /// A plain request that continues from the whole context, by token ids.
+    fn plain_request(
+        &self,
+        engine: &Engine,
+        context: &Context<'_>,
+        sampling: &Sampling,
+        max_tokens: u32,
+    ) -> Call;
+
+    /// Reads one event of a plain request's stream.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
+
+    /// The finish reason of a later plain request of `asked` tokens whose stream closed after
+    /// `brought` without a final event; `None` if this engine does not end a stream so.
+    fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
+        let _ = (brought, asked);
+        None
+    }
+
+    /// The calls that verify a draft.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal>;
+
+    /// Reads the answers to the calls of [`Codec::verify`], in their order.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    fn result(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &VerifyRequest,
+        bodies: &[Vec<u8>],
+    ) -> Result<VerifyResult, Unreadable>;
+
+    /// True if an answer without a verification result only means that this method cannot decide
+    /// here, so that the next one is tried.
+    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+        let _ = (method, status, body);
+        false
+    }
+
+    /// The same round by the same method, changed so that it can be decided where `asked` brought
+    /// nothing; `None` if there is no such change, so that the next method is tried.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
+        let _ = (engine, round, asked);
+        None
+    }
+
+    /// A call to be made once before the first round of a session, so that the engine computes the
+    /// context for all of the round's prompts together. Its answer is not used.
+    fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
+        let _ = (engine, round);
+        None
+    }
+
+    /// The rows that this answer to a scored prompt of `prompt` tokens lists, if it shows that; a
+    /// prefix of the prompt was cached.
+    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
+        let _ = (prompt, body);
+        None
+    }
+
+    /// Reason why a verification method is not among those of the engine that gave these answers.
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
+        let _ = (answers, method);
+        "this engine has no such verification method".to_owned()
+    }
+
+    /// The question for the ids of a text, without special tokens; `None` if it cannot be asked.
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let _ = (engine, text);
+        None
+    }
+
+    /// Reads the answer to [`Codec::tokenize`].
+    fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
+        let answer: Value = serde_json::from_slice(body).ok()?;
+        shared::ids(answer.get("tokens")?)
+    }
+
+    /// The path at which the engine reports its load; `None` if it does not.
+    fn load_path(&self, engine: &Engine) -> Option<&'static str>;
+
+    /// Reads the answer at [`Codec::load_path`]; `None` if it cannot be read.
+    fn load(&self, body: &str) -> Option<Load>;
+}

@@ -1,0 +1,300 @@
+//! An identified engine: everything about one server that decides which requests may be sent to it.
+
+use super::{
+    Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use foretell_core::units::TokenId;
+use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{VerifyMethod, VerifyResult};
+use serde_json::Value;
+
+/// Inputs of the noise of a seeded request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Noise {
+    /// Seed, absolute position and token: continuing by ids gives the same text.
+    Position,
+    /// It restarts with every call, or its inputs are unknown.
+    #[default]
+    Call,
+    /// A seed is ignored: there is nothing to preserve.
+    Ignored,
+}
+
+/// Rows of a list of prompt log-probabilities where a prefix was cached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowShape {
+    /// One for each token of the prompt; those of cached tokens are invalid.
+    #[default]
+    Full,
+    /// Only those that were computed, at the end.
+    Tail,
+}
+
+/// The limit of an output where the client sets none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// This many tokens.
+    Tokens(u32),
+    /// Up to the end of the context.
+    Context,
+    /// Not known: neither the request nor the engine sets one.
+    Unknown,
+}
+
+/// The load that an engine reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Number of requests being computed.
+    pub running: u32,
+    /// Number of requests that are waiting.
+    pub waiting: u32,
+    /// Share of the KV cache in use, 0 to 1; `None` if it does not report that.
+    pub kv_usage: Option<f64>,
+    /// Maximum requests that it computes at once; `None` if it does not report that.
+    pub limit: Option<u32>,
+}
+
+/// One server, as identified by its answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Engine {
+    /// Its dialect.
+    pub dialect: Dialect,
+    /// The model that it serves.
+    pub model: String,
+    /// Its version, as it reports it.
+    pub version: String,
+    /// Start time of its process, in microseconds of Unix time; `None` if it does not report that.
+    pub started: Option<u64>,
+    /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
+    /// none.
+    pub mark: Option<String>,
+    /// The version of its weights, where it reports one: they may be replaced while it runs.
+    pub weights: Option<String>,
+    /// Maximum tokens of prompt and output together; `None` if not known.
+    pub context: Option<usize>,
+    /// The verification methods that this server supports, best first; those for one request are
+    /// [`Engine::methods`].
+    pub methods: Vec<VerifyMethod>,
+    /// Verification methods that it also supports, but whose first call may crash it, depending on
+    /// what is installed there, which no answer shows. Used only where the operator names them
+    /// ([`Engine::enable_named`]).
+    pub risky: Vec<VerifyMethod>,
+    /// Its values for fields that a client leaves out; `None` if they are not known.
+    pub defaults: Option<Defaults>,
+    /// Maximum output tokens, whatever a client asks for; `None` if the server has no such limit.
+    pub max_tokens: Option<u32>,
+    /// Inputs of the noise of a seeded request.
+    pub noise: Noise,
+    /// Tokens per block of its prefix cache; 1 if it caches single tokens.
+    pub block: usize,
+    /// The rows of its prompt log-probabilities.
+    pub rows: RowShape,
+    /// Maximum prompts that it computes at once; `None` if not known.
+    pub lanes: Option<usize>,
+    /// It reports how many tokens of a prompt were cached.
+    pub tells_cached: bool,
+    /// An answer under way can be aborted by a call, and still ends with its usage
+    /// ([`super::Codec::abort`]).
+    pub aborts: bool,
+    /// Its whole completions count reasoning tokens; its streams do not.
+    pub counts_reasoning: bool,
+    /// It speculates by itself.
+    pub speculates: bool,
+    /// Fields that a client leaves out get values that are not known.
+    pub own_defaults: bool,
+    /// It draws with one fixed seed where the client sends none.
+    pub seeded: bool,
+    /// Maximum output tokens where a client sets no limit; `None` if the server has no such limit.
+    pub default_tokens: Option<u32>,
+    /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
+    /// stream.
+    pub segment: Option<u32>,
+    /// Its streams leave out an incomplete character at the end of the output.
+    pub drops_tail: bool,
+    /// True if cache hits of its prefix cache have been seen; `None` if that was not checked.
+    pub caches: Option<bool>,
+    /// The path at which it reports its load; `None` if it does not.
+    pub load_path: Option<&'static str>,
+    /// Tokens that end an output.
+    pub eos: Vec<TokenId>,
+    /// Tokens that may end an output or are no text; taken from the tokenizer.
+    pub special: Vec<TokenId>,
+}
+
+impl Engine {
+    /// True if it identifies its process, so that a connection can be checked to lead to the same
+    /// one.
+    pub fn shows_itself(&self) -> bool {
+        self.started.is_some() || self.mark.is_some()
+    }
+
+    /// An engine of which only these three are known.
+    pub fn new(dialect: Dialect, model: impl Into<String>, version: impl Into<String>) -> Self {
+        Self {
+            dialect,
+            model: model.into(),
+            version: version.into(),
+            started: None,
+            mark: None,
+            weights: None,
+            context: None,
+            methods: Vec::new(),
+            risky: Vec::new(),
+            defaults: None,
+            max_tokens: None,
+            noise: Noise::default(),
+            block: 1,
+            rows: RowShape::default(),
+            lanes: None,
+            tells_cached: false,
+            aborts: false,
+            counts_reasoning: false,
+            speculates: false,
+            own_defaults: false,
+            seeded: false,
+            default_tokens: None,
+            segment: None,
+            drops_tail: false,
+            caches: None,
+            load_path: None,
+            eos: Vec::new(),
+            special: Vec::new(),
+        }
+    }
+
+    /// Moves the risky methods that the operator has named to the head of [`Engine::methods`].
+    pub fn enable_named(&mut self, named: &[VerifyMethod]) {
+        let (taken, left): (Vec<VerifyMethod>, Vec<VerifyMethod>) =
+            self.risky.iter().partition(|method| named.contains(method));
+        self.risky = left;
+        self.methods.splice(0..0, taken);
+    }
+
+    /// The request's sampling with this server's defaults; true if nothing in it is a guess.
+    pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
+        match &self.defaults {
+            Some(defaults) => (request.sampling.with_defaults(defaults), true),
+            None => (request.sampling.clone(), request.sampling.sets_all()),
+        }
+    }
+
+    /// True if a drafter can draw with this engine's own noise: it is a function that is known
+    /// here, of a seed that the engine takes as an additive field.
+    pub fn shares_noise(&self) -> bool {
+        self.dialect == Dialect::Onnx
+    }
+
+    /// Reason why this request may not be speculated on here; `None` if it may.
+    pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
+        if seeded && self.noise == Noise::Call {
+            let seed = sampling.seed.map_or("temperature", |_| "seed");
+            return Some(Refused::by(RelayReason::Seed, seed));
+        }
+        // Before `min_tokens` the target's sampler excludes the stop tokens too, which later calls
+        // do not send.
+        if sampling.min_tokens > 0 && !request.stop_token_ids.is_empty() {
+            return Some(Refused::by(RelayReason::Parameter, "min_tokens"));
+        }
+        if self.limit(request) == MaxTokens::Unknown {
+            return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
+        }
+        self.dialect.codec().refuses(self, request, sampling)
+    }
+
+    /// Maximum output tokens of this request.
+    pub fn limit(&self, request: &Request) -> MaxTokens {
+        let own = match request.max_tokens {
+            Some(tokens) => MaxTokens::Tokens(tokens),
+            None => self.dialect.codec().max_tokens(self, request),
+        };
+        match (own, self.max_tokens) {
+            (MaxTokens::Tokens(own), Some(most)) => MaxTokens::Tokens(own.min(most)),
+            (MaxTokens::Context, Some(most)) => MaxTokens::Tokens(most),
+            (own, _) => own,
+        }
+    }
+
+    /// The verification methods that are exact for this request, best first.
+    pub fn methods(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+        self.dialect.codec().methods(self, request, sampling, settled)
+    }
+
+    /// See [`super::Codec::first_request`].
+    pub fn first_request(&self, request: &Request, seed: u64) -> Call {
+        self.dialect.codec().first_request(self, request, seed)
+    }
+
+    /// See [`super::Codec::additive`].
+    pub fn additive(&self, request: &Request) -> Additive {
+        self.dialect.codec().additive(self, request)
+    }
+
+    /// See [`super::Codec::prompt_ids_call`].
+    pub fn prompt_ids_call(&self, request: &Request) -> Option<Call> {
+        self.dialect.codec().prompt_ids_call(self, request)
+    }
+
+    /// See [`super::Codec::read_prompt_answer`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn read_prompt_answer(&self, request: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+        self.dialect.codec().read_prompt_answer(self, request, body)
+    }
+
+    /// See [`super::Codec::abort`].
+    pub fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        self.dialect.codec().abort(route, request_id).filter(|_| self.aborts)
+    }
+
+    /// See [`super::Codec::plain_request`].
+    pub fn plain_request(&self, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        self.dialect.codec().plain_request(self, context, sampling, max_tokens)
+    }
+
+    /// See [`super::Codec::chunk`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn chunk(&self, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+        self.dialect.codec().chunk(self, kind, event)
+    }
+
+    /// The calls that verify a draft, together at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<VerifyRequest, Refusal> {
+        let asked = self.dialect.codec().verify(self, round)?;
+        let bytes = asked.calls.iter().map(|call| call.body.len()).sum();
+        if bytes > bytes_max {
+            return Err(Refusal::TooLong { bytes, most: bytes_max });
+        }
+        Ok(asked)
+    }
+
+    /// See [`super::Codec::warm`].
+    pub fn warm(&self, round: &Round<'_>) -> Option<Call> {
+        self.dialect.codec().warm(self, round)
+    }
+
+    /// See [`super::Codec::again`].
+    pub fn again(&self, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
+        self.dialect.codec().again(self, round, asked)
+    }
+
+    /// See [`super::Codec::result`].
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub fn result(
+        &self,
+        round: &Round<'_>,
+        asked: &VerifyRequest,
+        bodies: &[Vec<u8>],
+    ) -> Result<VerifyResult, Unreadable> {
+        self.dialect.codec().result(self, round, asked, bodies)
+    }
+}

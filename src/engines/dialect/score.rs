@@ -1,0 +1,186 @@
+//! Reconstructs the distribution of a position from log-probabilities, where the engine reports
+//! those and draws no sample.
+//!
+//! It is reconstructed only if that is exact, which is judged from the probabilities alone. The
+//! session draws from it; an undecided position is left to another verification method, whose
+//! sample is then the only one ever drawn there.
+
+mod bounds;
+
+use self::bounds::bounded;
+use super::Engine;
+use crate::openai::Sampling;
+use foretell_core::units::TokenId;
+use foretell_core::words::Row;
+
+/// Log-probabilities closer than this count as equal.
+const TIE: f64 = 1e-6;
+/// A cumulative probability this close to the edge of the nucleus is undecided.
+const EDGE: f64 = 1e-5;
+
+/// Number of the most probable tokens that must be listed so that this request can be decided;
+/// `None` if no number suffices. `most` is the longest list that the engine returns.
+pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
+    if sampling.plainly_greedy() {
+        return (most >= 2).then_some(2);
+    }
+    let penalized = sampling.counts_output() || !is_one(sampling.repetition_penalty);
+    if penalized || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
+        return None;
+    }
+    // One more than are kept, to detect a tie at the edge.
+    let width = sampling.top_k? as usize + 1;
+    (width <= most).then_some(width)
+}
+
+/// The target's row at a position, if it can be reconstructed: the token that it takes, or the
+/// distribution that it draws from. `top` holds the most probable tokens with their raw
+/// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order. A
+/// token of `special` must not be decided here, because only the engine knows whether it ends the
+/// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
+/// draw would be.
+pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
+    let mut top = top.to_vec();
+    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.dedup_by_key(|entry| entry.0);
+    let is_special = |token: &TokenId| special.contains(token);
+    if sampling.plainly_greedy() {
+        let [first, second, ..] = top.as_slice() else { return None };
+        let clear = first.1 - second.1 > TIE && !is_special(&first.0);
+        return clear.then(|| Row::of(first.0));
+    }
+    if top.iter().any(|entry| is_special(&entry.0)) {
+        return None;
+    }
+    let kept = nucleus(&weights(&top, sampling)?, sampling.top_p)?;
+    let total: f64 = kept.iter().map(|entry| entry.1).sum();
+    Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
+}
+
+/// The rows of a scored chain up to the first undecided position; after the last of them `bonus`,
+/// which the engine has sampled. `told` lists each position's tokens with their log-probabilities.
+/// `bounds`: an undecided position still gets a row if its probabilities are known between bounds.
+pub fn rows(
+    engine: &Engine,
+    sampling: &Sampling,
+    told: impl Iterator<Item = Vec<(TokenId, f64)>>,
+    bounds: bool,
+    bonus: Row,
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for top in told {
+        let between = || bounded(&top, sampling, &engine.special).filter(|_| bounds);
+        let Some(row) = row(&top, sampling, &engine.special).or_else(between) else { return rows };
+        rows.push(row);
+    }
+    rows.push(bonus);
+    rows
+}
+
+/// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
+fn weights(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<(TokenId, f64)>> {
+    let keep = sampling.top_k? as usize;
+    let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
+    if kept.last()?.1 - edge.1 <= TIE {
+        return None;
+    }
+    let most = kept.first()?.1;
+    let weight = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
+    let weights: Vec<_> = kept.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
+    if weights.iter().any(|entry| (entry.1 - sampling.min_p).abs() < EDGE * sampling.min_p.max(EDGE)) {
+        return None;
+    }
+    Some(weights.into_iter().filter(|entry| entry.1 >= sampling.min_p).collect())
+}
+
+/// The smallest head of the list whose share reaches `top_p`; `None` if rounding or a tie leaves
+/// open where it ends.
+fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>> {
+    if top_p >= 1.0 {
+        return Some(weights.to_vec());
+    }
+    let total: f64 = weights.iter().map(|entry| entry.1).sum();
+    let mut before = 0.0;
+    let mut kept = Vec::new();
+    for (index, &(token, weight)) in weights.iter().enumerate() {
+        let share = before / total;
+        if (share - top_p).abs() < EDGE {
+            return None;
+        }
+        if share >= top_p {
+            let last: &(TokenId, f64) = kept.last()?;
+            // Equal tokens at the edge: engines differ in which of them they keep.
+            return ((last.1 - weight).abs() > TIE * last.1).then_some(kept);
+        }
+        before += weight;
+        kept.push((token, weight));
+        debug_assert!(kept.len() == index + 1);
+    }
+    Some(kept)
+}
+
+#[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+fn is_one(value: f64) -> bool {
+    value == 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(temperature: f64, top_k: u32, top_p: f64) -> Sampling {
+        Sampling { temperature, top_k: Some(top_k), top_p, ..Sampling::default() }
+    }
+
+    fn plain(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Row> {
+        row(top, sampling, &[])
+    }
+
+    #[test]
+    fn the_most_probable_is_taken_unless_it_is_a_tie() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(plain(&[(4, -2.0), (7, -0.5)], &greedy), Some(Row::of(7)));
+        assert_eq!(plain(&[(4, -0.5), (7, -0.5)], &greedy), None);
+        assert_eq!(plain(&[(4, -0.5)], &greedy), None, "alone it proves nothing");
+        assert_eq!(width(&greedy, 20), Some(2));
+    }
+
+    #[test]
+    fn without_the_whole_kept_set_nothing_is_decided() {
+        let open = Sampling { temperature: 0.8, top_p: 0.9, ..Sampling::default() };
+        assert_eq!(width(&open, 20), None);
+        assert_eq!(width(&sampling(0.8, 20, 1.0), 20), None);
+        assert_eq!(width(&sampling(0.8, 3, 1.0), 20), Some(4));
+        assert_eq!(plain(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0)), None);
+        let tie = [(1, -1.0), (2, -2.0), (3, -2.0)];
+        assert_eq!(plain(&tie, &sampling(0.8, 2, 1.0)), None, "a tie at the edge of top-k");
+    }
+
+    #[test]
+    fn a_position_with_a_special_token_is_left_undecided() {
+        let top = [(1, -0.2), (0, -2.0), (3, -6.0)];
+        let sampling = sampling(1.0, 2, 1.0);
+        assert_eq!(row(&top, &sampling, &[0]), None);
+        assert!(row(&top, &sampling, &[7]).is_some());
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let taken = row(&top, &greedy, &[0]);
+        assert_eq!(taken, Some(Row::of(1)), "a special token that is not taken does not matter");
+        assert_eq!(row(&top, &greedy, &[1]), None);
+    }
+
+    #[test]
+    fn the_distribution_is_the_processed_one() {
+        let top: Vec<(TokenId, f64)> = [0.4_f64, 0.3, 0.15, 0.1, 0.05]
+            .iter()
+            .enumerate()
+            .map(|(token, p)| (token as TokenId, p.ln()))
+            .collect();
+        // Top-k 4 at T = 0.5 squares: .16 .09 .0225 .01 of .2825; top-p 0.85 keeps the first two.
+        let Some(Row { sample: None, dist: Some(dist), .. }) = plain(&top, &sampling(0.5, 4, 0.85)) else {
+            panic!("a distribution")
+        };
+        let tokens: Vec<TokenId> = dist.top.iter().map(|entry| entry.0).collect();
+        assert_eq!((tokens, dist.complete), (vec![0, 1], true));
+        assert!((dist.top[0].1 - 0.64).abs() < 1e-12 && (dist.top[1].1 - 0.36).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,163 @@
+//! Bounds of probabilities, where an engine may keep or drop a token at an edge of its truncation.
+//!
+//! A draw needs the probability of every possible token. A lossy accept rule that keeps the draft
+//! token needs less: a lower bound of its probability. Two sets are computed at every edge: the
+//! tokens that are certainly kept, and those that may be kept.
+
+use super::{EDGE, TIE};
+use crate::openai::Sampling;
+use foretell_core::units::TokenId;
+use foretell_core::words::{Dist, Row};
+
+/// The bounds for a position that [`row`](super::row) leaves undecided: the tokens that are
+/// certainly kept, each with the lower bound of its probability, and `slack`, by which the upper
+/// bound exceeds it. `None` at temperature 0, and where the likeliest token is special or not
+/// certainly kept. `top` is as `row` takes it.
+pub(super) fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
+    let mut top = top.to_vec();
+    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.dedup_by_key(|entry| entry.0);
+    let positions = nucleus(&truncated(&top, sampling)?, sampling.top_p);
+    let (least, greatest) =
+        (sum(&positions, |position| position.sure), sum(&positions, |position| position.maybe));
+    let first = positions.first().filter(|position| position.sure && !special.contains(&position.token));
+    first?;
+    let listed = positions.iter().filter(|position| position.sure && !special.contains(&position.token));
+    let top = listed.map(|position| (position.token, position.weight / greatest)).collect();
+    let dist = Dist { top, complete: false, slack: greatest / least - 1.0 };
+    Some(Row { dist: Some(dist), ..Row::default() })
+}
+
+/// A listed token, its weight, and its membership in the two sets.
+#[derive(Clone, Copy)]
+struct ListedToken {
+    token: TokenId,
+    /// Its probability ÷ that of the likeliest token, after temperature.
+    weight: f64,
+    /// It is certainly kept.
+    sure: bool,
+    /// It may be kept.
+    maybe: bool,
+}
+
+fn sum(positions: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
+    positions.iter().filter(|position| counts(position)).map(|position| position.weight).sum()
+}
+
+/// The tokens that top-k and min-p keep. `None` where tokens that are not listed may be kept: those
+/// that tie with the last of top-k, all of which some engines keep.
+fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<ListedToken>> {
+    let keep = sampling.top_k? as usize;
+    let (most, edge) = (top.first()?.1, top.get(keep)?.1);
+    let tied = top.get(keep.checked_sub(1)?)?.1 - edge <= TIE;
+    let unlisted = tied && edge - top.last()?.1 <= TIE;
+    if sampling.temperature <= 0.0 || unlisted {
+        return None;
+    }
+    let floor = EDGE * sampling.min_p.max(EDGE);
+    let position = |(index, &(token, logprob)): (usize, &(TokenId, f64))| {
+        let weight = ((logprob - most) / sampling.temperature).exp();
+        let level = tied && (edge - logprob).abs() <= TIE;
+        ListedToken {
+            token,
+            weight,
+            sure: index < keep && logprob - edge > TIE && weight > sampling.min_p + floor,
+            maybe: (index < keep || level) && weight > sampling.min_p - floor,
+        }
+    };
+    Some(top.iter().enumerate().map(position).collect())
+}
+
+/// The tokens that top-p keeps of them: a token is kept where the share of those before it is below
+/// `top_p`. Engines differ in which of equal tokens at the edge they keep.
+fn nucleus(positions: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
+    if top_p >= 1.0 {
+        return positions.to_vec();
+    }
+    let (least, greatest) =
+        (sum(positions, |position| position.sure), sum(positions, |position| position.maybe));
+    let before = |index: usize| positions.iter().take(index).map(|position| position.weight).sum::<f64>();
+    let weight = |index: usize| positions.get(index).map_or(0.0, |position| position.weight);
+    let level = |a: f64, b: f64| (a - b).abs() <= TIE * a.max(b);
+    let inside = |index: usize| before(index) / least < top_p - EDGE;
+    // Where the edge lies within a run of equal tokens, none of them is certain.
+    let at_edge = |index: usize| {
+        let run = (index + 1..positions.len()).take_while(|&other| level(weight(index), weight(other)));
+        run.last().is_some_and(|last| !inside(last))
+    };
+    let kept = |(index, position): (usize, &ListedToken)| ListedToken {
+        sure: position.sure && inside(index) && !at_edge(index),
+        maybe: position.maybe
+            && (before(index) / greatest < top_p + EDGE
+                || (0..index).any(|above| {
+                    level(weight(above), position.weight) && before(above) / greatest < top_p + EDGE
+                })),
+        ..*position
+    };
+    positions.iter().enumerate().map(kept).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::row;
+    use super::*;
+
+    fn sampling(temperature: f64, top_k: u32, top_p: f64) -> Sampling {
+        Sampling { temperature, top_k: Some(top_k), top_p, ..Sampling::default() }
+    }
+
+    /// For every distribution that an engine may use, with the tokens at an edge kept or dropped,
+    /// the probabilities lie between the bounds.
+    #[test]
+    fn an_undecided_position_is_known_between_bounds() {
+        let logprobs = |weights: &[f64]| -> Vec<(TokenId, f64)> {
+            let sum: f64 = weights.iter().sum();
+            (0..).zip(weights.iter().map(|weight| (weight / sum).ln())).collect()
+        };
+        let p = |kept: &[f64], at: usize| kept[at] / kept.iter().sum::<f64>();
+        // A tie at the edge of top-k: the third or the fourth is kept.
+        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), &sampling(1.0, 3, 1.0), &[])
+            .unwrap()
+            .dist
+            .unwrap();
+        let tokens: Vec<TokenId> = dist.top.iter().map(|entry| entry.0).collect();
+        assert_eq!((tokens, dist.complete), (vec![0, 1], false));
+        for at in [0, 1] {
+            let own = p(&[4.0, 3.0, 1.0], at);
+            assert!(dist.top[at].1 <= own && own <= dist.top[at].1 * (1.0 + dist.slack), "{at}");
+        }
+        // The nucleus of 0.7 ends exactly at the second: with the third, or without.
+        let edge = logprobs(&[4.0, 3.0, 2.0, 1.0]);
+        assert_eq!(row(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);
+        let dist = bounded(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
+        assert_eq!(dist.top.len(), 2);
+        for kept in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
+            let own = p(kept, 0);
+            assert!(
+                dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
+                "{kept:?}"
+            );
+        }
+        // Of three equal tokens two fit: any of them may be the one that is dropped.
+        let run = logprobs(&[4.0, 2.0, 2.0, 2.0, 0.5]);
+        let dist = bounded(&run, &sampling(1.0, 4, 0.75), &[]).unwrap().dist.unwrap();
+        assert_eq!(dist.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0]);
+        for kept in [&[4.0, 2.0, 2.0][..], &[4.0, 2.0], &[4.0, 2.0, 2.0, 2.0]] {
+            let own = p(kept, 0);
+            assert!(
+                dist.top[0].1 <= own + 1e-12 && own <= dist.top[0].1 * (1.0 + dist.slack) + 1e-12,
+                "{kept:?}"
+            );
+        }
+        // One that may end the text is listed nowhere, and the others are known.
+        let special = bounded(&edge, &sampling(1.0, 3, 1.0), &[1]).unwrap().dist.unwrap();
+        assert_eq!(special.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0, 2]);
+        assert!((special.top[0].1 - 4.0 / 9.0).abs() < 1e-12 && special.slack.abs() < 1e-12);
+        assert_eq!(
+            bounded(&edge, &sampling(1.0, 3, 1.0), &[0]),
+            None,
+            "how likely the likeliest is must be known"
+        );
+        assert_eq!(bounded(&edge, &sampling(0.0, 3, 1.0), &[]), None);
+    }
+}

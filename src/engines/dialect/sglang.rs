@@ -1,0 +1,373 @@
+//! SGLang.
+//!
+//! `FanOut` and plain requests use `/v1/completions` with exactly the fields that the client has
+//! set: that route fills in OpenAI's defaults, as it does for the client's own completion. The chat
+//! route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint
+//! reports; a chat is speculated on only if it sets every field for which the two differ.
+//!
+//! `Score` uses `/generate` with `logprob_start_len` at the last token of the context: the radix
+//! cache is read up to there, the first entry is always null, and the row of the first drafted
+//! token is always computed. Its parameters are sent in full, because `/generate` has defaults of
+//! its own.
+//!
+//! All three penalties count output only, so none of them stays right when output becomes prompt.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::body::Body;
+use super::recognise::{MODELS, SERVER_INFO};
+use super::shared::{self, COMPLETION_TOKENS, bytes};
+use super::{
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
+};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
+use foretell_core::units::TokenId;
+use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{Row, VerifyMethod, VerifyResult};
+
+const GENERATE: &str = "/generate";
+const TOKENIZE: &str = "/tokenize";
+const METRICS: &str = "/metrics";
+const LOADS: &str = "/v1/loads?include=core&format=json";
+/// Maximum log-probabilities per position. The server has no limit of its own; the answer grows
+/// with it.
+const MAX_LOGPROBS: usize = 64;
+/// Maximum prompts of one call: each of them becomes a request of its own in the scheduler.
+const MAX_PROMPTS: usize = 64;
+
+/// The first version that reports `stop` for a call of one token if that ends the text. Earlier
+/// ones (0.5.17 was read) check the limit first and report `length`, so that a round would continue
+/// after the end.
+const ENDS_FIRST: [u32; 3] = [0, 5, 18];
+
+/// The codec of SGLang.
+pub struct Sglang;
+
+const QUIRKS: Quirks = Quirks {
+    stop_field: Some("matched_stop"),
+    stop_field_names_end: true,
+    tidies_text: true,
+    usage_runs_alone: true,
+    ..Quirks::COMMON
+};
+
+impl Codec for Sglang {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
+    /// A streamed chat brings its ids once, at its end, and is refused if it asks for them (0.5.23,
+    /// `serving_chat.py`: "return_prompt_token_ids is not supported with streaming").
+    fn tells_ids(&self, route: Route) -> bool {
+        route == Route::Completions
+    }
+
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        answers.unasked(&[LOADS, METRICS])
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let info = |pointer: &str| answers.at(SERVER_INFO, pointer).filter(|value| !value.is_null());
+        let version = answers.word(SERVER_INFO, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
+        let context = answers
+            .number(MODELS, "/data/0/max_model_len")
+            .or_else(|| answers.number(SERVER_INFO, "/context_length"))
+            .ok_or_else(|| Foreign::silent("context length"))?;
+        let on = |pointer: &str| info(pointer).is_some_and(|value| value == json!(true));
+        let tells_ends = shared::version(&version).is_some_and(|version| version >= ENDS_FIRST);
+        // Without the cache every call computes its whole prompt.
+        let offered = tells_ends && !on("/disable_radix_cache");
+        let methods = if offered { vec![VerifyMethod::Score, VerifyMethod::FanOut] } else { vec![] };
+        let preferred = info("/preferred_sampling_params").is_some();
+        let openai = answers.word(SERVER_INFO, "/sampling_defaults").as_deref() == Some("openai");
+        Ok(Engine {
+            context: usize::try_from(context).ok(),
+            methods,
+            defaults: (openai && !preferred).then_some(Defaults::OPENAI),
+            own_defaults: preferred,
+            noise: if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored },
+            block: answers.number(SERVER_INFO, "/page_size").map_or(1, |size| size as usize),
+            rows: RowShape::Tail,
+            lanes: Some(MAX_PROMPTS),
+            counts_reasoning: info("/reasoning_parser").is_some(),
+            speculates: info("/speculative_algorithm").is_some(),
+            weights: answers.word(SERVER_INFO, "/weight_version"),
+            load_path: [LOADS, METRICS].into_iter().find(|path| answers.status(path) == Some(200)),
+            ..Engine::new(Dialect::Sglang, model, version)
+        })
+    }
+
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        // A vLLM parameter that this server does not know; the chat route has another name for ids.
+        let foreign = request.return_token_ids && request.route == Route::Chat;
+        // With deterministic inference, min-p fails an assertion in its sampler: such a request
+        // must never be sent.
+        let deadly = engine.noise == Noise::Position && sampling.min_p > 0.0 && sampling.temperature > 0.0;
+        // With `ignore_eos` it ignores stop tokens too.
+        let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
+        let parameters = [
+            (!neutral(sampling.repetition_penalty), "repetition_penalty"),
+            (request.include_stop, "include_stop_str_in_output"),
+            (foreign, "return_token_ids"),
+            (deadly, "min_p"),
+            (deaf, "stop_token_ids"),
+        ];
+        let counted = engine.counts_reasoning && request.route == Route::Completions && !request.stream;
+        Refused::by_first(RelayReason::Parameter, &sampling.counting())
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
+            .or_else(|| counted.then(|| RelayReason::Reasoning.into()))
+            .or_else(|| {
+                open(engine, request, sampling).map(|name| Refused::by(RelayReason::DefaultsUnknown, name))
+            })
+    }
+
+    fn methods(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<VerifyMethod> {
+        let scores = told(engine, request) && scores(engine, sampling);
+        engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
+    }
+
+    fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
+        match request.route {
+            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
+            Route::Chat => MaxTokens::Context,
+        }
+    }
+
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, shared::continuous_usage());
+        if self.tells_ids(request.route) {
+            body.insert("return_token_ids".into(), Value::Bool(true));
+        }
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { usage: true, null_usage: true, ..Additive::of(request) }
+    }
+
+    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events
+    /// do not.
+    fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
+        match (route, whole, &engine.weights) {
+            (Route::Completions, true, Some(version)) => json!({ "metadata": { "weight_version": version } }),
+            _ => Value::Null,
+        }
+    }
+
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
+    }
+
+    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+        let chunk = shared::chunk_named(event, "response_token_ids")?;
+        Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
+    }
+
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        match round.method {
+            VerifyMethod::FanOut => {
+                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
+            }
+            VerifyMethod::Score => {
+                let width = score::width(round.sampling, MAX_LOGPROBS);
+                let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
+                let nodes = shared::text_stem(engine, round.draft);
+                Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
+            }
+            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+        }
+    }
+
+    fn result(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &VerifyRequest,
+        bodies: &[Vec<u8>],
+    ) -> Result<VerifyResult, Unreadable> {
+        let body = shared::only(bodies)?;
+        if round.method == VerifyMethod::Score {
+            return score_result(engine, round, asked.nodes, body);
+        }
+        let sent = shared::fan_out_tokens(round, asked.nodes);
+        shared::fan_out_result(asked.nodes + 1, sent, body)
+    }
+
+    fn missing(&self, answers: &Answers, _: VerifyMethod) -> String {
+        let off = answers.at(SERVER_INFO, "/disable_radix_cache").is_some_and(|off| off == json!(true));
+        if off { "its prefix cache is off" } else { "this version does not report where a text ends" }
+            .to_owned()
+    }
+
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
+        Some(Question::post(TOKENIZE, body))
+    }
+
+    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
+        engine.load_path
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        match serde_json::from_str::<Loads>(body) {
+            Ok(loads) => loads.sum(),
+            Err(_) => shared::load(
+                body,
+                "sglang:num_running_reqs",
+                "sglang:num_queue_reqs",
+                &["sglang:token_usage"],
+            ),
+        }
+    }
+}
+
+/// The answer of `/v1/loads`: one entry for each data-parallel rank. Some versions name the members
+/// differently.
+#[derive(Deserialize)]
+struct Loads {
+    loads: Vec<RankLoad>,
+}
+
+#[derive(Deserialize)]
+struct RankLoad {
+    #[serde(alias = "num_reqs")]
+    num_running_reqs: u32,
+    #[serde(alias = "num_queue_reqs")]
+    num_waiting_reqs: u32,
+    token_usage: Option<f64>,
+}
+
+impl Loads {
+    fn sum(&self) -> Option<Load> {
+        let fullest = self.loads.iter().filter_map(|rank| rank.token_usage).reduce(f64::max);
+        (!self.loads.is_empty()).then(|| Load {
+            running: self.loads.iter().map(|rank| rank.num_running_reqs).sum(),
+            waiting: self.loads.iter().map(|rank| rank.num_waiting_reqs).sum(),
+            kv_usage: fullest,
+            limit: None,
+        })
+    }
+}
+
+#[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+fn neutral(penalty: f64) -> bool {
+    penalty == 1.0
+}
+
+/// The first field left out by the client that gets another value on the completions route than on
+/// the client's own.
+fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'static str> {
+    if request.route == Route::Completions || engine.defaults.is_some() {
+        return None;
+    }
+    // The chat route takes these from the model: nothing else differs from the completions route.
+    let drawn = sampling.temperature > 0.0 || !sampling.said.has(F::Temperature);
+    let drawing = [F::Temperature, F::TopP, F::TopK, F::MinP].into_iter().filter(|_| drawn);
+    let mut differing = drawing.chain([F::RepetitionPenalty]);
+    differing.find(|field| !sampling.said.has(*field)).map(F::name)
+}
+
+/// True if the effective sampling is known as numbers, so that distributions can be computed here.
+fn told(engine: &Engine, request: &Request) -> bool {
+    !engine.own_defaults || request.sampling.sets_all()
+}
+
+/// True if positions can be decided from log-probabilities. Attention backends differ in whether
+/// the nucleus is that of all tokens or of the `top_k` kept, so the two together are left to
+/// samples; and where noise is a function of the position, the draw must be the server's own.
+fn scores(engine: &Engine, sampling: &Sampling) -> bool {
+    let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0;
+    !engine.special.is_empty()
+        && (sampling.plainly_greedy() || own_draw)
+        && score::width(sampling, MAX_LOGPROBS).is_some()
+}
+
+fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
+    let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
+    let sampling = round.sampling;
+    let params = json!({
+        "max_new_tokens": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k.map_or(json!(-1), Value::from),
+        "min_p": sampling.min_p,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": sampling.ignore_eos,
+    });
+    let ids = round.context.ids();
+    let mut body = Body::around(&ids, 1)
+        .ids("input_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    if nodes > 0 {
+        body = body
+            .put("return_logprob", true)
+            .put("logprob_start_len", round.context.len().saturating_sub(1))
+            .put("top_logprobs_num", width)
+            .put("return_text_in_logprobs", false);
+    }
+    Call { path: GENERATE, body: body.end() }
+}
+
+#[derive(Deserialize)]
+struct Generated {
+    text: Option<String>,
+    output_ids: Vec<TokenId>,
+    meta_info: Meta,
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    finish_reason: Option<Reason>,
+    prompt_tokens: u32,
+    cached_tokens: Option<u32>,
+    #[serde(default)]
+    input_top_logprobs: Vec<Option<Vec<Entry>>>,
+}
+
+/// Log-probability, token, and its text if that was asked for.
+type Entry = (Option<f64>, TokenId, Option<String>);
+
+#[derive(Deserialize)]
+struct Reason {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+fn score_result(
+    engine: &Engine,
+    round: &Round<'_>,
+    nodes: usize,
+    body: &[u8],
+) -> Result<VerifyResult, Unreadable> {
+    let answer: Generated =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of /generate"))?;
+    let [bonus] = answer.output_ids.as_slice() else { return Err(Unreadable("not one token")) };
+    let meta = &answer.meta_info;
+    if meta.prompt_tokens as usize != round.context.len() + nodes {
+        return Err(Unreadable("it counts another prompt"));
+    }
+    let computed = meta.cached_tokens.map(|cached| meta.prompt_tokens.saturating_sub(cached));
+    // The first entry belongs to the last token of the context and is empty.
+    let listed = meta.input_top_logprobs.get(1..).unwrap_or_default();
+    if listed.len() != nodes {
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
+    }
+    let ends = meta.finish_reason.as_ref().is_some_and(|reason| reason.kind == "stop");
+    let bonus = Row { ends, text: answer.text, ..Row::of(*bonus) };
+    let told =
+        listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
+    Ok(VerifyResult {
+        rows: score::rows(engine, round.sampling, told, round.weighs, bonus),
+        computed,
+        ..VerifyResult::default()
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+use super::super::recognise::{Reply, dialect_of};
+use super::*;
+use crate::openai::{Judgement, SetFields, judge};
+use foretell_core::draft::{Features, Source, Tree};
+
+fn engine() -> Engine {
+    Engine {
+        methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
+        noise: Noise::Ignored,
+        special: vec![0],
+        ..Engine::new(Dialect::Sglang, "m", "0.5.23")
+    }
+}
+
+fn chain(tokens: &[TokenId]) -> Tree {
+    Tree::chain(tokens, Source::Model, Features::default())
+}
+
+fn greedy() -> Sampling {
+    Sampling { temperature: 0.0, said: SetFields::default().with(F::Temperature), ..Sampling::default() }
+}
+
+fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, method: VerifyMethod) -> Round<'a> {
+    let context = Context::new("m", &[1, 2], &[3]);
+    Round { context, draft, sampling, method, weighs: false }
+}
+
+fn body(draft: &[TokenId], sampling: &Sampling, method: VerifyMethod) -> (&'static str, String) {
+    let draft = chain(draft);
+    let mut asked = Sglang.verify(&engine(), &round(&draft, sampling, method)).unwrap();
+    let call = asked.calls.remove(0);
+    (call.path, String::from_utf8(call.body).unwrap())
+}
+
+fn request(route: Route, body: &Value) -> Request {
+    match judge(route, body.to_string().as_bytes()) {
+        Judgement::Eligible(request) => *request,
+        Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
+    }
+}
+
+fn chat(fields: &Value) -> Request {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "x"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    request(Route::Chat, &body)
+}
+
+fn answers(info: &Value) -> Answers {
+    let mut answers = Answers::default();
+    let models = json!({"data": [{"id": "m", "owned_by": "sglang", "max_model_len": 4096}]});
+    for (path, body) in [(MODELS, &models), (SERVER_INFO, info)] {
+        answers.add(path, Reply { status: 200, server: None, body: body.to_string().into_bytes() });
+    }
+    answers
+}
+
+#[test]
+fn a_server_is_recognised_by_its_server_info() {
+    let info = json!({"version": "0.5.23", "page_size": 64, "enable_deterministic_inference": true,
+        "speculative_algorithm": "EAGLE", "sampling_defaults": "openai", "preferred_sampling_params": null});
+    let answers = answers(&info);
+    assert_eq!(dialect_of(&answers), Some(Dialect::Sglang));
+    let engine = Sglang.engine(&answers).unwrap();
+    assert_eq!((engine.block, engine.noise, engine.speculates), (64, Noise::Position, true));
+    assert_eq!((engine.context, engine.defaults), (Some(4096), Some(Defaults::OPENAI)));
+    assert_eq!(Sglang.questions(&answers).len(), 2);
+}
+
+#[test]
+fn without_the_cache_or_with_unknown_defaults_nothing_is_promised() {
+    let off = Sglang.engine(&answers(&json!({"version": "0.5.23", "disable_radix_cache": true}))).unwrap();
+    assert!(off.methods.is_empty());
+    let methods =
+        |version: &str| Sglang.engine(&answers(&json!({ "version": version }))).unwrap().methods.len();
+    assert_eq!(["0.5.17", "0.5.18", "0.5.18.post1", "0.6.0", "dev"].map(methods), [0, 2, 2, 2, 0]);
+    let preferred = json!({"version": "0.5.23", "sampling_defaults": "openai",
+        "preferred_sampling_params": {"top_p": 0.9}});
+    let preferred = Sglang.engine(&answers(&preferred)).unwrap();
+    assert_eq!((preferred.defaults, preferred.own_defaults), (None, true));
+}
+
+#[test]
+fn a_fan_out_leaves_open_what_the_client_left_open() {
+    let (path, text) = body(&[4, 5], &Sampling::default(), VerifyMethod::FanOut);
+    assert_eq!(path, "/v1/completions");
+    assert_eq!(
+        text,
+        r#"{"model":"m","prompt":[[1,2,3],[1,2,3,4],[1,2,3,4,5]],"max_tokens":1,"stream":false,"return_token_ids":true}"#
+    );
+}
+
+#[test]
+fn a_score_begins_at_the_last_token_of_the_context() {
+    let (path, text) = body(&[4, 5, 0, 6], &greedy(), VerifyMethod::Score);
+    assert_eq!(path, "/generate");
+    assert_eq!(
+        text,
+        r#"{"input_ids":[1,2,3,4,5],"sampling_params":{"max_new_tokens":1,"temperature":0.0,"top_p":1.0,"top_k":-1,"min_p":0.0,"frequency_penalty":0.0,"presence_penalty":0.0,"repetition_penalty":1.0,"ignore_eos":false},"stream":false,"return_logprob":true,"logprob_start_len":2,"top_logprobs_num":2,"return_text_in_logprobs":false}"#
+    );
+    assert!(!body(&[], &greedy(), VerifyMethod::Score).1.contains("logprob"));
+}
+
+#[test]
+fn a_plain_request_continues_by_ids() {
+    let context = Context::new("m", &[1, 2], &[3]);
+    let call = Sglang.plain_request(&engine(), &context, &greedy(), 7);
+    assert_eq!(
+        std::str::from_utf8(&call.body).unwrap(),
+        r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"return_token_ids":true}"#
+    );
+}
+
+#[test]
+fn the_first_entry_is_skipped_and_missing_rows_stay_undecided() {
+    let rows = |listed: &Value| {
+        let body = json!({"text": "x", "output_ids": [9], "meta_info": {"id": "r", "prompt_tokens": 5, "cached_tokens": 2,
+            "finish_reason": {"type": "stop", "matched": 9}, "input_top_logprobs": listed}});
+        let (draft, sampling) = (chain(&[4, 5]), greedy());
+        let round = round(&draft, &sampling, VerifyMethod::Score);
+        score_result(&engine(), &round, 2, body.to_string().as_bytes()).unwrap()
+    };
+    let row = |first: u32, second: u32| json!([[-0.1, first, null], [-3.0, second, null]]);
+    let result = rows(&json!([null, row(4, 7), row(6, 5)]));
+    assert_eq!(result.computed, Some(3));
+    assert_eq!(
+        result.rows,
+        [Row::of(4), Row::of(6), Row { ends: true, text: Some("x".into()), ..Row::of(9) }]
+    );
+    assert!(rows(&json!([null, row(4, 7)])).rows.is_empty());
+    assert_eq!(rows(&json!([null, row(4, 7), [[-0.7, 5, null], [-0.7, 6, null]]])).rows, [Row::of(4)]);
+    assert_eq!(rows(&json!([null, row(4, 7), row(0, 5)])).rows, [Row::of(4)], "the end is not decided here");
+}
+
+#[test]
+fn a_chat_is_speculated_on_only_if_it_sets_all_that_the_model_may_set() {
+    let methods = |engine: &Engine, fields: Value| {
+        let request = chat(&fields);
+        let (sampling, settled) = engine.sampling(&request);
+        if let Some(refused) = engine.refuses(&request, &sampling) {
+            return Err(refused.parameter.unwrap());
+        }
+        Ok(Sglang.methods(engine, &request, &sampling, settled))
+    };
+    let may_be_the_models = Err("repetition_penalty");
+    assert_eq!(methods(&engine(), json!({"temperature": 0})), may_be_the_models);
+    let greedy = json!({"temperature": 0, "repetition_penalty": 1});
+    assert_eq!(methods(&engine(), greedy), Ok(vec![VerifyMethod::Score, VerifyMethod::FanOut]));
+    let open = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9});
+    assert_eq!(methods(&engine(), open), Err("top_k"));
+    let full = json!({"temperature": 0.8, "repetition_penalty": 1, "top_p": 0.9, "top_k": -1, "min_p": 0.0});
+    assert_eq!(methods(&engine(), full), Ok(vec![VerifyMethod::FanOut]));
+    let openai = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
+    assert_eq!(
+        methods(&openai, json!({"temperature": 0})),
+        Ok(vec![VerifyMethod::Score, VerifyMethod::FanOut])
+    );
+}
+
+#[test]
+fn parameters_that_count_output_or_crash_the_server_are_refused() {
+    let refused = |engine: &Engine, fields: Value| {
+        let request = chat(&fields);
+        let (sampling, _) = engine.sampling(&request);
+        engine.refuses(&request, &sampling).map(|refused| (refused.reason, refused.parameter.unwrap()))
+    };
+    let parameter = |name: &'static str| Some((RelayReason::Parameter, name));
+    let position = Engine { noise: Noise::Position, ..engine() };
+    for (name, value) in [
+        ("repetition_penalty", json!(1.1)),
+        ("presence_penalty", json!(0.1)),
+        ("frequency_penalty", json!(-0.1)),
+        ("min_tokens", json!(3)),
+        ("include_stop_str_in_output", json!(true)),
+        ("return_token_ids", json!(true)),
+    ] {
+        assert_eq!(refused(&engine(), json!({ name: value })), parameter(name), "{name}");
+    }
+    assert_eq!(refused(&position, json!({"min_p": 0.1})), parameter("min_p"));
+    let deaf = json!({"stop_token_ids": [4], "ignore_eos": true});
+    assert_eq!(refused(&engine(), deaf), parameter("stop_token_ids"));
+    let own = json!({"min_p": 0.1, "seed": 5, "repetition_penalty": 1});
+    let open = Some((RelayReason::DefaultsUnknown, "temperature"));
+    assert_eq!(
+        refused(&engine(), own),
+        open,
+        "nothing that the server lacks, but its defaults are not known"
+    );
+}
+
+#[test]
+fn both_names_of_the_ids_are_read() {
+    let event = |name: &str| {
+        let mut event = json!({"choices": [{"index": 0, "delta": {"content": "a", "reasoning_content": null},
+            "finish_reason": null}]});
+        event["choices"][0][name] = json!([7]);
+        Sglang.chunk(&engine(), RequestKind::First, &event).unwrap()
+    };
+    for name in ["token_ids", "response_token_ids"] {
+        assert_eq!((event(name).tokens, event(name).doubtful), (vec![7], false), "{name}");
+    }
+    assert!(event("other").doubtful);
+}
+
+#[test]
+fn loads_are_read_from_either_page() {
+    let json = r#"{"loads":[{"dp_rank":0,"num_running_reqs":2,"num_waiting_reqs":1,"token_usage":0.25},
+        {"dp_rank":1,"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":0.5}]}"#;
+    let expected = Load { running: 3, waiting: 1, kv_usage: Some(0.5), limit: None };
+    assert_eq!(Sglang.load(json), Some(expected));
+    let page = "sglang:num_running_reqs{x=\"1\"} 3.0\nsglang:num_queue_reqs{x=\"1\"} 1.0\nsglang:token_usage{x=\"1\"} 0.5\n";
+    assert_eq!(Sglang.load(page), Some(expected));
+}

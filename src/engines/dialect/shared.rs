@@ -1,0 +1,450 @@
+//! Code for engines with vLLM's form of OpenAI's completions: prompts of token ids, token ids in
+//! the answers, one choice per prompt.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::body::Body;
+use super::{Call, Chunk, Context, Engine, Load, RequestKind, Round, Unreadable, VerifyRequest};
+use crate::openai::{Request, Route, Sampling, SamplingField as F};
+use foretell_core::draft::Tree;
+use foretell_core::units::TokenId;
+use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{Row, VerifyResult};
+
+/// Maximum output tokens of a completion whose client sets no limit.
+pub const COMPLETION_TOKENS: u32 = 16;
+const COMPLETIONS: &str = Route::Completions.path();
+
+/// The client's request, streamed, with usage on every event if the engine can (so that its own
+/// count of the prompt is known however early the stream is left). `prediction` is used by Foretell
+/// and not sent.
+pub fn streamed(request: &Request, stream_options: Value) -> Map<String, Value> {
+    let mut body = request.body.clone();
+    body.shift_remove("prediction");
+    body.insert("stream".into(), Value::Bool(true));
+    body.insert("stream_options".into(), stream_options);
+    body
+}
+
+/// The `stream_options` for usage on every event.
+pub fn continuous_usage() -> Value {
+    json!({ "include_usage": true, "continuous_usage_stats": true })
+}
+
+/// Serialises to JSON. Strings, numbers and maps cannot fail; an empty body would be refused by the
+/// backend, and the request would go on plainly.
+pub fn bytes(body: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(body).unwrap_or_default()
+}
+
+/// A completion of token ids: one sequence for each path that may follow the context.
+struct Completion<'a> {
+    context: &'a Context<'a>,
+    paths: &'a [Vec<TokenId>],
+    max_tokens: u32,
+    stream: bool,
+    fields: &'a Map<String, Value>,
+}
+
+impl Completion<'_> {
+    fn call(&self) -> Call {
+        let ids = self.context.ids();
+        let body = Body::around(&ids, self.paths.len())
+            .put("model", self.context.model)
+            .lists("prompt", &ids, self.paths)
+            .put("max_tokens", self.max_tokens)
+            .put("stream", self.stream)
+            .all(self.fields);
+        Call { path: COMPLETIONS, body: body.end() }
+    }
+}
+
+/// A plain request from the whole context; `fields` is everything but prompt and length.
+pub fn plain_request(context: &Context<'_>, max_tokens: u32, fields: &Map<String, Value>) -> Call {
+    Completion { context, paths: &[Vec::new()], max_tokens, stream: true, fields }.call()
+}
+
+/// A round in one call: a token after the context and one after each node, for as many nodes as fit
+/// into `most` prompts.
+pub fn fan_out(round: &Round<'_>, most: usize, fields: &Map<String, Value>) -> VerifyRequest {
+    let nodes = round.draft.len().min(most.saturating_sub(1));
+    let paths = paths(round.draft, nodes);
+    let call = Completion { context: &round.context, paths: &paths, max_tokens: 1, stream: false, fields };
+    VerifyRequest { calls: vec![call.call()], nodes }
+}
+
+/// The answer to a round of one call.
+///
+/// # Errors
+/// There is not exactly one answer.
+pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
+    match bodies {
+        [body] => Ok(body),
+        _ => Err(Unreadable("not one answer")),
+    }
+}
+
+/// The tokens after the context in the prompts of a fan-out: none, and each node's path.
+pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
+    let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
+    std::iter::once(Vec::new()).chain(nodes).collect()
+}
+
+/// Number of nodes that can be decided from log-probabilities: the chain at the draft's head, up to
+/// a token that is no text.
+pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
+    let nodes = draft.nodes().iter().take(draft.stem());
+    nodes.take_while(|node| !engine.special.contains(&node.token)).count()
+}
+
+/// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
+/// `temperature` is always sent.
+pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
+    let plain = Sampling::default();
+    let mut fields = Map::new();
+    let mut put = |name: &str, value: Value, is_default: bool| {
+        if !is_default {
+            fields.insert(name.into(), value);
+        }
+    };
+    #[expect(clippy::float_cmp, reason = "only the very default may be left out")]
+    let same = |a: f64, b: f64| a == b;
+    put("temperature", sampling.temperature.into(), false);
+    put("top_p", sampling.top_p.into(), same(sampling.top_p, plain.top_p));
+    put("top_k", sampling.top_k.into(), sampling.top_k.is_none());
+    put("min_p", sampling.min_p.into(), same(sampling.min_p, plain.min_p));
+    put("presence_penalty", sampling.presence_penalty.into(), sampling.presence_penalty == 0.0);
+    put("frequency_penalty", sampling.frequency_penalty.into(), sampling.frequency_penalty == 0.0);
+    put(
+        "repetition_penalty",
+        sampling.repetition_penalty.into(),
+        same(sampling.repetition_penalty, plain.repetition_penalty),
+    );
+    put_rest(sampling, &mut fields);
+    fields
+}
+
+/// Exactly the sampling fields that the client has set, so that the server fills in its own
+/// defaults as it does for the client.
+pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = Map::new();
+    let mut put = |field: F, name: &str, value: Value| {
+        if sampling.said.has(field) {
+            fields.insert(name.into(), value);
+        }
+    };
+    put(F::Temperature, "temperature", sampling.temperature.into());
+    put(F::TopP, "top_p", sampling.top_p.into());
+    put(F::TopK, "top_k", sampling.top_k.map_or(json!(-1), Value::from));
+    put(F::MinP, "min_p", sampling.min_p.into());
+    put(F::PresencePenalty, "presence_penalty", sampling.presence_penalty.into());
+    put(F::FrequencyPenalty, "frequency_penalty", sampling.frequency_penalty.into());
+    put(F::RepetitionPenalty, "repetition_penalty", sampling.repetition_penalty.into());
+    put_rest(sampling, &mut fields);
+    fields
+}
+
+/// As [`said_fields`], and asks for the ids of the sampled tokens.
+pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = said_fields(sampling);
+    fields.insert("return_token_ids".into(), true.into());
+    fields
+}
+
+/// Reason why an engine that draws with a fixed seed of its own cannot carry this request: it
+/// carries only temperature 0, set by the client.
+pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
+    match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
+        (false, _) => Some(Refused::by(RelayReason::DefaultsUnknown, "temperature")),
+        (true, true) => Some(Refused::by(RelayReason::Seed, sampling.seed.map_or("temperature", |_| "seed"))),
+        (true, false) => None,
+    }
+}
+
+/// Fields for which no server has a default. `ignore_eos` is sent too: the session decides where
+/// the output ends, but a plain request must end by the same rule.
+fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
+    let bias: Map<String, Value> =
+        sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), (*bias).into())).collect();
+    if !bias.is_empty() {
+        fields.insert("logit_bias".into(), bias.into());
+    }
+    if let Some(seed) = sampling.seed {
+        fields.insert("seed".into(), seed.into());
+    }
+    if sampling.min_tokens > 0 {
+        fields.insert("min_tokens".into(), sampling.min_tokens.into());
+    }
+    if sampling.ignore_eos {
+        fields.insert("ignore_eos".into(), true.into());
+    }
+}
+
+/// One event of a streamed completion or chat completion with token ids.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    chunk_named(event, "token_ids")
+}
+
+/// As [`chunk`], where the choices of a chat may have another name for their token ids.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
+    if event.get("error").is_some_and(|error| !error.is_null()) {
+        return Err(Unreadable("the stream carries an error"));
+    }
+    let choices = event.get("choices").and_then(Value::as_array).ok_or(Unreadable("no choices"))?;
+    let mut chunk =
+        Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
+    let Some(choice) = choices.first() else { return Ok(chunk) };
+    let delta = choice.get("delta");
+    let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
+    text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
+    let listed =
+        [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
+    chunk.tokens = listed.and_then(ids).unwrap_or_default();
+    chunk.prompt =
+        [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
+    chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
+    let members = delta.and_then(Value::as_object).into_iter().flatten();
+    let foreign =
+        members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
+    chunk.more = foreign.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let unnamed = !chunk.text.is_empty() && listed.is_none();
+    chunk.doubtful = !chunk.more.is_empty() || unnamed || choices.len() > 1;
+    Ok(chunk)
+}
+
+/// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.
+///
+/// # Errors
+/// It carries an error, or no choices.
+pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+    let choices = event.get("choices").and_then(Value::as_array);
+    Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
+}
+
+/// True if `stop` means that a token ended this request: a later plain request does not send the
+/// client's stop texts.
+pub fn ended(kind: RequestKind, chunk: &Chunk) -> bool {
+    kind == RequestKind::Later && chunk.finish.as_deref() == Some("stop")
+}
+
+/// A list of token ids.
+pub fn ids(value: &Value) -> Option<Vec<TokenId>> {
+    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| TokenId::try_from(id).ok())).collect()
+}
+
+/// `usage` of a completion.
+#[derive(Deserialize)]
+pub struct PromptUsage {
+    prompt_tokens: u32,
+    prompt_tokens_details: Option<CachedTokens>,
+}
+
+#[derive(Deserialize)]
+struct CachedTokens {
+    cached_tokens: Option<u32>,
+}
+
+impl PromptUsage {
+    /// Tokens of the prompts that were computed; `None` if the server does not report how many were
+    /// cached.
+    pub fn computed(&self) -> Option<u32> {
+        Some(self.prompt_tokens.saturating_sub(self.cached()?))
+    }
+
+    /// Tokens of the prompts that were cached; `None` if the server does not report that.
+    pub fn cached(&self) -> Option<u32> {
+        self.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+}
+
+#[derive(Deserialize)]
+struct FanOutAnswer {
+    choices: Vec<FanOutChoice>,
+    usage: Option<PromptUsage>,
+}
+
+#[derive(Deserialize)]
+struct FanOutChoice {
+    index: usize,
+    text: Option<String>,
+    token_ids: Vec<TokenId>,
+    finish_reason: Option<String>,
+}
+
+/// Number of tokens of all prompts of a fan-out of `nodes` nodes.
+pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
+    paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum()
+}
+
+/// Compares the number of prompt tokens that an answer reports with those that were sent.
+///
+/// # Errors
+/// They differ, so it is the answer to another prompt.
+pub fn check_prompt(usage: Option<&PromptUsage>, sent: usize) -> Result<(), Unreadable> {
+    match usage {
+        Some(usage) if usage.prompt_tokens as usize != sent => Err(Unreadable("it counts another prompt")),
+        _ => Ok(()),
+    }
+}
+
+/// A fan-out in one call: one token per prompt, in the order of the prompts. `sent`: tokens of all
+/// prompts.
+///
+/// # Errors
+/// Not one token for each of `prompts` prompts, or another number of prompt tokens.
+pub fn fan_out_result(prompts: usize, sent: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
+    let mut answer: FanOutAnswer =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not a completion with token ids"))?;
+    if answer.choices.len() != prompts {
+        return Err(Unreadable("not one choice for each prompt"));
+    }
+    check_prompt(answer.usage.as_ref(), sent)?;
+    answer.choices.sort_by_key(|choice| choice.index);
+    let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
+    let rows = answer
+        .choices
+        .into_iter()
+        .enumerate()
+        .map(|(position, choice)| match choice.token_ids.as_slice() {
+            [sample] if choice.index == position => {
+                let ends = choice.finish_reason.as_deref() == Some("stop");
+                Ok(Row { ends, text: choice.text, ..Row::of(*sample) })
+            }
+            _ => Err(Unreadable("not one token per prompt")),
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(VerifyResult { rows, computed, ..VerifyResult::default() })
+}
+
+/// The first `COUNT` numbers of a version; `None` if there are fewer, or parts that are no numbers.
+pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
+    let mut parts = version.split('.');
+    let mut numbers = [0; COUNT];
+    for number in &mut numbers {
+        *number = parts.next()?.parse().ok()?;
+    }
+    Some(numbers)
+}
+
+/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not
+/// there or no number.
+pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
+    let lines = exposition.lines().filter(|line| !line.starts_with('#'));
+    let values = lines.filter_map(|line| {
+        let (name, rest) = line.split_at(line.find(['{', ' '])?);
+        names.contains(&name).then(|| value(rest)).flatten()
+    });
+    values.reduce(|sum, value| sum + value).filter(|sum| sum.is_finite())
+}
+
+/// The value behind a metric's name: behind its labels, before a timestamp or an exemplar.
+fn value(rest: &str) -> Option<f64> {
+    let rest = match rest.strip_prefix('{') {
+        Some(labels) => labels.split_once("} ")?.1,
+        None => rest,
+    };
+    rest.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Start time of the process, in microseconds of Unix time; `None` if it is not among the metrics.
+/// Two processes that began in the same second differ: the metric counts in hundredths of a second
+/// or finer.
+pub fn started(exposition: &str) -> Option<u64> {
+    metric(exposition, &["process_start_time_seconds"]).map(|seconds| (seconds * 1e6).round() as u64)
+}
+
+/// A load in Prometheus' text format; the share of the KV cache has had several names.
+pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
+    Some(Load {
+        running: metric(exposition, &[running])? as u32,
+        waiting: metric(exposition, &[waiting])? as u32,
+        kv_usage: metric(exposition, kv_usage),
+        limit: None,
+    })
+}
+
+/// The value of a label in the first line of a metric.
+pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
+    let line =
+        exposition.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
+    let (_, rest) = line.split_once(&format!("{label}=\""))?;
+    rest.split_once('"').map(|(value, _)| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completion_and_chat_events_read_alike() {
+        let completion = json!({"choices":[{"index":0,"text":"a","token_ids":[7],"prompt_token_ids":[1],"finish_reason":null}]});
+        let chat = json!({"prompt_token_ids":[1],"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"token_ids":[7],"finish_reason":null}]});
+        let expected = Chunk { prompt: Some(vec![1]), tokens: vec![7], text: "a".into(), ..Chunk::default() };
+        assert_eq!(chunk(&completion).unwrap(), expected);
+        assert_eq!(chunk(&chat).unwrap(), expected);
+    }
+
+    #[test]
+    fn text_without_ids_and_tool_calls_are_doubtful() {
+        let no_ids = json!({"choices":[{"text":"a","finish_reason":null}]});
+        assert!(chunk(&no_ids).unwrap().doubtful);
+        let tool = json!({"choices":[{"delta":{"tool_calls":[]},"token_ids":[1]}]});
+        assert!(chunk(&tool).unwrap().doubtful);
+        assert!(chunk(&json!({"error":{"message":"x"}})).is_err());
+    }
+
+    #[test]
+    fn a_fan_out_is_read_in_the_order_of_its_prompts_with_the_end_of_the_text() {
+        let body = br#"{"choices":[{"index":1,"token_ids":[5],"finish_reason":"stop"},{"index":0,"token_ids":[4],"finish_reason":"length"}]}"#;
+        let rows = fan_out_result(2, 9, body).unwrap().rows;
+        assert_eq!(rows, [Row::of(4), Row { ends: true, ..Row::of(5) }]);
+        assert!(fan_out_result(1, 9, body).is_err() && fan_out_result(3, 9, body).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_counts_another_prompt_is_refused() {
+        let body = br#"{"choices":[{"index":0,"text":"a","token_ids":[4],"finish_reason":"length"}],
+            "usage":{"prompt_tokens":9}}"#;
+        assert_eq!(fan_out_result(1, 9, body).unwrap().rows, [Row { text: Some("a".into()), ..Row::of(4) }]);
+        assert!(fan_out_result(1, 8, body).is_err());
+    }
+
+    #[test]
+    fn fields_that_the_client_left_open_stay_open() {
+        let said = crate::openai::SetFields::default().with(F::TopP);
+        let sampling = Sampling { top_p: 1.0, seed: Some(4), said, ..Sampling::default() };
+        assert_eq!(Value::Object(said_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
+    }
+
+    #[test]
+    fn a_start_time_keeps_its_fraction() {
+        let of = |text: &str| started(&format!("process_start_time_seconds {text}\n"));
+        assert_eq!(of("1.76392581389e+09"), Some(1_763_925_813_890_000));
+        assert_eq!(of("1763925813.8"), Some(1_763_925_813_800_000));
+        assert_ne!(of("1.76392581389e+09"), of("1.76392581301e+09"));
+    }
+
+    #[test]
+    fn metrics_are_summed_over_their_labels_under_any_of_their_names() {
+        let text =
+            "# HELP a:b x\na:b{e=\"0\"} 2\na:b{e=\"1\"} 3.0\na:bc 9\nold_b 1\ninfo{x=\"7\",y=\"z\"} 1\n";
+        assert_eq!(metric(text, &["a:b"]), Some(5.0));
+        assert_eq!(metric(text, &["new", "old_b"]), Some(1.0));
+        assert_eq!(metric(text, &["none"]), None);
+        assert_eq!(
+            metric("a{b=\"c\"} 2 1700000000\na 1.5 # {d=\"e\"} 9", &["a"]),
+            Some(3.5),
+            "nothing behind a value"
+        );
+        assert_eq!(metric("a NaN\na 1\nb 1e308\nb 1e308", &["a"]), None);
+        assert_eq!(metric("a 1e308\na 1e308\n+Inf 1", &["a"]), None);
+        assert_eq!(label(text, "info", "y").as_deref(), Some("z"));
+    }
+}

@@ -1,0 +1,520 @@
+//! vLLM.
+//!
+//! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
+//! ids; fields that the client left open stay open, so that the server's `generation_config`
+//! applies to it as it does to the client's own request. `Score` uses the token endpoint
+//! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
+//! log-probabilities.
+//!
+//! **The call that crashes the engine**: prompt log-probabilities with `detokenize` left on. Cached
+//! rows of the V1 runner are uninitialised memory, whose ids reach the tokenizer in the output loop
+//! that all requests share. `score_call` is the only function that asks for prompt
+//! log-probabilities, and a property test checks that it sends `detokenize: false`.
+//!
+//! **The first call that may crash the engine**: any with log-probabilities, where no C++ compiler
+//! works. The V1 runner ranks tokens by a function that it compiles at that call. A server without
+//! `--enforce-eager` has compiled its model before it answers, so it has a compiler; a CPU build
+//! with that flag may have none, and none of its answers shows that. So `Score` is risky
+//! ([`Engine::risky`]) on every server that may be the CPU build (`build`). `FanOut` asks for no
+//! log-probabilities and is not.
+
+mod build;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::body::Body;
+use super::recognise::{MODELS, VERSION};
+use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
+use super::{
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
+};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
+use foretell_core::session::Hold;
+use foretell_core::units::TokenId;
+use foretell_core::words::{Refused, RelayReason};
+use foretell_core::words::{Row, VerifyMethod, VerifyResult};
+
+const GENERATE: &str = "/inference/v1/generate";
+const ABORT: &str = "/inference/v1/abort_requests";
+const RENDER: &str = "/v1/completions/render";
+const TOKENIZE: &str = "/tokenize";
+const METRICS: &str = "/metrics";
+/// The default of `--max-logprobs`.
+const MAX_LOGPROBS: usize = 20;
+/// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
+const MAX_PROMPTS: usize = 1024;
+/// Tokens per block where the server does not report it.
+const BLOCK: usize = 16;
+/// The engine raises temperatures above zero to this.
+const MIN_TEMPERATURE: f64 = 0.01;
+/// Versions whose token endpoint was read or run, first and last.
+const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
+/// The first version that has [`ABORT`] in addition to the token endpoint.
+const ABORTS: [u32; 2] = [0, 32];
+/// The first version whose answers carry token ids.
+const TOKEN_IDS: [u32; 2] = [0, 11];
+
+/// The order of the fields of whole answers, of both routes.
+const ANSWER: [&str; 14] = [
+    "id",
+    "object",
+    "created",
+    "model",
+    "choices",
+    "service_tier",
+    "system_fingerprint",
+    "usage",
+    "prompt_logprobs",
+    "prompt_token_ids",
+    "prompt_text",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "metrics",
+];
+const CHOICE: [&str; 10] = [
+    "index",
+    "message",
+    "text",
+    "logprobs",
+    "finish_reason",
+    "stop_reason",
+    "token_ids",
+    "prompt_logprobs",
+    "prompt_token_ids",
+    "routed_experts",
+];
+const MESSAGE: [&str; 8] =
+    ["role", "content", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning"];
+const USAGE: [&str; 5] = [
+    "prompt_tokens",
+    "total_tokens",
+    "completion_tokens",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+];
+
+/// The codec of vLLM.
+pub struct Vllm;
+
+/// With `return_token_ids` the chat route sends an event for every token, with an empty delta where
+/// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
+const QUIRKS: Quirks = Quirks {
+    stop_hold: Hold::Longest,
+    stop_field: Some("stop_reason"),
+    hollow_deltas: true,
+    usage_runs: true,
+    ..Quirks::COMMON
+};
+
+impl Codec for Vllm {
+    fn quirks(&self) -> &'static Quirks {
+        &QUIRKS
+    }
+
+    fn questions(&self, answers: &Answers) -> Vec<Question> {
+        let mut questions = answers.unasked(&[METRICS]);
+        let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
+        if !answers.has(RENDER) {
+            // Renders the request to the engine's own sampling parameters, and computes nothing.
+            let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
+            questions.push(Question::post(RENDER, body));
+        }
+        if !answers.has(GENERATE) && scored(answers) {
+            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are
+            // missing.
+            questions.push(Question::post(GENERATE, json!({})));
+        }
+        questions
+    }
+
+    fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
+        let version = answers.word(VERSION, "/version").ok_or_else(|| Foreign::silent("version"))?;
+        let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
+        let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
+        let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
+        let score = scored(answers) && is_open(answers);
+        let metrics = answers.text(METRICS).unwrap_or_default();
+        let safe = score && build::may_be_cpu(metrics).is_none();
+        let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
+        let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
+        let rendered = rendered(answers);
+        Ok(Engine {
+            started: shared::started(metrics),
+            context: Some(context),
+            methods: methods.into_iter().filter_map(|(has, method)| has.then_some(method)).collect(),
+            risky: if score && !safe { vec![VerifyMethod::Score] } else { Vec::new() },
+            defaults: rendered.as_ref().map(defaults),
+            max_tokens: rendered
+                .as_ref()
+                .and_then(|params| params.get("max_tokens")?.as_u64())
+                .and_then(|tokens| u32::try_from(tokens).ok())
+                .filter(|&tokens| (tokens as usize) < context.saturating_sub(1)),
+            noise: Noise::Call,
+            block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
+            rows: RowShape::Full,
+            lanes: Some(MAX_PROMPTS),
+            // With several API servers, each knows its own requests only; together they show no
+            // start time.
+            aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
+                && is_open(answers)
+                && shared::started(metrics).is_some(),
+            speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            ..Engine::new(Dialect::Vllm, model, version)
+        })
+    }
+
+    fn start_page(&self) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
+    /// Parameters that count output tokens miss those that have become prompt; the repetition
+    /// penalty counts both.
+    fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
+        Refused::by_first(RelayReason::Parameter, &sampling.counting())
+    }
+
+    fn methods(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+        let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
+        let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
+        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
+        let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
+        engine.methods.iter().copied().filter(may).collect()
+    }
+
+    fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens {
+        match request.route {
+            Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
+            // `max_new_tokens` of a generation config that is not known may be lower.
+            Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
+            Route::Chat => MaxTokens::Context,
+        }
+    }
+
+    fn first_request(&self, _: &Engine, request: &Request, _: u64) -> Call {
+        let mut body = shared::streamed(request, shared::continuous_usage());
+        body.insert("return_token_ids".into(), Value::Bool(true));
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn additive(&self, _: &Engine, request: &Request) -> Additive {
+        Additive { usage: true, nulls: true, ..Additive::of(request) }
+    }
+
+    /// Whole answers are written with every field (`model_dump`), events only with those that were
+    /// set (0.32, `chat_completion/protocol.py` and `completion/protocol.py`).
+    fn last_members(&self, _: &Engine, route: Route, whole: bool) -> Value {
+        let choice = match (route, whole) {
+            (Route::Chat, true) => json!({
+                "message": { "refusal": null, "annotations": null, "audio": null, "function_call": null,
+                    "reasoning": null },
+                "stop_reason": null, "token_ids": null, "routed_experts": null,
+            }),
+            (Route::Completions, true) => json!({
+                "stop_reason": null, "token_ids": null, "prompt_logprobs": null, "prompt_token_ids": null,
+                "routed_experts": null,
+            }),
+            (Route::Chat, false) => json!({ "stop_reason": null }),
+            (Route::Completions, false) => json!({}),
+        };
+        let mut members = json!({ "choices": [choice] });
+        if !whole {
+            return members;
+        }
+        let mut top = json!({
+            "service_tier": null, "system_fingerprint": null, "kv_transfer_params": null,
+            "ec_transfer_params": null, "metrics": null,
+            "usage": { "prompt_tokens_details": null, "completion_tokens_details": null },
+        });
+        if route == Route::Chat {
+            let chat = json!({ "prompt_logprobs": null, "prompt_token_ids": null, "prompt_text": null });
+            crate::openai::fill(&mut top, &chat);
+        }
+        crate::openai::fill(&mut members, &top);
+        members
+    }
+
+    /// The last event of a stream leaves out what is null within the details.
+    fn complete(&self, answer: &mut Value) {
+        if let Some(details @ Value::Object(_)) = answer.pointer_mut("/usage/prompt_tokens_details") {
+            crate::openai::fill(details, &json!({ "created_cache_tokens": null, "multimodal_tokens": null }));
+        }
+        order(answer.pointer_mut("/choices/0/message"), &MESSAGE);
+        order(answer.pointer_mut("/choices/0"), &CHOICE);
+        order(answer.pointer_mut("/usage"), &USAGE);
+        order(Some(answer), &ANSWER);
+    }
+
+    /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
+    /// stream has it too (0.32, `token_in_token_out/api_router.py` and
+    /// `chat_completion/serving.py`). The engine numbers a completion's prompts.
+    fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
+        let id = match route {
+            Route::Chat => format!("chatcmpl-{request_id}"),
+            Route::Completions => format!("cmpl-{request_id}-0"),
+        };
+        Some(Call { path: ABORT, body: bytes(&json!({ "request_ids": [id] })) })
+    }
+
+    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
+    }
+
+    fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
+        let mut chunk = shared::chunk(event)?;
+        // In running usage there are nulls; at the end of a stream there are none.
+        if let Some(Value::Object(usage)) = &mut chunk.usage {
+            usage.retain(|_, value| !value.is_null());
+        }
+        Ok(Chunk { ends: shared::ended(kind, &chunk), ..chunk })
+    }
+
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+        match round.method {
+            VerifyMethod::FanOut => {
+                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
+            }
+            VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
+            VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
+        }
+    }
+
+    fn result(
+        &self,
+        engine: &Engine,
+        round: &Round<'_>,
+        asked: &VerifyRequest,
+        bodies: &[Vec<u8>],
+    ) -> Result<VerifyResult, Unreadable> {
+        let body = shared::only(bodies)?;
+        if round.method == VerifyMethod::Score {
+            return score_result(engine, round, asked.nodes, body);
+        }
+        let sent = shared::fan_out_tokens(round, asked.nodes);
+        let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
+        Ok(shared_cache(round, asked.nodes, result))
+    }
+
+    /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
+    /// number that JSON cannot express, the answer is this error, whatever the request was.
+    fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
+        let says = |text: &[u8]| body.windows(text.len()).any(|window| window == text);
+        method == VerifyMethod::Score && status == 400 && says(b"Out of range float values")
+    }
+
+    /// Where the cache covers a part of a scored draft (an earlier request had this text), none of
+    /// its rows can be read. It cannot cover a part of a block that the prompt does not fill.
+    fn again(&self, engine: &Engine, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
+        let nodes = asked.nodes.min(uncached_nodes(engine, round.context.len()));
+        let fewer = round.method == VerifyMethod::Score && nodes < asked.nodes;
+        fewer.then(|| scored_by(round, nodes).ok()).flatten()
+    }
+
+    /// The V2 runner lists only what it computed; the V1 runner lists all, those of cached tokens
+    /// being invalid.
+    fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
+        let listed = serde_json::from_slice::<Scored>(body).ok()?.prompt_logprobs?.len();
+        Some(if listed < prompt { RowShape::Tail } else { RowShape::Full })
+    }
+
+    fn missing(&self, answers: &Answers, method: VerifyMethod) -> String {
+        match method {
+            VerifyMethod::Score if !scored(answers) => {
+                "its token endpoint is not known in this version".to_owned()
+            }
+            VerifyMethod::Score if is_open(answers) => {
+                build::caution(answers.text(METRICS).unwrap_or_default())
+            }
+            VerifyMethod::Score => match answers.status(GENERATE) {
+                Some(403) => {
+                    "its token endpoint is switched off: start it with --enable-scale-out".to_owned()
+                }
+                Some(status) => format!("its token endpoint answers {status}"),
+                None => "its token endpoint was not asked".to_owned(),
+            },
+            VerifyMethod::FanOut => "its answers carry no token ids in this version".to_owned(),
+            VerifyMethod::Tree | VerifyMethod::Native => "vLLM has no such endpoint".to_owned(),
+        }
+    }
+
+    fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
+        let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
+        Some(Question::post(TOKENIZE, body))
+    }
+
+    fn load_path(&self, _: &Engine) -> Option<&'static str> {
+        Some(METRICS)
+    }
+
+    fn load(&self, body: &str) -> Option<Load> {
+        let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
+        shared::load(body, "vllm:num_requests_running", "vllm:num_requests_waiting", &kv)
+    }
+}
+
+fn context(answers: &Answers) -> Option<usize> {
+    answers.number(MODELS, "/data/0/max_model_len").and_then(|length| usize::try_from(length).ok())
+}
+
+fn scored(answers: &Answers) -> bool {
+    let version = answers.word(VERSION, "/version");
+    version
+        .as_deref()
+        .and_then(shared::version)
+        .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
+}
+
+/// True if the token endpoint is open: it refuses the empty request for missing fields.
+fn is_open(answers: &Answers) -> bool {
+    matches!(answers.status(GENERATE), Some(400 | 422))
+}
+
+/// The engine's own sampling parameters for a request that leaves them open; `None` if it does not
+/// show them.
+fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
+    let rendered = answers.json(RENDER)?;
+    let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
+    one.get("sampling_params")?.as_object().cloned()
+}
+
+/// The defaults in the engine's parameters; a parameter that is not listed has OpenAI's default.
+fn defaults(params: &Map<String, Value>) -> Defaults {
+    let number = |name: &str, plain: f64| params.get(name).and_then(Value::as_f64).unwrap_or(plain);
+    let top_k = params.get("top_k").and_then(Value::as_i64).filter(|&k| k > 0);
+    let plain = Defaults::OPENAI;
+    Defaults {
+        temperature: number("temperature", plain.temperature),
+        top_p: number("top_p", plain.top_p),
+        top_k: top_k.and_then(|k| u32::try_from(k).ok()),
+        min_p: number("min_p", plain.min_p),
+        presence_penalty: number("presence_penalty", plain.presence_penalty),
+        frequency_penalty: number("frequency_penalty", plain.frequency_penalty),
+        repetition_penalty: number("repetition_penalty", plain.repetition_penalty),
+    }
+}
+
+/// Number of nodes that can be scored: the chain at the draft's head, up to a token that is no
+/// text; and where cached rows are invalid and the server does not report how many there are, no
+/// further than the next block, because only whole blocks are cached.
+fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
+    let chain = round.draft.stem();
+    let text = round.draft.nodes().iter().take(chain);
+    let text = text.take_while(|node| !engine.special.contains(&node.token)).count();
+    if engine.rows == RowShape::Tail || engine.tells_cached {
+        return text;
+    }
+    text.min(uncached_nodes(engine, round.context.len()))
+}
+
+/// Maximum number of tokens after a context of which no block ends among them.
+fn uncached_nodes(engine: &Engine, context: usize) -> usize {
+    let block = engine.block.max(1);
+    block - 1 - (context + block - 1) % block
+}
+
+fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
+    let width = score::width(round.sampling, MAX_LOGPROBS);
+    let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
+    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
+}
+
+/// The one call that asks for prompt log-probabilities, always with `detokenize: false`.
+fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
+    let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
+    let sampling = round.sampling;
+    let mut params = json!({
+        "max_tokens": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k.unwrap_or(0),
+        "min_p": sampling.min_p,
+        "detokenize": false,
+        "ignore_eos": sampling.ignore_eos,
+    });
+    if nodes > 0
+        && let Some(params) = params.as_object_mut()
+    {
+        params.insert("prompt_logprobs".into(), width.into());
+        params.insert("skip_reading_prefix_cache".into(), false.into());
+    }
+    let ids = round.context.ids();
+    let body = Body::around(&ids, 1)
+        .put("model", round.context.model)
+        .ids("token_ids", &ids, &path)
+        .put("sampling_params", params)
+        .put("stream", false);
+    Call { path: GENERATE, body: body.end() }
+}
+
+/// For several prompts the usage counts all tokens, but the cached tokens of one prompt only; the
+/// other prompts, which begin with the same context, have as many cached.
+fn shared_cache(round: &Round<'_>, nodes: usize, result: VerifyResult) -> VerifyResult {
+    let all = VerifyMethod::FanOut.prompt_tokens(round.context.len(), nodes);
+    let others = |computed: u32| nodes * all.saturating_sub(computed as usize);
+    let computed = result.computed.map(|computed| computed.saturating_sub(others(computed) as u32));
+    VerifyResult { computed, ..result }
+}
+
+#[derive(Deserialize)]
+struct Scored {
+    choices: Vec<ScoredChoice>,
+    #[serde(default)]
+    prompt_logprobs: Option<Vec<Option<Map<String, Value>>>>,
+    #[serde(default)]
+    usage: Option<PromptUsage>,
+}
+
+#[derive(Deserialize)]
+struct ScoredChoice {
+    token_ids: Vec<TokenId>,
+    finish_reason: Option<String>,
+}
+
+fn score_result(
+    engine: &Engine,
+    round: &Round<'_>,
+    nodes: usize,
+    body: &[u8],
+) -> Result<VerifyResult, Unreadable> {
+    let scored: Scored =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
+    let [choice] = scored.choices.as_slice() else { return Err(Unreadable("not one choice")) };
+    let [bonus] = choice.token_ids.as_slice() else { return Err(Unreadable("not one token")) };
+    let path = nodes.checked_sub(1).map_or(0, |last| round.draft.path(last).len());
+    shared::check_prompt(scored.usage.as_ref(), round.context.len() + path)?;
+    let computed = scored.usage.as_ref().and_then(PromptUsage::computed);
+    let cached = scored.usage.as_ref().and_then(PromptUsage::cached);
+    let context = round.context.len();
+    // Rows of cached tokens are invalid or missing; the row of the first node follows token n − 1.
+    if cached.is_some_and(|cached| cached as usize > context.saturating_sub(1)) {
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
+    }
+    let listed = scored.prompt_logprobs.unwrap_or_default();
+    let tail = listed.len().checked_sub(nodes).and_then(|from| listed.get(from..)).unwrap_or_default();
+    if tail.len() < nodes {
+        return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
+    }
+    let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
+    let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
+    Ok(VerifyResult {
+        rows: score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
+        computed,
+        ..VerifyResult::default()
+    })
+}
+
+/// The sampling with the engine's temperature, which is at least [`MIN_TEMPERATURE`] above zero.
+fn raised(sampling: &Sampling) -> Sampling {
+    let least = if sampling.temperature > 0.0 { MIN_TEMPERATURE } else { 0.0 };
+    Sampling { temperature: sampling.temperature.max(least), ..sampling.clone() }
+}
+
+/// The tokens of one row with their log-probabilities.
+fn told(row: &Map<String, Value>) -> Vec<(TokenId, f64)> {
+    let entry = |(id, entry): (&String, &Value)| Some((id.parse().ok()?, entry.get("logprob")?.as_f64()?));
+    row.iter().filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests;

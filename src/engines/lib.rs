@@ -1,0 +1,18 @@
+//! What Foretell knows of inference engines and of the wire, without any I/O.
+//!
+//! Requests and answers are values here; `foretell` sends and receives them. Only tokenizers may be
+//! opened by their path.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`text`] | tokenizer, incremental detokenizer, chat template, translation between vocabularies |
+//! | [`openai`] | the wire of clients, and the table of every parameter |
+//! | [`dialect`] | the API of each engine: its requests, its answers, its habits (`QUIRKS`) |
+//! | [`policy`] | the policy that matches, and what may be done with a request |
+//!
+//! A module uses only those above it in this table.
+
+pub mod dialect;
+pub mod openai;
+pub mod policy;
+pub mod text;

@@ -1,0 +1,94 @@
+//! The messages of a chat: plain text may be speculated on; anything that a backend parses or
+//! renders specially is relayed.
+//!
+//! The messages themselves are never rewritten, and the backend's own template makes the prompt of
+//! them; so the only question here is whether they lead to output that is more than text.
+
+use serde_json::Value;
+
+use super::request::Prompt;
+use foretell_core::words::RelayReason as R;
+
+/// The messages as a prompt, if they are only text.
+///
+/// # Errors
+/// Reason why they may not be speculated on.
+pub fn read(value: &Value) -> Result<Prompt, R> {
+    let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
+    for message in messages {
+        check(message)?;
+    }
+    Ok(Prompt::Messages(value.clone()))
+}
+
+/// A text, or a list of text parts as one text.
+pub fn plain_text(content: &Value) -> Option<String> {
+    match content {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(part_text).collect(),
+        _ => None,
+    }
+}
+
+/// Bytes of text in all messages, for estimating the length of the prompt.
+pub fn text_bytes(messages: &Value) -> usize {
+    let contents = messages.as_array().into_iter().flatten().filter_map(|message| message.get("content"));
+    contents.filter_map(plain_text).map(|text| text.len()).sum()
+}
+
+fn part_text(part: &Value) -> Option<&str> {
+    let kind = part.get("type").and_then(Value::as_str);
+    part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"))
+}
+
+fn check(message: &Value) -> Result<(), R> {
+    let members = message.as_object().ok_or(R::Body)?;
+    for (key, value) in members.iter().filter(|(_, value)| !value.is_null()) {
+        match key.as_str() {
+            "role" => role(value)?,
+            "content" => content(value)?,
+            "name" => {
+                value.as_str().ok_or(R::Body)?;
+            }
+            "tool_calls" | "tool_call_id" | "function_call" | "tools" => return Err(R::Tools),
+            "reasoning" | "reasoning_content" | "thinking" => return Err(R::Reasoning),
+            "audio" => return Err(R::Multimodal),
+            "refusal" | "annotations" | "prefix" => return Err(R::Parameter),
+            _ => return Err(R::UnknownParameter),
+        }
+    }
+    let said = |key| members.get(key).is_some_and(|value: &Value| !value.is_null());
+    if said("role") && said("content") { Ok(()) } else { Err(R::Body) }
+}
+
+fn role(value: &Value) -> Result<(), R> {
+    match value.as_str().ok_or(R::Body)? {
+        "system" | "developer" | "user" | "assistant" => Ok(()),
+        "tool" | "function" => Err(R::Tools),
+        _ => Err(R::Parameter),
+    }
+}
+
+fn content(value: &Value) -> Result<(), R> {
+    match value {
+        Value::String(_) => Ok(()),
+        Value::Array(parts) if !parts.is_empty() => parts.iter().try_for_each(part),
+        _ => Err(R::Body),
+    }
+}
+
+fn part(part: &Value) -> Result<(), R> {
+    let members = part.as_object().ok_or(R::Body)?;
+    match members.get("type").and_then(Value::as_str).ok_or(R::Body)? {
+        "text" if members.keys().any(|key| key != "type" && key != "text") => Err(R::UnknownParameter),
+        "text" => members.get("text").and_then(Value::as_str).map(|_| ()).ok_or(R::Body),
+        "thinking" | "reasoning" => Err(R::Reasoning),
+        "tool_reference" | "tool_use" | "tool_result" => Err(R::Tools),
+        "refusal" => Err(R::Parameter),
+        "image_url" | "image" | "input_image" | "image_pil" | "image_embeds" | "input_audio"
+        | "audio_url" | "audio" | "audio_embeds" | "video_url" | "video" | "file" | "input_file" => {
+            Err(R::Multimodal)
+        }
+        _ => Err(R::UnknownParameter),
+    }
+}

@@ -1,0 +1,243 @@
+//! How the target samples: the client's explicit fields plus the server's defaults.
+
+use foretell_core::units::TokenId;
+
+/// The sampling fields for which servers have defaults of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // each is the parameter of its name
+pub enum SamplingField {
+    Temperature,
+    TopP,
+    TopK,
+    MinP,
+    PresencePenalty,
+    FrequencyPenalty,
+    RepetitionPenalty,
+}
+
+impl SamplingField {
+    /// Every field, in the order of its bit.
+    pub const ALL: [Self; 7] = [
+        Self::Temperature,
+        Self::TopP,
+        Self::TopK,
+        Self::MinP,
+        Self::PresencePenalty,
+        Self::FrequencyPenalty,
+        Self::RepetitionPenalty,
+    ];
+}
+
+/// The sampling fields that the client has set, one bit each; the others are left to the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetFields(u8);
+
+impl SamplingField {
+    /// The parameter's name in a request.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Temperature => "temperature",
+            Self::TopP => "top_p",
+            Self::TopK => "top_k",
+            Self::MinP => "min_p",
+            Self::PresencePenalty => "presence_penalty",
+            Self::FrequencyPenalty => "frequency_penalty",
+            Self::RepetitionPenalty => "repetition_penalty",
+        }
+    }
+}
+
+impl SetFields {
+    /// The set with one more field.
+    #[must_use]
+    pub const fn with(self, field: SamplingField) -> Self {
+        Self(self.0 | 1 << field as u8)
+    }
+
+    /// True if the field was set.
+    pub const fn has(self, field: SamplingField) -> bool {
+        self.0 & (1 << field as u8) != 0
+    }
+}
+
+/// A server's own values for fields that the client leaves out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Defaults {
+    /// See [`Sampling::temperature`].
+    pub temperature: f64,
+    /// See [`Sampling::top_p`].
+    pub top_p: f64,
+    /// See [`Sampling::top_k`].
+    pub top_k: Option<u32>,
+    /// See [`Sampling::min_p`].
+    pub min_p: f64,
+    /// See [`Sampling::presence_penalty`].
+    pub presence_penalty: f64,
+    /// See [`Sampling::frequency_penalty`].
+    pub frequency_penalty: f64,
+    /// See [`Sampling::repetition_penalty`].
+    pub repetition_penalty: f64,
+}
+
+impl Defaults {
+    /// The defaults of OpenAI's API.
+    pub const OPENAI: Self = Self {
+        temperature: 1.0,
+        top_p: 1.0,
+        top_k: None,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+    };
+}
+
+/// Effective sampling of one request. Defaults are OpenAI's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Temperature; 0 is greedy.
+    pub temperature: f64,
+    /// Smallest set of tokens whose probability reaches this; 1 keeps all.
+    pub top_p: f64,
+    /// Maximum tokens kept; `None` keeps all.
+    pub top_k: Option<u32>,
+    /// Minimum probability relative to the most probable token; 0 keeps all.
+    pub min_p: f64,
+    /// Subtracted once from the logit of every token of the output so far.
+    pub presence_penalty: f64,
+    /// Subtracted per occurrence from the logit of every token of the output so far.
+    pub frequency_penalty: f64,
+    /// Divides positive and multiplies negative logits of tokens of prompt and output; 1 is none.
+    pub repetition_penalty: f64,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// Seed of the noise; `None` if none is given.
+    pub seed: Option<u64>,
+    /// The end-of-text token may not be sampled before this many output tokens.
+    pub min_tokens: u32,
+    /// The end-of-text token does not end the output.
+    pub ignore_eos: bool,
+    /// The fields that the client has set; the others have the server's default, or OpenAI's if the
+    /// server's is not known.
+    pub said: SetFields,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        let Defaults {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+        } = Defaults::OPENAI;
+        Self {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            logit_bias: Vec::new(),
+            seed: None,
+            min_tokens: 0,
+            ignore_eos: false,
+            said: SetFields::default(),
+        }
+    }
+}
+
+impl Sampling {
+    /// The parameters by which a logit depends on the output so far, so that output must not be
+    /// sent as prompt; each is true if it does here.
+    pub fn counting(&self) -> [(bool, &'static str); 3] {
+        [
+            (self.presence_penalty != 0.0, "presence_penalty"),
+            (self.frequency_penalty != 0.0, "frequency_penalty"),
+            (self.min_tokens > 0, "min_tokens"),
+        ]
+    }
+
+    /// True if one of [`Sampling::counting`] is.
+    pub fn counts_output(&self) -> bool {
+        self.counting().iter().any(|(counts, _)| *counts)
+    }
+
+    /// True if tokens of prompt and output are penalized.
+    #[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
+    pub fn penalizes_repetition(&self) -> bool {
+        self.repetition_penalty != 1.0
+    }
+
+    /// The client's fields, and the server's where the client has set none.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &Defaults) -> Self {
+        use SamplingField as F;
+        fn pick<T>(said: SetFields, field: SamplingField, own: T, default: T) -> T {
+            if said.has(field) { own } else { default }
+        }
+        let said = self.said;
+        Self {
+            temperature: pick(said, F::Temperature, self.temperature, defaults.temperature),
+            top_p: pick(said, F::TopP, self.top_p, defaults.top_p),
+            top_k: pick(said, F::TopK, self.top_k, defaults.top_k),
+            min_p: pick(said, F::MinP, self.min_p, defaults.min_p),
+            presence_penalty: pick(
+                said,
+                F::PresencePenalty,
+                self.presence_penalty,
+                defaults.presence_penalty,
+            ),
+            frequency_penalty: pick(
+                said,
+                F::FrequencyPenalty,
+                self.frequency_penalty,
+                defaults.frequency_penalty,
+            ),
+            repetition_penalty: pick(
+                said,
+                F::RepetitionPenalty,
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+            ),
+            ..self.clone()
+        }
+    }
+
+    /// True if the client has set every field, and leaves none to the server.
+    pub fn sets_all(&self) -> bool {
+        self.left_open().is_none()
+    }
+
+    /// The first field that the client has not set.
+    pub fn left_open(&self) -> Option<SamplingField> {
+        SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
+    }
+
+    /// True if the most probable token by the logits alone is always taken.
+    pub fn plainly_greedy(&self) -> bool {
+        self.temperature == 0.0
+            && !self.counts_output()
+            && !self.penalizes_repetition()
+            && self.logit_bias.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_fills_in_only_what_the_client_left_open() {
+        let said = SetFields::default().with(SamplingField::Temperature);
+        let own = Sampling { temperature: 0.0, said, ..Sampling::default() };
+        let server = Defaults { temperature: 0.6, repetition_penalty: 1.05, ..Defaults::OPENAI };
+        let effective = own.with_defaults(&server);
+        assert_eq!((effective.temperature, effective.repetition_penalty), (0.0, 1.05));
+        assert!(own.plainly_greedy() && !effective.plainly_greedy());
+        assert!(!own.sets_all());
+    }
+}

@@ -1,0 +1,209 @@
+//! The `usage` object of an answer, and what Foretell adds to it.
+
+use serde_json::{Map, Value, json};
+
+use foretell_core::words::Ledger;
+
+/// How a request was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Path {
+    /// It was speculated on at least once.
+    Speculated,
+    /// It was eligible, but decoded plainly to the end.
+    Plain,
+    /// Passed on unchanged; completions and other requests.
+    Relayed,
+}
+
+impl Path {
+    /// The name in headers, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Speculated => "speculated",
+            Self::Plain => "plain",
+            Self::Relayed => "relayed",
+        }
+    }
+}
+
+/// `usage.foretell`: how the request was served.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeculatedUsage<'a> {
+    /// Path by which it was served.
+    pub path: Path,
+    /// Reason why it was not speculated on, or not to the end; `None` if it was.
+    pub reason: Option<&'a str>,
+    /// `name@revision` of its policy.
+    pub policy: Option<&'a str>,
+    /// Counts of its rounds; `None` where they depend on texts of other clients and would reveal
+    /// them.
+    pub counts: Option<Counts>,
+}
+
+/// The rounds of one request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
+    /// Rounds whose verification result decided at least one token.
+    pub rounds: u32,
+    /// Draft tokens sent in them.
+    pub drafted: u32,
+    /// Draft tokens accepted in them.
+    pub accepted: u32,
+    /// Drift from the target's distribution charged for them.
+    pub drift: Ledger,
+    /// All output tokens.
+    pub output_tokens: u32,
+}
+
+impl SpeculatedUsage<'_> {
+    /// The JSON object.
+    pub fn to_value(&self) -> Value {
+        let mut told = json!({ "path": self.path.name(), "reason": self.reason, "policy": self.policy });
+        if let (Some(counts), Some(told)) = (&self.counts, told.as_object_mut()) {
+            counts.add_to(told);
+        }
+        told
+    }
+}
+
+impl Counts {
+    fn add_to(&self, told: &mut Map<String, Value>) {
+        for (name, count) in [("rounds", self.rounds), ("drafted", self.drafted), ("accepted", self.accepted)]
+        {
+            told.insert(name.to_owned(), count.into());
+        }
+        let drift = json!({
+            "charged": self.drift.charged,
+            "rate": self.drift.rate(self.output_tokens),
+            "substitutions": self.drift.substitutions,
+        });
+        told.insert("drift".to_owned(), drift);
+    }
+}
+
+/// The usage of one request, in the shape in which its backend reports it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Usage {
+    base: Map<String, Value>,
+    prompt_tokens: u64,
+    prediction: Option<(u32, u32)>,
+}
+
+impl Usage {
+    /// From the number of prompt tokens only, where the backend's stream was left before it
+    /// reported usage.
+    pub fn new(prompt_tokens: u64) -> Self {
+        Self { base: Map::new(), prompt_tokens, prediction: None }
+    }
+
+    /// From a `usage` object of the backend; keeps all that it reports about the prompt. `None` if
+    /// it does not report the number of prompt tokens.
+    pub fn from_backend(usage: &Value) -> Option<Self> {
+        let base = usage.as_object()?.clone();
+        let prompt_tokens = base.get("prompt_tokens")?.as_u64()?;
+        Some(Self { base, prompt_tokens, prediction: None })
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
+    }
+
+    /// Tokens of the prompt that the backend had cached; `None` if it does not report that.
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
+    }
+
+    /// With the backend's details of the prompt (`prompt_tokens_details`).
+    #[must_use]
+    pub fn with_prompt_details(mut self, details: Value) -> Self {
+        self.base.insert("prompt_tokens_details".to_owned(), details);
+        self
+    }
+
+    /// Adds the numbers of accepted and rejected tokens of the client's own `prediction`.
+    #[must_use]
+    pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {
+        self.prediction = Some((accepted, rejected));
+        self
+    }
+
+    /// The object for the client: prompt as the backend reported it, output as the client received
+    /// it.
+    pub fn to_value(&self, completion_tokens: u64, foretell: Option<&SpeculatedUsage<'_>>) -> Value {
+        let mut usage = self.base.clone();
+        usage.insert("prompt_tokens".to_owned(), self.prompt_tokens.into());
+        usage.insert("completion_tokens".to_owned(), completion_tokens.into());
+        usage.insert("total_tokens".to_owned(), (self.prompt_tokens + completion_tokens).into());
+        if let Some((accepted, rejected)) = self.prediction {
+            let details = usage.entry("completion_tokens_details").or_insert_with(|| json!({}));
+            if !details.is_object() {
+                *details = json!({});
+            }
+            if let Some(details) = details.as_object_mut() {
+                details.insert("accepted_prediction_tokens".to_owned(), accepted.into());
+                details.insert("rejected_prediction_tokens".to_owned(), rejected.into());
+            }
+        }
+        if let Some(foretell) = foretell {
+            usage.insert("foretell".to_owned(), foretell.to_value());
+        }
+        Value::Object(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_is_the_backends_and_the_output_is_the_clients() {
+        let backend = json!({"prompt_tokens": 12, "total_tokens": 13, "completion_tokens": 1,
+            "prompt_tokens_details": {"cached_tokens": 11}});
+        let usage = Usage::from_backend(&backend).unwrap();
+        assert_eq!(usage.cached_tokens(), Some(11));
+        assert_eq!(
+            usage.to_value(30, None),
+            json!({"prompt_tokens": 12, "total_tokens": 42, "completion_tokens": 30,
+                "prompt_tokens_details": {"cached_tokens": 11}})
+        );
+    }
+
+    #[test]
+    fn prediction_tokens_are_there_only_when_set() {
+        let usage = Usage::new(5);
+        assert!(usage.to_value(1, None).get("completion_tokens_details").is_none());
+        let value = usage.with_prediction(7, 2).to_value(1, None);
+        assert_eq!(
+            value["completion_tokens_details"],
+            json!({"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 2})
+        );
+    }
+
+    #[test]
+    fn the_rounds_are_reported_in_one_object() {
+        let counts = Counts {
+            rounds: 3,
+            drafted: 12,
+            accepted: 9,
+            drift: Ledger { charged: 0.5, substitutions: 2, ..Ledger::default() },
+            output_tokens: 10,
+        };
+        let speculated_usage = SpeculatedUsage {
+            path: Path::Speculated,
+            reason: None,
+            policy: Some("default@0123abcd"),
+            counts: Some(counts),
+        };
+        assert_eq!(
+            Usage::new(5).to_value(1, Some(&speculated_usage))["foretell"],
+            json!({"path": "speculated", "reason": null, "policy": "default@0123abcd", "rounds": 3,
+                "drafted": 12, "accepted": 9, "drift": {"charged": 0.5, "rate": 0.05, "substitutions": 2}})
+        );
+        let discreet = SpeculatedUsage { counts: None, ..speculated_usage };
+        assert_eq!(
+            discreet.to_value(),
+            json!({"path": "speculated", "reason": null, "policy": "default@0123abcd"})
+        );
+    }
+}

@@ -1,0 +1,370 @@
+//! The decision: what may be done with a request, step by step in the order of the request's path.
+//!
+//! Each step is one function of the facts and is taken once. An [`Admission`] takes those up to the
+//! session while the request comes in; [`plan`] takes the rest once its server is known. Both end
+//! at the first step that does not pass. [`explain`] takes all of them, also after that step.
+
+use super::PolicySet;
+use super::facts::{Backend, Body, Fact, Facts, Head, Models, ServerState, Subjects};
+use super::part::{Part, parts};
+use super::ruling::{Allowed, Ruling};
+use super::steps::{self, Halt, NO_BACKEND, NO_POLICY, NO_REQUEST, NO_SERVER, passed};
+use crate::openai::{Control, Request};
+use foretell_core::words::{Mode, PlainReason, RelayReason};
+
+/// The steps of a decision, in the order in which they are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The client's request in `x-foretell`.
+    Client,
+    /// The mode of the process.
+    Mode,
+    /// Can any replica do more than relay?
+    Fleet,
+    /// Is the body uncompressed?
+    Encoding,
+    /// Can every parameter of the body be carried exactly?
+    Body,
+    /// The backend that the request goes to, and its mode.
+    Backend,
+    /// Is a session slot free?
+    Session,
+    /// The engine that answers at the replica's address.
+    Server,
+    /// Can this engine serve the request exactly?
+    Dialect,
+    /// The policy that applies.
+    Policy,
+    /// Do policy, process, client and probe permit speculation?
+    Permission,
+    /// The methods that may verify drafts.
+    VerifyLimits,
+    /// The drafters that can draft.
+    Drafters,
+}
+
+impl Step {
+    /// Name in explanations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Mode => "mode",
+            Self::Fleet => "fleet",
+            Self::Encoding => "encoding",
+            Self::Body => "body",
+            Self::Backend => "backend",
+            Self::Session => "session",
+            Self::Server => "server",
+            Self::Dialect => "dialect",
+            Self::Policy => "policy",
+            Self::Permission => "permission",
+            Self::VerifyLimits => "verify",
+            Self::Drafters => "drafters",
+        }
+    }
+}
+
+/// The decision to relay a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// The reason.
+    pub reason: RelayReason,
+    /// Name of the parameter or header that causes it, if a single one does.
+    pub parameter: Option<String>,
+    /// A likely answer may be sent along as OpenAI's `prediction`.
+    pub predict: bool,
+}
+
+impl From<RelayReason> for Relay {
+    fn from(reason: RelayReason) -> Self {
+        Self { reason, parameter: None, predict: false }
+    }
+}
+
+/// Result of a decision.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// A session serves the request, as this ruling says.
+    Serve(Box<Ruling>),
+    /// The request is relayed.
+    Relay(Relay),
+    /// There is no backend for it, or no server answers.
+    Nobody,
+    /// The step needs an unknown fact; the text says why it is unknown.
+    Undecided(Step, &'static str),
+}
+
+/// One step of an explanation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The step.
+    pub step: Step,
+    /// Its result.
+    pub result: StepResult,
+    /// Its result in words.
+    pub words: String,
+}
+
+/// Result of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepResult {
+    /// The step does not prevent speculation.
+    Passed,
+    /// The session only decodes plainly, for this reason.
+    Plain(PlainReason),
+    /// The request is relayed, for this reason.
+    Relay(RelayReason),
+    /// There is no backend to send it to.
+    NoBackend,
+    /// No server answers at the replica's address.
+    Down,
+    /// It needs a fact that is not known.
+    Unknown,
+}
+
+/// A decision with the steps that led to it.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// Its result.
+    pub outcome: Outcome,
+    /// Every step; empty unless an explanation was asked for.
+    pub findings: Vec<Finding>,
+    /// Effective sampling temperature.
+    pub temperature: Fact<f64>,
+}
+
+#[derive(Default)]
+struct Walk {
+    whole: bool,
+    findings: Vec<Finding>,
+    halt: Option<(Step, Halt)>,
+}
+
+impl Walk {
+    /// Takes a step and records it; skipped if the decision has ended and no explanation is wanted.
+    fn step<T>(
+        &mut self,
+        step: Step,
+        take: impl FnOnce() -> Result<T, Halt>,
+        say: impl FnOnce(&T) -> (StepResult, String),
+    ) -> Option<T> {
+        if self.halt.is_some() && !self.whole {
+            return None;
+        }
+        let taken = take();
+        if self.whole {
+            let (result, words) = match &taken {
+                Ok(value) => say(value),
+                Err(halt) => halt.say(),
+            };
+            self.findings.push(Finding { step, result, words });
+        }
+        taken.map_err(|halt| self.halt.get_or_insert((step, halt))).ok()
+    }
+}
+
+/// The decision whether a session may serve a request, taken step by step as its facts become
+/// known.
+pub struct Admission<'a> {
+    head: Head<'a>,
+    walk: Walk,
+    control: Option<Control>,
+    request: Option<&'a Request>,
+    backend: Option<Backend<'a>>,
+}
+
+/// A request that a session may serve, and the backend that it goes to.
+#[derive(Clone, Copy)]
+pub struct Admitted<'a> {
+    /// Its head.
+    pub head: Subjects<'a>,
+    /// Its body.
+    pub request: &'a Request,
+    /// The client's request in `x-foretell`; `None` without one.
+    pub control: Option<Control>,
+    /// The name of its backend.
+    pub backend: &'a str,
+    /// The stricter of the process's mode and the backend's.
+    pub mode: Mode,
+}
+
+impl<'a> Admission<'a> {
+    /// Takes the steps of the head.
+    pub fn begin(head: Head<'a>) -> Self {
+        Self::with(head, Walk::default())
+    }
+
+    fn with(head: Head<'a>, mut walk: Walk) -> Self {
+        let control = walk
+            .step(Step::Client, || steps::client(head.wish), |control| steps::say_client(*control))
+            .flatten();
+        walk.step(Step::Mode, || steps::mode(head.mode), |()| passed(head.mode.name()));
+        walk.step(
+            Step::Fleet,
+            || steps::fleet(head.speculates_anywhere),
+            |()| passed("some server may be able to verify"),
+        );
+        walk.step(
+            Step::Encoding,
+            || steps::encoding(head.encoded),
+            |()| passed("the body is not compressed"),
+        );
+        Self { head, walk, control, request: None, backend: None }
+    }
+
+    /// Takes the steps of the body and of its backend.
+    pub fn place(&mut self, body: Fact<Body<'a>>, backend: Fact<Option<Backend<'a>>>) {
+        let (walk, control) = (&mut self.walk, self.control);
+        let request =
+            walk.step(Step::Body, || steps::body(body), |_| passed("its parameters do not prevent it"));
+        let to = walk.step(Step::Backend, || steps::backend(backend, control), |to| passed(to.name));
+        let whole = self.walk.whole;
+        self.request = request.or_else(|| body.known().filter(|_| whole)?.request());
+        self.backend = to.or_else(|| backend.known().filter(|_| whole)?);
+    }
+
+    /// Takes the step of the session slot.
+    pub fn session(&mut self, free: Fact<bool>) {
+        self.walk.step(Step::Session, || steps::session(free), |()| passed("a session slot is free"));
+    }
+
+    /// True while no step has ended the decision.
+    pub fn is_open(&self) -> bool {
+        self.walk.halt.is_none()
+    }
+
+    /// The step that ended the decision; `None` while it is open.
+    pub fn ended(&self) -> Option<Outcome> {
+        self.walk.halt.as_ref().map(|(step, halt)| halt.ends(*step))
+    }
+
+    /// The mode that the request is served in; `None` unless every step has passed.
+    pub fn mode(&self) -> Option<Mode> {
+        self.backend.filter(|_| self.is_open()).map(|backend| backend.mode)
+    }
+}
+
+/// Decides how a session serves an admitted request on this server.
+///
+/// # Errors
+/// The reason for which the request is relayed.
+pub fn plan(
+    admitted: &Admitted<'_>,
+    server: ServerState<'_>,
+    policies: &PolicySet,
+    models: Models<'_>,
+) -> Result<Ruling, Relay> {
+    let known = Planning {
+        head: admitted.head,
+        control: admitted.control,
+        request: Some(admitted.request),
+        backend: Some((admitted.backend, admitted.mode)),
+        server: Fact::Known(server),
+        policies: Fact::Known(policies),
+        models,
+    };
+    let mut walk = Walk::default();
+    let (ruling, _) = known.steps(&mut walk);
+    match (ruling, walk.halt) {
+        (Some(ruling), None) => Ok(ruling),
+        (_, Some((step, halt))) => match halt.ends(step) {
+            Outcome::Relay(relay) => Err(relay),
+            Outcome::Serve(_) | Outcome::Nobody | Outcome::Undecided(..) => Err(RelayReason::Fault.into()),
+        },
+        // Without a halt every step has returned its value.
+        (None, None) => Err(RelayReason::Fault.into()),
+    }
+}
+
+/// Decides and records every step, including those after the one that ends the decision.
+pub fn explain(facts: &Facts<'_>) -> Decision {
+    walk(facts, Walk { whole: true, ..Walk::default() })
+}
+
+fn walk(facts: &Facts<'_>, walk: Walk) -> Decision {
+    let mut admission = Admission::with(facts.head.clone(), walk);
+    admission.place(facts.body, facts.backend);
+    admission.session(facts.session);
+    let Admission { head, mut walk, control, request, backend } = admission;
+    let planning = Planning {
+        head: head.subjects(),
+        control,
+        request,
+        backend: backend.map(|backend| (backend.name, backend.mode)),
+        server: facts.server,
+        policies: facts.policies,
+        models: facts.models,
+    };
+    let (ruling, temperature) = planning.steps(&mut walk);
+    let outcome = match (walk.halt, ruling) {
+        (Some((step, halt)), _) => halt.ends(step),
+        (None, Some(ruling)) => Outcome::Serve(Box::new(ruling)),
+        // Without a halt every step has returned its value.
+        (None, None) => Outcome::Relay(RelayReason::Fault.into()),
+    };
+    Decision { outcome, findings: walk.findings, temperature }
+}
+
+/// Facts for the steps from the server on; the parts of a request that is only explained may be
+/// missing.
+struct Planning<'a> {
+    head: Subjects<'a>,
+    control: Option<Control>,
+    request: Option<&'a Request>,
+    backend: Option<(&'a str, Mode)>,
+    server: Fact<ServerState<'a>>,
+    policies: Fact<&'a PolicySet>,
+    models: Models<'a>,
+}
+
+impl Planning<'_> {
+    /// The ruling, if every step has passed, and the effective temperature.
+    fn steps(&self, walk: &mut Walk) -> (Option<Ruling>, Fact<f64>) {
+        let Self { request, backend, control, .. } = *self;
+        let server = walk.step(Step::Server, || steps::server(self.server), steps::say_server);
+        let server = server.or_else(|| self.server.known().filter(|_| walk.whole)?.server());
+        let sampling = request.zip(server).map(|(request, server)| server.engine.sampling(request));
+        let exact = walk.step(
+            Step::Dialect,
+            || {
+                let sampling = sampling.as_ref().ok_or(NO_SERVER)?;
+                steps::exact(request.ok_or(NO_REQUEST)?, server.ok_or(NO_SERVER)?, sampling)
+            },
+            |methods| passed(format!("exact by {}", steps::names(methods))),
+        );
+        let temperature = steps::temperature(request, sampling.as_ref().map(|(sampling, _)| sampling));
+        let policy = walk.step(
+            Step::Policy,
+            || {
+                let (name, _) = backend.ok_or(NO_BACKEND)?;
+                steps::matching(self.policies, &self.head.of(request.ok_or(NO_REQUEST)?, name, temperature))
+            },
+            |policy| passed(format!("{} matches", policy.label())),
+        );
+        let permission = walk.step(
+            Step::Permission,
+            || steps::permission(backend.ok_or(NO_BACKEND)?.1, policy.ok_or(NO_POLICY)?, control, server),
+            |permission| steps::say_permission(*permission),
+        );
+        let methods = walk.step(
+            Step::VerifyLimits,
+            || Ok(steps::allowed(&exact.ok_or(NO_SERVER)?, server.ok_or(NO_SERVER)?)),
+            |methods| steps::say_methods(methods),
+        );
+        let parts = walk.step(
+            Step::Drafters,
+            || Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, self.models)),
+            |parts: &Vec<Part<'_>>| steps::say_parts(parts),
+        );
+        let settled = || {
+            let route = self.head.route;
+            let allowed =
+                Allowed { permission: permission?, methods: methods?, parts: parts?, control, route };
+            Some(Ruling::new(policy?, sampling?.0, &server?, allowed))
+        };
+        (settled().filter(|_| walk.halt.is_none()), temperature)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! How a policy's drafter takes part in a session: inline, as a drafter model, or not at all.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::{Drafter, Vocabulary};
+use foretell_core::draft::LookupSpec;
+use foretell_core::draft::prompt_lookup::Ngram;
+
+/// State of a drafter model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelState {
+    /// It is loaded and has the target's vocabulary.
+    Ready,
+    /// Its vocabulary differs from the target's; the text names both.
+    OtherVocabulary(String),
+    /// It is not loaded.
+    NotLoaded,
+    /// Not known; the text says why.
+    Unknown(&'static str),
+}
+
+/// How the drafts of a model become drafts in the target's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TranslationMode {
+    /// No translation: both have one vocabulary.
+    Same,
+    /// As text, which is encoded in the target's tokens.
+    Slem,
+    /// The model chooses among the common tokens only.
+    Tli,
+    /// By one of the two, as measured for each request.
+    Measured,
+}
+
+impl TranslationMode {
+    /// The mode in words for the operator; `None` where nothing is translated.
+    pub const fn words(self) -> Option<&'static str> {
+        match self {
+            Self::Same => None,
+            Self::Slem => Some("another vocabulary: drafts are translated as text (slem)"),
+            Self::Tli => Some("another vocabulary: it drafts in the common tokens (tli)"),
+            Self::Measured => Some(
+                "another vocabulary: drafts are translated as text (slem), or it drafts in the \
+                 common tokens (tli) where the target's noise is shared and they make up nine tenths of the text",
+            ),
+        }
+    }
+}
+
+/// How a drafter takes part in a session.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part<'a> {
+    /// It drafts inside the session, from the tokens seen so far.
+    Inline(LookupSpec),
+    /// The drafter model of this name is queried for drafts.
+    ModelDrafter(&'a str, TranslationMode),
+    /// Not known; the text says why.
+    Unknown(&'static str),
+    /// It does not draft; the text says why. The output stays exact, only the speedup may be
+    /// smaller.
+    Absent(Cow<'static, str>),
+}
+
+impl Drafter {
+    /// How this drafter takes part; `model` gives the state of a drafter model by name.
+    pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
+        match self {
+            Self::PromptLookup { ngram_min, ngram_max } => {
+                Part::Inline(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
+            }
+            Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
+            Self::Prediction => Part::Inline(LookupSpec::Prediction),
+            Self::Phrasebook { phrases, schemas } => {
+                Part::Inline(LookupSpec::Phrasebook { phrases: Arc::clone(phrases), schemas: *schemas })
+            }
+            Self::Recycling => Part::Inline(LookupSpec::Recycling),
+            Self::Model { model: name, vocabulary } => match model(name) {
+                ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
+                ModelState::OtherVocabulary(both) => translation_mode(*vocabulary, &both).map_or_else(
+                    |why| Part::Absent(Cow::Owned(why)),
+                    |translation_mode| Part::ModelDrafter(name, translation_mode),
+                ),
+                ModelState::NotLoaded => Part::Absent(Cow::Borrowed("it is not loaded")),
+                ModelState::Unknown(why) => Part::Unknown(why),
+            },
+        }
+    }
+}
+
+/// How the drafters of a policy take part, in its order; `model` gives the state of each by name.
+/// If several models can draft, one is drawn for each request.
+pub fn parts(drafters: &[Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'_>> {
+    drafters.iter().map(|drafter| drafter.part(&model)).collect()
+}
+
+/// Translation mode of a model with another vocabulary; an error, in words, where the policy
+/// declares the same vocabulary.
+fn translation_mode(vocabulary: Vocabulary, both: &str) -> Result<TranslationMode, String> {
+    match vocabulary {
+        Vocabulary::Auto => Ok(TranslationMode::Measured),
+        Vocabulary::Slem => Ok(TranslationMode::Slem),
+        Vocabulary::Tli => Ok(TranslationMode::Tli),
+        Vocabulary::Same => Err(format!("it is declared `vocabulary: same`, and {both}")),
+    }
+}

@@ -1,0 +1,150 @@
+//! Settings of a policy: drafters, draft lengths, acceptance rule and limits. The defaults here are
+//! the documented ones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use foretell_core::draft::Phrases;
+pub use foretell_core::draft::Scope;
+
+/// A drafter of a policy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Drafter {
+    /// Copies the continuation of the longest match of the last tokens in the request's own
+    /// context.
+    PromptLookup {
+        /// Shortest match, tokens.
+        ngram_min: u32,
+        /// Longest match, tokens.
+        ngram_max: u32,
+    },
+    /// The most frequent continuation, in this request and in earlier ones.
+    Suffix {
+        /// The tenant or scope of the texts in its corpus.
+        scope: Scope,
+    },
+    /// Phrases given by the operator, and the skeletons of schemas and tools that are written in
+    /// the prompt.
+    Phrasebook {
+        /// Schemas and tools in the prompt count as phrases too.
+        schemas: bool,
+        /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
+        phrases: Arc<Phrases>,
+    },
+    /// Tokens that have followed the last token in verification results and in the text so far.
+    Recycling,
+    /// The prediction that the client sends.
+    Prediction,
+    /// A drafter model in this process.
+    Model {
+        /// Its name under `drafters` of the process file.
+        model: String,
+        /// Relation of its vocabulary to the target's.
+        vocabulary: Vocabulary,
+    },
+}
+
+impl Drafter {
+    /// Name of the kind in files.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::PromptLookup { .. } => "prompt_lookup",
+            Self::Suffix { .. } => "suffix",
+            Self::Phrasebook { .. } => "phrasebook",
+            Self::Recycling => "recycling",
+            Self::Prediction => "prediction",
+            Self::Model { .. } => "model",
+        }
+    }
+}
+
+/// Relation of a drafter model's vocabulary to the target's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vocabulary {
+    /// Decided by comparing the fingerprints of both; if they differ, `slem` or `tli` by
+    /// measurement.
+    #[default]
+    Auto,
+    /// The same; a model whose fingerprint differs does not draft.
+    Same,
+    /// Drafts are translated as text (string-level exact match, Universal Assisted Generation).
+    Slem,
+    /// The model chooses among the common tokens only (token-level intersection).
+    Tli,
+}
+
+/// Draft lengths and the gain required for speculation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gamma {
+    /// Maximum draft tokens of a round.
+    pub max: u32,
+    /// If set: speculate at every token with at most this many draft tokens, whatever gain is
+    /// predicted (for tests).
+    pub fixed: Option<u32>,
+    /// Maximum verify requests sent ahead of the result that they build on; `None`: as many as pay,
+    /// and none with `fixed`.
+    pub ahead: Option<u32>,
+    /// Predicted gain over plain decoding required to start speculating, as a share (0.10 = 10 %).
+    pub margin: f64,
+    /// Predicted gain over plain decoding required to continue speculating, as a share.
+    pub stay: f64,
+}
+
+/// Upper limit of verify requests sent ahead of a verification result: the probability that all
+/// their assumptions come true falls with each of them.
+pub const AHEAD_MAX: u32 = foretell_core::session::AHEAD_MAX as u32;
+
+/// Limits beyond which sessions decode plainly for a while.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gates {
+    /// Maximum requests waiting in the engine, our own not counted.
+    pub waiting: u32,
+    /// Maximum share of the engine's KV cache in use, 0 to 1.
+    pub kv: f64,
+    /// Maximum age of the engine's last load report.
+    pub stale: Duration,
+    /// Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
+    pub acceptance: f64,
+    /// Time per token with speculation ÷ that of the control group: closes when certainly above.
+    pub control: f64,
+    /// Longest pause in the client's stream that a round may cause, or two plain tokens' time if
+    /// that is longer.
+    pub max_gap: Duration,
+    /// Time that the `control` gate stays closed when it closes first.
+    pub reprobe: Duration,
+}
+
+/// The control group: a share of the requests is only decoded plainly, for comparison.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Holdback {
+    /// Share at the start; it falls as the comparison becomes certain.
+    pub start: f64,
+    /// Minimum share.
+    pub floor: f64,
+}
+
+impl Default for Gamma {
+    fn default() -> Self {
+        Self { max: 32, fixed: None, ahead: None, margin: 0.10, stay: 0.05 }
+    }
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self {
+            waiting: 0,
+            kv: 0.9,
+            stale: Duration::from_secs(2),
+            acceptance: 0.2,
+            control: 1.02,
+            max_gap: Duration::from_millis(500),
+            reprobe: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for Holdback {
+    fn default() -> Self {
+        Self { start: 0.2, floor: 0.01 }
+    }
+}

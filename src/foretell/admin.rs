@@ -1,0 +1,429 @@
+//! The admin API: metrics, health checks, state, and the settings that can be changed at run time.
+
+pub mod configured;
+mod corpus;
+pub mod explain;
+mod guard;
+mod page;
+pub mod status;
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Method, Request, Response, StatusCode, request};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+pub use configured::{Configured, Known, ReloadSource};
+pub use guard::Guard;
+
+use crate::config::problem::Problem;
+use crate::fleet::Replica;
+use crate::gateway::Shared;
+use crate::http::answer::{error_response, json_response};
+use crate::http::body::Body;
+use crate::http::body::full;
+use crate::http::gather::{self, Gathered, Stopped};
+use crate::http::request::RequestBody;
+use crate::serving::failure::Failure;
+use foretell_core::words::Mode;
+
+const BODY: usize = 8 << 20;
+/// Prefix of the paths of single completions.
+const SESSION: &str = "/api/sessions/";
+/// Prefix of the paths of one replica's actions.
+const REPLICA: &str = "/api/replicas/";
+const VERBS: [&str; 3] = ["disable", "enable", "reprobe"];
+
+/// A problem in a configuration file, as the answer of a reload lists it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct FileError {
+    /// Path of the file.
+    pub file: String,
+    /// Line, counted from 1; 0 if the problem has no line.
+    pub line: usize,
+    /// Path of the setting, such as `drafters[0].model`.
+    pub path: String,
+    /// Text that says what is wrong, what is allowed and what was found.
+    pub message: String,
+}
+
+impl From<&Problem> for FileError {
+    fn from(problem: &Problem) -> Self {
+        Self {
+            file: problem.file.clone(),
+            line: problem.line.map_or(0, |line| usize::try_from(line).unwrap_or(usize::MAX)),
+            path: problem.path.clone(),
+            message: problem.explanation(),
+        }
+    }
+}
+
+/// The admin API of a running gateway.
+pub struct Admin {
+    shared: Shared,
+    configured: Option<Arc<Configured>>,
+    guard: Guard,
+}
+
+/// Body of the answer of `/readyz`.
+const READY: &str = "ready";
+/// The same while the files on disk were refused.
+const READY_BY_OLD_FILES: &str = "ready; the configuration's files are not in force";
+
+impl Admin {
+    /// Requests are checked against `guard`. Without `configured`, paths that need the
+    /// configuration answer 404.
+    #[must_use]
+    pub fn new(shared: Shared, configured: Option<Arc<Configured>>, guard: Guard) -> Self {
+        Self { shared, configured, guard }
+    }
+
+    /// Answers a request on the metrics-only listener: for scrapers and health checks from outside
+    /// of the pod or machine.
+    pub fn answer_metrics(&self, request: &Request<RequestBody>) -> Response<Body> {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, "/metrics") => self.metrics(),
+            (_, "/healthz") => text("ok"),
+            (_, "/readyz") => self.ready(),
+            _ => not_found(),
+        }
+    }
+
+    /// Answers a request on the admin listener. No answer may be cached, or read as another content
+    /// type.
+    pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+        let mut response = self.answered(request).await;
+        let headers = response.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
+    }
+
+    async fn answered(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        match path {
+            "/healthz" => return text("ok"),
+            "/readyz" => return self.ready(),
+            _ => {}
+        }
+        // The page asks for the token, so it is served without one; it holds no data of the
+        // process.
+        if let Some(file) = page::file(path) {
+            return match self.guard.stranger(&parts) {
+                Some(refused) => refused,
+                None if parts.method == Method::GET => file.response(),
+                None => not_allowed("GET"),
+            };
+        }
+        if let Some(refused) = self.guard.refusal(&parts) {
+            return refused;
+        }
+        match (&parts.method, path) {
+            (&Method::GET, "/metrics") => self.metrics(),
+            (&Method::GET, "/api/status") => self.status(parts.uri.query()),
+            (&Method::GET, "/api/sessions") => self.sessions(parts.uri.query()),
+            (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
+            (&Method::GET, "/api/policies") => self.policies(),
+            (&Method::GET, "/api/corpus") => match &self.configured {
+                Some(configured) => corpus::shown(configured.corpus()),
+                None => not_found(),
+            },
+            (&Method::POST, "/api/corpus/clear") => match &self.configured {
+                Some(configured) => corpus::cleared(configured.corpus(), parts.uri.query()).await,
+                None => not_found(),
+            },
+            (&Method::POST, "/api/mode") => self.mode(body).await,
+            (&Method::POST, "/api/reload") => self.reload().await,
+            (&Method::POST, "/api/explain") => self.explain(&parts, body).await,
+            (&Method::POST, "/api/drain") => self.drain(parts.uri.query()).await,
+            (method, path) if path.starts_with(REPLICA) => self.replica(method, path),
+            (&Method::GET, path) if path.starts_with(SESSION) => self.session(path),
+            (_, path) if path.starts_with(SESSION) => not_allowed("GET"),
+            (
+                _,
+                "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies"
+                | "/api/corpus",
+            ) => not_allowed("GET"),
+            (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/corpus/clear") => {
+                not_allowed("POST")
+            }
+            _ => not_found(),
+        }
+    }
+
+    fn ready(&self) -> Response<Body> {
+        let Some(why) = self.shared.unready() else {
+            let in_force = self.configured.as_ref().is_none_or(|configured| configured.is_synchronized());
+            return text(if in_force { READY } else { READY_BY_OLD_FILES });
+        };
+        let mut response = text(why);
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        response
+    }
+
+    fn metrics(&self) -> Response<Body> {
+        let metrics = self.shared.observer.metrics();
+        let mut response = Response::new(full(metrics.text()));
+        let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+        response.headers_mut().insert(CONTENT_TYPE, kind);
+        response
+    }
+
+    /// `GET /api/status?after=N`: the state that changes all the time, with the samples after
+    /// number N.
+    fn status(&self, query: Option<&str>) -> Response<Body> {
+        let after = query.map_or(Some("0"), |query| query.strip_prefix("after="));
+        let Some(Ok(after)) = after.map(str::parse) else {
+            return bad_request("allowed after=NUMBER, or nothing", Some("after"));
+        };
+        json_response(StatusCode::OK, &status::shown(&self.shared, self.configured.as_deref(), after))
+    }
+
+    /// `GET /api/sessions`, with `?rounds=no` without the single rounds.
+    fn sessions(&self, query: Option<&str>) -> Response<Body> {
+        let recent = self.shared.observer.recent();
+        let sessions = match query {
+            None => recent.to_json(),
+            Some("rounds=no") => recent.brief(),
+            Some(_) => return bad_request("allowed rounds=no, or nothing", Some("rounds")),
+        };
+        json_response(StatusCode::OK, &json!({ "sessions": sessions }))
+    }
+
+    /// `GET /api/sessions/{number}`: one completion with its rounds.
+    fn session(&self, path: &str) -> Response<Body> {
+        let number = path.strip_prefix(SESSION).and_then(|number| number.parse().ok());
+        match number.and_then(|number| self.shared.observer.recent().one(number)) {
+            Some(session) => json_response(StatusCode::OK, &session),
+            None => not_found(),
+        }
+    }
+
+    fn replicas(&self) -> Value {
+        let replicas = self.shared.fleet.replicas();
+        json!({ "replicas": replicas.iter().map(|replica| self.shown(replica)).collect::<Vec<_>>() })
+    }
+
+    fn shown(&self, replica: &Arc<Replica>) -> Value {
+        let load = replica.load().map(|load| {
+            json!({
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": load.kv_usage,
+                "age_seconds": load.at.elapsed().as_secs_f64(),
+            })
+        });
+        let mut shown = json!({
+            "name": replica.label(),
+            "backend": replica.name(),
+            "url": replica.url(),
+            "rank": replica.rank(),
+            "dialect": *replica.dialect(),
+            "epoch": null,
+            "up": replica.is_up(),
+            "state": replica.health_state().name(),
+            "breaker": replica.breaker().name(),
+            "last_error": replica.last_error().map(|error| {
+                json!({
+                    "text": error.text,
+                    "at": error.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+                    "age_seconds": error.age().as_secs_f64(),
+                })
+            }),
+            "in_flight": replica.in_flight(),
+            "verify": [],
+            "load": load,
+            "probe": null,
+            "switchback": null,
+        });
+        let known = self.configured.as_ref().and_then(|configured| configured.replica(replica));
+        if let (Some(shown), Some(Value::Object(known))) = (shown.as_object_mut(), known) {
+            shown.extend(known);
+        }
+        shown
+    }
+
+    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the index of the replica in
+    /// `/api/replicas`, from 0.
+    fn replica(&self, method: &Method, path: &str) -> Response<Body> {
+        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
+        let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
+        if method != Method::POST {
+            return not_allowed("POST");
+        }
+        let replicas = self.shared.fleet.replicas();
+        let Some(replica) = number.parse().ok().and_then(|number: usize| replicas.get(number)) else {
+            return not_found();
+        };
+        if verb == "reprobe" {
+            let Some(configured) = &self.configured else { return not_found() };
+            return match configured.reprobe(replica) {
+                Ok(done) => json_response(StatusCode::OK, &done),
+                Err(message) => error_response(StatusCode::CONFLICT, &message, None, "conflict"),
+            };
+        }
+        replica.disable(verb == "disable");
+        tracing::info!(replica = replica.label(), verb, "replica switched");
+        if verb == "disable" && self.shared.fleet.is_sole(replica) {
+            let replica = replica.label();
+            tracing::warn!(
+                replica,
+                "it is the only replica of its backend: it keeps serving, but no request is speculated on there"
+            );
+        }
+        json_response(StatusCode::OK, &self.shown(replica))
+    }
+
+    fn policies(&self) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        json_response(StatusCode::OK, &configured.shown())
+    }
+
+    /// Reloads the policies, on a thread that may block: a drafter's model may have to be loaded.
+    async fn reload(&self) -> Response<Body> {
+        let Some(configured) = self.configured.clone() else { return not_found() };
+        let shared = self.shared.clone();
+        let reloaded =
+            tokio::task::spawn_blocking(move || configured.reload(ReloadSource::Outright, &shared)).await;
+        let Ok(Some(reloaded)) = reloaded else { return Failure::Internal.response() };
+        match reloaded {
+            Ok(done) => json_response(StatusCode::OK, &done),
+            Err(problems) => {
+                let errors: Vec<FileError> = problems.iter().map(FileError::from).collect();
+                json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "errors": errors }))
+            }
+        }
+    }
+
+    /// `POST /api/explain?route=chat|completions&tenant=T&peer=IP`, each optional; body and headers
+    /// are those of the request to explain.
+    async fn explain(&self, parts: &request::Parts, body: RequestBody) -> Response<Body> {
+        let Some(configured) = &self.configured else { return not_found() };
+        let limit = configured.speculate_body();
+        let body = match gather::gather(body, limit, &self.shared.memory).await {
+            Ok(Gathered::Whole(body)) => Some(body),
+            Ok(Gathered::Part(_, Stopped::Limit)) => None,
+            Ok(Gathered::Part(_, Stopped::Memory)) => return Failure::Memory.response(),
+            Err(error) => return bad_request(&error.to_string(), None),
+        };
+        match explain::asked(parts, body.as_deref(), limit) {
+            Ok(question) => {
+                json_response(StatusCode::OK, &json!(configured.explain(&question, &self.shared)))
+            }
+            Err(parameter) => bad_request("not understood", Some(parameter)),
+        }
+    }
+
+    async fn mode(&self, body: RequestBody) -> Response<Body> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Wanted {
+            mode: Mode,
+            backend: Option<String>,
+            ttl: Option<String>,
+        }
+        let body = match read(body).await {
+            Ok(body) => body,
+            Err(refused) => return refused,
+        };
+        let wanted: Wanted = match serde_json::from_slice(&body) {
+            Ok(wanted) => wanted,
+            Err(error) => return bad_request(&error.to_string(), None),
+        };
+        let known = |name: &String| self.shared.fleet.names().any(|known| known == name);
+        if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
+            return bad_request("no such backend", Some("backend"));
+        }
+        let ttl = wanted.ttl.as_deref().map(duration);
+        if ttl == Some(None) {
+            return bad_request("allowed a number and ms, s, m or h", Some("ttl"));
+        }
+        self.shared.modes.set(wanted.mode, wanted.backend.as_deref(), ttl.flatten());
+        tracing::info!(mode = wanted.mode.name(), backend = wanted.backend, ttl = wanted.ttl, "mode set");
+        let now =
+            wanted.backend.as_deref().map_or(self.shared.modes.process(), |name| self.shared.modes.of(name));
+        let set = json!({ "mode": now.name(), "backend": wanted.backend, "ttl": wanted.ttl });
+        json_response(StatusCode::OK, &set)
+    }
+
+    async fn drain(&self, query: Option<&str>) -> Response<Body> {
+        tracing::info!("draining, requested through the admin API");
+        self.shared.life.drain();
+        let wait = query.unwrap_or_default().split('&').any(|pair| pair == "wait=1");
+        if wait {
+            self.shared.life.emptied().await;
+        }
+        json_response(StatusCode::OK, &json!({ "draining": true, "empty": wait }))
+    }
+}
+
+async fn read(body: RequestBody) -> Result<Vec<u8>, Response<Body>> {
+    gather::whole(body, BODY).await.map_err(|error| bad_request(&error.to_string(), None))
+}
+
+fn unauthorized(message: &str) -> Response<Body> {
+    let mut refused = error_response(StatusCode::UNAUTHORIZED, message, None, "unauthorized");
+    refused.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    refused
+}
+
+fn forbidden(message: &str) -> Response<Body> {
+    error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
+}
+
+/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
+pub fn duration(text: &str) -> Option<Duration> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let number: u64 = number.parse().ok()?;
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.checked_mul(millis).map(Duration::from_millis)
+}
+
+fn text(words: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(full(words));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+fn bad_request(message: &str, param: Option<&str>) -> Response<Body> {
+    error_response(StatusCode::BAD_REQUEST, message, param, "invalid_request")
+}
+
+fn not_found() -> Response<Body> {
+    error_response(StatusCode::NOT_FOUND, "not found", None, "not_found")
+}
+
+fn not_allowed(allow: &'static str) -> Response<Body> {
+    let mut response =
+        error_response(StatusCode::METHOD_NOT_ALLOWED, "method not allowed", None, "method_not_allowed");
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case("250ms", Some(250))]
+    #[case("5m", Some(300_000))]
+    #[case("1h", Some(3_600_000))]
+    #[case("s", None)]
+    #[case("5", None)]
+    #[case("-5s", None)]
+    #[case("99999999999999999h", None)]
+    fn durations_are_a_number_and_a_unit(#[case] text: &str, #[case] millis: Option<u64>) {
+        assert_eq!(duration(text), millis.map(Duration::from_millis));
+    }
+}

@@ -1,0 +1,487 @@
+//! The part of the admin API that needs the configuration: policies, drafters, and the state of the
+//! servers.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::explain::{self, Question, ServerFacts};
+use super::status;
+use crate::admin::FileError;
+use crate::config::flags::Environment;
+use crate::config::load::{self, parse_policies, policy_sources, reload_warnings};
+use crate::config::problem::Problem;
+use crate::config::process::Process;
+use crate::config::store::PolicyStore;
+use crate::config::values::Revision;
+use crate::config::{Mode, difference};
+use crate::fleet::Replica;
+use crate::fleet::identity::{Identities, ServerKnowledge};
+use crate::gateway::Shared;
+use crate::http::memory::Level;
+use crate::learning::Learnt;
+use crate::learning::comparison::Comparisons;
+use crate::learning::corpus::CorpusHandle;
+use crate::observe::Observer;
+use crate::observe::history::Reading;
+use crate::serving::SessionRunner;
+use crate::serving::drafters::Drafters;
+use crate::serving::gates::GateWatch;
+use crate::serving::ruling;
+use foretell_core::control::Forecast;
+use foretell_core::control::gates::Signal;
+use foretell_core::words::PlainReason;
+use foretell_engines::policy::explain::{GainLine, GateLine, ModelLine, Now, WhyLine};
+use foretell_engines::policy::part::ModelState;
+use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
+
+/// Parts of a running proxy whose state the admin API shows.
+pub struct Known {
+    /// The policies in force.
+    pub policies: Arc<PolicyStore>,
+    /// The loaded drafters.
+    pub drafters: Arc<Drafters>,
+    /// Identification of the servers at the replicas' addresses.
+    pub identities: Arc<Identities>,
+    /// The control groups of the policies.
+    pub comparisons: Arc<Comparisons>,
+    /// Costs, acceptance and traits of each engine.
+    pub learnt: Arc<Learnt>,
+    /// The session runner.
+    pub runner: Arc<SessionRunner>,
+    /// The gates of the policies at the replicas.
+    pub gates: Arc<GateWatch>,
+    /// Texts of earlier requests that drafters read.
+    pub corpus: CorpusHandle,
+}
+
+/// The configuration of a running proxy and the state that depends on it.
+pub struct Configured {
+    process: Process,
+    known: Known,
+    /// The last reload; held while the files are read again: one at a time.
+    last: Mutex<Last>,
+    /// The problems for which the last reload was refused, wholly or in part.
+    refused: Mutex<Vec<FileError>>,
+}
+
+/// Result of the last reload.
+struct Last {
+    /// The files that it read.
+    files: Option<Files>,
+    /// The mode that the process file set.
+    mode: Mode,
+    /// It was refused, and changed nothing.
+    refused: bool,
+}
+
+/// The files of the configuration, as they were read at one time.
+#[derive(PartialEq)]
+struct Files {
+    process: Option<String>,
+    policies: Vec<(String, String)>,
+}
+
+/// Maximum number of readings of files that change while they are read.
+const READINGS: usize = 4;
+
+/// Trigger of a reload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadSource {
+    /// The operator: the files are taken as they are.
+    Outright,
+    /// A change of the files was noticed: nothing is done if they are those in force, or were
+    /// refused already.
+    IfChanged,
+    /// A retry of a reload that was refused: what it lacked may be there by now.
+    Again,
+}
+
+impl Configured {
+    /// Also sets the metrics about the policies in force.
+    pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
+        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false });
+        let configured = Self { process, known, last, refused: Mutex::default() };
+        configured.show(observer, true, true);
+        configured
+    }
+
+    /// Sets the metrics about the policies in force: whether a reload was `taken`, and whether all
+    /// that the files say is in force (`synchronized`).
+    fn show(&self, observer: &Observer, taken: bool, synchronized: bool) {
+        let policies = self.known.policies.current();
+        let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
+        let version = Revision::of(labels.join(",").as_bytes()).to_string();
+        observer.metrics().configured(&version, taken, synchronized);
+    }
+
+    /// The answer of `/api/policies`: the policies in match order, their folder, whether all that
+    /// the files say is in force, and the problems for which the last reload was refused, wholly or
+    /// in part.
+    pub fn shown(&self) -> Value {
+        let dir = self.process.policies.display().to_string();
+        let refused = self.refused();
+        let synchronized = refused.as_array().is_some_and(Vec::is_empty);
+        json!({ "policies": self.policies(), "dir": dir, "synchronized": synchronized, "refused": refused })
+    }
+
+    /// The policies' part of `/api/status`: the comparison of their groups, their gates, and the
+    /// policies with a lossy rule.
+    pub(super) fn status(&self) -> Value {
+        let policies = self.known.policies.current();
+        let compared = policies.policies().iter().map(
+            |policy| json!({ "policy": policy.name, "backends": self.known.comparisons.shown(&policy.name) }),
+        );
+        let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
+        json!({
+            "compared": compared.collect::<Vec<_>>(),
+            "gates": self.known.gates.look().iter().map(status::gates).collect::<Vec<_>>(),
+            "relaxed_by": relaxed.map(|policy| &policy.name).collect::<Vec<_>>(),
+            "synchronized": self.is_synchronized(),
+        })
+    }
+
+    /// True if all that the files say is in force.
+    pub fn is_synchronized(&self) -> bool {
+        self.refused.lock().is_empty() && self.known.policies.synchronized()
+    }
+
+    /// The load of the busiest engine now, and the highest tolerance of all policies at temperature
+    /// 1 and that load.
+    pub(super) fn reading(&self, shared: &Shared) -> Reading {
+        let replicas = shared.fleet.replicas();
+        let load = replicas.iter().filter_map(|replica| self.known.runner.load(replica)).reduce(f64::max);
+        let policies = self.known.policies.current();
+        let relaxed = policies.policies().iter().filter(|policy| policy.accept.is_lossy());
+        let tolerance = relaxed.map(|policy| policy.accept.tolerance.at(1.0, load.unwrap_or(0.0)));
+        Reading { load, tolerance: tolerance.reduce(f64::max) }
+    }
+
+    fn policies(&self) -> Value {
+        let synchronized = self.known.policies.synchronized();
+        let policies = self.known.policies.current();
+        let entries = policies.policies().iter().map(|policy| {
+            json!({
+                "name": policy.name,
+                "revision": policy.revision.to_string(),
+                "mode": policy.mode.name(),
+                "synchronized": synchronized,
+                "compared": self.known.comparisons.shown(&policy.name),
+            })
+        });
+        entries.collect()
+    }
+
+    /// Reads the files again, loads and tries the drafters that the policies name, and replaces all
+    /// policies or none. A setting of the process file that only a restart can change stays as it
+    /// is and is named. Blocks while a model is loaded. `None`: there was nothing to do.
+    ///
+    /// # Errors
+    /// Every problem found; nothing is changed then.
+    pub fn reload(&self, asked: ReloadSource, shared: &Shared) -> Option<Result<Value, Vec<Problem>>> {
+        let mut last = self.last.lock();
+        let read = self.read_whole();
+        let known = last.files.as_ref();
+        match (&read, asked) {
+            (Ok(files), ReloadSource::IfChanged) if known == Some(files) => return None,
+            // The first look: nothing was edited since the start.
+            (Ok(files), ReloadSource::IfChanged)
+                if known.is_none() && !last.refused && self.is_in_force(files) =>
+            {
+                last.files = read.ok();
+                return None;
+            }
+            (_, ReloadSource::Again) if !last.refused => return None,
+            _ => {}
+        }
+        let outcome = match read {
+            Ok(files) => {
+                let outcome = self.take(&files, asked, &mut last, shared);
+                last.files = Some(files);
+                outcome
+            }
+            Err(problems) => {
+                last.files = None;
+                self.known.policies.reload(|| Err(problems), |_| Ok(())).map(|_| Vec::new())
+            }
+        };
+        last.refused = outcome.is_err();
+        let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
+        let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
+        let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
+        if asked == ReloadSource::Outright || !last.refused || !told {
+            for problem in &refused {
+                tracing::error!("reload: {problem}");
+            }
+            self.show(&shared.observer, outcome.is_ok(), refused.is_empty());
+        }
+        Some(outcome.map(|_| {
+            let policies = self.known.policies.current();
+            let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
+            tracing::info!(policies = labels.join(","), "reloaded");
+            for warning in reload_warnings(&self.process, &policies) {
+                tracing::warn!("{warning}");
+            }
+            self.shown()
+        }))
+    }
+
+    /// True if these files are those of the start.
+    fn is_in_force(&self, files: &Files) -> bool {
+        let own = self.process.file.as_ref().map(|file| file.text.as_str());
+        self.process.policies_read == Some(load::fingerprint(&files.policies))
+            && files.process.as_deref() == own
+    }
+
+    /// True if the built-in policy is in force.
+    fn was_built_in(&self) -> bool {
+        let revision = Revision::of(crate::config::policy::DEFAULT.as_bytes());
+        let policies = self.known.policies.current();
+        matches!(policies.policies(), [only] if only.revision == revision)
+    }
+
+    fn refused(&self) -> Value {
+        json!(*self.refused.lock())
+    }
+
+    /// The files as they were at one moment: read until two readings agree, at most [`READINGS`]
+    /// times.
+    fn read_whole(&self) -> Result<Files, Vec<Problem>> {
+        let mut files = Files::read(&self.process)?;
+        for _ in 1..READINGS {
+            let again = Files::read(&self.process)?;
+            if again == files {
+                break;
+            }
+            files = again;
+        }
+        Ok(files)
+    }
+
+    /// Puts the files in force: everything or nothing. Returns the settings that stay as they are
+    /// until a restart.
+    fn take(
+        &self,
+        files: &Files,
+        asked: ReloadSource,
+        last: &mut Last,
+        shared: &Shared,
+    ) -> Result<Vec<Problem>, Vec<Problem>> {
+        let mut checked = None;
+        let read = || {
+            if asked != ReloadSource::Outright && files.policies.is_empty() && !self.was_built_in() {
+                return Err(vec![self.emptied()]);
+            }
+            // Every problem at once, those of the process file first.
+            let (own, policies) = (
+                self.check_process(files.process.as_deref()),
+                parse_policies(&files.policies, &self.process),
+            );
+            match (own, policies) {
+                (Ok(own), Ok(policies)) => {
+                    checked = Some(own);
+                    Ok(policies)
+                }
+                (own, policies) => Err([own.err(), policies.err()].into_iter().flatten().flatten().collect()),
+            }
+        };
+        self.known.policies.reload(read, |policies| self.build(policies)).inspect_err(|_| {
+            // Drops drafters that were loaded for the refused policies.
+            self.known.drafters.retain(&self.known.policies.current());
+        })?;
+        let (mode, pending) = checked.unwrap_or((last.mode, Vec::new()));
+        self.known.drafters.retain(&self.known.policies.current());
+        if std::mem::replace(&mut last.mode, mode) != mode {
+            shared.modes.set_base(mode.into());
+            tracing::info!(
+                mode = foretell_core::words::Mode::from(mode).name(),
+                "the process file sets another mode"
+            );
+        }
+        Ok(pending)
+    }
+
+    /// The problem that all policy files are gone, which usually means that new ones are about to
+    /// appear.
+    fn emptied(&self) -> Problem {
+        Problem {
+            file: self.process.policies.display().to_string(),
+            line: None,
+            path: "policies.dir".to_owned(),
+            message:
+                "no policy files any more: those in force stay, and POST /api/reload takes the built-in one"
+                    .to_owned(),
+            allowed: "at least one".to_owned(),
+            got: "none".to_owned(),
+            suggestion: None,
+        }
+    }
+
+    /// The mode that the process file sets, and its edited settings that only a restart can change.
+    fn check_process(&self, edited: Option<&str>) -> Result<(Mode, Vec<Problem>), Vec<Problem>> {
+        let (Some(file), Some(edited)) = (&self.process.file, edited) else {
+            return Ok((self.process.mode, Vec::new()));
+        };
+        let name = file.path.display().to_string();
+        let parsed = crate::config::process::parse_all(&name, edited, &Environment);
+        if !parsed.problems.is_empty() {
+            return Err(parsed.problems);
+        }
+        Ok((parsed.process.mode, difference::refused(&name, &file.text, edited)?))
+    }
+
+    fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {
+        self.known.drafters.extend(&self.process, policies).map_err(|error| {
+            vec![Problem {
+                file: self.process.policies.display().to_string(),
+                line: None,
+                path: format!("drafters.{}", error.name),
+                message: "cannot be loaded".to_owned(),
+                allowed: "a drafter that loads".to_owned(),
+                got: error.detail,
+                suggestion: None,
+            }]
+        })
+    }
+
+    /// Maximum body that is read for speculation, bytes.
+    pub fn speculate_body(&self) -> usize {
+        usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
+    }
+
+    /// Texts of earlier requests that drafters read.
+    pub fn corpus(&self) -> &CorpusHandle {
+        &self.known.corpus
+    }
+
+    /// Explains what would happen to a request now.
+    pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
+        let replica = shared.fleet.would_pick(question.model());
+        let knowledge = replica.as_ref().and_then(|replica| self.known.identities.knowledge(replica));
+        let backend = replica
+            .as_ref()
+            .and_then(|replica| self.process.backends.iter().find(|backend| backend.name == replica.name()));
+        let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
+        let identity = match knowledge.as_deref() {
+            Some(ServerKnowledge::Known(identity)) => Some(identity),
+            Some(ServerKnowledge::Relayed(..)) | None => None,
+        };
+        let server = match (replica.as_deref().and_then(explain::down), knowledge.as_deref()) {
+            (Some(why), _) => Fact::Known(policy::ServerState::Down(why)),
+            (None, Some(knowledge)) => Fact::Known(ruling::knowledge(knowledge, &terms)),
+            (None, None) => Fact::Unknown("no replica is known"),
+        };
+        let models = |name: &str| {
+            let unknown = ModelState::Unknown("the server's vocabulary is not known");
+            identity.map_or(unknown, |identity| self.known.drafters.state(name, identity))
+        };
+        let closed = |ruling: &Ruling| {
+            let gate = || {
+                let replica = replica.as_deref()?;
+                let signal = replica.load().map(|load| load.signal());
+                ruling::closed(&ruling.gates, replica, signal.as_ref())
+            };
+            let written =
+                || identity.and_then(|identity| self.known.runner.plain_before(identity, question.route));
+            match () {
+                () if shared.life.is_draining() => Some(PlainReason::Draining),
+                () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),
+                () => written().or_else(gate),
+            }
+        };
+        let now = |ruling: &Ruling, temperature: f64, prompt: usize| {
+            let replica = replica.as_ref()?;
+            let signal = replica.load().map(|load| load.signal());
+            let forecast = self.known.runner.forecast(replica, ruling, temperature, prompt)?;
+            let models = self.known.runner.chances(replica, ruling, temperature);
+            let model = |(model, chance)| ModelLine { model, chance };
+            let models = models.into_iter().map(model).collect();
+            Some(Now { models, ..shown(&forecast, ruling, signal.as_ref()) })
+        };
+        let known = ServerFacts {
+            asked: "proxy",
+            replica: replica.as_ref(),
+            server,
+            models: &models,
+            closed: &closed,
+            now: &now,
+            notes: Vec::new(),
+        };
+        explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
+    }
+
+    /// State of a replica: epoch, verification methods, probe and plain windows (switchback);
+    /// `None` if it is not one of the identified backends.
+    pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
+        let mut shown = self.known.identities.shown(replica)?;
+        if let Some(shown) = shown.as_object_mut() {
+            shown.insert("switchback".to_owned(), self.known.learnt.windows(&self.known.identities, replica));
+        }
+        Some(shown)
+    }
+
+    /// Starts a new probe of a replica; returns once it has started, without waiting for its end.
+    ///
+    /// # Errors
+    /// The reason for which no probe was started.
+    pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<Value, String> {
+        self.known
+            .identities
+            .reprobe(replica)
+            .map(|()| json!({ "replica": replica.label(), "reprobe": true }))
+    }
+}
+
+/// The current figures, as an explanation shows them.
+fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
+    let gain = forecast.gain.map(|gain| GainLine {
+        low: gain.low,
+        middle: gain.middle,
+        high: gain.high,
+        rounds: gain.rounds,
+        costs: gain.basis.name().to_owned(),
+    });
+    let why = |(reason, words): &(PlainReason, &str)| WhyLine {
+        reason: reason.name().to_owned(),
+        words: (*words).to_owned(),
+    };
+    Now {
+        load: forecast.load,
+        regret_budget: forecast.regret_budget,
+        token_seconds: forecast.token,
+        gain,
+        // With `gamma.fixed` the gates on load do not apply.
+        gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
+        not_speculating: forecast.reasons.iter().map(why).collect(),
+        models: Vec::new(),
+    }
+}
+
+/// The gates of the policy by the engine's load report. Our own verify requests are subtracted, as
+/// the gates do.
+fn gates(ruling: &Ruling, signal: Option<&Signal>) -> Vec<GateLine> {
+    let policy = ruling.policy.gates;
+    let line = |gate: &str, reads: Option<f64>, limit: f64| GateLine {
+        gate: gate.to_owned(),
+        reads,
+        limit,
+        closed: reads.is_some_and(|reads| reads > limit),
+    };
+    vec![
+        line(
+            "waiting",
+            signal.map(|signal| f64::from(signal.waiting.saturating_sub(signal.own))),
+            f64::from(policy.waiting),
+        ),
+        line("kv", signal.and_then(|signal| signal.kv_usage), policy.kv),
+        line("stale", signal.map(|signal| signal.age.as_secs_f64()), policy.stale.as_secs_f64()),
+    ]
+}
+
+impl Files {
+    fn read(process: &Process) -> Result<Self, Vec<Problem>> {
+        let own = process.file.as_ref().map(|file| load::read(&file.path)).transpose()?;
+        Ok(Self { process: own, policies: policy_sources(process)? })
+    }
+}

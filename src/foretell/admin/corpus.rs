@@ -1,0 +1,82 @@
+//! The corpus in the admin API: its size, and clearing it. Never a text.
+
+use std::collections::BTreeMap;
+
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+
+use super::explain::decoded;
+use super::{bad_request, json_response};
+use crate::http::body::Body;
+use crate::learning::corpus::CorpusHandle;
+use foretell_core::draft::corpus::Holdings;
+
+/// Answers `GET /api/corpus`: its size by tenant and model.
+pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
+    let mut sum = Holdings::default();
+    let mut entries: BTreeMap<(Option<String>, String), Holdings> = BTreeMap::new();
+    for (key, held) in corpus.holdings() {
+        add(&mut sum, held);
+        add(entries.entry((key.tenant, key.model)).or_default(), held);
+    }
+    let entry = |((tenant, model), held): (&(Option<String>, String), &Holdings)| {
+        let scope = if tenant.is_some() { "tenant" } else { "global" };
+        json!({ "tenant": tenant, "scope": scope, "model": model, "texts": held.texts, "tokens": held.tokens, "successors": held.successors, "bytes": held.bytes })
+    };
+    let entries: Vec<Value> = entries.iter().map(entry).collect();
+    let told = json!({ "texts": sum.texts, "tokens": sum.tokens, "successors": sum.successors, "bytes": sum.bytes, "entries": entries });
+    json_response(StatusCode::OK, &told)
+}
+
+/// Answers `POST /api/corpus/clear?tenant=`: removes the texts and successors of a tenant; without
+/// `tenant`, those of all.
+pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>) -> Response<Body> {
+    let tenant = match tenant(query.unwrap_or_default()) {
+        Ok(tenant) => tenant,
+        Err(wrong) => return bad_request(&wrong, None),
+    };
+    let (corpus, of) = (corpus.clone(), tenant.clone());
+    let cleared = tokio::task::spawn_blocking(move || corpus.clear(of.as_deref())).await;
+    let Some(gone) = cleared.ok().flatten() else {
+        let told = json!({ "error": { "message": "the corpus has stopped; restart the process" } });
+        return json_response(StatusCode::SERVICE_UNAVAILABLE, &told);
+    };
+    tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
+    json_response(StatusCode::OK, &json!({ "tenant": tenant, "texts": gone }))
+}
+
+/// The tenant of a query; an error for any other parameter, since a misspelt name would clear
+/// everything.
+fn tenant(query: &str) -> Result<Option<String>, String> {
+    let mut tenant = None;
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("tenant", value)) if tenant.is_none() && !value.is_empty() => {
+                tenant = Some(decoded(value).ok_or("tenant is no percent-encoded text")?);
+            }
+            _ => return Err(format!("allowed tenant=NAME once, or nothing, got {pair:?}")),
+        }
+    }
+    Ok(tenant)
+}
+
+fn add(to: &mut Holdings, held: Holdings) {
+    to.texts += held.texts;
+    to.tokens += held.tokens;
+    to.successors += held.successors;
+    to.bytes += held.bytes;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_is_named_once_and_nothing_else_is() {
+        assert_eq!(tenant(""), Ok(None));
+        assert_eq!(tenant("tenant=a%2Fb%20c%C3%BC"), Ok(Some("a/b cü".to_owned())));
+        for wrong in ["tenants=a", "tenant=", "tenant", "tenant=a&tenant=b", "tenant=%FF", "all=1"] {
+            assert!(tenant(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Explains a request: collects the facts as they are now and passes them to
+//! [`policy::decide`](foretell_engines::policy::decide()).
+//!
+//! The running proxy uses what it knows about its servers. `foretell explain` without a running
+//! proxy asks the server, and passes the answers to the same function.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName};
+
+use crate::config::process::{ClientControl, Process};
+use crate::fleet::{HealthState, Replica};
+use crate::gateway::facts;
+use crate::gateway::{Shared, tenant};
+use crate::http::headers;
+use crate::http::listen::Peer;
+use foretell_core::words::PlainReason;
+use foretell_engines::openai::{self, Finding, Request, Route};
+use foretell_engines::policy::explain::{AskNow, Besides, Explanation};
+use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
+
+/// Prefix for header fields of `POST /api/explain` that the call needs for itself:
+/// `x-explain-authorization` stands for the explained request's `authorization`.
+pub const PREFIX: &str = "x-explain-";
+/// Header fields that belong to the call itself, not to the explained request.
+const OWN: [HeaderName; 5] = [HOST, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING];
+
+/// The headers of the explained request, from those of the call.
+pub fn headers_of(call: &HeaderMap) -> HeaderMap {
+    let mut headers = call.clone();
+    for name in &OWN {
+        headers.remove(name);
+    }
+    let prefixed = |name: &HeaderName| name.as_str().strip_prefix(PREFIX).map(ToOwned::to_owned);
+    for name in call.keys() {
+        let Some(own) = prefixed(name).and_then(|own| HeaderName::try_from(own).ok()) else { continue };
+        headers.remove(name);
+        headers.remove(&own);
+        for value in call.get_all(name) {
+            headers.append(&own, value.clone());
+        }
+    }
+    headers
+}
+
+/// A request to be explained, from the command line or the admin API.
+pub struct Question {
+    /// API route.
+    pub route: Route,
+    /// Headers as the client would send them.
+    pub headers: HeaderMap,
+    /// IP address of the client; `None` if it is not known.
+    pub peer: Option<IpAddr>,
+    /// Tenant to assume; `None`: determined from headers and peer.
+    pub tenant: Option<String>,
+    /// The parsed body; `None` if it is larger than the limit.
+    pub body: Option<Understood>,
+}
+
+/// A parsed body; empty if it is no valid JSON object.
+pub struct Understood(Option<(Request, Vec<Finding>)>);
+
+impl Question {
+    /// A request with this body, which is ignored if larger than `limit` bytes. Without `route`, a
+    /// body with messages is a chat request.
+    pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
+        let route = route.unwrap_or_else(|| guess(body));
+        let body = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
+        Self { route, headers, peer: None, tenant: None, body }
+    }
+
+    /// The model id in the body, if the body could be parsed.
+    pub fn model(&self) -> Option<&str> {
+        self.request().map(|request| request.model.as_str())
+    }
+
+    fn understood(&self) -> Option<&(Request, Vec<Finding>)> {
+        self.body.as_ref()?.0.as_ref()
+    }
+
+    fn request(&self) -> Option<&Request> {
+        self.understood().map(|(request, _)| request)
+    }
+
+    fn parameters(&self) -> &[Finding] {
+        self.understood().map_or(&[], |(_, findings)| findings)
+    }
+
+    fn judged(&self) -> Body<'_> {
+        match &self.body {
+            None => Body::TooLarge,
+            Some(Understood(None)) => Body::Refused {
+                reason: foretell_core::words::RelayReason::Body,
+                parameter: None,
+                request: None,
+            },
+            Some(Understood(Some((request, findings)))) => match openai::refusal(findings) {
+                Some((reason, parameter)) => {
+                    Body::Refused { reason, parameter: Some(parameter), request: Some(request) }
+                }
+                None => Body::Eligible(request),
+            },
+        }
+    }
+}
+
+/// The request that a call of `POST /api/explain` describes; `body` is `None` if it is larger than
+/// `limit` bytes.
+///
+/// # Errors
+/// Name of the query parameter that is invalid.
+pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question, &'static str> {
+    let asked = ExplainQuery::read(call.uri.query().unwrap_or_default())?;
+    let mut question = Question::new(asked.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
+    if body.is_none() {
+        question.body = None;
+    }
+    let caller = call.extensions.get::<Peer>().map(|peer| peer.address.ip());
+    (question.peer, question.tenant) = (asked.peer.or(caller), asked.tenant);
+    Ok(question)
+}
+
+/// The query parameters of a call of `POST /api/explain`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExplainQuery {
+    /// API route; `None`: guessed from the body.
+    pub route: Option<Route>,
+    /// IP address of the client; `None`: that of the caller.
+    pub peer: Option<IpAddr>,
+    /// Tenant to assume; `None`: determined from headers and peer.
+    pub tenant: Option<String>,
+}
+
+impl ExplainQuery {
+    fn read(query: &str) -> Result<Self, &'static str> {
+        let mut asked = Self::default();
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match name {
+                "route" => asked.route = Some(Route::parse(value).ok_or("route")?),
+                "peer" => asked.peer = Some(decoded(value).and_then(|peer| peer.parse().ok()).ok_or("peer")?),
+                "tenant" => asked.tenant = Some(decoded(value).ok_or("tenant")?),
+                _ => {}
+            }
+        }
+        Ok(asked)
+    }
+
+    /// The parameters as the query string of a call.
+    pub fn query(&self) -> String {
+        let route = self.route.map(|route| format!("route={}", route.name()));
+        let peer = self.peer.map(|peer| format!("peer={}", encoded(&peer.to_string())));
+        let tenant = self.tenant.as_ref().map(|tenant| format!("tenant={}", encoded(tenant)));
+        [route, peer, tenant].into_iter().flatten().collect::<Vec<_>>().join("&")
+    }
+}
+
+/// Percent-encodes every byte that is not an ASCII letter or digit.
+fn encoded(text: &str) -> String {
+    let escape = |byte: u8| {
+        if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
+    text.bytes().map(escape).collect()
+}
+
+/// The text of a percent-encoded value.
+pub(super) fn decoded(text: &str) -> Option<String> {
+    let mut pieces = text.split('%');
+    let mut bytes = pieces.next()?.as_bytes().to_vec();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Chat if the body has messages, completions otherwise.
+fn guess(body: &[u8]) -> Route {
+    let understood = openai::understand(Route::Chat, body);
+    let messages =
+        understood.is_some_and(|(request, _)| request.body.get("messages").is_some_and(|it| !it.is_null()));
+    if messages { Route::Chat } else { Route::Completions }
+}
+
+/// Facts about the server that the request would go to.
+pub struct ServerFacts<'a> {
+    /// Where they come from: `proxy`, `server` or `nobody` (not known).
+    pub asked: &'static str,
+    /// The replica that would be chosen; `None` if there is none.
+    pub replica: Option<&'a Arc<Replica>>,
+    /// The server at its address.
+    pub server: Fact<policy::ServerState<'a>>,
+    /// State of a drafter model, by its name in the process file.
+    pub models: Models<'a>,
+    /// The gate that is closed there now, for a session with this ruling.
+    pub closed: &'a dyn Fn(&Ruling) -> Option<PlainReason>,
+    /// Current figures of a running proxy for a session with this ruling.
+    pub now: AskNow<'a>,
+    /// Further remarks, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// Explains what a proxy with these settings would do with a request.
+pub fn explain(
+    question: &Question,
+    process: &Process,
+    policies: &PolicySet,
+    shared: &Shared,
+    known: ServerFacts<'_>,
+) -> Explanation {
+    let wish = question.headers.get(headers::CONTROL).filter(|_| process.client == ClientControl::Bounded);
+    let tenant =
+        question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
+    let asked = (question.route, &question.headers);
+    let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
+    let model = question.model().unwrap_or_default();
+    let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));
+    let facts = Facts {
+        head,
+        body: Fact::Known(question.judged()),
+        backend: Fact::Known(backend),
+        session: Fact::Known(shared.sessions.available_permits() > 0),
+        server: known.server,
+        policies: Fact::Known(policies),
+        models: known.models,
+    };
+    let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
+    let mut notes = known.notes;
+    if tenant::is_doubtful(&process.tenant, &question.headers) {
+        notes.push("The request is refused with 400: it names more than one tenant.".to_owned());
+    }
+    let besides = Besides { asked: known.asked, replica, notes };
+    policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)
+}
+
+/// Reason for which a replica is considered down, from its latest calls; `None` if it is not.
+pub fn down(replica: &Replica) -> Option<&'static str> {
+    match replica.health_state() {
+        HealthState::Down => Some("the last call did not reach it"),
+        HealthState::Broken => Some("its circuit breaker is open after repeated failures"),
+        HealthState::Ready | HealthState::Disabled => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_parameters_are_read_back() {
+        let peer = Some("::1".parse().unwrap());
+        let asked = ExplainQuery { route: Some(Route::Chat), peer, tenant: Some("a b&c=ü%".to_owned()) };
+        assert_eq!(ExplainQuery::read(&asked.query()), Ok(asked));
+        assert_eq!(ExplainQuery::read(""), Ok(ExplainQuery::default()));
+        for (query, parameter) in [("route=chats", "route"), ("peer=x", "peer"), ("tenant=%4", "tenant")] {
+            assert_eq!(ExplainQuery::read(query), Err(parameter), "{query}");
+        }
+    }
+
+    #[test]
+    fn a_call_s_own_fields_are_not_those_of_the_explained_request() {
+        let mut call = HeaderMap::new();
+        for (name, value) in [
+            ("host", "localhost"),
+            ("authorization", "Bearer admin"),
+            ("content-length", "2"),
+            ("x-team", "web"),
+            ("x-foretell", "plain"),
+            ("x-explain-x-team", "ide"),
+            ("x-explain-authorization", "Bearer client"),
+        ] {
+            call.append(name, value.parse().unwrap());
+        }
+        let headers = headers_of(&call);
+        let told: Vec<_> =
+            headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(told.len(), 3, "{told:?}");
+        for line in [("x-foretell", "plain"), ("x-team", "ide"), ("authorization", "Bearer client")] {
+            assert!(told.contains(&line), "{told:?}");
+        }
+    }
+}

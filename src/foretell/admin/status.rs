@@ -1,0 +1,93 @@
+//! `GET /api/status`: the state that the status page polls, in one answer, and the samples of its
+//! plots.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::Configured;
+use crate::gateway::Shared;
+use crate::observe::history;
+use crate::serving::gates::GatesAt;
+use crate::serving::mode::Held;
+use foretell_core::words::Gate;
+
+/// Takes samples until `stop`. Without `configured`, load and tolerance are not known.
+pub async fn keep_sampling(shared: Shared, configured: Option<Arc<Configured>>, stop: CancellationToken) {
+    let mut ticks = tokio::time::interval(history::EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => sample(&shared, configured.as_deref()),
+        }
+    }
+}
+
+fn sample(shared: &Shared, configured: Option<&Configured>) {
+    let reading = configured.map(|configured| configured.reading(shared)).unwrap_or_default();
+    let observer = &shared.observer;
+    observer.history().take(observer.totals().now(), reading, SystemTime::now(), observer.started().1);
+}
+
+/// The answer, with the samples after the one of that number.
+pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64) -> Value {
+    let observer = &shared.observer;
+    let (started, ran) = observer.started();
+    let sums = observer.totals().now();
+    let (lately, long) = observer.history().lately(&sums, ran);
+    let mut told = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "started": unix(started),
+        "now": unix(SystemTime::now()),
+        "uptime_seconds": ran.as_secs_f64(),
+        "unready": shared.unready(),
+        "out": shared.fleet.out(),
+        "draining": shared.life.is_draining(),
+        "mode": mode(shared),
+        "sessions": observer.recent().count(),
+        "since_start": sums.to_json(),
+        "lately": lately.to_json(),
+        "lately_seconds": long.as_secs_f64(),
+        "every_seconds": history::EVERY.as_secs(),
+        "samples": observer.history().after(after),
+        "compared": [],
+        "gates": [],
+        "relaxed_by": [],
+        "synchronized": null,
+    });
+    let known = configured.map(Configured::status);
+    if let (Some(told), Some(Value::Object(known))) = (told.as_object_mut(), known) {
+        told.extend(known);
+    }
+    told
+}
+
+/// The gates of one policy at one replica, each with the words of its reason.
+pub(super) fn gates(at: &GatesAt) -> Value {
+    let gate = |(gate, open): (Gate, bool)| json!({ "gate": gate.name(), "open": open, "words": gate.reason().words() });
+    let gates: Vec<Value> = Gate::ALL.into_iter().zip(at.open).map(gate).collect();
+    json!({ "policy": at.policy, "backend": at.backend, "replica": at.replica, "gates": gates })
+}
+
+fn mode(shared: &Shared) -> Value {
+    let (process, own) = shared.modes.held();
+    let backends = shared.fleet.names().map(|name| {
+        let own = own.iter().find(|(backend, _)| backend == name);
+        json!({ "name": name, "mode": shared.modes.of(name).name(), "own": own.map(|(_, own)| held(*own)) })
+    });
+    json!({ "process": held(process), "backends": backends.collect::<Vec<_>>() })
+}
+
+fn held(Held { mode, base, ends_in }: Held) -> Value {
+    json!({ "mode": mode.name(), "base": base.name(), "ends_in_seconds": ends_in.map(|rest| rest.as_secs_f64()) })
+}
+
+/// Seconds since 1970.
+fn unix(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
+}

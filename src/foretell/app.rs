@@ -1,0 +1,481 @@
+//! From a validated configuration to a running proxy: the one place that builds every part and
+//! connects them.
+//!
+//! `serve`, `demo` and the tests all start the proxy through [`start`]. Models are loaded before a
+//! listener opens, so a missing model fails the start instead of slowing the first request.
+
+pub mod explain;
+pub mod files;
+mod gateway;
+pub mod manager;
+pub mod served;
+pub mod signals;
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use gateway::{Ended, Gateway};
+pub use served::ServedError;
+
+use crate::admin::{Configured, Known, ReloadSource};
+use crate::app::manager::Manager;
+use crate::app::signals::Signals;
+use crate::config::process::{
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, MethodName, Process,
+    Replicas, Switchback, TokenizerSource,
+};
+use crate::config::store::PolicyStore;
+use crate::config::watch::{self, Watch};
+use crate::fleet::identity::{Identities, RecognitionSettings};
+use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
+use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, TraceSettings};
+use crate::http::connections::max_clients;
+use crate::http::drain::{DrainTimes, Lifecycle};
+use crate::http::listen::{Bounds, Endpoint};
+use crate::learning::Learnt;
+use crate::learning::comparison::windows::WindowMetrics;
+use crate::learning::comparison::{Comparisons, GroupMetrics};
+use crate::learning::corpus::{self, CorpusHandle};
+use crate::observe::trace::{Collector, CollectorError};
+use crate::random;
+use crate::serving::drafters::{DrafterError, Drafters};
+use crate::serving::exchange::Serve;
+use crate::serving::gates::GateWatch;
+use crate::serving::live::LiveMetrics;
+use crate::serving::ruling::{self, Rulebook};
+use crate::serving::{SessionRunner, SessionRunnerSetup};
+use foretell_core::control::{Imposed, Windows};
+use foretell_core::draft;
+use foretell_core::units::SplitMix64;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::policy::PolicySet;
+
+/// Maximum wait of a start for the backends' engines to be identified; after that, requests are
+/// relayed until they are.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+/// Maximum wait at the end for the snapshots to be written.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Maximum wait at the end for the last spans to be sent.
+const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Cause of a failed start of the proxy.
+#[derive(Debug, thiserror::Error)]
+pub enum AssembleError {
+    /// A listener, thread or other basic part could not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A drafter could not be loaded.
+    #[error(transparent)]
+    Drafter(#[from] DrafterError),
+    /// A model cannot be served in this process.
+    #[error(transparent)]
+    Served(#[from] ServedError),
+    /// A file that the configuration names cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// A certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] fleet::tls::TlsError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Collector(#[from] CollectorError),
+    /// A setting that is accepted by the configuration but not supported by this version.
+    #[error("{setting} is not implemented in this version")]
+    NotBuilt {
+        /// The setting and its value.
+        setting: &'static str,
+    },
+}
+
+/// A running proxy.
+pub struct Running {
+    /// The listeners and the state that they share.
+    pub gateway: Gateway,
+    /// Identification of the backends' engines.
+    pub identities: Arc<Identities>,
+    /// The drafter models that are loaded.
+    pub drafters: Arc<Drafters>,
+    /// The task that writes the snapshots, for the last time when the process drains; `None`
+    /// without `corpus.snapshot`.
+    remembering: Option<JoinHandle<()>>,
+    /// The task that sends spans, and the token that stops it; `None` without a collector.
+    trace_settings: Option<(JoinHandle<()>, CancellationToken)>,
+    /// Stops the repeated identification of the backends when it is dropped.
+    _asking: DropGuard,
+}
+
+impl Running {
+    /// Serves until a signal or the admin API has drained the proxy. Notifies the service manager
+    /// of its state.
+    pub async fn until(self, signals: Signals, manager: Arc<Manager>) -> Ended {
+        let ended = self.gateway.until(signals, manager).await;
+        if let Some(remembering) = self.remembering {
+            // A disk that hangs does not delay the end.
+            let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
+        }
+        if let Some((trace_settings, stop)) = self.trace_settings {
+            stop.cancel();
+            let _ = tokio::time::timeout(SPAN_FLUSH_TIMEOUT, trace_settings).await;
+        }
+        ended
+    }
+}
+
+/// Loads the drafters, opens the listeners and identifies the backends' engines.
+///
+/// # Errors
+/// [`AssembleError`]; then no listener is open.
+pub async fn start(process: Process, policies: PolicySet) -> Result<Running, AssembleError> {
+    start_with(process, policies, Drafters::default()).await
+}
+
+/// As [`start`], with some drafters already loaded; others that policies name are loaded in
+/// addition.
+///
+/// # Errors
+/// [`AssembleError`]; then no listener is open.
+pub async fn start_with(
+    process: Process,
+    policies: PolicySet,
+    drafters: Drafters,
+) -> Result<Running, AssembleError> {
+    let Loaded { process, policies, settings, drafters } =
+        blocking(move || load(process, policies, drafters)).await?;
+    let (stop_tracing, mut settings) = (CancellationToken::new(), settings);
+    let mut trace_settings = None;
+    if let Some(url) = &process.observe.otlp {
+        let (collector, spans) = Collector::at(url)?;
+        settings.trace_settings.collector = Some(collector);
+        trace_settings = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
+    }
+    let shared = Shared::new(&settings)?;
+    let asking: HashMap<String, RecognitionSettings> =
+        process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking = move |replica: &fleet::Replica| asking.get(replica.name()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
+    let terms = process
+        .backends
+        .iter()
+        .map(|backend| (backend.name.clone(), ruling::terms(&backend.methods)))
+        .collect();
+    let store = Arc::new(PolicyStore::new(policies));
+    let timeouts = process.timeouts;
+    let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
+    let corpus = CorpusHandle::start(
+        limits,
+        &shared.memory,
+        Arc::clone(&shared.observer),
+        process.corpus.snapshot.as_deref().map(corpus::sibling),
+    )
+    .map_err(StartError::Threads)?;
+    let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
+    let imposed = process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend)));
+    let learnt = Arc::new(Learnt::new(imposed.collect()));
+    let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
+        identities: Arc::clone(&identities),
+        rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
+        drafters: Arc::clone(&drafters),
+        verify_timeout: timeouts.verify,
+        draft_timeout: timeouts.draft,
+        corpus: corpus.clone(),
+        learnt: Arc::clone(&learnt),
+    }));
+    let metrics = shared.observer.metrics();
+    let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
+    metrics.register(groups).map_err(StartError::from)?;
+    let windows = WindowMetrics::new(&learnt, &identities).map_err(StartError::from)?;
+    metrics.register(windows).map_err(StartError::from)?;
+    let gates =
+        GateWatch::new(Arc::clone(&runner), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
+    let gates = Arc::new(gates);
+    let live = LiveMetrics::new(&gates, &identities, Arc::clone(&drafters));
+    metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
+    let known = Known {
+        policies: store,
+        drafters: Arc::clone(&drafters),
+        identities: Arc::clone(&identities),
+        comparisons,
+        learnt: Arc::clone(&learnt),
+        runner: Arc::clone(&runner),
+        gates: Arc::clone(&gates),
+        corpus: corpus.clone(),
+    };
+    let snapshot = process.corpus.snapshot.clone();
+    if let Some(file) = snapshot.clone() {
+        let (learnt, corpus) = (Arc::clone(&learnt), corpus.clone());
+        blocking(move || {
+            learnt.restore_logged(&file);
+            corpus.restore(&corpus::sibling(&file));
+        })
+        .await;
+    }
+    let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
+    let configured = Arc::new(Configured::new(process, known, &shared.observer));
+    let serving: Option<Arc<dyn Serve>> = Some(Arc::clone(&runner) as Arc<dyn Serve>);
+    let watching = CancellationToken::new();
+    let gateway = Gateway::start_with(settings, serving, Some(Arc::clone(&configured)), shared).await?;
+    if let Some(files) = files {
+        tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
+    }
+    let life = Arc::clone(&gateway.shared.life);
+    let remembering = snapshot.map(|file| {
+        let texts = corpus.keep_saving(corpus::sibling(&file), Arc::clone(&life));
+        tokio::spawn(async move { tokio::join!(learnt.keep_saving(file, life), texts) }.map(drop))
+    });
+    let (asking, stop) = (Arc::clone(&identities), watching.clone());
+    tokio::spawn(asking.keep_asking(stop));
+    tokio::spawn(gates.keep_looking(watching.clone()));
+    tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
+    // A backend that is not reachable yet does not prevent the start: its requests are relayed.
+    let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
+    Ok(Running { gateway, identities, drafters, remembering, trace_settings, _asking: watching.drop_guard() })
+}
+
+/// Settings and models that are loaded before a listener opens.
+struct Loaded {
+    process: Process,
+    policies: PolicySet,
+    settings: Settings,
+    drafters: Arc<Drafters>,
+}
+
+/// Reads the files that the configuration names, and loads the models.
+fn load(process: Process, policies: PolicySet, drafters: Drafters) -> Result<Loaded, AssembleError> {
+    let mut settings = settings(&process)?;
+    served::open(&process.backends, &mut settings.backends)?;
+    drafters.extend(&process, &policies)?;
+    Ok(Loaded { process, policies, settings, drafters: Arc::new(drafters) })
+}
+
+/// Runs blocking work on a thread of its own, so that signals are handled meanwhile. Dropping the
+/// future does not stop the work.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime is shutting down.
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
+/// Limits on what speculation may cost other requests of a backend.
+fn imposed(backend: &Backend) -> Imposed {
+    let budget = &backend.budget;
+    let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
+    Imposed { extra_tokens: budget.extra_tokens, windows }
+}
+
+/// Reloads configuration files that have changed, until `stop`.
+async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, stop: CancellationToken) {
+    for look in 1_u32.. {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(watch::EVERY) => {}
+        }
+        let (configured, shared) = (Arc::clone(&configured), shared.clone());
+        // A disk that hangs blocks a thread of the blocking pool, and nothing else.
+        files = blocking(move || {
+            let changed = files.changed();
+            // The outcome is logged and counted by `reload`.
+            let _ = changed.then(|| configured.reload(ReloadSource::IfChanged, &shared));
+            let _ = look
+                .is_multiple_of(watch::READ_EVERY)
+                .then(|| configured.reload(ReloadSource::Again, &shared));
+            files
+        })
+        .await;
+    }
+}
+
+/// Stops the identification of the backends once the process drains.
+async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
+    tokio::select! {
+        () = life.draining() => asking.cancel(),
+        () = asking.cancelled() => {}
+    }
+}
+
+/// Settings by which the replicas of a backend are identified, watched and probed.
+fn asking(backend: &Backend) -> RecognitionSettings {
+    let process::VerifyLimits { allow, explicit, context_max, bytes_max } = &backend.methods;
+    let allow: Vec<VerifyMethod> = allow.iter().filter_map(|name| name.method()).collect();
+    let configured = process::Load::default();
+    RecognitionSettings {
+        dialect: backend.dialect.spoken(),
+        tokenizer: tokenizer(backend),
+        load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
+        every: backend.load.every,
+        ready: backend.probe.when == process::ProbeWhen::Ready,
+        limits: fleet::probe::Limits {
+            calls: backend.probe.calls,
+            within: backend.probe.within,
+            bytes_max: usize_of(*bytes_max),
+            context_max: *context_max as usize,
+            allow: allow.clone(),
+        },
+        named: if *explicit { allow } else { Vec::new() },
+        billed: backend.billed,
+    }
+}
+
+/// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
+/// tokens.
+fn predicts(backend: &Backend) -> bool {
+    backend.dialect == Dialect::OpenAi && backend.methods.allow.contains(&MethodName::Prediction)
+}
+
+fn tokenizer(backend: &Backend) -> Option<PathBuf> {
+    backend.models.iter().find_map(|model| match &model.tokenizer {
+        TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
+        TokenizerSource::File(path) => Some(path.clone()),
+        TokenizerSource::Backend => None,
+    })
+}
+
+fn settings(process: &Process) -> Result<Settings, AssembleError> {
+    let listen = process.listen.iter().map(endpoint).collect::<Result<_, _>>()?;
+    let mut backends = Vec::new();
+    for backend in &process.backends {
+        let settings = backend_settings(process, backend)?;
+        match &backend.replicas {
+            Replicas::Urls(urls) => backends
+                .extend(urls.iter().map(|url| ReplicaSettings { url: url.to_string(), ..settings.clone() })),
+            Replicas::Dns { name, every, https } => {
+                let url = format!("{}://{name}", if *https { "https" } else { "http" });
+                backends.push(ReplicaSettings { url, discover: Some(*every), ..settings });
+            }
+            Replicas::Here(model) => {
+                backends.push(ReplicaSettings { url: served::url(model), ..settings });
+            }
+        }
+    }
+    let limits = &process.limits;
+    let head = Bounds {
+        headers: limits.headers,
+        header_bytes: usize_of(limits.header_bytes),
+        uri: usize_of(limits.uri),
+        header_timeout: process.timeouts.header,
+        body: process.timeouts.body,
+        keep_alive: process.timeouts.keep_alive,
+    };
+    let admin_token = process.admin.token_file.as_ref().map(|path| {
+        let read = fleet::key::secret(path);
+        read.map_err(|error| AssembleError::File { path: path.clone(), error })
+    });
+    let admin_token = admin_token.transpose()?;
+    Ok(Settings {
+        listen,
+        admin: Some(process.admin.address),
+        admin_token,
+        admin_hosts: process.admin.hosts.clone(),
+        require_backend: process.ready.require_backend,
+        trace_settings: TraceSettings {
+            share: process.observe.share,
+            collector: None,
+            texts: process.observe.text,
+        },
+        metrics: process.metrics,
+        mode: process.mode.into(),
+        tenant: process.tenant.clone(),
+        client_control: process.client == ClientControl::Bounded,
+        limits: Limits {
+            head,
+            speculate_body: usize_of(limits.speculate_body),
+            relay_body: limits.relay_body,
+            sessions: limits.sessions,
+            memory: limits.memory,
+            connections: clients(limits.connections),
+        },
+        drain: DrainTimes {
+            delay: process.drain.delay,
+            early: process.drain.early,
+            grace: process.drain.grace,
+        },
+        backends,
+        resolver: Arc::new(SystemResolver),
+        workers: proxy::default_workers(),
+    })
+}
+
+/// Maximum number of client connections: as set by the operator, if there are enough file
+/// descriptors.
+fn clients(wanted: Option<usize>) -> usize {
+    let fit = max_clients();
+    match wanted {
+        Some(wanted) if wanted > fit => {
+            tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
+            fit
+        }
+        Some(wanted) => wanted,
+        None => fit,
+    }
+}
+
+fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
+    let tls =
+        listen.tls.as_ref().map(|tls| fleet::tls::server(&tls.cert, &tls.key, tls.client_ca.as_deref()));
+    Ok(Endpoint { address: listen.address, tls: tls.transpose()? })
+}
+
+/// Settings that all replicas of a backend share; the address is filled in by the caller.
+fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
+    let connect = &backend.connect;
+    if connect.http == HttpVersion::Http2 {
+        return Err(AssembleError::NotBuilt { setting: "backends[].connect.http: http2" });
+    }
+    let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
+    let tls = (connect.ca.is_some() || identity.is_some())
+        .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
+    let models = backend.models.iter().map(|model| ModelName {
+        id: model.id.as_str().to_owned(),
+        aliases: model.aliases.clone(),
+        base: model.base.clone(),
+    });
+    Ok(ReplicaSettings {
+        dialect: backend.dialect.name().to_owned(),
+        models: models.collect(),
+        billed: backend.billed,
+        predicts: predicts(backend),
+        default: backend.default,
+        keep_client_host: connect.host != HostHeader::Backend,
+        auth: auth(connect)?,
+        own_key: connect.own_token_file.as_deref().map(key).transpose()?,
+        tls: tls.transpose()?,
+        ranks: backend.ranks,
+        connect_timeout: process.timeouts.connect,
+        pool_idle: process.timeouts.pool_idle,
+        first_byte: process.timeouts.first_byte,
+        idle: process.timeouts.idle,
+        ..ReplicaSettings::new(backend.name.clone(), String::new())
+    })
+}
+
+fn auth(connect: &Connect) -> Result<Auth, AssembleError> {
+    Ok(match (&connect.token_file, connect.pass_auth) {
+        (Some(path), _) => Auth::Replace(key(path)?),
+        (None, true) => Auth::Pass,
+        (None, false) => Auth::Strip,
+    })
+}
+
+fn key(path: &Path) -> Result<Arc<KeyFile>, AssembleError> {
+    let key = KeyFile::open(path);
+    key.map(Arc::new).map_err(|error| AssembleError::File { path: path.to_owned(), error })
+}
+
+fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

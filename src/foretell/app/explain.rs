@@ -1,0 +1,147 @@
+//! Explains a request without a running proxy: the server is identified by the same calls that a
+//! proxy uses, without any verify request. Facts that those calls cannot determine are reported as
+//! unknown.
+
+use std::sync::Arc;
+
+use super::{AssembleError, asking, settings};
+use crate::admin::explain::{self, Question, ServerFacts};
+use crate::config::process::{Backend, DrafterModel, Process, Replicas};
+use crate::fleet::identity::{self, Identity, Unknown};
+use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::{Replica, SystemResolver};
+use crate::gateway::Shared;
+use crate::serving::{drafters, ruling};
+use foretell_core::words::RelayReason;
+use foretell_engines::dialect::relayed;
+use foretell_engines::policy::part::ModelState;
+use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Terms};
+use foretell_engines::text::Tokenizer;
+
+/// Result of identifying a server.
+enum Answered {
+    Known(Arc<Identity>),
+    Relayed(RelayReason, String),
+    Down(String),
+    NotAsked(&'static str),
+}
+
+const OFFLINE: &str = "the server was not asked";
+const NOT_ONE: &str =
+    "whether one engine answers at this address was not tried, since that takes verify requests";
+
+/// Explains what a proxy with these settings would do with a request. `ask`: whether the server may
+/// be called.
+///
+/// # Errors
+/// A proxy could not start with these settings.
+pub async fn explain(
+    process: &Process,
+    policies: &PolicySet,
+    question: &Question,
+    ask: bool,
+) -> Result<Explanation, AssembleError> {
+    let shared = Shared::new(&settings(process)?)?;
+    if ask {
+        shared.fleet.discover(&SystemResolver).await;
+    }
+    let replica = shared.fleet.would_pick(question.model());
+    let named = |replica: &Replica| process.backends.iter().find(|backend| backend.name == replica.name());
+    let backend = replica.as_deref().and_then(named);
+    let answered = match (replica.as_deref(), backend) {
+        (Some(replica), Some(backend)) => answered(replica, backend, ask).await,
+        _ => Answered::NotAsked("there is no server to ask"),
+    };
+    if let Some(replica) = replica.as_deref() {
+        note(replica, &answered);
+    }
+    let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
+    let mut notes = Vec::new();
+    if let (Answered::Known(_), Some(replica)) = (&answered, &replica) {
+        notes.push(format!(
+            "{} was identified, but not measured: `foretell probe` says whether speculation pays",
+            replica.url()
+        ));
+    }
+    let known = ServerFacts {
+        asked: if matches!(answered, Answered::NotAsked(_)) { "nobody" } else { "server" },
+        replica: replica.as_ref(),
+        server: fact(&answered, &terms),
+        models: &|name| state(name, process.drafters.get(name), &answered),
+        closed: &|_| None,
+        notes,
+        now: &|_, _, _| None,
+    };
+    Ok(explain::explain(question, process, policies, &shared, known))
+}
+
+/// Identifies the engine of a replica.
+async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
+    let dialect = backend.dialect.spoken();
+    if backend.billed {
+        let why = "it bills per token, so it is never asked to verify";
+        return Answered::Relayed(RelayReason::Billed, why.to_owned());
+    }
+    if let Some(dialect) = dialect.filter(|dialect| relayed::RELAYED.contains(dialect)) {
+        return Answered::Relayed(
+            RelayReason::NoVerifyMethod,
+            format!("{} is only relayed to", dialect.name()),
+        );
+    }
+    if matches!(backend.replicas, Replicas::Here(_)) {
+        return Answered::NotAsked("it is a model in the proxy's own process, and no proxy was asked");
+    }
+    if !ask {
+        return Answered::NotAsked(OFFLINE);
+    }
+    let rounds_seen = Arc::new(RoundsSeen::default());
+    match identity::ask(replica, &asking(backend), None, 0, &rounds_seen).await {
+        Ok(identity) => Answered::Known(identity),
+        Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
+        Err(Unknown::Stranger(why)) => Answered::Relayed(RelayReason::NoVerifyMethod, why),
+        Err(Unknown::Unreachable(why)) => Answered::Down(why),
+        Err(Unknown::Locked(status)) => Answered::Relayed(
+            RelayReason::NoVerifyMethod,
+            format!("it answers {status} without a key: name one in connect.auth.own_token_file"),
+        ),
+    }
+}
+
+/// Records the result at the replica, as a running proxy would.
+fn note(replica: &Replica, answered: &Answered) {
+    match answered {
+        Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
+        Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != RelayReason::NoVerifyMethod),
+        Answered::Down(_) => {}
+        // Leaves the decision open until the server's step.
+        Answered::NotAsked(_) => replica.set_dialect("auto", true),
+    }
+}
+
+fn fact<'a>(answered: &'a Answered, terms: &'a Terms) -> Fact<policy::ServerState<'a>> {
+    match answered {
+        Answered::NotAsked(why) => Fact::Unknown(why),
+        Answered::Down(why) => Fact::Known(policy::ServerState::Down(why)),
+        Answered::Relayed(reason, why) => Fact::Known(policy::ServerState::Relayed(*reason, why)),
+        Answered::Known(identity) => {
+            let one = identity::shows_one(&identity.engine);
+            let single = if one { Fact::Known(true) } else { Fact::Unknown(NOT_ONE) };
+            Fact::Known(policy::ServerState::Known(policy::Server {
+                single,
+                ..ruling::server(identity, terms)
+            }))
+        }
+    }
+}
+
+/// State of a drafter model for this server, by the tokenizer in its folder.
+fn state(name: &str, model: Option<&DrafterModel>, answered: &Answered) -> ModelState {
+    let Answered::Known(identity) = answered else {
+        return ModelState::Unknown("the server's vocabulary is not known");
+    };
+    let Some(DrafterModel { path, tokenizer, .. }) = model else { return ModelState::NotLoaded };
+    match Tokenizer::from_file(tokenizer.as_ref().unwrap_or(path)) {
+        Ok(tokenizer) => drafters::compared(name, &tokenizer, identity),
+        Err(_) => ModelState::Unknown("its tokenizer cannot be read"),
+    }
+}

@@ -1,0 +1,206 @@
+//! Opens every file that the settings name, before anything is started, and reports all problems
+//! together; `check` and `serve` both use it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::config::named::shown;
+use crate::config::problem::Refusal;
+use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
+use crate::fleet::{KeyFile, tls};
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::folder;
+
+/// File name of a model's graph in its folder.
+const GRAPH: &str = "model.onnx";
+
+/// Reads all settings and opens all files that they name.
+///
+/// # Errors
+/// Every problem found; with any of them nothing would start.
+pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
+    let mut attempt = attempt(flags, environment);
+    attempt.problems.extend(attempt.named.iter().filter_map(inspect));
+    attempt.problems.extend(no_backend(&attempt));
+    if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
+        // Problems in the process file first, in the order of its lines; then the others in the
+        // order found.
+        attempt
+            .problems
+            .sort_by_key(|problem| (problem.file != first, (problem.file == first).then_some(problem.line)));
+    }
+    attempt.done()
+}
+
+/// The problem that no backend is configured.
+fn no_backend(attempt: &Attempt) -> Option<Problem> {
+    // Not reported in addition to other problems: the backend may be in a part that could not be
+    // read.
+    if !attempt.process.backends.is_empty() || !attempt.problems.is_empty() {
+        return None;
+    }
+    let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
+    Some(Problem {
+        file: attempt
+            .process
+            .file
+            .as_ref()
+            .map_or_else(|| "(no process file)".to_owned(), |file| file.path.display().to_string()),
+        line: None,
+        path: "backends".to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got: "none".to_owned(),
+        suggestion: None,
+    })
+}
+
+/// The problem with a named file, if it has one.
+fn inspect(named: &Named) -> Option<Problem> {
+    let path = &named.path;
+    match &named.kind {
+        FileKind::Secret => {
+            let refused = KeyFile::open(path).err()?;
+            Some(named.problem(&refused.to_string(), "a file with a token in it"))
+        }
+        FileKind::Authorities => {
+            let refused = tls::authorities(path).err()?;
+            Some(named.problem(&refused.detail(), "certificates in PEM"))
+        }
+        FileKind::Chain => {
+            let refused = tls::certificates(path).err()?;
+            Some(named.problem(&refused.detail(), "certificates in PEM"))
+        }
+        FileKind::KeyOf(chain) => {
+            let refused = tls::key_of(chain, path).err()?;
+            Some(named.problem(&refused.detail(), "the private key of the certificate, in PEM"))
+        }
+        FileKind::Tokenizer => tokenizer(named, path),
+        FileKind::Model => model(named),
+        FileKind::Drafter { tokenizer } => drafter(named, *tokenizer),
+        // Policies are read and checked together with the settings.
+        FileKind::Policies => None,
+    }
+}
+
+fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
+    let refused = Tokenizer::from_file(path).err()?;
+    let found = named.problem(&refused.to_string(), "a tokenizer.json, or a folder with one");
+    Some(Problem { got: shown(path), ..found })
+}
+
+/// The problem with the folder of a model that is served, if its files cannot be read. The runtime
+/// checks whether the graph runs.
+fn model(named: &Named) -> Option<Problem> {
+    let folder = &named.path;
+    let allowed = "a folder with model.onnx, config.json and tokenizer.json";
+    let files = [folder.join(GRAPH), folder.join("config.json")];
+    described(named, &files, allowed).or_else(|| tokenizer(named, folder))
+}
+
+/// The same for a drafter, which may be the export of another tool.
+fn drafter(named: &Named, with_tokenizer: bool) -> Option<Problem> {
+    let folder = &named.path;
+    let allowed = "a folder with an ONNX graph, config.json or genai_config.json, and tokenizer.json";
+    let graph = match folder::graph(folder) {
+        Ok(graph) => graph,
+        Err(none) => return Some(named.problem(&none.to_string(), allowed)),
+    };
+    let found = described(named, &[graph, folder::description(folder)], allowed);
+    found.or_else(|| with_tokenizer.then(|| tokenizer(named, folder)).flatten())
+}
+
+/// The problem with a graph and its description.
+fn described(named: &Named, files: &[PathBuf; 2], allowed: &str) -> Option<Problem> {
+    let problem = |file: &Path, error: &dyn std::fmt::Display| {
+        let name = file.strip_prefix(&named.path).unwrap_or(file).display();
+        Some(named.problem(&format!("{name}: {error}"), allowed))
+    };
+    for file in files {
+        if let Err(error) = readable(file) {
+            return problem(file, &error);
+        }
+    }
+    let [_, config] = files;
+    description(config).err().and_then(|error| problem(config, &error))
+}
+
+/// Opens the file and reads its first byte; an empty file is an error.
+fn readable(path: &Path) -> io::Result<()> {
+    let mut byte = [0];
+    match File::open(path)?.read(&mut byte)? {
+        0 => Err(io::Error::new(io::ErrorKind::InvalidData, "the file is empty")),
+        _ => Ok(()),
+    }
+}
+
+fn description(path: &Path) -> Result<(), String> {
+    let text = std::fs::read(path).map_err(|error| error.to_string())?;
+    let read: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_slice(&text);
+    read.map(|_| ()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn named(kind: FileKind, path: PathBuf) -> Named {
+        Named { path, kind, file: "f.yaml".into(), line: Some(7), position: "a.b".into() }
+    }
+
+    #[test]
+    fn a_secret_of_nothing_but_space_is_none_and_its_content_is_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        for (content, wrong) in [("", true), (" \r\n\t", true), ("a\nb\n", true), ("s3cret\n", false)] {
+            std::fs::write(&path, content).unwrap();
+            let found = inspect(&named(FileKind::Secret, path.clone()));
+            assert_eq!(found.is_some(), wrong, "{content:?}");
+        }
+        std::fs::write(&path, "very\u{7}secret").unwrap();
+        let found = inspect(&named(FileKind::Secret, path)).unwrap().to_string();
+        assert!(found.starts_with("f.yaml:7: a.b: ") && !found.contains("very"), "{found}");
+    }
+
+    #[test]
+    fn the_bundled_models_are_good_and_a_folder_without_a_graph_is_not() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models");
+        for model in ["target", "draft-same", "draft-other"] {
+            for kind in [FileKind::Model, FileKind::Drafter { tokenizer: true }, FileKind::Tokenizer] {
+                assert_eq!(inspect(&named(kind, models.join(model))), None, "{model}");
+            }
+        }
+        let found = inspect(&named(FileKind::Model, models)).unwrap().to_string();
+        assert!(found.contains("model.onnx: "), "{found}");
+    }
+
+    #[test]
+    fn exports_of_other_tools_are_good_for_drafters_alone() {
+        let exports = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/exports");
+        for export in ["optimum/fp32", "optimum/hub", "optimum/merged", "genai/int4"] {
+            let kind = FileKind::Drafter { tokenizer: true };
+            assert_eq!(inspect(&named(kind, exports.join(export))), None, "{export}");
+        }
+        let found = inspect(&named(FileKind::Model, exports.join("optimum/hub"))).unwrap().to_string();
+        assert!(found.contains("model.onnx: "), "{found}");
+        let none = named(FileKind::Drafter { tokenizer: false }, exports.join("optimum"));
+        let found = inspect(&none).unwrap().to_string();
+        assert!(found.contains("onnx/model.onnx") && found.contains("found none"), "{found}");
+    }
+
+    #[test]
+    fn settings_replaced_by_a_flag_are_not_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("foretell.yaml");
+        let process = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n\
+            listen: [{ address: \"127.0.0.1:0\", tls: { cert: no, key: no } }]\n";
+        std::fs::write(&file, process).unwrap();
+        let flags = Flags { config: Some(file.display().to_string()), ..Flags::default() };
+        assert_eq!(load(&flags, &BTreeMap::new()).unwrap_err().len(), 3);
+        let flags = Flags { backend: Some("http://h:1".into()), listen: Some("127.0.0.1:0".into()), ..flags };
+        assert!(load(&flags, &BTreeMap::new()).is_ok());
+    }
+}

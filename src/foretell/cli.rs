@@ -1,0 +1,214 @@
+//! The command line: one file per command, one meaning per exit code.
+//!
+//! Exit codes: 0 success, 1 could not start or could not reach a server, 2 a comparison fell short,
+//! 64 bad configuration or usage.
+
+pub mod access;
+mod admin_port;
+pub mod bench;
+pub mod check;
+pub mod demo;
+pub mod drain;
+pub mod explain;
+pub mod pages;
+pub mod probe;
+pub mod progress;
+pub mod serve;
+pub mod target;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::bench::Exit;
+use crate::config::flags::Environment;
+
+/// Exit code of success.
+const OK: u8 = Exit::Done.code();
+/// Exit code of bad configuration or usage.
+const USAGE: u8 = Exit::Usage.code();
+
+#[derive(Parser)]
+#[command(name = "foretell", version = VERSION, about = "A sidecar proxy that makes LLM servers answer sooner")]
+#[command(long_about = None)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the proxy in front of a server
+    Serve(serve::ServeArgs),
+    /// Show the bundled models plain and speculated, side by side
+    Demo(demo::DemoArgs),
+    /// Serve an ONNX model over the OpenAI API
+    Target(target::TargetArgs),
+    /// Read the configuration and print every error
+    Check(check::CheckArgs),
+    /// Show what would happen to a request, and why
+    Explain(explain::ExplainArgs),
+    /// Measure a server directly and through Foretell, alternating
+    Bench(Box<bench::BenchArgs>),
+    /// Measure which verification methods a server supports, and their projected speedup
+    Probe(probe::ProbeArgs),
+    /// Drain a running proxy, and wait until it is empty
+    Drain(drain::DrainArgs),
+    /// Print the completions for a shell
+    Completions(pages::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(pages::ManArgs),
+}
+
+/// Version, with commit and date if the build knows them (see `build.rs`).
+pub const VERSION: &str = match option_env!("FORETELL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
+/// Last paragraph of every help page.
+const EXITS: &str = "Exit codes: 0 success; 1 it could not start, or a server gave no answer; 2 a comparison fell short; \
+    64 the configuration or the command line is wrong";
+
+/// Environment section of the first help page.
+const ENVIRONMENT: &str = "\
+Environment:
+  FORETELL_CONFIG, FORETELL_LISTEN …  Flags of serve, check, explain and drain; a flag takes precedence
+  FORETELL_MODELS                     Folder of the bundled models, for demo
+  ORT_DYLIB_PATH                      ONNX Runtime's library, for target, demo and models in the proxy
+  NO_COLOR                            No colours; they are only used on a terminal
+  NOTIFY_SOCKET, WATCHDOG_USEC        Set by a service manager, to which serve reports its state";
+
+/// The whole command line, as it is parsed, completed and described.
+pub(crate) fn command() -> clap::Command {
+    let whole = Cli::command();
+    let environment = format!("{ENVIRONMENT}\n\n{EXITS}");
+    whole.mut_subcommands(|command| command.after_help(EXITS)).after_help(environment)
+}
+
+/// Parses an address to listen on.
+fn address(text: &str) -> Result<std::net::SocketAddr, String> {
+    crate::config::kind::parse_address(text).map_err(|refusal| format!("allowed {}", refusal.allowed))
+}
+
+/// Parses the command line and runs the command.
+pub fn main() -> ExitCode {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() };
+        }
+    };
+    let stdout = &mut std::io::stdout();
+    match cli.command {
+        Command::Serve(args) => serve::run(&args).into(),
+        Command::Demo(args) => demo::main(&args).into(),
+        Command::Target(args) => ExitCode::from(target::main(args)),
+        Command::Check(args) => told(check::run(&args, &Environment, stdout)),
+        Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
+        Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
+        Command::Probe(args) => probed(&args, stdout),
+        Command::Drain(args) => on_runtime("drain", drain::run(&args, &Environment, stdout)).into(),
+        Command::Completions(args) => told(pages::completions(&args, stdout)),
+        Command::Man(args) => pages::man(&args, stdout).into(),
+    }
+}
+
+/// Exit code of a command that only prints; a failed write (such as a closed pipe) counts as
+/// success.
+fn told(outcome: std::io::Result<u8>) -> ExitCode {
+    outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// Tokio runtime of a command; it has few threads, since models need the cores.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// Prints a line to standard error; a failed write is ignored.
+pub fn complain(what: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
+fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
+    match runtime() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => {
+            complain(&format_args!("foretell {command}: {error}"));
+            Exit::Unreachable
+        }
+    }
+}
+
+/// Runs a probe and gives its exit code.
+fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
+    match runtime() {
+        Ok(runtime) => told(runtime.block_on(probe::run(args, out))),
+        Err(error) => {
+            complain(&format_args!("foretell probe: {error}"));
+            Exit::Unreachable.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The help page of a command; the first page without a name.
+    fn help(name: Option<&str>) -> String {
+        let mut whole = command();
+        whole.build();
+        let page = match name {
+            Some(name) => whole.find_subcommand_mut(name).unwrap().render_long_help(),
+            None => whole.render_long_help(),
+        };
+        page.to_string()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_help_page_has_exit_codes_and_settings_with_variables_and_defaults() {
+        let whole = command();
+        for sub in whole.get_subcommands() {
+            assert!(help(Some(sub.get_name())).contains(EXITS), "{}", sub.get_name());
+        }
+        let first = help(None);
+        assert!(first.contains(EXITS) && first.contains("ORT_DYLIB_PATH"), "{first}");
+        for name in ["serve", "check", "explain"] {
+            let page = help(Some(name)).replace('\n', " ");
+            let flags =
+                ["config", "backend", "dialect", "listen", "admin", "policies", "log-level", "log-format"];
+            for flag in flags {
+                let variable = format!("[env: FORETELL_{}]", flag.replace('-', "_").to_uppercase());
+                assert!(page.contains(&variable), "{name} {variable}");
+            }
+            for said in ["[default: 127.0.0.1:8080]", "[default: 127.0.0.1:9464]", "auto, onnx, vllm, sglang"]
+            {
+                assert!(page.contains(said), "{name}: {said}");
+            }
+        }
+    }
+
+    #[test]
+    fn defaults_in_the_help_are_those_of_an_empty_process_file() {
+        let process = crate::config::Process::default();
+        assert_eq!(process.listen.first().unwrap().address.to_string(), "127.0.0.1:8080");
+        assert_eq!(process.admin.address.to_string(), "127.0.0.1:9464");
+        assert_eq!(process.policies.display().to_string(), "policies");
+    }
+
+    #[test]
+    fn the_version_begins_with_that_of_the_package() {
+        let rest = VERSION.strip_prefix(env!("CARGO_PKG_VERSION")).unwrap();
+        let told = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+        assert!(rest.is_empty() || told.is_some_and(|told| !told.is_empty()), "{VERSION}");
+    }
+}

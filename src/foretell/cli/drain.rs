@@ -1,0 +1,85 @@
+//! `foretell drain`: drains a running proxy, and waits until it is empty.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use http::{HeaderMap, StatusCode};
+use indicatif::ProgressBar;
+
+use super::admin_port::{AdminPort, Fault};
+use super::progress;
+use crate::bench::Exit;
+use crate::config::flags::OPEN;
+use crate::config::problem::DOCUMENT;
+use crate::config::{Flags, Problem, Strings, attempt};
+
+/// Drain a running proxy: it is no longer ready, finishes open requests within drain.grace, and
+/// exits.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct DrainArgs {
+    /// The process file of the proxy, for its admin address and token [env: FORETELL_CONFIG]
+    /// [default: foretell.yaml, if it exists]
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// Its admin address [env: FORETELL_ADMIN] [default: that of the process file, else
+    /// 127.0.0.1:9464]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// File with its admin token [default: admin.token_file of the process file]
+    #[arg(long, value_name = "F")]
+    pub token_file: Option<PathBuf>,
+    /// Do not wait until it is empty
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+/// Starts the drain, and returns once the proxy is empty; the result is written to `out`.
+pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Write) -> Exit {
+    let port = match port(args, environment) {
+        Ok(port) => port,
+        Err(problems) => {
+            for problem in &problems {
+                super::complain(problem);
+            }
+            return Exit::Usage;
+        }
+    };
+    let waits = (!args.no_wait).then(|| progress::spinner("waiting for open requests to end"));
+    let path = if args.no_wait { "/api/drain" } else { "/api/drain?wait=1" };
+    let answer = port.post(path, HeaderMap::new(), Vec::new()).await;
+    waits.inspect(ProgressBar::finish_and_clear);
+    let why = match answer {
+        Ok((StatusCode::OK, _)) => {
+            let _ = writeln!(out, "{}", if args.no_wait { "draining" } else { "drained" });
+            return Exit::Done;
+        }
+        Ok((StatusCode::UNAUTHORIZED, _)) => "an admin token is required: set --token-file".to_owned(),
+        Ok((status, _)) => format!("the server there does not support draining ({status})"),
+        Err(fault @ Fault::Nobody) => fault.to_string(),
+        Err(Fault::Other(why)) => format!("it ended, or stopped answering, before it was empty ({why})"),
+    };
+    super::complain(&format_args!("foretell drain: {}: {why}", port.address));
+    Exit::Unreachable
+}
+
+/// The admin port of the selected proxy.
+///
+/// # Errors
+/// The problems because of which its address is not known.
+fn port(args: &DrainArgs, environment: &dyn Strings) -> Result<AdminPort, Vec<Problem>> {
+    let flags = Flags { config: args.config.clone(), admin: args.admin.clone(), ..Flags::default() };
+    let mut attempt = attempt(&flags, environment);
+    // The proxy runs with an earlier content of the files, so other faults do not matter; and it
+    // reports which token it requires.
+    let matters = |problem: &Problem| {
+        let position = problem.path.starts_with("admin") || problem.path == DOCUMENT;
+        position && problem.message != OPEN
+    };
+    attempt.problems.retain(matters);
+    if !attempt.problems.is_empty() {
+        return Err(attempt.problems);
+    }
+    let admin = attempt.process.admin;
+    let token = args.token_file.clone().or(admin.token_file);
+    Ok(AdminPort::new(admin.address, token.as_deref()))
+}

@@ -1,0 +1,188 @@
+//! `foretell explain`: prints what would happen to a request, and why.
+//!
+//! It asks the running proxy if there is one, else the server itself, and prints which of them.
+//! This module decides nothing.
+
+mod ask;
+mod print;
+
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::access::{Access, Denied};
+use super::{OK, USAGE};
+use crate::admin::explain::{ExplainQuery, Question};
+use crate::app;
+use crate::bench::Exit;
+use crate::config::{Flags, Loaded, Process, Strings, load};
+use foretell_engines::openai::Route;
+use foretell_engines::policy::Explanation;
+
+/// The arguments of `foretell explain`.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ExplainArgs {
+    /// The settings, as `serve` takes them. With --backend, --tokenizer, --dialect or --policies
+    /// the running proxy is not asked, unless --admin selects it
+    #[command(flatten)]
+    pub flags: Flags,
+    /// The body of the request, in JSON (`-` reads standard input)
+    #[arg(long, value_name = "FILE")]
+    pub request: String,
+    /// completions or chat [default: chat if the body has messages]
+    #[arg(long, value_name = "ROUTE")]
+    pub route: Option<String>,
+    /// A header of the request, as `NAME: VALUE`
+    #[arg(long = "header", value_name = "HEADER")]
+    pub headers: Vec<String>,
+    /// The tenant of the request, regardless of its headers
+    #[arg(long, value_name = "TENANT")]
+    pub tenant: Option<String>,
+    /// The address that the request comes from, for tenant.trusted_peers
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub peer: String,
+    /// File with the API key for recognising the server; the request itself has the headers of
+    /// --header
+    #[arg(long, value_name = "F")]
+    pub api_key_file: Option<PathBuf>,
+    /// Authority of the server's certificate, PEM, instead of that of the process file
+    #[arg(long, value_name = "F")]
+    pub ca: Option<PathBuf>,
+    /// Ask neither the running proxy nor the server
+    #[arg(long, conflicts_with = "admin")]
+    pub offline: bool,
+    /// The answer in JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The request to explain, from the command line.
+struct Given {
+    body: Vec<u8>,
+    headers: HeaderMap,
+    asked: ExplainQuery,
+}
+
+/// Explains a request and prints the result. Returns the exit code: 1 if the proxy named by
+/// `--admin` does not answer.
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
+    let mut loaded = match load(&args.flags, environment) {
+        Ok(loaded) => loaded,
+        Err(problems) => {
+            for problem in &problems {
+                writeln!(out, "{problem}")?;
+            }
+            return Ok(USAGE);
+        }
+    };
+    if let Err(denied) = args.enter(&mut loaded.process) {
+        return writeln!(out, "{denied}").map(|()| USAGE);
+    }
+    let given = match Given::read(args) {
+        Ok(given) => given,
+        Err(wrong) => return writeln!(out, "{wrong}").map(|()| USAGE),
+    };
+    let explained = super::runtime()?.block_on(explained(args, &loaded, &given));
+    match explained {
+        Ok(told) if args.json => writeln!(out, "{}", serde_json::to_string_pretty(&told)?)?,
+        Ok(told) => print::words(&told, out)?,
+        Err(why) => {
+            super::complain(&format_args!("foretell explain: {why}"));
+            return Ok(Exit::Unreachable.code());
+        }
+    }
+    Ok(OK)
+}
+
+impl ExplainArgs {
+    /// Sets the key and authority of the command line for every backend.
+    fn enter(&self, process: &mut Process) -> Result<(), Denied> {
+        let Self { api_key_file, ca, .. } = self;
+        Access { api_key_file: api_key_file.clone(), ca: ca.clone(), headers: Vec::new() }.granted()?;
+        for connect in process.backends.iter_mut().map(|backend| &mut backend.connect) {
+            connect.own_token_file = api_key_file.clone().or(connect.own_token_file.take());
+            connect.ca = ca.clone().or(connect.ca.take());
+        }
+        Ok(())
+    }
+}
+
+async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result<Explanation, String> {
+    let Flags { backend, tokenizer, dialect, policies, admin, .. } = &args.flags;
+    let others_meant = [backend, tokenizer, dialect, policies].iter().any(|flag| flag.is_some());
+    let mut notes = Vec::new();
+    if !args.offline && (admin.is_some() || !others_meant) {
+        match ask::proxy(&loaded.process, given).await {
+            Ok(Some(told)) => return Ok(ask::compared(told, &loaded.policies)),
+            Ok(None) if admin.is_some() => {
+                return Err(format!("no proxy answers at {}", loaded.process.admin.address));
+            }
+            Err(why) if admin.is_some() => return Err(why),
+            Ok(None) => notes.push(nobody(&loaded.process)),
+            Err(why) => notes.push(format!("{why}, so the server was asked")),
+        }
+    }
+    let limit = usize::try_from(loaded.process.limits.speculate_body).unwrap_or(usize::MAX);
+    let mut question = Question::new(given.asked.route, given.headers.clone(), &given.body, limit);
+    (question.peer, question.tenant) = (given.asked.peer, given.asked.tenant.clone());
+    let told = app::explain::explain(&loaded.process, &loaded.policies, &question, !args.offline).await;
+    let mut told = told.map_err(|error| error.to_string())?;
+    told.notes.extend(notes);
+    Ok(told)
+}
+
+/// Note for the case that no proxy answers.
+fn nobody(process: &Process) -> String {
+    let missing = if process.backends.is_empty() {
+        ", and no process file (--config) or --backend names a server"
+    } else {
+        ""
+    };
+    format!("no proxy answers at {} (--admin){missing}", process.admin.address)
+}
+
+impl Given {
+    fn read(args: &ExplainArgs) -> Result<Self, String> {
+        let route = args.route.as_deref().map(|name| {
+            let wrong = || format!("--route: unknown value, allowed completions|chat, got {name:?}");
+            Route::parse(name).ok_or_else(wrong)
+        });
+        let peer: Option<IpAddr> = match args.peer.as_str() {
+            "" => None,
+            peer => {
+                Some(peer.parse().map_err(|_| format!("--peer: not an address, allowed IP, got {peer:?}"))?)
+            }
+        };
+        let asked = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
+        Ok(Self { body: read_body(&args.request)?, headers: parse_headers(&args.headers)?, asked })
+    }
+}
+
+fn read_body(path: &str) -> Result<Vec<u8>, String> {
+    let mut body = Vec::new();
+    let read = match path {
+        "-" => io::stdin().read_to_end(&mut body).map(|_| ()),
+        path => std::fs::read(path).map(|bytes| body = bytes),
+    };
+    read.map(|()| body).map_err(|error| format!("{path}: {error}"))
+}
+
+fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
+    let header = |line: &String| {
+        let (name, value) = line.split_once(':')?;
+        let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+        Some((name, HeaderValue::from_str(value.trim()).ok()?))
+    };
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let wrong = || format!("--header: not a header, allowed NAME: VALUE, got {line:?}");
+        let (name, value) = header(line).ok_or_else(wrong)?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}

@@ -1,0 +1,66 @@
+//! Sends the request to the running proxy's admin API.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, StatusCode};
+
+use super::Given;
+use crate::admin::explain::PREFIX;
+use crate::cli::admin_port::{AdminPort, Fault};
+use crate::config::process::Process;
+use foretell_engines::policy::{Explanation, PolicySet};
+
+/// Time limit of an answer.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// Asks the proxy with these settings; `None` if no server listens on its admin address.
+///
+/// # Errors
+/// The address gives no valid answer, or the proxy refuses the request.
+pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Explanation>, String> {
+    let port = AdminPort::new(process.admin.address, process.admin.token_file.as_deref());
+    let address = port.address;
+    let (status, body) = match tokio::time::timeout(WITHIN, call(&port, given)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(Fault::Nobody)) => return Ok(None),
+        Ok(Err(Fault::Other(why))) => {
+            return Err(format!("the admin port {address} gives no answer ({why})"));
+        }
+        Err(_) => {
+            return Err(format!("the admin port {address} gives no answer within {} s", WITHIN.as_secs()));
+        }
+    };
+    match (status, serde_json::from_slice::<Explanation>(&body)) {
+        (StatusCode::OK, Ok(told)) => Ok(Some(told)),
+        (StatusCode::UNAUTHORIZED, _) => {
+            Err(format!("the proxy at {address} requires its admin token (admin.token_file)"))
+        }
+        _ => Err(format!("the server on the admin port {address} does not support explain ({status})")),
+    }
+}
+
+/// Sends the request.
+async fn call(port: &AdminPort, given: &Given) -> Result<(StatusCode, Vec<u8>), Fault> {
+    let mut fields = HeaderMap::new();
+    for (name, value) in &given.headers {
+        if let Ok(name) = HeaderName::try_from(format!("{PREFIX}{name}")) {
+            fields.append(name, value.clone());
+        }
+    }
+    port.post(&format!("/api/explain?{}", given.asked.query()), fields, given.body.clone()).await
+}
+
+/// Adds a note if the running proxy's policies differ from those of the files.
+pub(super) fn compared(mut told: Explanation, files: &PolicySet) -> Explanation {
+    let running: Vec<&str> = told.policies.iter().map(|line| line.policy.as_str()).collect();
+    let files: Vec<String> = files.policies().iter().map(|policy| policy.label()).collect();
+    if running != files {
+        let note = format!(
+            "the running proxy has the policies {}, the files have {}: POST /api/reload takes those",
+            running.join(", "),
+            files.join(", ")
+        );
+        told.notes.push(note);
+    }
+    told
+}

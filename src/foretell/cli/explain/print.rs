@@ -1,0 +1,130 @@
+//! Prints an explanation as text.
+
+use std::io::{self, Write};
+
+use foretell_engines::policy::Explanation;
+use foretell_engines::policy::explain::{
+    AcceptLine, DrafterLine, GateLine, ModelLine, Now, ParameterLine, PolicyLine,
+};
+
+/// Writes it line by line, the result first.
+pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "{}: {}", told.path, told.words)?;
+    head(told, out)?;
+    writeln!(out, "steps (the first that does not pass decides)")?;
+    for line in &told.steps {
+        writeln!(out, "  {:<12} {:<8} {}", line.step, line.result, line.words)?;
+    }
+    writeln!(out, "parameters")?;
+    told.parameters.iter().try_for_each(|line| parameter(line, out))?;
+    writeln!(out, "policies (the first that matches applies)")?;
+    told.policies.iter().try_for_each(|line| policy(line, out))?;
+    if !told.drafters.is_empty() {
+        writeln!(out, "drafters")?;
+    }
+    told.drafters.iter().try_for_each(|line| drafter(line, out))?;
+    told.accept.as_ref().map_or(Ok(()), |line| accept(line, out))?;
+    told.now.as_ref().map_or(Ok(()), |line| now(line, out))
+}
+
+fn accept(line: &AcceptLine, out: &mut dyn Write) -> io::Result<()> {
+    let (least, most) = line.between;
+    let tolerance = match (&line.exact, line.tolerance) {
+        (Some(why), _) => format!("nothing is relaxed: {why}"),
+        (None, Some(tolerance)) => format!("tolerance {tolerance:.3} now ({least:.3} to {most:.3} by load)"),
+        (None, None) => format!("tolerance {least:.3} to {most:.3} by load, which is not known"),
+    };
+    writeln!(out, "accept       {}: {tolerance}", line.rule)
+}
+
+fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "now")?;
+    let token =
+        now.token_seconds.map_or("not known".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3));
+    writeln!(out, "  {:<12} {:.2}; a plain token takes {token}", "load", now.load)?;
+    let gain = now.gain.as_ref().map_or("not known yet".to_owned(), |gain| {
+        let basis = format!("{:.0} rounds of its kind, costs: {}", gain.rounds, gain.costs);
+        format!(
+            "{:.2} times as fast as plain decoding ({:.2} to {:.2}; {basis})",
+            gain.middle, gain.low, gain.high
+        )
+    });
+    writeln!(out, "  {:<12} {gain}", "gain")?;
+    writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret left", now.regret_budget)?;
+    now.gates.iter().try_for_each(|line| gate(line, out))?;
+    for model in &now.models {
+        let ModelLine { model, chance } = model;
+        writeln!(out, "  {:<12} {model} drafts for {:.0} % of requests of this kind", "model", chance * 1e2)?;
+    }
+    for why in &now.not_speculating {
+        writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
+    }
+    Ok(())
+}
+
+fn gate(line: &GateLine, out: &mut dyn Write) -> io::Result<()> {
+    let reads = line.reads.map_or("not reported".to_owned(), |reads| format!("{reads:.2}"));
+    let state = if line.closed { "closed" } else { "open" };
+    writeln!(out, "  {:<12} {state}: {} is {reads}, at most {}", "gate", line.gate, line.limit)
+}
+
+fn head(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    if let Some(reason) = &told.reason {
+        writeln!(out, "reason       {reason}")?;
+    }
+    for note in &told.notes {
+        writeln!(out, "note         {note}")?;
+    }
+    let asked = match told.asked.as_str() {
+        "proxy" => "the running proxy",
+        "server" => "the server",
+        _ => "nobody: the server's properties are not known",
+    };
+    writeln!(out, "asked        {asked}")?;
+    writeln!(out, "route        {}", told.route)?;
+    let (model, backend) =
+        (told.model.as_deref().unwrap_or("none"), told.backend.as_deref().unwrap_or("none"));
+    let replica = told.replica.as_ref().map_or(String::new(), |replica| format!(", replica {replica}"));
+    writeln!(out, "model        {model} (backend {backend}{replica})")?;
+    if let Some(tenant) = &told.tenant {
+        writeln!(out, "tenant       {tenant}")?;
+    }
+    let temperature = told.temperature.map_or("not known".to_owned(), |temperature| temperature.to_string());
+    writeln!(out, "temperature  {temperature}")?;
+    if let Some(tokens) = told.prompt_tokens {
+        let how = if told.prompt_tokens_exact { "counted" } else { "estimated: a quarter of the bytes" };
+        writeln!(out, "prompt       {tokens} tokens ({how})")?;
+    }
+    if !told.verify.is_empty() {
+        writeln!(out, "verify       {}", told.verify.join(", "))?;
+    }
+    told.gamma_max.map_or(Ok(()), |gamma| writeln!(out, "gamma        {gamma} at most"))
+}
+
+fn parameter(line: &ParameterLine, out: &mut dyn Write) -> io::Result<()> {
+    let owner = line.owner.as_ref().map_or(String::new(), |owner| format!(" ({owner})"));
+    let refused = line.refused.as_ref();
+    let refused = refused.map_or(String::new(), |reason| format!(", prevents speculation: {reason}"));
+    writeln!(out, "  {:<28} {}{owner}{refused}", line.name, line.treatment)
+}
+
+fn policy(line: &PolicyLine, out: &mut dyn Write) -> io::Result<()> {
+    let result = match line.matches {
+        Some(true) => format!("matches (mode {})", line.mode),
+        Some(false) => format!("does not match: {}", line.mismatches.join("; ")),
+        None if line.mismatches.is_empty() => "not known".to_owned(),
+        None => format!("not known: {}", line.mismatches.join("; ")),
+    };
+    writeln!(out, "  {:<28} {result}", line.policy)
+}
+
+fn drafter(line: &DrafterLine, out: &mut dyn Write) -> io::Result<()> {
+    let why = line.why.as_deref().unwrap_or_default();
+    let result = match line.drafts {
+        Some(true) if why.is_empty() => "drafts".to_owned(),
+        Some(true) => format!("drafts; {why}"),
+        Some(false) => format!("drafts nothing: {why}"),
+        None => format!("not known: {why}"),
+    };
+    writeln!(out, "  {:<28} {result}", line.drafter)
+}

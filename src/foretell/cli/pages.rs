@@ -1,0 +1,115 @@
+//! `foretell completions` and `foretell man`: shell completions and manual pages of the command
+//! line.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::bench::Exit;
+
+/// Print the completions for a shell, such as `foretell completions bash >
+/// /etc/bash_completion.d/foretell`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Print the manual page of `foretell`, or write those of all commands to a folder.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ManArgs {
+    /// Write foretell.1, foretell-serve.1 and so on to this folder, which must exist
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Prints the completions; returns the exit code.
+///
+/// # Errors
+/// `out` cannot be written.
+pub fn completions(args: &CompletionsArgs, out: &mut dyn Write) -> io::Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut shown(), "foretell", &mut script);
+    out.write_all(&script).map(|()| super::OK)
+}
+
+/// Prints the page, or writes all of them.
+pub fn man(args: &ManArgs, out: &mut dyn Write) -> Exit {
+    let Some(dir) = &args.dir else {
+        // A closed pipe is not an error.
+        let _ = Man::new(shown()).render(out);
+        return Exit::Done;
+    };
+    match clap_mangen::generate_to(shown(), dir) {
+        Ok(()) => Exit::Done,
+        Err(error) => {
+            super::complain(&format_args!("foretell man: {}: {error}", dir.display()));
+            Exit::Usage
+        }
+    }
+}
+
+/// The command line without hidden commands.
+fn shown() -> clap::Command {
+    let whole = super::command();
+    let hidden = |command: &clap::Command| command.is_hide_set();
+    let visible: Vec<clap::Command> =
+        whole.get_subcommands().filter(|command| !hidden(command)).cloned().collect();
+    // A command cannot lose one of its subcommands: it is built again with the others.
+    let bare = clap::Command::new("foretell").version(super::VERSION);
+    let about = whole.get_about().cloned().unwrap_or_default();
+    let after = whole.get_after_help().cloned().unwrap_or_default();
+    bare.about(about).after_help(after).subcommand_required(true).subcommands(visible)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn completions_of_every_shell_have_the_commands_and_nothing_hidden() {
+        for shell in Shell::value_variants() {
+            let mut script = Vec::new();
+            assert_eq!(completions(&CompletionsArgs { shell: *shell }, &mut script).unwrap(), 0);
+            let script = String::from_utf8(script).unwrap();
+            for word in ["serve", "drain", "listen", "bench"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_a_page_for_every_command() {
+        let mut page = Vec::new();
+        assert_eq!(man(&ManArgs { dir: None }, &mut page), Exit::Done);
+        let page = String::from_utf8(page).unwrap();
+        assert!(page.contains(".TH foretell 1") && page.contains("foretell\\-serve"), "{page}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Some(folder.path().to_owned());
+        assert_eq!(man(&ManArgs { dir }, &mut Vec::new()), Exit::Done);
+        let mut names: Vec<String> = folder
+            .path()
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        let mut wanted: Vec<String> =
+            shown().get_subcommands().map(|command| format!("foretell-{}.1", command.get_name())).collect();
+        wanted.push("foretell.1".to_owned());
+        wanted.sort();
+        names.retain(|name| name != "foretell-help.1");
+        assert_eq!(names, wanted);
+        let serve = std::fs::read_to_string(folder.path().join("foretell-serve.1")).unwrap();
+        assert!(serve.contains("FORETELL_LISTEN") && serve.contains("Exit codes"), "{serve}");
+
+        let nowhere = Some(folder.path().join("nowhere"));
+        assert_eq!(man(&ManArgs { dir: nowhere }, &mut Vec::new()), Exit::Usage);
+    }
+}

@@ -1,0 +1,397 @@
+//! `foretell probe`: measures which methods a server can verify drafts with and their gain, and
+//! suggests a policy.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::access::Access;
+use super::{OK, USAGE, progress};
+use crate::bench::Exit;
+use crate::config::process::Dialect as Named;
+use crate::config::process::{MethodName, Probe, VerifyLimits};
+use crate::fleet::identity::{self, Recognised, Unknown};
+use crate::fleet::probe::{self, Limits, Report, Seen};
+use crate::fleet::{Replica, rounds_seen};
+use foretell_core::control::prospect::{ACCEPTANCES, Measured};
+use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::dialect::Engine;
+use foretell_engines::dialect::probe::{Cache, Findings};
+
+/// Time to wait for the server to become idle before measuring.
+const IDLE_WITHIN: Duration = Duration::from_secs(5);
+/// Interval between two checks of its load.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The arguments of `foretell probe`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ProbeArgs {
+    /// The server
+    #[arg(value_name = "URL")]
+    pub url: String,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// API of its engine
+    #[arg(long, value_name = "D", default_value = "auto")]
+    pub dialect: String,
+    /// The tokenizer.json of its model, or a folder with one, if the server does not serve it
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+    /// The model to request, if the server has several
+    #[arg(long, value_name = "M")]
+    pub model: Option<String>,
+    /// Header fields and TLS settings for it
+    #[command(flatten)]
+    pub access: Access,
+    /// It bills per token: request its list of models and nothing else
+    #[arg(long)]
+    pub billed: bool,
+    /// It has answered a request with logprobs: measure `score` even where such a request may crash
+    /// it (vLLM's CPU build)
+    #[arg(long)]
+    pub score: bool,
+}
+
+/// Result of probing a server.
+enum Outcome {
+    /// It was measured, or it has no verification method to measure.
+    Report(Box<Report>),
+    /// A proxy would relay every request to it, for this reason.
+    Relayed { reason: RelayReason, why: String },
+}
+
+/// Probes a server and prints the result. Returns the exit code: 1 if the server cannot be reached.
+///
+/// # Errors
+/// `out` cannot be written.
+pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
+    let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
+    let Some((_, dialect)) = named else {
+        let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
+        super::complain(&format_args!(
+            "--dialect: unknown value, allowed {}, got {:?}",
+            names.join("|"),
+            args.dialect
+        ));
+        return Ok(USAGE);
+    };
+    let tokenizer = match args.tokenizer.as_deref().map(tokenizer_file).transpose() {
+        Ok(file) => file,
+        Err(why) => {
+            super::complain(&format_args!("foretell probe: --tokenizer: {why}"));
+            return Ok(USAGE);
+        }
+    };
+    let granted = match args.access.granted() {
+        Ok(granted) => granted,
+        Err(denied) => {
+            super::complain(&format_args!("foretell probe: {denied}"));
+            return Ok(USAGE);
+        }
+    };
+    let replica = match Replica::new(granted.settings("probe", &args.url)) {
+        Ok(replica) => replica,
+        Err(error) => {
+            super::complain(&format_args!("foretell probe: {error}"));
+            return Ok(USAGE);
+        }
+    };
+    let asks = progress::spinner("asking the server");
+    let looked = look(args, *dialect, tokenizer.as_deref(), &replica).await;
+    asks.finish_and_clear();
+    let outcome = match looked {
+        Ok(outcome) => outcome,
+        Err(Unknown::Foreign(reason, why)) => Outcome::Relayed { reason, why },
+        Err(Unknown::Stranger(why)) => Outcome::Relayed { reason: RelayReason::NoVerifyMethod, why },
+        Err(Unknown::Locked(status)) => {
+            let key = match args.access.api_key_file {
+                None => "give a key with --api-key-file F, or other fields with --header",
+                Some(_) => "the server does not accept the key of --api-key-file",
+            };
+            super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
+            return Ok(Exit::Unreachable.code());
+        }
+        Err(Unknown::Unreachable(why)) => {
+            super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
+            return Ok(Exit::Unreachable.code());
+        }
+    };
+    match (&outcome, args.json) {
+        (Outcome::Report(report), false) => write_report(&args.url, report, out)?,
+        (Outcome::Relayed { reason, why }, false) => {
+            writeln!(out, "server       {}", args.url)?;
+            writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())?;
+        }
+        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, &outcome))?)?,
+    }
+    Ok(OK)
+}
+
+fn as_json(url: &str, outcome: &Outcome) -> Value {
+    let mut value = match outcome {
+        Outcome::Report(report) => report.to_json(),
+        Outcome::Relayed { reason, why } => json!({
+            "methods": [], "pays": null, "relayed": reason.name(),
+            "balanced": *reason == RelayReason::Balanced,
+            "conclusion": format!("Relayed ({}): {why}.", reason.name()),
+        }),
+    };
+    if let Some(fields) = value.as_object_mut() {
+        fields.shift_insert(0, "url".to_owned(), url.into());
+    }
+    value
+}
+
+async fn look(
+    args: &ProbeArgs,
+    dialect: Named,
+    file: Option<&Path>,
+    replica: &Replica,
+) -> Result<Outcome, Unknown> {
+    if args.billed {
+        let models = identity::models(replica).await?;
+        let why = format!("it bills per token, so only its list of models was requested ({models})");
+        return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
+    }
+    let named: &[VerifyMethod] = if args.score { &[VerifyMethod::Score] } else { &[] };
+    let mut recognised = identity::recognise(replica, dialect.spoken(), named).await?;
+    recognised.starts = identity::one_start(replica, &recognised).await?;
+    if let Some(model) = &args.model {
+        recognised.engine.model.clone_from(model);
+    }
+    let seen = Seen {
+        missing: recognised.missing.clone(),
+        starts: recognised.starts,
+        busy: false,
+        calls: recognised.questions + recognised.starts,
+    };
+    if recognised.engine.methods.is_empty() {
+        return Ok(Outcome::Report(Box::new(Report::new(unmeasured(recognised.engine), seen, 0.0))));
+    }
+    measure(file, replica, recognised, seen).await
+}
+
+async fn measure(
+    file: Option<&Path>,
+    replica: &Replica,
+    recognised: Recognised,
+    mut seen: Seen,
+) -> Result<Outcome, Unknown> {
+    let mut engine = recognised.engine;
+    let tokenizer = identity::tokenizer(replica, file, &engine).await?;
+    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    seen.calls += if file.is_some() { 1 } else { 2 };
+    seen.busy = !idle(replica, &engine, &mut seen.calls).await;
+    let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
+    let allow = [MethodName::Score, MethodName::FanOut, MethodName::Tree, MethodName::Native];
+    let mut limits = Limits {
+        calls: calls.saturating_sub(seen.calls),
+        within,
+        bytes_max: usize::try_from(methods.bytes_max).unwrap_or(usize::MAX),
+        context_max: methods.context_max as usize,
+        allow: allow.iter().filter_map(|name| name.method()).collect(),
+    };
+    if engine.started.is_none() {
+        let shown = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
+        if probe::not_asked(&shown).is_some() {
+            return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
+        }
+        if shown.balanced {
+            return Ok(Outcome::Relayed { reason: RelayReason::Balanced, why: probe::MANY.to_owned() });
+        }
+        seen.calls += shown.calls;
+        limits.calls = limits.calls.saturating_sub(shown.calls);
+    }
+    let begun = Instant::now();
+    let findings = probe::measure(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
+    Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
+}
+
+/// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
+/// reports no load counts as idle.
+async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
+    let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
+    let until = Instant::now() + IDLE_WITHIN;
+    loop {
+        *calls += 1;
+        match rounds_seen::look(replica, engine.dialect, path).await {
+            Some(load) if load.running + load.waiting > 0 => {}
+            _ => return true,
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The tokenizer file: this path, or the file in this folder.
+///
+/// # Errors
+/// It does not exist.
+fn tokenizer_file(path: &Path) -> Result<PathBuf, String> {
+    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
+    match std::fs::metadata(&file) {
+        Ok(_) => Ok(file),
+        Err(error) => Err(format!("{}: {error}", file.display())),
+    }
+}
+
+/// Findings about an engine that was not measured.
+fn unmeasured(engine: Engine) -> Findings {
+    Findings {
+        engine,
+        measured: Measured::default(),
+        cache: Cache::default(),
+        balanced: false,
+        removed: Vec::new(),
+        notes: Vec::new(),
+        calls: 0,
+    }
+}
+
+fn write_report(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    write_engine(url, report, out)?;
+    if !report.findings.measured.verify.is_empty() {
+        write_cache(report, out)?;
+        write_times(report, out)?;
+        write_predictions(report, out)?;
+    }
+    for note in &report.findings.notes {
+        writeln!(out, "note         {note}")?;
+    }
+    if report.seen.busy {
+        writeln!(out, "note         it was not idle: its times are longer than those of an idle server")?;
+    }
+    writeln!(out, "conclusion   {}", report.judgement.words)?;
+    writeln!(out, "policy")?;
+    for line in report.judgement.policy.lines() {
+        writeln!(out, "  {line}")?;
+    }
+    writeln!(out, "({} calls, {:.1} s)", report.calls(), report.seconds)
+}
+
+/// A setting without the digits added by a server's single precision: 0.8, not 0.800000011920929.
+fn plain(value: f64) -> f32 {
+    value as f32
+}
+
+fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let engine = &report.findings.engine;
+    writeln!(out, "server       {url}")?;
+    let experimental = if engine.dialect.is_experimental() { " (experimental: never run live)" } else { "" };
+    writeln!(out, "engine       {} {}{experimental}", engine.dialect.name(), engine.version)?;
+    let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
+    writeln!(out, "model        {} (context {context})", engine.model)?;
+    let defaults = match &engine.defaults {
+        None => "not known: requests that leave fields unset use fan_out on their own route, or are relayed"
+            .to_owned(),
+        Some(of) => format!(
+            "temperature {}, top_p {}, top_k {}, min_p {}, repetition_penalty {}",
+            plain(of.temperature),
+            plain(of.top_p),
+            of.top_k.map_or("all".to_owned(), |k| k.to_string()),
+            plain(of.min_p),
+            plain(of.repetition_penalty)
+        ),
+    };
+    writeln!(out, "defaults     {defaults}")?;
+    if let Some(most) = engine.max_tokens {
+        writeln!(out, "max_tokens   {most} at most")?;
+    }
+    if engine.speculates {
+        writeln!(out, "speculates   by itself: requests are decoded plainly here")?;
+    }
+    let connections = report.seen.starts;
+    if connections > 0 {
+        writeln!(out, "one engine   {connections} connections show one start time")?;
+    }
+    let methods: Vec<_> = engine.methods.iter().map(|method| method.name()).collect();
+    writeln!(
+        out,
+        "methods      {}",
+        if methods.is_empty() { "none".to_owned() } else { methods.join(", ") }
+    )?;
+    for (method, why) in report.missing() {
+        writeln!(out, "  no {:<10}{why}", method.name())?;
+    }
+    Ok(())
+}
+
+fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let (cache, engine) = (&report.findings.cache, &report.findings.engine);
+    let works = match cache.works {
+        Some(true) => "works",
+        Some(false) => "does not work",
+        None => "unknown",
+    };
+    let how = if cache.told { "by the server's own count" } else { "by the times" };
+    let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
+        format!(": a long prompt took {} cold and {} again", millis(cold), millis(warm))
+    });
+    writeln!(out, "cache        {works} ({how}){times}; blocks of {}", engine.block)?;
+    let seeds = match probe::noise(engine) {
+        "place" => {
+            "a seeded output continues the same from any position: seeded requests may be speculated on"
+        }
+        "ignored" => "seeds are ignored",
+        _ => "a seeded output does not continue the same from another position: seeded requests are relayed",
+    };
+    writeln!(out, "seeds        {seeds}")
+}
+
+fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let measured = &report.findings.measured;
+    writeln!(out, "a round takes, by drafted tokens")?;
+    for (method, context) in measured.positions() {
+        let rounds = [0, 2, 4, 8].map(|gamma| {
+            measured
+                .round(method, context, gamma)
+                .map_or("-".to_owned(), |round| format!("{gamma}: {}", millis(round)))
+        });
+        writeln!(out, "  {:<10}context {context:>5}   {}", method.name(), rounds.join("   "))?;
+    }
+    for (context, token) in &measured.token {
+        writeln!(out, "a token      {} at context {context}", millis(*token))?;
+    }
+    let switches = [
+        ("into plain decoding", measured.t_in),
+        ("out of it", measured.t_out),
+        ("cancelling", measured.cancel),
+    ];
+    let told: Vec<_> = switches
+        .iter()
+        .filter_map(|(what, seconds)| Some(format!("{what} {}", millis((*seconds)?))))
+        .collect();
+    if told.is_empty() { Ok(()) } else { writeln!(out, "switching    {}", told.join(", ")) }
+}
+
+fn write_predictions(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let prospects = report.prospects();
+    if prospects.is_empty() {
+        return Ok(());
+    }
+    let heads = ACCEPTANCES.map(|acceptance| format!("{acceptance:<16}"));
+    writeln!(out, "{:<32}{}", "speedup, by acceptance", heads.concat().trim_end())?;
+    for (method, context) in report.findings.measured.positions() {
+        let gains = ACCEPTANCES.map(|acceptance| {
+            let same = prospects.iter().find(|prospect| {
+                (prospect.method, prospect.context) == (method, context)
+                    && (prospect.acceptance - acceptance).abs() < 1e-9
+            });
+            let told = same.map(|best| format!("{:.2} (gamma {})", best.gain, best.gamma));
+            format!("{:<16}", told.unwrap_or_default())
+        });
+        let position = format!("  {:<10}context {context:>5}", method.name());
+        writeln!(out, "{position:<32}{}", gains.concat().trim_end())?;
+    }
+    Ok(())
+}
+
+fn millis(seconds: f64) -> String {
+    format!("{:.1} ms", seconds * 1e3)
+}

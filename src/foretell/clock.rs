@@ -1,0 +1,36 @@
+//! The only place where the gateway reads a clock; the pure layers receive its [`Tick`]s.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use foretell_core::units::Tick;
+
+/// Counts microseconds from the moment it was made. Follows tokio's clock, so paused tests pause it
+/// too.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    /// A clock that starts now.
+    pub fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    /// Microseconds from the clock's start to this moment.
+    pub fn now(&self) -> Tick {
+        Tick(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// The moment `ago` before now; the clock's start if that is later.
+    pub fn before(&self, ago: Duration) -> Tick {
+        Tick(self.now().0.saturating_sub(u64::try_from(ago.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// Time left until `tick`; zero if it has passed.
+    pub fn until(&self, tick: Tick) -> Duration {
+        tick - self.now()
+    }
+}

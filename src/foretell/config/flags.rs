@@ -1,0 +1,305 @@
+//! Settings given by command-line flags and environment variables.
+
+use std::path::PathBuf;
+
+use super::kind::{parse_address, parse_base};
+use super::named::{FileKind, Named};
+use super::problem::{Problem, Refusal};
+use super::process::{
+    Backend, Connect, Dialect, Load, LogFormat, LogLevel, Model, Process, Replicas, ServedModel,
+    TokenizerSource, VerifyLimits,
+};
+use super::values::Glob;
+use super::yaml::quote;
+
+/// The path of a tokenizer among the settings.
+const TOKENIZER: &str = "backends[0].models[0].tokenizer";
+
+/// The message for an admin address that is reachable by others without a token.
+pub const OPEN: &str = "open to others without a token";
+
+/// A source of named texts, such as the environment; parsing accesses the outside world only
+/// through it.
+pub trait Strings {
+    /// The text of this name, if it exists.
+    fn get(&self, name: &str) -> Option<String>;
+}
+
+/// The environment of the process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Environment;
+
+impl Strings for Environment {
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var(name).ok()
+    }
+}
+
+impl Strings for std::collections::BTreeMap<String, String> {
+    fn get(&self, name: &str) -> Option<String> {
+        Self::get(self, name).cloned()
+    }
+}
+
+/// Settings of the command line, as texts; `None` is a flag that was not given. Each can also be
+/// set by the variable `FORETELL_<FLAG>`; the flag takes precedence, and an empty variable counts
+/// as unset.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// The process file [env: FORETELL_CONFIG] [default: foretell.yaml, if it exists]
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<String>,
+    /// One backend instead of those of the process file; onnx:DIR runs a model in this process
+    /// [env: FORETELL_BACKEND]
+    #[arg(long, value_name = "URL|onnx:DIR")]
+    pub backend: Option<String>,
+    /// The tokenizer.json of the model of --backend, or a folder with one, if the server does not
+    /// serve it [env: FORETELL_TOKENIZER]
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<String>,
+    /// API of the backends' engines
+    #[arg(long, value_name = "DIALECT", help = dialects())]
+    pub dialect: Option<String>,
+    /// Address to serve clients on; :PORT is every IPv4 address, localhost:PORT is 127.0.0.1, port
+    /// 0 a free one [env: FORETELL_LISTEN] [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// Address of the admin API and the status page; any other than loopback requires
+    /// admin.token_file [env: FORETELL_ADMIN] [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// Folder of the policies [env: FORETELL_POLICIES] [default: policies, beside the process file]
+    #[arg(long, value_name = "DIR")]
+    pub policies: Option<String>,
+    /// Lowest level of log lines: error, warn, info, debug or trace [env: FORETELL_LOG_LEVEL]
+    /// [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Format of log lines: json, text or auto, which is text on a terminal and JSON elsewhere
+    /// [env: FORETELL_LOG_FORMAT] [default: auto]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// The help of `--dialect`.
+fn dialects() -> String {
+    let names: Vec<&str> = Dialect::NAMES.iter().map(|(name, _)| *name).collect();
+    format!("API of the backends' engines: {} [env: FORETELL_DIALECT] [default: auto]", names.join(", "))
+}
+
+/// A setting's text and the flag or variable that it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Said {
+    text: String,
+    position: String,
+}
+
+/// Settings from flags and environment; a flag takes precedence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    config: Option<Said>,
+    backend: Option<Said>,
+    tokenizer: Option<Said>,
+    dialect: Option<Said>,
+    listen: Option<Said>,
+    admin: Option<Said>,
+    policies: Option<Said>,
+    log_level: Option<Said>,
+    log_format: Option<Said>,
+}
+
+impl Overrides {
+    /// Combines both; a flag takes precedence over its variable, and an empty variable counts as
+    /// unset.
+    pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
+        let said = |flag: &Option<String>, name: &str| {
+            if let Some(text) = flag {
+                return Some(Said { text: text.clone(), position: format!("--{name}") });
+            }
+            let position = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
+            let text = environment.get(&position).filter(|text| !text.is_empty())?;
+            Some(Said { text, position })
+        };
+        Self {
+            config: said(&flags.config, "config"),
+            backend: said(&flags.backend, "backend"),
+            tokenizer: said(&flags.tokenizer, "tokenizer"),
+            dialect: said(&flags.dialect, "dialect"),
+            listen: said(&flags.listen, "listen"),
+            admin: said(&flags.admin, "admin"),
+            policies: said(&flags.policies, "policies"),
+            log_level: said(&flags.log_level, "log-level"),
+            log_format: said(&flags.log_format, "log-format"),
+        }
+    }
+
+    /// Path of the process file, if a flag or variable sets it.
+    pub fn config(&self) -> Option<PathBuf> {
+        self.config.as_ref().map(|said| PathBuf::from(&said.text))
+    }
+
+    /// Path of the policy folder, if a flag or variable sets it.
+    pub fn policies(&self) -> Option<PathBuf> {
+        self.policies.as_ref().map(|said| PathBuf::from(&said.text))
+    }
+
+    /// The flag or variable that sets the policy folder, if one does.
+    pub fn policies_place(&self) -> Option<&str> {
+        self.policies.as_ref().map(|said| said.position.as_str())
+    }
+
+    /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
+    pub fn named(&self) -> impl Iterator<Item = Named> {
+        let named = |said: &Said, path: &str, kind, position: &str| Named {
+            path: path.into(),
+            kind,
+            file: said.position.clone(),
+            line: None,
+            position: position.to_owned(),
+        };
+        let backend = self.backend.as_ref();
+        let model = backend.and_then(|said| Some((said, model_folder(&said.text)?)));
+        let model = model.map(|(said, folder)| named(said, folder, FileKind::Model, "backends"));
+        let tokenizer = self.tokenizer.as_ref();
+        let tokenizer = tokenizer.map(|said| named(said, &said.text, FileKind::Tokenizer, TOKENIZER));
+        model.into_iter().chain(tokenizer)
+    }
+
+    /// True if the process file's setting at `position` stays in force, that is, no flag or
+    /// variable replaces it.
+    pub fn leaves(&self, position: &str) -> bool {
+        let replaced =
+            [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
+        !replaced.into_iter().any(|(said, prefix)| said.is_some() && position.starts_with(prefix))
+    }
+
+    /// Applies these settings to `process`.
+    ///
+    /// # Errors
+    /// Every setting that is malformed or not allowed.
+    pub fn apply(&self, process: &mut Process) -> Result<(), Vec<Problem>> {
+        let mut problems = Vec::new();
+        if let Some(dir) = self.policies() {
+            process.policies = dir;
+        }
+        let observe = &mut process.observe;
+        let level = |text: &str| one_of(text, LogLevel::NAMES);
+        set(self.log_level.as_ref(), "observe.level", &mut problems, level, |level| observe.level = level);
+        let format = |text: &str| one_of(text, LogFormat::NAMES);
+        set(self.log_format.as_ref(), "observe.log", &mut problems, format, |format| observe.log = format);
+        set(self.listen.as_ref(), "listen", &mut problems, parse_address, |address| {
+            process.listen = vec![super::process::Listen { address, tls: None }];
+        });
+        set(self.admin.as_ref(), "admin.address", &mut problems, parse_address, |address| {
+            process.admin.address = address;
+        });
+        let needs_token = !process.admin.address.ip().is_loopback() && process.admin.token_file.is_none();
+        if let Some(said) = self.admin.as_ref().filter(|_| needs_token) {
+            let allowed = "a loopback address, or any with admin.token_file";
+            let refusal = Refusal::new(OPEN, allowed);
+            problems.push(problem(said, "admin.address", refusal));
+        }
+        set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
+            process.backends = vec![one_backend(replicas)];
+        });
+        set(
+            self.tokenizer.as_ref(),
+            TOKENIZER,
+            &mut problems,
+            |path| self.tokenized(path),
+            |model| process.backends.iter_mut().for_each(|backend| backend.models = vec![model.clone()]),
+        );
+        let dialect = |text: &str| one_of(text, Dialect::NAMES);
+        set(self.dialect.as_ref(), "backends[0].dialect", &mut problems, dialect, |dialect| {
+            process.backends.iter_mut().for_each(|backend| backend.dialect = dialect);
+        });
+        let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
+        let foreign = process.backends.iter().any(|backend| here(backend) && !backend.dialect.is_here());
+        if let Some(said) = self.dialect.as_ref().filter(|_| foreign) {
+            let refusal = Refusal::new("not of a model in this process", "auto|onnx");
+            problems.push(problem(said, "backends[0].dialect", refusal));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+impl Overrides {
+    /// Every model of the one server, with this tokenizer.
+    fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
+        let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
+        backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
+        Ok(Model {
+            id: Glob::new("*"),
+            aliases: Vec::new(),
+            base: None,
+            tokenizer: TokenizerSource::File(path.into()),
+        })
+    }
+}
+
+fn set<T>(
+    said: Option<&Said>,
+    path: &str,
+    problems: &mut Vec<Problem>,
+    parse: impl FnOnce(&str) -> Result<T, Refusal>,
+    put: impl FnOnce(T),
+) {
+    let Some(said) = said else { return };
+    match parse(&said.text) {
+        Ok(value) => put(value),
+        Err(refusal) => problems.push(problem(said, path, refusal)),
+    }
+}
+
+fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
+    Problem {
+        file: said.position.clone(),
+        line: None,
+        path: path.to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got: quote(&said.text),
+        suggestion: refusal.suggestion,
+    }
+}
+
+/// The folder of `onnx:DIR`; `None` if the text has another form or no folder.
+fn model_folder(text: &str) -> Option<&str> {
+    text.strip_prefix("onnx:").filter(|folder| !folder.is_empty())
+}
+
+/// Parses a backend: a base URL, or `onnx:DIR` for a model in this process.
+fn parse_backend(text: &str) -> Result<Replicas, Refusal> {
+    match model_folder(text) {
+        Some(folder) => Ok(Replicas::Here(ServedModel::of(folder.into()))),
+        None => parse_base(text)
+            .map(|url| Replicas::Urls(vec![url]))
+            .map_err(|refusal| Refusal { allowed: format!("{} or onnx:DIR", refusal.allowed), ..refusal }),
+    }
+}
+
+/// The value with this name.
+fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Result<T, Refusal> {
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let found = all.iter().find(|(name, _)| *name == text);
+    found
+        .map(|(_, value)| *value)
+        .ok_or_else(|| Refusal::new("unknown value", names.join("|")).near(text, &names))
+}
+
+fn one_backend(replicas: Replicas) -> Backend {
+    Backend {
+        name: "default".to_owned(),
+        dialect: Dialect::default(),
+        replicas,
+        ranks: 0,
+        models: Vec::new(),
+        connect: Connect::default(),
+        load: Load::default(),
+        methods: VerifyLimits::default(),
+        probe: super::process::Probe::default(),
+        budget: super::process::Budget::default(),
+        billed: false,
+        default: false,
+    }
+}

@@ -1,0 +1,388 @@
+//! Reads process file and policy files and reports all problems together.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use super::effect::{self, Kind};
+use super::flags::{Environment, Flags, Overrides, Strings};
+use super::named::{FileKind, Named, shown};
+use super::policy::{self, ParsedPolicy};
+use super::problem::{DOCUMENT, Problem, Refusal};
+use super::process::{self, Parsed, Process, ProcessFile, Tenant};
+use super::regular;
+use super::yaml::FILE_BYTES;
+use foretell_engines::policy::{Accept, Drafter, Policy, PolicySet, Rule};
+
+/// Process file that is read if none is named and this one exists.
+pub const CONFIG_FILE: &str = "foretell.yaml";
+
+/// Maximum number of policy files. Every request is compared with all of them in the worst case,
+/// and each has time series of its own in the metrics.
+pub const MAX_POLICIES: usize = 1_000;
+
+/// The message for a drafter that a policy names and the process file does not declare.
+pub const UNDECLARED: &str = "not declared under drafters of the process file";
+
+/// The complete configuration, free of problems.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Settings of the process file, environment and flags.
+    pub process: Process,
+    /// The policies, in match order.
+    pub policies: PolicySet,
+    /// Every file that was read.
+    pub files: Vec<PathBuf>,
+    /// Settings that are allowed but have no effect or are not meant for production.
+    pub warnings: Vec<String>,
+}
+
+/// Result of reading the configuration with or without problems.
+#[derive(Clone, Debug, Default)]
+pub struct Attempt {
+    /// Settings of the process file, environment and flags; a setting with a problem has its
+    /// default.
+    pub process: Process,
+    /// The policies without problems.
+    pub policies: PolicySet,
+    /// Every file that was read; the process file, if there is one, comes first.
+    pub files: Vec<PathBuf>,
+    /// Files and folders that the settings in force name.
+    pub named: Vec<Named>,
+    /// Settings that have no effect or are not meant for production.
+    pub warnings: Vec<String>,
+    /// Every problem, in the order of files and lines.
+    pub problems: Vec<Problem>,
+}
+
+impl Attempt {
+    /// The configuration with its warnings, if there is no problem.
+    ///
+    /// # Errors
+    /// Every problem, if there is one.
+    pub fn done(self) -> Result<Loaded, Vec<Problem>> {
+        let Self { process, policies, files, mut warnings, problems, .. } = self;
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
+        Ok(Loaded { process, policies, files, warnings })
+    }
+}
+
+/// Reads the process file and all policies.
+///
+/// # Errors
+/// Every problem, in the order of files and lines.
+pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
+    attempt(flags, environment).done()
+}
+
+/// Reads the process file and all policies, keeping the readable settings besides the problems.
+pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
+    let overrides = Overrides::new(flags, environment);
+    let file = overrides.config().or_else(|| Some(PathBuf::from(CONFIG_FILE)).filter(|path| path.exists()));
+    let mut parsed = Parsed::default();
+    let mut source = None;
+    if let Some(file) = &file {
+        parsed = match read(file) {
+            Ok(text) => {
+                let parsed = process::parse_all(&file.display().to_string(), &text, environment);
+                source = Some(ProcessFile { path: file.clone(), text });
+                parsed
+            }
+            Err(problems) => Parsed { problems, ..Parsed::default() },
+        };
+    }
+    let Parsed { mut process, mut named, mut problems } = parsed;
+    let process_is_good = problems.is_empty();
+    problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
+    named.retain(|named| overrides.leaves(&named.position));
+    named.extend(overrides.named());
+    let position = settle_policies(&overrides, file.as_deref(), &named, &mut process);
+    let mut files: Vec<PathBuf> = file.iter().cloned().collect();
+    let sources = sources(&process, &position, &mut files, &mut problems);
+    // With an unreadable process file every drafter would be reported as undeclared.
+    let policies = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
+    process.policies_read = Some(fingerprint(&sources));
+    process.policies_must_exist |= process.policies.is_dir();
+    process.file = source;
+    let warnings = warnings(&files, file.as_deref(), &process, environment);
+    Attempt { process, policies, files, named, warnings, problems }
+}
+
+/// Source of the policy folder's setting: a file with a line, or a flag or variable.
+#[derive(Clone, Debug, Default)]
+struct FolderSource {
+    file: String,
+    line: Option<u64>,
+    path: &'static str,
+}
+
+/// Determines the policy folder: a flag or variable first, then the process file's setting
+/// (relative to that file's folder), then `policies` beside the process file. A folder that is
+/// named explicitly must exist.
+fn settle_policies(
+    overrides: &Overrides,
+    file: Option<&Path>,
+    named: &[Named],
+    process: &mut Process,
+) -> FolderSource {
+    const PATH: &str = "policies.dir";
+    if let Some(position) = overrides.policies_place() {
+        process.policies_must_exist = true;
+        return FolderSource { file: position.to_owned(), line: None, path: PATH };
+    }
+    let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    process.policies = folder.join(&process.policies);
+    match named.iter().find(|named| named.kind == FileKind::Policies) {
+        Some(named) => {
+            process.policies_must_exist = true;
+            FolderSource { file: named.file.clone(), line: named.line, path: PATH }
+        }
+        None => FolderSource { file: process.policies.display().to_string(), line: None, path: PATH },
+    }
+}
+
+fn warnings(
+    files: &[PathBuf],
+    process_file: Option<&Path>,
+    process: &Process,
+    environment: &dyn Strings,
+) -> Vec<String> {
+    let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
+    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path, environment));
+    settings.chain(unbelieved(process)).chain(unruled(process)).collect()
+}
+
+/// Warning that the policy folder has no policy, so the built-in one is in force.
+fn unruled(process: &Process) -> Option<String> {
+    let empty =
+        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
+    let dir = process.policies.display();
+    empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
+}
+
+/// Warning that a lossy rule relaxes nothing.
+fn inert(policy: &Policy) -> Option<String> {
+    let Accept { rule, tolerance, .. } = &policy.accept;
+    let inert = *rule != Rule::Exact && tolerance.max <= 0.0;
+    let name = &policy.name;
+    inert.then(|| {
+        format!("policy {name}: accept.rule: {} relaxes nothing: tolerance.max is 0 or not set", rule.name())
+    })
+}
+
+/// Warning that a tenant header is set but no peer is trusted to send it.
+fn unbelieved(process: &Process) -> Option<String> {
+    let Tenant { header, trusted_peers, .. } = &process.tenant;
+    let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
+    Some(format!("tenant.header: {header} is never trusted: tenant.trusted_peers is empty"))
+}
+
+/// Warnings about policies that were just read: settings of their files, rules that relax nothing,
+/// and a lack of files.
+pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
+    let files = policy_files(&process.policies).unwrap_or_default();
+    let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path, &Environment));
+    let inert = policies.policies().iter().filter_map(|policy| inert(policy));
+    settings.chain(inert).chain(unruled(process)).collect()
+}
+
+/// The policy files as they are on disk now, as (path, text) in match order: the input of a reload.
+///
+/// # Errors
+/// Every file that cannot be read, and a missing folder if it must exist.
+pub fn policy_sources(process: &Process) -> Result<Vec<(String, String)>, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let position =
+        FolderSource { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
+    let sources = sources(process, &position, &mut Vec::new(), &mut problems);
+    if problems.is_empty() { Ok(sources) } else { Err(problems) }
+}
+
+/// Reads and checks all policies again.
+///
+/// # Errors
+/// Every problem, in the order of files and lines.
+pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    parse_policies(&policy_sources(process)?, process)
+}
+
+/// Parses policies and checks them against each other and the process file: unique names, declared
+/// drafters.
+///
+/// # Errors
+/// Every problem, in the order of files and lines.
+pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let policies = parse_all(sources, Some(process), &mut problems);
+    if problems.is_empty() { Ok(policies) } else { Err(problems) }
+}
+
+/// A hash of files, as (path, text), that identifies them.
+pub fn fingerprint(sources: &[(String, String)]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    sources.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Reads the policy files. `files` receives their paths, the unreadable ones included.
+fn sources(
+    process: &Process,
+    position: &FolderSource,
+    files: &mut Vec<PathBuf>,
+    problems: &mut Vec<Problem>,
+) -> Vec<(String, String)> {
+    let missing = process.policies_must_exist && !process.policies.is_dir();
+    if missing {
+        let refusal = Refusal::new("no such folder", "a folder with policy files");
+        problems.push(problem(
+            &position.file,
+            position.line,
+            position.path,
+            refusal,
+            shown(&process.policies),
+        ));
+    }
+    let dir = Some(&process.policies).filter(|_| !missing);
+    let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
+        problems.extend(found);
+        Vec::new()
+    });
+    if paths.len() > MAX_POLICIES {
+        let refusal = Refusal::new("too many policy files", format!("at most {MAX_POLICIES}"));
+        problems.push(problem(
+            &position.file,
+            position.line,
+            position.path,
+            refusal,
+            paths.len().to_string(),
+        ));
+        return Vec::new();
+    }
+    let mut sources = Vec::new();
+    let mut left = FILE_BYTES;
+    for path in paths {
+        match read_policy(&path, left) {
+            Ok(text) => {
+                left = left.saturating_sub(text.len() as u64);
+                sources.push((path.display().to_string(), text));
+            }
+            Err(found) => problems.extend(found),
+        }
+        files.push(path);
+    }
+    sources
+}
+
+/// The text of a policy file, which must be a regular file. `left`: maximum bytes that it may have
+/// besides those read before.
+fn read_policy(path: &Path, left: u64) -> Result<String, Vec<Problem>> {
+    let (bytes, _) = regular::read(path, left).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => {
+            too_large(path, "the policy files are too large together", &error.to_string())
+        }
+        _ => unreadable(path, &error),
+    })?;
+    let text = String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
+    text.map_err(|error| unreadable(path, &error))
+}
+
+fn parse_all(
+    sources: &[(String, String)],
+    process: Option<&Process>,
+    problems: &mut Vec<Problem>,
+) -> PolicySet {
+    let mut policies: Vec<Policy> = Vec::new();
+    for (file, text) in sources {
+        match policy::parse(file, text) {
+            Ok(placed) => {
+                problems.extend(against_others(file, &placed, &policies));
+                problems.extend(process.into_iter().flat_map(|process| undeclared(file, &placed, process)));
+                policies.push(placed.policy);
+            }
+            Err(found) => problems.extend(found),
+        }
+    }
+    if sources.is_empty() {
+        return policy::built_in().unwrap_or_else(|found| {
+            problems.extend(found);
+            PolicySet::default()
+        });
+    }
+    PolicySet::new(policies)
+}
+
+fn against_others(file: &str, placed: &ParsedPolicy, others: &[Policy]) -> Option<Problem> {
+    let name = &placed.policy.name;
+    let refusal = Refusal::new("not unique", "a name that no other policy has");
+    let twin = others.iter().any(|other| other.name == *name);
+    twin.then(|| problem(file, Some(placed.name_line), "name", refusal, format!("{name:?}")))
+}
+
+fn undeclared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Problem> {
+    let declared: Vec<&str> = process.drafters.keys().map(String::as_str).collect();
+    let missing = |(index, drafter): (usize, &Drafter)| match drafter {
+        Drafter::Model { model, .. } if !process.drafters.contains_key(model) => {
+            let allowed = if declared.is_empty() { "none".to_owned() } else { declared.join("|") };
+            let refusal = Refusal::new(UNDECLARED, allowed);
+            let line = placed.drafter_lines.get(index).copied();
+            let path = format!("drafters[{index}].model");
+            Some(problem(file, line, &path, refusal.near(model, &declared), format!("{model:?}")))
+        }
+        _ => None,
+    };
+    placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
+}
+
+/// The policy files of a folder, sorted by name; empty if the folder does not exist.
+pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        // A dangling link counts as present: it was meant to be read.
+        Err(error) if error.kind() == ErrorKind::NotFound && dir.symlink_metadata().is_err() => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(unreadable(dir, &error)),
+    };
+    let paths: Result<Vec<PathBuf>, _> = entries.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut paths = paths.map_err(|error| unreadable(dir, &error))?;
+    paths.retain(|path| policy::is_policy_file(path));
+    paths.sort();
+    Ok(paths)
+}
+
+/// The text of a configuration file.
+///
+/// # Errors
+/// It cannot be read, is too large, or is not UTF-8.
+pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
+    let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
+    if length > FILE_BYTES {
+        return Err(too_large(path, "the file is too large", &format!("{length}B")));
+    }
+    std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))
+}
+
+fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {
+    let refusal = Refusal::new(message, "at most 10MiB");
+    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, got.to_owned())]
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Vec<Problem> {
+    let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
+    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, error.to_string())]
+}
+
+fn problem(file: &str, line: Option<u64>, path: &str, refusal: Refusal, got: String) -> Problem {
+    Problem {
+        file: file.to_owned(),
+        line,
+        path: path.to_owned(),
+        message: refusal.message,
+        allowed: refusal.allowed,
+        got,
+        suggestion: refusal.suggestion,
+    }
+}

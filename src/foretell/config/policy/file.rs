@@ -1,0 +1,508 @@
+//! Parses a policy file.
+
+use std::sync::Arc;
+
+use serde_json::{Value as Json, json};
+
+use crate::config::declared::Slot;
+use crate::config::kind::{Kind, boolean, duration, form, number, period, ratio, text, whole, word};
+use crate::config::problem::{Problem, Problems, Refusal};
+use crate::config::process::file::{HEADER_NAME, described, version};
+use crate::config::read::{Item, Section};
+use crate::config::yaml::{self, Node, Value};
+use foretell_core::draft::Phrases;
+use foretell_engines::openai::Route;
+use foretell_engines::openai::control_header::GAMMA_MAX;
+use foretell_engines::policy::{
+    AHEAD_MAX, Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision,
+    Rule, Scope, Tolerance, Vocabulary,
+};
+
+/// A policy with the lines needed to report conflicts with other files.
+#[derive(Clone, Debug)]
+pub struct ParsedPolicy {
+    /// The policy.
+    pub policy: Policy,
+    /// The line of its name.
+    pub name_line: u64,
+    /// The line of each drafter.
+    pub drafter_lines: Vec<u64>,
+}
+
+/// Reads a policy file.
+///
+/// # Errors
+/// Every problem in the file, in the order of its lines.
+pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
+    let root = yaml::parse(file, source)?;
+    let problems = Problems::new(file);
+    let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
+    match (problems.into_vec(), placed) {
+        (none, Some(placed)) if none.is_empty() => Ok(placed),
+        (some, _) => Err(some),
+    }
+}
+
+/// The JSON Schema of policy files, draft 2020-12, which editors use for completion and checks.
+///
+/// Conditions that a schema cannot express (bounds in the wrong order, names shared by two files,
+/// drafters that the process file does not declare) are left to `foretell check`.
+pub fn schema() -> Json {
+    let (empty, problems, slot) = (yaml::EMPTY, Problems::new("schema"), Slot::default());
+    read(&Item::declaring(&empty, &problems, &slot), Revision::default());
+    let says = "The requests that it applies to, drafters and limits. The first file, by name, that matches a request applies.";
+    described(slot.schema(), "Foretell policy", says)
+}
+
+fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
+    let mut top = root.section();
+    version(&mut top);
+    let name = "Unique; answers, metrics and logs call the policy NAME@REVISION.";
+    let name = top.must("name", name, "a text", &self::name());
+    let name_line = top.line("name");
+    let mode = "off: relay. shadow: decode plainly, and score drafts without sending them. plain: no drafting. auto: speculate where it pays.";
+    let mode = top.or("mode", mode, PolicyMode::default(), &word(PolicyMode::NAMES));
+    let matcher =
+        matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
+    let items = top
+        .item("drafters", "Drafters, in order of preference. Default: prompt_lookup.")
+        .map(|item| item.items());
+    let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
+    let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);
+    let default = vec![Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 }];
+    let drafters = items.map_or(default, |items| items.iter().filter_map(drafter).collect());
+    let gamma = gamma(top.section(
+        "gamma",
+        "Draft lengths (gamma is `num_speculative_tokens` in vLLM), and the predicted gain that speculation requires.",
+    ));
+    let accept = top
+        .item("accept", "The rule by which draft tokens are accepted.")
+        .map_or_else(Accept::default, |item| accept(&item));
+    let gates = gates(top.section("gates", "Limits beyond which requests are decoded plainly for a while."));
+    let holdback = holdback(top.section(
+        "holdback",
+        "The control group: a share of the requests is always decoded plainly, for comparison.",
+    ));
+    top.close();
+    let policy = Policy { name: name?, revision, mode, matcher, drafters, gamma, accept, gates, holdback };
+    Some(ParsedPolicy { policy, name_line, drafter_lines })
+}
+
+/// A policy name. It is used in headers and metrics, so few characters are allowed.
+fn name() -> Kind<String> {
+    let good = |name: &str| {
+        name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
+    let refusal = || Refusal::new("not a name", "1 to 64 of A-Z a-z 0-9 . _ -");
+    form("^[A-Za-z0-9._-]{1,64}$", refusal, move |name| good(name).then(|| name.to_owned()))
+}
+
+fn matcher(mut section: Section<'_>) -> Match {
+    let routes = &[("completions", Route::Completions), ("chat", Route::Chat)];
+    let glob = || {
+        let read = |node: &Node| text().read(node).map(|pattern| Glob::new(&pattern));
+        Kind::new(json!({ "type": "string", "minLength": 1 }), read)
+    };
+    let models = "Model ids as clients send them, with * and ? for any characters.";
+    let prompt_tokens = "Length of the prompt, tokens; for a text prompt, a quarter of its bytes.";
+    let matcher = Match {
+        models: section.item("models", models).map(|item| item.list(&glob())),
+        backends: section.item("backends", "Names of backends, with * and ?.").map(|item| item.list(&glob())),
+        tenants: section
+            .item("tenants", "Tenants, as determined by `tenant` of the process file.")
+            .map(|item| item.list(&text())),
+        routes: section.item("routes", "API routes.").map(|item| item.list(&word(routes))),
+        headers: section
+            .item("headers", "Header names, each with its allowed values.")
+            .map_or_else(Vec::new, |item| headers(&item)),
+        temperature: bounds(
+            section.section("temperature", "The effective temperature, the server's default included."),
+            2.0,
+        ),
+        prompt_tokens: bounds(section.section("prompt_tokens", prompt_tokens), 1e9),
+    };
+    section.close();
+    matcher
+}
+
+fn headers(item: &Item<'_>) -> Vec<(String, Vec<String>)> {
+    if let Some(slot) = item.slot() {
+        slot.with("propertyNames", json!({ "pattern": HEADER_NAME }));
+    }
+    let members = item.members().into_iter();
+    members
+        .filter_map(|(name, item)| {
+            let parsed = http::HeaderName::from_bytes(name.as_bytes()).ok();
+            if parsed.is_none() {
+                let refusal = Refusal::new("not a header name", "a header name");
+                item.refuse_as(refusal, format!("{name:?}"));
+            }
+            let values = item.list(&text());
+            Some((parsed?.to_string(), values))
+        })
+        .collect()
+}
+
+fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
+    let bounds = Bounds {
+        min: section.maybe("min", "Minimum, inclusive.", None, &number(0.0..=most)),
+        max: section.maybe("max", "Maximum, inclusive.", None, &number(0.0..=most)),
+    };
+    if let (Some(min), Some(max)) = (bounds.min, bounds.max)
+        && min > max
+    {
+        section.refuse("max", Refusal::new("below min", format!("{min}..={most}")), &max.to_string());
+    }
+    section.close();
+    bounds
+}
+
+/// A kind of drafter.
+#[derive(Clone, Copy, PartialEq)]
+enum DrafterKind {
+    PromptLookup,
+    Suffix,
+    Phrasebook,
+    Recycling,
+    Prediction,
+    Model,
+}
+
+/// Every kind of drafter, by its name in files.
+const KINDS: &[(&str, DrafterKind)] = &[
+    ("prompt_lookup", DrafterKind::PromptLookup),
+    ("suffix", DrafterKind::Suffix),
+    ("phrasebook", DrafterKind::Phrasebook),
+    ("recycling", DrafterKind::Recycling),
+    ("prediction", DrafterKind::Prediction),
+    ("model", DrafterKind::Model),
+];
+
+impl DrafterKind {
+    const fn says(self) -> &'static str {
+        match self {
+            Self::PromptLookup => {
+                "Copies the tokens that followed the longest match of the last tokens in the request's own text."
+            }
+            Self::Suffix => {
+                "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
+            }
+            Self::Phrasebook => {
+                "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt; at least one."
+            }
+            Self::Recycling => {
+                "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
+            }
+            Self::Prediction => "The client's own prediction; drafting resumes after an edit.",
+            Self::Model => "A language model in this process.",
+        }
+    }
+}
+
+fn drafter(item: &Item<'_>) -> Option<Drafter> {
+    item.variants("kind", KINDS, DrafterKind::says, |kind, section| match kind {
+        DrafterKind::PromptLookup => {
+            let (ngram_min, ngram_max) = ngram(section.section("ngram", "Lengths of the match, tokens."));
+            Some(Drafter::PromptLookup { ngram_min, ngram_max })
+        }
+        DrafterKind::Suffix => Some(Drafter::Suffix { scope: scope(section) }),
+        DrafterKind::Phrasebook => phrasebook(section),
+        DrafterKind::Recycling => Some(Drafter::Recycling),
+        DrafterKind::Prediction => Some(Drafter::Prediction),
+        DrafterKind::Model => model(section),
+    })
+}
+
+fn ngram(mut section: Section<'_>) -> (u32, u32) {
+    let min = section.or("min", "Shortest match.", 2, &whole(1..=64));
+    let max = section.or("max", "Longest match.", 8_u32.max(min), &whole(1..=64));
+    if min > max {
+        section.refuse("max", Refusal::new("below min", format!("{min}..=64")), &max.to_string());
+    }
+    section.close();
+    (min, max)
+}
+
+/// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing:
+/// true`.
+fn scope(section: &mut Section<'_>) -> Scope {
+    let words = &[("request", Scope::Request), ("tenant", Scope::Tenant), ("global", Scope::Global)];
+    let scope =
+        section.or("scope", "The requests whose outputs it learns from.", Scope::default(), &word(words));
+    let sharing = "Required for scope: global, which shares text between tenants.";
+    let accepted = section.or("i_accept_sharing", sharing, false, &boolean());
+    if scope == Scope::Global && !accepted {
+        let allowed = "request|tenant, or global with i_accept_sharing: true";
+        section.refuse("scope", Refusal::new("shares text between tenants", allowed), "\"global\"");
+    }
+    scope
+}
+
+fn phrasebook(section: &mut Section<'_>) -> Option<Drafter> {
+    let says =
+        "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt.";
+    let schemas = section.or("schemas", says, true, &boolean());
+    let phrases = phrases(section, schemas)?;
+    Some(Drafter::Phrasebook { schemas, phrases })
+}
+
+/// Reads `phrases`, which is optional only if the prompt's `schemas` are used.
+fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
+    let says = "Triggers, each with the continuation that is drafted after it.";
+    let Some(item) = section.item("phrases", says) else {
+        if !schemas {
+            let allowed = "a list of { trigger, continuation }, or schemas: true";
+            section.refuse("phrases", Refusal::new("missing", allowed), "nothing");
+        }
+        return schemas.then(Arc::default);
+    };
+    let phrase = |item: &Item<'_>| {
+        let mut section = item.section();
+        section.with(None, "type", json!("object"));
+        let trigger = section.must("trigger", "", "a text", &text());
+        let continuation = section.must("continuation", "", "a text", &text());
+        section.close();
+        Some((trigger?, continuation?))
+    };
+    let phrases = Phrases::new(item.items().iter().filter_map(phrase).collect());
+    if let Err(why) = &phrases {
+        section.refuse("phrases", Refusal::new("too large", "fewer or shorter triggers"), why);
+    }
+    phrases.map(Arc::new).ok()
+}
+
+fn model(section: &mut Section<'_>) -> Option<Drafter> {
+    let words = &[
+        ("auto", Vocabulary::Auto),
+        ("same", Vocabulary::Same),
+        ("slem", Vocabulary::Slem),
+        ("tli", Vocabulary::Tli),
+    ];
+    let model = section.must(
+        "model",
+        "Its name under drafters of the process file.",
+        "a name under drafters of the process file",
+        &text(),
+    );
+    let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).";
+    let vocabulary = section.or("vocabulary", says, Vocabulary::default(), &word(words));
+    Some(Drafter::Model { model: model?, vocabulary })
+}
+
+fn gamma(mut section: Section<'_>) -> Gamma {
+    let default = Gamma::default();
+    let lengths = || whole(1..=i64::from(GAMMA_MAX));
+    let gamma = Gamma {
+        max: section.or("max", "Maximum draft tokens of a round.", default.max, &lengths()),
+        fixed: section.maybe(
+            "fixed",
+            "Speculate at every token with at most this many draft tokens, at any cost: for tests and sweeps.",
+            default.fixed,
+            &lengths(),
+        ),
+        ahead: section.maybe(
+            "ahead",
+            "Maximum verify requests sent before the result that they assume. Default: as many as pay, and none with `fixed`; with `fixed`, always this many.",
+            default.ahead,
+            &whole(0..=i64::from(AHEAD_MAX)),
+        ),
+        margin: section.or(
+            "margin",
+            "Predicted gain over plain decoding that is required to start speculating; 0.10 is 10 %.",
+            default.margin,
+            &ratio(),
+        ),
+        stay: section.or(
+            "stay",
+            "Predicted gain over plain decoding that is required to continue.",
+            default.stay,
+            &ratio(),
+        ),
+    };
+    section.close();
+    gamma
+}
+
+/// An accept rule without its settings.
+#[derive(Clone, Copy, PartialEq)]
+enum RuleName {
+    Exact,
+    Ears,
+    EarsGated,
+    EarsScaled,
+    Typical,
+    Fly,
+}
+
+/// Every accept rule, by its name in files.
+const RULES: &[(&str, RuleName)] = &[
+    ("exact", RuleName::Exact),
+    ("ears", RuleName::Ears),
+    ("ears_gated", RuleName::EarsGated),
+    ("ears_scaled", RuleName::EarsScaled),
+    ("typical", RuleName::Typical),
+    ("fly", RuleName::Fly),
+];
+
+impl RuleName {
+    const fn says(self) -> &'static str {
+        match self {
+            Self::Exact => "Only tokens that the target itself would have generated.",
+            _ => "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
+        }
+    }
+}
+
+fn accept(item: &Item<'_>) -> Accept {
+    // Without a rule it is exact; `null` is an empty map.
+    if item.slot().is_none() && !item.section().has("rule") {
+        return exact(item.section());
+    }
+    let read = |name, section: &mut Section<'_>| {
+        let rule = match name {
+            RuleName::Exact => {
+                section.with(None, "type", json!(["object", "null"]));
+                section.optional("rule");
+                forbid(section);
+                return Some(Accept::default());
+            }
+            RuleName::Ears => Rule::Ears,
+            RuleName::EarsScaled => Rule::EarsScaled,
+            RuleName::Fly => Rule::Fly,
+            RuleName::EarsGated => {
+                let says = "Minimum probability of the draft token ÷ that of the likeliest.";
+                Rule::EarsGated { kappa: section.or("kappa", says, 0.3, &ratio()) }
+            }
+            RuleName::Typical => Rule::Typical {
+                epsilon: section.or("epsilon", "Threshold on the token's probability.", 0.09, &ratio()),
+                delta: section.or(
+                    "delta",
+                    "Factor of the threshold that depends on the entropy.",
+                    0.3,
+                    &ratio(),
+                ),
+            },
+        };
+        Some(lossy(rule, section))
+    };
+    item.variants("rule", RULES, RuleName::says, read).unwrap_or_default()
+}
+
+fn exact(mut section: Section<'_>) -> Accept {
+    section.known("rule");
+    forbid(&mut section);
+    section.close();
+    Accept::default()
+}
+
+/// These settings bound the error of lossy rules; the exact rule has none, so they are refused.
+fn forbid(section: &mut Section<'_>) {
+    for key in ["kappa", "epsilon", "delta", "tolerance", "max_drift", "max_drift_rate"] {
+        section.forbid(key, "only with a lossy rule");
+    }
+}
+
+fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
+    let default = Accept::default();
+    let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
+    let drift = "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.";
+    Accept {
+        rule,
+        tolerance: tolerance(section.section("tolerance", relaxed)),
+        max_drift: section.maybe("max_drift", drift, default.max_drift, &ratio()),
+        max_drift_rate: section.or(
+            "max_drift_rate",
+            "Maximum that may be charged per output token, on average so far.",
+            default.max_drift_rate,
+            &ratio(),
+        ),
+    }
+}
+
+fn tolerance(mut section: Section<'_>) -> Tolerance {
+    let tolerance = Tolerance {
+        temperature: section.or(
+            "temperature",
+            "Points [temperature, tolerance], temperature rising. Without it 1 everywhere; always 0 at temperature 0.",
+            Vec::new(),
+            &curve(2.0),
+        ),
+        load: section.or(
+            "load",
+            "Points [load, factor], load from 0 (idle) to 1 (full or waiting) rising. Without it 1 everywhere.",
+            Vec::new(),
+            &curve(1.0),
+        ),
+        max: section.or(
+            "max",
+            "Maximum of the product; 0 relaxes nothing. typical and fly are as published at 1.",
+            0.0,
+            &ratio(),
+        ),
+    };
+    section.close();
+    tolerance
+}
+
+/// A curve, `[[x, y], …]`, with rising x up to `most`.
+fn curve(most: f64) -> Kind<Vec<(f64, f64)>> {
+    let point = json!({
+        "type": "array",
+        "prefixItems": [{ "type": "number", "minimum": 0, "maximum": most }, { "type": "number", "minimum": 0, "maximum": 1 }],
+        "items": false,
+        "minItems": 2,
+    });
+    let read = move |node: &Node| {
+        let refusal = || {
+            Refusal::new("not a curve", format!("[[x, y], ...] with x rising in 0..={most} and y in 0..=1"))
+        };
+        let Value::List(points) = &node.value else { return Err(refusal()) };
+        let point = |point: &Node| match &point.value {
+            Value::List(pair) => match pair.as_slice() {
+                [x, y] => Some((number(0.0..=most).read(x).ok()?, ratio().read(y).ok()?)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let points: Vec<(f64, f64)> = points.iter().map(point).collect::<Option<_>>().ok_or_else(refusal)?;
+        let rising = points.windows(2).all(|pair| matches!(pair, [(a, _), (b, _)] if a < b));
+        if rising && !points.is_empty() { Ok(points) } else { Err(refusal()) }
+    };
+    Kind::new(json!({ "type": "array", "items": point, "minItems": 1 }), read)
+}
+
+fn gates(mut section: Section<'_>) -> Gates {
+    let default = Gates::default();
+    let waiting = "Maximum requests waiting in the engine, not counting ours.";
+    let acceptance = "Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.";
+    let control = "Time per token of speculated requests ÷ that of the control group: closes when it is certainly above.";
+    let reprobe = "Time that the `control` gate stays closed when it closes for the first time.";
+    let gates = Gates {
+        waiting: section.or("waiting", waiting, default.waiting, &whole(0..=1_000_000)),
+        kv: section.or("kv", "Maximum share of the engine's KV cache in use.", default.kv, &ratio()),
+        stale: section.or("stale", "Maximum age of the engine's last load report.", default.stale, &period()),
+        acceptance: section.or("acceptance", acceptance, default.acceptance, &ratio()),
+        control: section.or("control", control, default.control, &number(1.0..=10.0)),
+        max_gap: section.or(
+            "max_gap",
+            "Longest pause in a stream that a round may cause.",
+            default.max_gap,
+            &period(),
+        ),
+        reprobe: section.or("reprobe", reprobe, default.reprobe, &duration()),
+    };
+    section.close();
+    gates
+}
+
+fn holdback(mut section: Section<'_>) -> Holdback {
+    let default = Holdback::default();
+    let start = "Share at the start; it falls as the comparison becomes certain.";
+    let start = section.or("start", start, default.start, &ratio());
+    let floor = section.or("floor", "Minimum share.", default.floor.min(start), &ratio());
+    if floor > start {
+        section.refuse("floor", Refusal::new("above start", format!("0..={start}")), &floor.to_string());
+    }
+    section.close();
+    Holdback { start, floor }
+}

@@ -1,0 +1,311 @@
+//! A backend as the process file describes it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::Uri;
+
+use super::Device;
+use crate::config::values::Glob;
+use foretell_core::words::VerifyMethod;
+
+/// API of a backend's engine (`dialect` in the file).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // each is the engine of its name
+pub enum Dialect {
+    /// Detected by requests to the server.
+    #[default]
+    Auto,
+    /// Foretell's own ONNX server (`foretell target`, or a model in this process).
+    Onnx,
+    Vllm,
+    Sglang,
+    LlamaCpp,
+    Tgi,
+    TrtLlm,
+    Triton,
+    Ollama,
+    Lmdeploy,
+    Mlx,
+    OpenAi,
+}
+
+impl Dialect {
+    /// The configured dialect; `None` for `auto`, where it is detected.
+    pub const fn spoken(self) -> Option<foretell_engines::dialect::Dialect> {
+        use foretell_engines::dialect::Dialect as Spoken;
+        Some(match self {
+            Self::Auto => return None,
+            Self::Onnx => Spoken::Onnx,
+            Self::Vllm => Spoken::Vllm,
+            Self::Sglang => Spoken::Sglang,
+            Self::LlamaCpp => Spoken::LlamaCpp,
+            Self::Tgi => Spoken::Tgi,
+            Self::TrtLlm => Spoken::TrtLlm,
+            Self::Triton => Spoken::Triton,
+            Self::Ollama => Spoken::Ollama,
+            Self::Lmdeploy => Spoken::Lmdeploy,
+            Self::Mlx => Spoken::Mlx,
+            Self::OpenAi => Spoken::OpenAi,
+        })
+    }
+
+    /// Every value with its name in files.
+    pub const NAMES: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("onnx", Self::Onnx),
+        ("vllm", Self::Vllm),
+        ("sglang", Self::Sglang),
+        ("llamacpp", Self::LlamaCpp),
+        ("tgi", Self::Tgi),
+        ("trtllm", Self::TrtLlm),
+        ("triton", Self::Triton),
+        ("ollama", Self::Ollama),
+        ("lmdeploy", Self::Lmdeploy),
+        ("mlx", Self::Mlx),
+        ("openai", Self::OpenAi),
+    ];
+
+    /// Name in files, metrics and logs.
+    pub fn name(self) -> &'static str {
+        super::name_of(Self::NAMES, self)
+    }
+
+    /// True if a model in this process may have this dialect: `auto` or `onnx`.
+    pub const fn is_here(self) -> bool {
+        matches!(self, Self::Auto | Self::Onnx)
+    }
+}
+
+/// A backend: a service with one or more replicas, as the process file describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backend {
+    /// Name in policies, metrics and logs; unique.
+    pub name: String,
+    /// API of its engine.
+    pub dialect: Dialect,
+    /// Its replicas.
+    pub replicas: Replicas,
+    /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not
+    /// use ranks.
+    pub ranks: u32,
+    /// The models that it serves; empty means every model.
+    pub models: Vec<Model>,
+    /// How connections to it are made.
+    pub connect: Connect,
+    /// Path and interval of its load report.
+    pub load: Load,
+    /// Methods for verifying drafts and their limits.
+    pub methods: VerifyLimits,
+    /// Limits of the probe.
+    pub probe: Probe,
+    /// Cost that speculation may impose on other requests.
+    pub budget: Budget,
+    /// True if the operator pays per token.
+    pub billed: bool,
+    /// True if it gets the requests for models that no backend lists; at most one backend does.
+    pub default: bool,
+}
+
+/// The replicas of a backend; each is one KV cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replicas {
+    /// One replica per base URL.
+    Urls(Vec<Uri>),
+    /// One replica per address that a host name resolves to.
+    Dns {
+        /// Host name and port, as `HOST:PORT`.
+        name: String,
+        /// Time between two look-ups of the name.
+        every: Duration,
+        /// Use TLS; the certificate must be valid for the host name.
+        https: bool,
+    },
+    /// A single replica: a model in this process, called without sockets or HTTP.
+    Here(ServedModel),
+}
+
+/// An ONNX model that Foretell runs in its own process, as `foretell target` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedModel {
+    /// Folder of the model.
+    pub path: PathBuf,
+    /// Model id that requests name; `None`: the folder's name.
+    pub name: Option<String>,
+    /// Device that it runs on.
+    pub device: Device,
+    /// Maximum number of concurrent sequences in memory.
+    pub lanes: u32,
+    /// Maximum number of tokens of a sequence; `None`: as many as the model supports.
+    pub context: Option<u32>,
+    /// CPU threads of one step; 0: one per core.
+    pub threads: u32,
+}
+
+impl ServedModel {
+    /// The model of a folder with every other setting at its default.
+    pub fn of(path: PathBuf) -> Self {
+        Self { path, name: None, device: Device::default(), lanes: 16, context: None, threads: 0 }
+    }
+}
+
+/// A model that a backend serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// The id as clients send it, or a pattern of ids.
+    pub id: Glob,
+    /// Further names of the same model; a request is forwarded with the name that the client used.
+    pub aliases: Vec<String>,
+    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other
+    /// model).
+    pub base: Option<String>,
+    /// Source of its tokenizer.
+    pub tokenizer: TokenizerSource,
+}
+
+/// Source of a model's tokenizer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// The backend's own, fetched from its `/tokenizer.json`.
+    #[default]
+    Backend,
+    /// A `tokenizer.json` file, or a folder that has one.
+    File(PathBuf),
+}
+
+/// How connections to a backend are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// HTTP version.
+    pub http: HttpVersion,
+    /// Value of the `Host` header.
+    pub host: HostHeader,
+    /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
+    pub ca: Option<PathBuf>,
+    /// Client certificate chain and private key (PEM) to show the backend; `None`: no client
+    /// certificate.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// Pass on the client's `Authorization` header; if false it is removed.
+    pub pass_auth: bool,
+    /// File with a bearer token that replaces the client's; `None`: `pass_auth` decides.
+    pub token_file: Option<PathBuf>,
+    /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is
+    /// never used for a client's request. `None`: these calls are signed as set by `token_file`.
+    pub own_token_file: Option<PathBuf>,
+}
+
+/// HTTP version for a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HttpVersion {
+    /// HTTP/1.1.
+    #[default]
+    Http1,
+    /// HTTP/2 with prior knowledge, or by ALPN over TLS.
+    Http2,
+}
+
+/// Value of the `Host` header that a backend receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostHeader {
+    /// The authority of the backend's own URL.
+    #[default]
+    Backend,
+    /// The one that the client sent.
+    Client,
+}
+
+/// Path and interval of a backend's load report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Path of the load page on each replica; the default `/metrics` means the usual page of its
+    /// engine.
+    pub url: String,
+    /// Time between two readings.
+    pub every: Duration,
+}
+
+/// Methods for verifying drafts and their limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifyLimits {
+    /// Allowed methods; their order has no effect.
+    pub allow: Vec<MethodName>,
+    /// True if `allow` is set in the file. A method that the operator lists is used even where its
+    /// first call may crash the engine.
+    pub explicit: bool,
+    /// Maximum context of a verify request, tokens.
+    pub context_max: u32,
+    /// Maximum size of a verify request, and of its answer, bytes.
+    pub bytes_max: u64,
+}
+
+/// Verification methods that a file may name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MethodName {
+    /// One call with the draft in the prompt; the prompt's log-probabilities verify it.
+    Score,
+    /// One prompt per node of the draft tree.
+    FanOut,
+    /// The engine verifies a whole draft tree in one call.
+    Tree,
+    /// The engine takes a draft as part of an ordinary request.
+    Native,
+    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify
+    /// request is made.
+    Prediction,
+}
+
+impl MethodName {
+    /// The verification method of this name; `None` for `prediction`, which verifies nothing.
+    pub const fn method(self) -> Option<VerifyMethod> {
+        match self {
+            Self::FanOut => Some(VerifyMethod::FanOut),
+            Self::Tree => Some(VerifyMethod::Tree),
+            Self::Score => Some(VerifyMethod::Score),
+            Self::Native => Some(VerifyMethod::Native),
+            Self::Prediction => None,
+        }
+    }
+}
+
+/// When a backend is probed, and the probe's limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// When the probe runs.
+    pub when: ProbeWhen,
+    /// Maximum number of calls of one probe.
+    pub calls: u32,
+    /// Maximum time for all calls of one probe.
+    pub within: Duration,
+}
+
+/// When a backend is probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProbeWhen {
+    /// As soon as a replica is ready.
+    #[default]
+    Ready,
+    /// Never automatically; the operator can start it.
+    Never,
+}
+
+/// Cost that speculation may impose on other requests of a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// Rejected draft tokens ÷ generated tokens, 0 to 1; applies where requests that are not
+    /// speculated on wait for the engine.
+    pub extra_tokens: f64,
+    /// Extra sequence slots ÷ running requests, 0 to 1 (read, but not enforced yet).
+    pub slots: f64,
+    /// Windows of plain decoding, for comparison; `None`: no windows.
+    pub switchback: Option<Switchback>,
+}
+
+/// Time-sliced A/B windows in which all requests of a replica are decoded plainly, as a control
+/// group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switchback {
+    /// Length of one window.
+    pub window: Duration,
+    /// Time from the start of one window to the start of the next; longer than `window`.
+    pub every: Duration,
+}

@@ -1,0 +1,387 @@
+//! Reading the backends of a process file.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{
+    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe,
+    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+};
+use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
+use crate::config::named::FileKind;
+use crate::config::problem::Refusal;
+use crate::config::read::{Item, Section};
+use crate::config::values::{self, Glob};
+use crate::config::yaml::{Node, Value};
+
+impl Default for Connect {
+    fn default() -> Self {
+        Self {
+            http: HttpVersion::default(),
+            host: HostHeader::default(),
+            ca: None,
+            identity: None,
+            pass_auth: true,
+            token_file: None,
+            own_token_file: None,
+        }
+    }
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { url: "/metrics".to_owned(), every: Duration::from_millis(500) }
+    }
+}
+
+impl Default for VerifyLimits {
+    fn default() -> Self {
+        let allow = vec![MethodName::Score, MethodName::FanOut, MethodName::Tree];
+        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
+    }
+}
+
+impl Default for Probe {
+    fn default() -> Self {
+        Self { when: ProbeWhen::default(), calls: 40, within: Duration::from_secs(10) }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        let switchback = Switchback { window: Duration::from_secs(20), every: Duration::from_mins(30) };
+        Self { extra_tokens: 0.25, slots: 0.10, switchback: Some(switchback) }
+    }
+}
+
+/// Values read so far that must be unique in the file.
+#[derive(Default)]
+struct Seen {
+    names: HashSet<String>,
+    models: HashSet<String>,
+    default: bool,
+}
+
+pub(super) fn read(item: &Item<'_>) -> Vec<Backend> {
+    let mut seen = Seen::default();
+    item.items().iter().filter_map(|item| backend(item, &mut seen)).collect()
+}
+
+fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
+    let mut section = item.section();
+    section.with(None, "description", json!("A service."));
+    let name = section.must("name", "Its name in metrics, log and policies.", "a text", &text());
+    if let Some(name) = name.as_ref().filter(|name| !seen.names.insert((*name).clone())) {
+        section.refuse("name", Refusal::new("not unique", "a name of its own"), &format!("{name:?}"));
+    }
+    let default =
+        section.or("default", "It gets requests for models that no backend lists.", false, &boolean());
+    if default && std::mem::replace(&mut seen.default, true) {
+        section.refuse("default", Refusal::new("not unique", "one default backend"), "true");
+    }
+    let dialect = section.or("dialect", "API of its engine.", Dialect::default(), &word(Dialect::NAMES));
+    let replicas = section.item("replicas", "One KV cache each.");
+    section.require("replicas");
+    if replicas.is_none() {
+        section.refuse(
+            "replicas",
+            Refusal::new("missing", "a list of URLs, { dns, every } or { model }"),
+            "nothing",
+        );
+    }
+    let replicas = replicas.and_then(|item| self::replicas(&item));
+    if matches!(replicas, Some(Replicas::Here(_))) {
+        section.forbid("ranks", "only where a server is called");
+        section.forbid("connect", "only where a server is called");
+        if !dialect.is_here() {
+            section.refuse(
+                "dialect",
+                Refusal::new("not of a model in this process", "auto|onnx"),
+                dialect.name(),
+            );
+        }
+    }
+    let ranks = section.or(
+        "ranks",
+        "Data-parallel ranks at each address, each a replica; 0: none.",
+        0,
+        &whole(0..=1024),
+    );
+    let models = section.item("models", "Its models.").map_or_else(Vec::new, |item| models(&item, seen));
+    let connect = connect(section.section("connect", "Connections to it."));
+    let load = load(section.section("load", "The engine's load report."));
+    let methods = methods(section.section("verify", "Verification methods and their limits."));
+    let probe = probe(section.section("probe", "Measurement of verification costs."));
+    let budget = budget(section.section("budget", "Cost that speculation may impose on other requests."));
+    let billed =
+        section.or("billed", "It bills per token: no verify request is sent to it.", false, &boolean());
+    section.close();
+    Some(Backend {
+        name: name?,
+        dialect,
+        replicas: replicas?,
+        ranks,
+        models,
+        connect,
+        load,
+        methods,
+        probe,
+        budget,
+        billed,
+        default,
+    })
+}
+
+fn replicas(item: &Item<'_>) -> Option<Replicas> {
+    if item.slot().is_some() {
+        let [list, dns, model] =
+            ["", "Addresses that a name resolves to.", "An ONNX model that Foretell runs itself."]
+                .map(|says| item.alternative(says));
+        urls(&list?);
+        by_name(dns?.section());
+        served(model?.section());
+        return None;
+    }
+    match &item.node.value {
+        Value::List(nodes) if nodes.is_empty() => {
+            item.refuse(Refusal::new("empty", "at least one URL"));
+            None
+        }
+        Value::List(_) => Some(Replicas::Urls(urls(item))),
+        Value::Map(_) => {
+            let section = item.section();
+            if section.has("model") { served(section) } else { by_name(section) }
+        }
+        _ => {
+            item.refuse(Refusal::new("wrong type", "a list of URLs, { dns, every } or { model }"));
+            None
+        }
+    }
+}
+
+fn urls(item: &Item<'_>) -> Vec<http::Uri> {
+    let mut seen = HashSet::new();
+    let mut once = |item: &Item<'_>| {
+        let url = item.read(&base())?;
+        if !seen.insert(url.clone()) {
+            item.refuse(Refusal::new("not unique", "each replica once"));
+        }
+        Some(url)
+    };
+    let urls = item.items().iter().filter_map(&mut once).collect();
+    for (keyword, value) in [("minItems", json!(1)), ("uniqueItems", json!(true))] {
+        if let Some(slot) = item.slot() {
+            slot.with(keyword, value);
+        }
+    }
+    urls
+}
+
+fn by_name(mut section: Section<'_>) -> Option<Replicas> {
+    // So that a file with neither key is told of both.
+    section.known("model");
+    let name = section.must("dns", "HOST:PORT.", "HOST:PORT", &host_and_port());
+    let every = section.or("every", "Interval of resolving it.", Duration::from_secs(5), &period());
+    let schemes = word(&[("http", false), ("https", true)]);
+    let https = section.or("scheme", "Scheme of their URLs.", false, &schemes);
+    section.close();
+    name.map(|name| Replicas::Dns { name, every, https })
+}
+
+fn served(mut section: Section<'_>) -> Option<Replicas> {
+    let folder = section.must("model", "Its folder.", "a path", &path());
+    if let Some(folder) = &folder {
+        section.names("model", FileKind::Model, folder);
+    }
+    let default = ServedModel::of(folder.clone().unwrap_or_default());
+    let model = ServedModel {
+        name: section.maybe("name", "Its id; null: the name of the folder.", default.name, &text()),
+        device: section.or("device", "Device that it runs on.", default.device, &word(Device::NAMES)),
+        lanes: section.or("lanes", "Maximum concurrent sequences.", default.lanes, &whole(1..=1024)),
+        context: section.maybe(
+            "context",
+            "Maximum tokens of a sequence; null: the model's own limit.",
+            default.context,
+            &whole(1..=1 << 24),
+        ),
+        threads: section.or("threads", "Threads; 0: one per core.", default.threads, &whole(0..=1024)),
+        path: default.path,
+    };
+    section.close();
+    folder.map(|_| Replicas::Here(model))
+}
+
+/// A host name with a port.
+fn host_and_port() -> Kind<String> {
+    let good = |text: &str| {
+        text.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
+        })
+    };
+    let refusal = || Refusal::new("not a host with a port", "HOST:PORT");
+    let read = move |node: &Node| {
+        let text = text().read(node)?;
+        if good(&text) { Ok(text) } else { Err(refusal()) }
+    };
+    Kind::new(json!({ "type": "string", "pattern": r"^[^/]+:\d*[1-9]\d*$" }), read)
+}
+
+fn models(item: &Item<'_>, seen: &mut Seen) -> Vec<Model> {
+    item.items().iter().filter_map(|item| model(item, seen)).collect()
+}
+
+fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
+    let mut section = item.section();
+    section.with(None, "description", json!("A model."));
+    let id = section.must("id", "Its id, or a pattern with * and ?.", "a model id or a pattern", &text());
+    let aliases = section.list("aliases", "Further names of it.", Vec::new(), &text());
+    let base = section.maybe("base", "The model that it is an adapter of.", None, &text());
+    let source = |node: &Node| match text().read(node)?.as_str() {
+        "backend" => Ok(TokenizerSource::Backend),
+        _ => path().read(node).map(TokenizerSource::File),
+    };
+    let source = Kind::new(json!({ "type": "string", "minLength": 1 }), source);
+    let says = "backend: fetched from the server; else a tokenizer.json, or a folder with one.";
+    let tokenizer = section.or("tokenizer", says, TokenizerSource::Backend, &source);
+    if let TokenizerSource::File(path) = &tokenizer {
+        section.names("tokenizer", FileKind::Tokenizer, path);
+    }
+    let named = id.iter().map(|id| ("id", id)).chain(aliases.iter().map(|alias| ("aliases", alias)));
+    for (key, name) in named.filter(|(_, name)| !seen.models.insert((*name).clone())).collect::<Vec<_>>() {
+        section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
+    }
+    section.close();
+    Some(Model { id: Glob::new(&id?), aliases, base, tokenizer })
+}
+
+fn connect(mut section: Section<'_>) -> Connect {
+    let default = Connect::default();
+    let versions = &[("http1", HttpVersion::Http1), ("http2", HttpVersion::Http2)];
+    let http = section.or("http", "HTTP version.", default.http, &word(versions));
+    let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
+    let host = section.or("host", "Source of the Host field.", default.host, &word(hosts));
+    let mut tls = section.section("tls", "Certificates for https.");
+    let ca = tls.file("ca", "Authorities of the server's certificate, PEM.", FileKind::Authorities);
+    let identity = identity(&mut tls);
+    tls.close();
+    let mut auth = section.section("auth", "API keys.");
+    let pass_auth = auth.or("pass", "Pass on the client's own.", default.pass_auth, &boolean());
+    let token_file = auth.file("token_file", "File with a key that replaces the client's.", FileKind::Secret);
+    let own = "File with the key of Foretell's own calls, never used for a client's.";
+    let own_token_file = auth.file("own_token_file", own, FileKind::Secret);
+    auth.close();
+    section.close();
+    Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
+}
+
+/// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None`
+/// is returned.
+fn identity(tls: &mut Section<'_>) -> Option<(PathBuf, PathBuf)> {
+    let cert = tls.file("cert", "Foretell's own certificate, PEM.", FileKind::Chain);
+    let key = tls.file("key", "Its key, PEM.", FileKind::KeyOf(cert.clone().unwrap_or_default()));
+    tls.with(None, "dependentRequired", json!({ "cert": ["key"], "key": ["cert"] }));
+    match (cert, key) {
+        (Some(cert), Some(key)) => Some((cert, key)),
+        (None, None) => None,
+        (Some(_), None) => {
+            tls.refuse("key", Refusal::new("missing", "the key of `cert`"), "nothing");
+            None
+        }
+        (None, Some(_)) => {
+            tls.refuse("cert", Refusal::new("missing", "the certificate of `key`"), "nothing");
+            None
+        }
+    }
+}
+
+fn load(mut section: Section<'_>) -> Load {
+    let default = Load::default();
+    let read = |node: &Node| {
+        let path = text().read(node)?;
+        let good = path.starts_with('/') && path.parse::<http::uri::PathAndQuery>().is_ok();
+        if good { Ok(path) } else { Err(Refusal::new("not a path of the backend", "/PATH")) }
+    };
+    let url = Kind::new(json!({ "type": "string", "pattern": "^/" }), read).shown(|path| json!(path));
+    let load = Load {
+        url: section.or("url", "A path of the backend.", default.url, &url),
+        every: section.or("every", "Interval of reading it.", default.every, &period()),
+    };
+    section.close();
+    load
+}
+
+fn methods(mut section: Section<'_>) -> VerifyLimits {
+    let default = VerifyLimits::default();
+    let names = &[
+        ("score", MethodName::Score),
+        ("fan_out", MethodName::FanOut),
+        ("tree", MethodName::Tree),
+        ("native", MethodName::Native),
+        ("prediction", MethodName::Prediction),
+    ];
+    let allow = section.item("allow", "Allowed methods. Default: score, fan_out, tree.");
+    let methods = VerifyLimits {
+        explicit: allow.is_some(),
+        allow: allow.map_or(default.allow, |item| item.list(&word(names))),
+        context_max: section.or(
+            "context_max",
+            "Maximum context of a verify request, tokens.",
+            default.context_max,
+            &whole(1..=1 << 24),
+        ),
+        bytes_max: section.or("bytes_max", "Maximum size of a round's requests.", default.bytes_max, &size()),
+    };
+    section.close();
+    methods
+}
+
+fn probe(mut section: Section<'_>) -> Probe {
+    let default = Probe::default();
+    let when = word(&[("ready", ProbeWhen::Ready), ("never", ProbeWhen::Never)]);
+    let probe = Probe {
+        when: section.or("when", "When it runs; ready: as soon as a replica is ready.", default.when, &when),
+        calls: section.or("calls", "Maximum calls.", default.calls, &whole(1..=10_000)),
+        within: section.or("within", "Maximum time.", default.within, &period()),
+    };
+    section.close();
+    probe
+}
+
+fn budget(mut section: Section<'_>) -> Budget {
+    let default = Budget::default();
+    let windows = "Time-sliced A/B windows of plain decoding, WINDOW/EVERY; null: none.";
+    let budget = Budget {
+        extra_tokens: section.or(
+            "extra_tokens",
+            "Rejected draft tokens ÷ generated tokens.",
+            default.extra_tokens,
+            &ratio(),
+        ),
+        slots: section.or(
+            "slots",
+            "Extra sequence slots ÷ running requests; no effect yet.",
+            default.slots,
+            &ratio(),
+        ),
+        switchback: section.maybe("switchback", windows, default.switchback, &switchback()),
+    };
+    section.close();
+    budget
+}
+
+/// `WINDOW/EVERY`, such as `30s/10m`.
+fn switchback() -> Kind<Switchback> {
+    let parse = |text: &str| {
+        let (window, every) = text.split_once('/')?;
+        let window = values::duration(window).filter(|window| !window.is_zero())?;
+        let every = values::duration(every).filter(|every| *every > window)?;
+        Some(Switchback { window, every })
+    };
+    let refusal =
+        || Refusal::new("not a window in a time", "WINDOW/EVERY with WINDOW shorter, such as 30s/10m");
+    let shown = |both: &Switchback| json!(format!("{}/{}", shown(both.window), shown(both.every)));
+    form(r"^0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h)$", refusal, parse).shown(shown)
+}

@@ -1,0 +1,280 @@
+//! Identity of the server at a backend's address: engine, model, vocabulary, start time.
+//!
+//! All learnt data is keyed by this [`Epoch`]; a restarted engine or another tokenizer is a new one
+//! and starts clean. Until the identity is known, requests are relayed.
+
+mod ask;
+mod pace;
+mod watched;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use serde_json::{Value, json};
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use serde::{Deserialize, Serialize};
+
+use crate::fleet::probe::{Limits, Report};
+use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::tie::Tie;
+use crate::fleet::{Fleet, Replica};
+use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::dialect::{Dialect, Engine};
+use foretell_engines::text::Tokenizer;
+
+pub use ask::{Recognised, Unknown, ask, models, one_start, recognise, tokenizer};
+
+use watched::Watched;
+pub use watched::shows_one;
+
+/// The key of all learnt data.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Epoch {
+    /// The replica's label, such as `backend/0`.
+    pub replica: String,
+    /// The model id that it serves.
+    pub model: String,
+    /// The engine's own version.
+    pub version: String,
+    /// Start time that its process reports, microseconds of Unix time; if it reports none, the
+    /// number of times that it became unreachable.
+    pub started: u64,
+    /// The version of its weights, where it reports one.
+    pub weights: Option<String>,
+    /// Fingerprint of the vocabulary, hexadecimal.
+    pub vocabulary: String,
+}
+
+/// A backend that is known well enough to speculate on.
+#[derive(Clone)]
+pub struct Identity {
+    /// The key of all learnt data.
+    pub epoch: Epoch,
+    /// The recognised engine: dialect, verification methods, limits.
+    pub engine: Arc<Engine>,
+    /// The tokenizer of its model.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Verify requests under way, and cache hits of verify rounds.
+    pub rounds_seen: Arc<RoundsSeen>,
+    /// The last probe; `None` before the first.
+    pub probe: Option<Arc<Report>>,
+    /// The test that a new connection leads to the same process; `None` if the engine does not
+    /// report its start time, or identifies its process in each answer.
+    pub tie: Option<Arc<Tie>>,
+    /// Triggers recognition: an answer has come from another process.
+    pub again: Arc<Notify>,
+    /// Set once another engine has been recognised at its address: requests that began on it must
+    /// not be continued there.
+    pub replaced: Arc<AtomicBool>,
+    /// Further results of recognition: the verification methods that it lacks, and the tested
+    /// connections.
+    pub(crate) recognised: Arc<Recognised>,
+}
+
+impl Identity {
+    /// True if consecutive rounds found nothing cached, as if another engine answered each. An
+    /// engine that reports its start time is known to be a single one: its cache may just be too
+    /// small for the concurrent requests.
+    pub fn may_be_many(&self) -> bool {
+        self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
+    }
+
+    /// True if the other is certainly not the same engine. One that was only unreachable, and
+    /// reports no start time, may be.
+    fn is_other(&self, other: &Self) -> bool {
+        let of = |identity: &Self| {
+            let Epoch { model, version, weights, vocabulary, .. } = identity.epoch.clone();
+            (model, version, weights, vocabulary)
+        };
+        of(self) != of(other)
+    }
+
+    /// A copy whose engine is known to have a working prefix cache.
+    fn seen_caching(&self) -> Self {
+        let engine = Engine { caches: Some(true), ..(*self.engine).clone() };
+        Self { engine: Arc::new(engine), ..self.clone() }
+    }
+}
+
+/// Knowledge about the server at a replica's address.
+#[derive(Clone)]
+pub enum ServerKnowledge {
+    /// It is recognised and can verify drafts.
+    Known(Arc<Identity>),
+    /// It is relayed, with the reason and the cause for the operator.
+    Relayed(RelayReason, String),
+}
+
+/// Configuration of a replica's recognition and monitoring.
+#[derive(Clone, Debug)]
+pub struct RecognitionSettings {
+    /// Its dialect; `None` recognises it.
+    pub dialect: Option<Dialect>,
+    /// The tokenizer file of its model; `None` fetches it from the backend.
+    pub tokenizer: Option<PathBuf>,
+    /// The path at which its load is read; `None` takes the dialect's.
+    pub load: Option<String>,
+    /// Interval of reading its load.
+    pub every: Duration,
+    /// True if it is probed without a request for it, as soon as it is idle.
+    pub ready: bool,
+    /// Bounds of a probe.
+    pub limits: Limits,
+    /// Verification methods that the operator has named; they are used even where their first call
+    /// may crash the engine.
+    pub named: Vec<VerifyMethod>,
+    /// True if it bills per token: only its list of models is read.
+    pub billed: bool,
+}
+
+/// The settings of each replica; `None` excludes it.
+type SettingsOf = Box<dyn Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync>;
+
+/// Recognises the engine of each replica, repeatedly.
+pub struct Identities {
+    fleet: Arc<Fleet>,
+    asking: SettingsOf,
+    known: RwLock<Vec<Arc<Watched>>>,
+    /// Increases after each recognition attempt.
+    asked: watch::Sender<u64>,
+}
+
+impl Identities {
+    /// Starts without knowledge about the replicas of `fleet`. `asking` gives the settings of each;
+    /// `None` excludes it.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        asking: impl Fn(&Replica) -> Option<RecognitionSettings> + Send + Sync + 'static,
+    ) -> Self {
+        let identities =
+            Self { fleet, asking: Box::new(asking), known: RwLock::default(), asked: watch::Sender::new(0) };
+        identities.follow();
+        identities
+    }
+
+    /// Adds new replicas, and drops removed ones. Returns the new ones.
+    fn follow(&self) -> Vec<Arc<Watched>> {
+        let replicas = self.fleet.replicas();
+        let mut known = self.known.write();
+        known.retain(|known| {
+            let stays = replicas.iter().any(|replica| Arc::ptr_eq(replica, &known.replica));
+            if !stays {
+                known.leave();
+            }
+            stays
+        });
+        let mut come = Vec::new();
+        for replica in replicas {
+            if known.iter().any(|known| Arc::ptr_eq(&known.replica, &replica)) {
+                continue;
+            }
+            if let Some(asking) = (self.asking)(&replica) {
+                let new = Arc::new(Watched::new(replica, asking));
+                known.push(Arc::clone(&new));
+                come.push(new);
+            }
+        }
+        come
+    }
+
+    fn find(&self, replica: &Arc<Replica>) -> Option<Arc<Watched>> {
+        self.known.read().iter().find(|known| Arc::ptr_eq(&known.replica, replica)).cloned()
+    }
+
+    /// The knowledge about a replica; `None` if it is excluded.
+    pub fn knowledge(&self, replica: &Arc<Replica>) -> Option<Arc<ServerKnowledge>> {
+        self.find(replica).map(|known| known.knowledge.load_full())
+    }
+
+    /// A replica in the admin API: epoch, verification methods and probe; `None` if it is excluded.
+    pub fn shown(&self, replica: &Arc<Replica>) -> Option<Value> {
+        let known = self.find(replica)?;
+        let knowledge = known.knowledge.load();
+        Some(match &**knowledge {
+            ServerKnowledge::Relayed(reason, why) => {
+                json!({ "probe": { "conclusion": format!("Relayed ({}): {why}.", reason.name()), "pays": null } })
+            }
+            ServerKnowledge::Known(identity) => {
+                let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
+                let replica = known.replica.name();
+                let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
+                let methods: Vec<_> = identity.engine.methods.iter().map(|method| method.name()).collect();
+                json!({
+                    "dialect": identity.engine.dialect.name(),
+                    "epoch": format!("{replica}/{model}/{version}/{started}/{vocabulary}"),
+                    "verify": methods,
+                    "probe": identity.probe.as_ref().map(|probe| probe.to_json()),
+                })
+            }
+        })
+    }
+
+    /// Measures a replica again, as soon as it is idle.
+    ///
+    /// # Errors
+    /// The reason that it is not measured.
+    pub fn reprobe(&self, replica: &Arc<Replica>) -> Result<(), String> {
+        let known = self.find(replica).ok_or("it is not used for verification")?;
+        known.reprobe()
+    }
+
+    /// All monitored replicas, each with its identity if that is known.
+    pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
+        self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
+    }
+
+    /// Resolves after the first recognition attempt for every replica.
+    pub async fn asked(&self) {
+        let all = |_: &u64| self.known.read().iter().all(|known| known.is_asked());
+        // The sender lives in `self`, so the wait cannot fail.
+        let _ = self.asked.subscribe().wait_for(all).await;
+    }
+
+    /// Recognises every replica repeatedly until `stop`: at short intervals while it is
+    /// unreachable, at longer ones once it is known, at growing ones if it cannot verify; also
+    /// reads the load of each, and probes it. A replica that stops answering keeps its identity
+    /// (its requests fail by themselves); one that answers as another engine gets a new one.
+    pub async fn keep_asking(self: Arc<Self>, stop: CancellationToken) {
+        let mut changes = self.fleet.changes();
+        self.follow();
+        let mut come: Vec<Arc<Watched>> = self.known.read().clone();
+        loop {
+            for known in come {
+                self.look_after(&known, &stop);
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = changes.changed() => come = self.follow(),
+            }
+        }
+    }
+
+    /// Starts the tasks of one replica, which end when it leaves the fleet or with `stop`.
+    fn look_after(self: &Arc<Self>, known: &Arc<Watched>, stop: &CancellationToken) {
+        let identities = Arc::clone(self);
+        let asked = move || identities.asked.send_modify(|asked| *asked += 1);
+        let work = {
+            let known = Arc::clone(known);
+            async move {
+                tokio::join!(
+                    Arc::clone(&known).keep_asking(asked),
+                    Arc::clone(&known).keep_reading(),
+                    Arc::clone(&known).keep_probing(),
+                )
+            }
+        };
+        let (known, stop) = (Arc::clone(known), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = known.left() => {}
+                _ = work => {}
+            }
+        });
+    }
+}

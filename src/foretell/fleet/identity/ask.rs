@@ -1,0 +1,374 @@
+//! Recognition of a server's engine by requests that cost it nothing or one token.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, StatusCode, header};
+
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings};
+use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::tie::Tie;
+use crate::fleet::{Fresh, Replica};
+use crate::http::body::{Body, BoxError};
+use crate::http::gather;
+use foretell_core::words::RelayReason;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::recognise::{self, Reply};
+use foretell_engines::dialect::{Answers, Dialect, Engine, Question};
+use foretell_engines::text::Tokenizer;
+
+/// Largest answer that is read, bytes; a tokenizer file is a few MiB.
+const TOKENIZER_BYTES: usize = 64 << 20;
+/// Timeout of one request.
+const WITHIN: Duration = Duration::from_secs(5);
+/// Maximum number of rounds of requests to one server.
+const TURNS: usize = 8;
+/// Connections that must all show the same start time.
+const CONNECTIONS: u32 = 4;
+/// The path at which our own target serves its tokenizer.
+const TOKENIZER: &str = "/tokenizer.json";
+/// A text for which different tokenizers are likely to give different tokens.
+const SAMPLE: &str =
+    "The naïve façade — 1,234.56 \u{4f60}\u{597d} \u{1f600}\n\tdef f(x):  return x**2  # ok?\r\n";
+
+/// Reason that a backend was not recognised.
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    /// It cannot be reached, or does not answer in time.
+    #[error("not reachable: {0}")]
+    Unreachable(String),
+    /// It requires an API key, or another one than was sent; with the status of its answer.
+    #[error("{0}: an API key is required")]
+    Locked(StatusCode),
+    /// It answers, but as none of the engines that Foretell recognises.
+    #[error("{0}")]
+    Stranger(String),
+    /// It answers, but not as an engine that supports a verification method.
+    #[error("not an engine that can verify: {1}")]
+    Foreign(RelayReason, String),
+}
+
+impl Unknown {
+    fn foreign(why: impl Into<String>) -> Self {
+        Self::Foreign(RelayReason::NoVerifyMethod, why.into())
+    }
+
+    fn tokenizer(why: impl Into<String>) -> Self {
+        Self::Foreign(RelayReason::Tokenizer, why.into())
+    }
+}
+
+/// A recognised engine, and further results from its answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recognised {
+    /// The engine.
+    pub engine: Engine,
+    /// Verification methods that it lacks, with the reason.
+    pub missing: Vec<(VerifyMethod, String)>,
+    /// The page on which it reports its start time; `None` if it does not.
+    pub start_page: Option<String>,
+    /// Number of fresh connections that reported the same start time; 0 if it reports none.
+    pub starts: u32,
+    /// Number of requests that were sent to it.
+    pub questions: u32,
+    answers: Answers,
+}
+
+/// Recognises the backend. If it still is the engine `before`, the vocabulary is not fetched again.
+/// `away`: the number of times that it became unreachable, in place of a start time that it does
+/// not report.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached, or is not an engine that can verify, or is several.
+pub async fn ask(
+    replica: &Replica,
+    asking: &RecognitionSettings,
+    before: Option<&Arc<Identity>>,
+    away: u64,
+    rounds_seen: &Arc<RoundsSeen>,
+) -> Result<Arc<Identity>, Unknown> {
+    if let Some(before) = before
+        && still(replica, before, away).await?
+    {
+        return Ok(Arc::clone(before));
+    }
+    let mut recognised = recognise(replica, asking.dialect, &asking.named).await?;
+    let mut engine = recognised.engine.clone();
+    if engine.methods.is_empty() {
+        return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
+    }
+    let started = engine.started.unwrap_or(away);
+    let same = |epoch: &Epoch| {
+        epoch.version == engine.version
+            && epoch.model == engine.model
+            && epoch.started == started
+            && epoch.weights == engine.weights
+    };
+    if let Some(before) = before.filter(|before| same(&before.epoch)) {
+        return Ok(Arc::clone(before));
+    }
+    recognised.starts = one_start(replica, &recognised).await?;
+    let tokenizer = tokenizer(replica, asking.tokenizer.as_deref(), &engine).await?;
+    if !engine.dialect.quirks().first_request_ids
+        && !writes_plainly(asking.tokenizer.as_deref(), &tokenizer).await
+    {
+        return Err(Unknown::tokenizer(
+            "it sends text without token ids, and no tokenizer_config.json beside the configured tokenizer says that \
+             it writes tokens as they are (clean_up_tokenization_spaces: false)",
+        ));
+    }
+    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    let epoch = Epoch {
+        replica: replica.label().to_owned(),
+        model: engine.model.clone(),
+        version: engine.version.clone(),
+        started,
+        weights: engine.weights.clone(),
+        vocabulary: tokenizer.fingerprint().to_string(),
+    };
+    recognised.engine = engine.clone();
+    let tie = tie(&recognised);
+    let (engine, tokenizer, recognised) = (Arc::new(engine), Arc::new(tokenizer), Arc::new(recognised));
+    Ok(Arc::new(Identity {
+        epoch,
+        engine,
+        tokenizer,
+        rounds_seen: Arc::clone(rounds_seen),
+        probe: None,
+        tie,
+        again: Arc::default(),
+        replaced: Arc::default(),
+        recognised,
+    }))
+}
+
+/// The test that a new connection leads to the recognised process, by the page with its start time.
+/// Not needed for an engine that identifies its process in each answer.
+fn tie(recognised: &Recognised) -> Option<Arc<Tie>> {
+    let Recognised { engine, answers, start_page, .. } = recognised;
+    let page = start_page.as_ref().filter(|_| engine.mark.is_none())?.clone();
+    let uri = page.parse().ok()?;
+    let (engine, answers) = (engine.clone(), answers.clone());
+    let names = move |body: Vec<u8>| {
+        let mut now = answers.clone();
+        now.add(&page, Reply { status: 200, server: None, body });
+        engine.dialect.codec().engine(&now).is_ok_and(|now| is_same(&now, &engine))
+    };
+    Some(Arc::new(Tie::new(uri, names)))
+}
+
+/// True if two answers are those of one process.
+fn is_same(now: &Engine, before: &Engine) -> bool {
+    let of = |engine: &Engine| (engine.started, engine.mark.clone(), engine.weights.clone(), engine.context);
+    now.version == before.version && now.model == before.model && of(now) == of(before)
+}
+
+/// True if it still is the same engine, by the pages alone that it answered then: a known engine is
+/// not sent again requests that it refused, nor any that makes it render or compute. The first
+/// request uses a new connection: an open one leads to the process that it always led to.
+async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, Unknown> {
+    let Recognised { engine, answers, start_page, .. } = &*before.recognised;
+    let mut now = answers.clone();
+    let mut pages = recognise::introduction();
+    pages.retain(|page| answers.text(&page.path).is_some());
+    if let Some(start) = start_page.as_ref().filter(|start| pages.iter().all(|page| page.path != **start)) {
+        pages.push(Question { path: start.clone().into(), body: None });
+    }
+    for (index, page) in pages.into_iter().enumerate() {
+        now.add(&page.path, put(replica, &page, index == 0).await?);
+    }
+    Ok(engine
+        .dialect
+        .codec()
+        .engine(&now)
+        .is_ok_and(|now| is_same(&now, engine) && now.started.unwrap_or(away) == before.epoch.started))
+}
+
+/// The engine and its capabilities. `named`: verification methods that are used even where their
+/// first call may crash it.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached, requires an API key, or is not an engine that can verify.
+pub async fn recognise(
+    replica: &Replica,
+    dialect: Option<Dialect>,
+    named: &[VerifyMethod],
+) -> Result<Recognised, Unknown> {
+    let mut answers = Answers::default();
+    let mut questions = 0;
+    for question in recognise::introduction_to(dialect) {
+        questions += 1;
+        answers.add(&question.path, put(replica, &question, false).await?);
+    }
+    let dialect = dialect.or_else(|| recognise::dialect_of(&answers));
+    // Also for a server that is refused below: requests relayed to it must suit it.
+    replica.set_refuses_prediction(dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction));
+    if let Some(status) = locked(&answers, [recognise::MODELS]) {
+        return Err(Unknown::Locked(status));
+    }
+    let stranger = || Unknown::Stranger("none of the engines that Foretell recognises".to_owned());
+    let dialect = dialect.ok_or_else(stranger)?;
+    for _ in 0..TURNS {
+        let asked = dialect.codec().questions(&answers);
+        if asked.is_empty() {
+            break;
+        }
+        for question in asked {
+            questions += 1;
+            answers.add(&question.path, put(replica, &question, false).await?);
+        }
+    }
+    let mut engine = dialect.codec().engine(&answers).map_err(|foreign| {
+        let locked = locked(&answers, answers.paths()).filter(|status| *status == StatusCode::UNAUTHORIZED);
+        locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
+    })?;
+    engine.enable_named(named);
+    let missing =
+        VerifyMethod::ALL.into_iter().filter(|verify_method| !engine.methods.contains(verify_method));
+    let missing = missing
+        .map(|verify_method| (verify_method, dialect.codec().missing(&answers, verify_method)))
+        .collect();
+    let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
+    Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
+}
+
+/// The status with which one of these pages was refused because of a missing or wrong key; `None`
+/// if none was.
+fn locked<'a>(answers: &Answers, pages: impl IntoIterator<Item = &'a str>) -> Option<StatusCode> {
+    pages.into_iter().find_map(|page| refused_status(answers.status(page)?))
+}
+
+/// The status, if it means that a key is missing or wrong.
+fn refused_status(status: u16) -> Option<StatusCode> {
+    let status = StatusCode::from_u16(status).ok()?;
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN).then_some(status)
+}
+
+/// Checks that fresh connections report the same start time; returns the number that did, 0 if it
+/// reports none.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached, or several engines answer.
+pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32, Unknown> {
+    let Some(page) = &recognised.start_page else { return Ok(0) };
+    let engine = &recognised.engine;
+    for _ in 0..CONNECTIONS {
+        let mut answers = recognised.answers.clone();
+        let question = Question { path: page.clone().into(), body: None };
+        answers.add(page, put(replica, &question, true).await?);
+        let other = engine.dialect.codec().engine(&answers);
+        let other = other.map_err(|foreign| Unknown::foreign(foreign.to_string()))?;
+        if other.started != engine.started {
+            let why = "several engines answer at this address: their start times differ";
+            return Err(Unknown::Foreign(RelayReason::Balanced, why.to_owned()));
+        }
+    }
+    Ok(CONNECTIONS)
+}
+
+/// Requests the list of models only, to test that a server that bills per token is reachable.
+/// Returns the number of models.
+///
+/// # Errors
+/// [`Unknown`]: it cannot be reached.
+pub async fn models(replica: &Replica) -> Result<usize, Unknown> {
+    let told = put(replica, &Question::get(recognise::MODELS), false).await?;
+    if let Some(status) = refused_status(told.status) {
+        return Err(Unknown::Locked(status));
+    }
+    let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
+    Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
+}
+
+/// The tokenizer of the backend's model, from the file or from the backend itself; checks that the
+/// backend tokenizes alike.
+///
+/// # Errors
+/// [`Unknown`]: there is none, or it is not the backend's.
+pub async fn tokenizer(
+    replica: &Replica,
+    file: Option<&Path>,
+    engine: &Engine,
+) -> Result<Tokenizer, Unknown> {
+    let bytes = match file {
+        Some(path) => {
+            let read = tokio::fs::read(path).await;
+            read.map_err(|error| Unknown::tokenizer(format!("{}: {error}", path.display())))?
+        }
+        None => match put(replica, &Question::get(TOKENIZER), false).await? {
+            Reply { status: 200, body, .. } => body,
+            _ => {
+                return Err(Unknown::tokenizer(
+                    "it serves no tokenizer: configure the model's own (models[].tokenizer, or --tokenizer)",
+                ));
+            }
+        },
+    };
+    let tokenizer = Tokenizer::from_bytes(&bytes).map_err(|error| Unknown::tokenizer(error.to_string()))?;
+    if let Some(question) = engine.dialect.codec().tokenize(engine, SAMPLE) {
+        let told = put(replica, &question, false).await?;
+        let theirs = engine.dialect.codec().tokens(&told.body);
+        let own = tokenizer.encode(SAMPLE, false).ok();
+        if told.status == 200 && theirs.is_some() && theirs != own {
+            return Err(Unknown::tokenizer(
+                "the tokenizer is not the backend's: they tokenize a text differently",
+            ));
+        }
+    }
+    Ok(tokenizer)
+}
+
+/// True if a backend that makes text with Hugging Face's own code makes it of the tokens' bytes
+/// alone. That code removes spaces before punctuation unless the model's own configuration forbids
+/// it, which shows only once a text has such a position: too late.
+async fn writes_plainly(file: Option<&Path>, tokenizer: &Tokenizer) -> bool {
+    let Some(file) = file.filter(|_| tokenizer.is_byte_level()) else { return false };
+    let Ok(config) = tokio::fs::read(file.with_file_name("tokenizer_config.json")).await else {
+        return false;
+    };
+    let config: Option<serde_json::Value> = serde_json::from_slice(&config).ok();
+    config.and_then(|config| config.get("clean_up_tokenization_spaces")?.as_bool()) == Some(false)
+}
+
+/// Sends a request to the backend. `fresh`: on a new connection.
+async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Reply, Unknown> {
+    let asked = async {
+        let body = question.body.as_ref().map(|body| Bytes::from(body.to_string()));
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        let full: Body = Full::new(body.unwrap_or_default())
+            .map_err(|never| -> BoxError { match never {} })
+            .boxed_unsync();
+        let mut request = Request::new(full);
+        if fresh {
+            request.extensions_mut().insert(Fresh);
+        }
+        *request.uri_mut() =
+            question.path.parse().map_err(|_| Unknown::foreign(format!("{}: no path", question.path)))?;
+        if method == Method::POST {
+            let json = header::HeaderValue::from_static("application/json");
+            request.headers_mut().insert(header::CONTENT_TYPE, json);
+        }
+        *request.method_mut() = method;
+        let unreachable = |error: &dyn std::fmt::Display| Unknown::Unreachable(error.to_string());
+        let response = replica.inquire(request).await.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
+        let server = server.map(ToOwned::to_owned);
+        // An engine that is loading its model answers 503.
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
+        }
+        let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
+        let body = body.map_err(|error| unreachable(&error))?;
+        Ok(Reply { status: status.as_u16(), server, body })
+    };
+    match tokio::time::timeout(WITHIN, asked).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
+        }
+    }
+}

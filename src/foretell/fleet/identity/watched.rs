@@ -1,0 +1,474 @@
+//! The state and the tasks of one replica: recognition, load, probe.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::fleet::identity::ask::{self, Unknown};
+use crate::fleet::identity::pace::{Pace, Settled};
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge};
+use crate::fleet::load::STALE;
+use crate::fleet::probe::{self, Report, Seen};
+use crate::fleet::rounds_seen::RoundsSeen;
+use crate::fleet::{Probed, Replica};
+use foretell_core::words::RelayReason;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::Engine;
+use foretell_engines::dialect::relayed::RELAYED;
+
+/// The dialect that is shown for a recognised server that is only relayed.
+const RELAY: &str = "relay";
+/// The dialect that is shown for a server that is not recognised.
+const STRANGER: &str = "unknown";
+/// Interval at which a replica is checked for being idle.
+const LOOK: Duration = Duration::from_millis(250);
+/// Maximum random delay before a probe, so that the replicas of a fleet are not all probed at once,
+/// nor one of them by all sidecars that start with it.
+const JITTER: Duration = Duration::from_millis(1_500);
+/// Retry interval of the single-engine check, where it takes calls that compute.
+const ONE_AGAIN: Duration = Duration::from_mins(1);
+/// Pause before a server at which no verification method paid is probed again: the first, and the
+/// longest.
+const AGAIN: (Duration, Duration) = (Duration::from_mins(5), Duration::from_hours(1));
+
+/// The last result of the single-engine check.
+struct One {
+    epoch: Epoch,
+    at: Instant,
+    /// True if a single engine answers.
+    shown: bool,
+}
+
+/// The last probe.
+#[derive(Default)]
+struct Last {
+    epoch: Option<Epoch>,
+    at: Option<Instant>,
+    /// Pause before the next probe, where no verification method paid; `None` elsewhere.
+    again: Option<Duration>,
+}
+
+impl Last {
+    fn is_older(&self, than: Duration) -> bool {
+        self.at.is_none_or(|at| at.elapsed() >= than)
+    }
+
+    fn is_due(&self, epoch: &Epoch) -> bool {
+        self.epoch.as_ref() != Some(epoch) || self.again.is_some_and(|again| self.is_older(again))
+    }
+
+    fn done(&mut self, epoch: &Epoch, nothing_pays: bool) {
+        let before = self.again.filter(|_| self.epoch.as_ref() == Some(epoch));
+        self.again = nothing_pays.then(|| before.map_or(AGAIN.0, |again| (again * 2).min(AGAIN.1)));
+        (self.epoch, self.at) = (Some(epoch.clone()), Some(Instant::now()));
+    }
+}
+
+/// True if it is known without a trial that a single engine answers.
+pub fn shows_one(engine: &Engine) -> bool {
+    // An engine that only verifies drafts handed over to it reports neither a start time nor its
+    // cached tokens, and its calls do not depend on each other. The operator has named that method
+    // (`verify.allow: [native]`), and thereby asserts a single engine.
+    engine.started.is_some() || engine.methods.is_empty() || engine.methods == [VerifyMethod::Native]
+}
+
+/// One replica and what is known about it.
+pub(super) struct Watched {
+    pub(super) replica: Arc<Replica>,
+    asking: RecognitionSettings,
+    pub(super) knowledge: ArcSwap<ServerKnowledge>,
+    /// Number of times that it has become unreachable.
+    away: AtomicU64,
+    rounds_seen: Arc<RoundsSeen>,
+    /// `None` before the check.
+    one: Mutex<Option<One>>,
+    /// Wakes the prober: a probe is requested, regardless of the configuration.
+    wanted: Notify,
+    /// Wakes the recognition, so that it runs at once.
+    again: Arc<Notify>,
+    /// True after the first recognition attempt.
+    asked: AtomicBool,
+    /// The last logged reason for relaying it or for its silence.
+    said: Mutex<Option<String>>,
+    /// Cancelled once it has left the fleet.
+    left: CancellationToken,
+    random: RandomState,
+}
+
+impl Watched {
+    pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
+        let unknown = ServerKnowledge::Relayed(
+            RelayReason::NoVerifyMethod,
+            "it has not been recognised yet".to_owned(),
+        );
+        replica.set_refuses_prediction(
+            asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
+        );
+        Self {
+            replica,
+            asking,
+            knowledge: ArcSwap::from_pointee(unknown),
+            away: AtomicU64::new(0),
+            rounds_seen: Arc::default(),
+            one: Mutex::default(),
+            wanted: Notify::new(),
+            again: Arc::default(),
+            asked: AtomicBool::new(false),
+            said: Mutex::default(),
+            left: CancellationToken::new(),
+            random: RandomState::new(),
+        }
+    }
+
+    pub(super) fn identity(&self) -> Option<Arc<Identity>> {
+        match &**self.knowledge.load() {
+            ServerKnowledge::Known(identity) => Some(Arc::clone(identity)),
+            ServerKnowledge::Relayed(..) => None,
+        }
+    }
+
+    pub(super) fn reprobe(&self) -> Result<(), String> {
+        if self.asking.billed {
+            return Err("it bills per token, so it is not probed".to_owned());
+        }
+        *self.one.lock() = None;
+        self.rounds_seen.looked_at();
+        self.wanted.notify_one();
+        if self.identity().is_none() {
+            self.again.notify_one();
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// Ends all tasks of a replica that has left the fleet.
+    pub(super) fn leave(&self) {
+        self.left.cancel();
+    }
+
+    pub(super) async fn left(&self) {
+        self.left.cancelled().await;
+    }
+
+    /// Recognises it repeatedly, at once when it can be reached again. `asked` is called after
+    /// every attempt.
+    pub(super) async fn keep_asking(self: Arc<Self>, asked: impl Fn()) {
+        let mut pace = Pace::default();
+        let mut returns = self.replica.returns();
+        let mut noticed = false;
+        loop {
+            let settled = self.refresh(noticed).await;
+            self.asked.store(true, Ordering::Release);
+            asked();
+            // The answer just received does not count as a return.
+            returns.borrow_and_update();
+            noticed = false;
+            tokio::select! {
+                () = tokio::time::sleep(pace.after(settled)) => {}
+                Ok(()) = returns.changed() => pace.restart(),
+                () = self.again.notified() => {
+                    pace.restart();
+                    noticed = true;
+                }
+            }
+        }
+    }
+
+    /// Recognises it once, and stores the result. `noticed`: a request has met another process
+    /// there, so that if the known one still answers, there may be both.
+    async fn refresh(&self, noticed: bool) -> Settled {
+        if self.asking.billed {
+            return self.refresh_billed().await;
+        }
+        let before = self.identity();
+        let away = self.away.load(Ordering::Relaxed);
+        let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
+        let asked = match asked {
+            Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
+                self.shows_one(identity).await
+            }
+            Ok(identity) if noticed => {
+                ask::one_start(&self.replica, &identity.recognised).await.map(|_| identity)
+            }
+            asked => asked,
+        };
+        match asked {
+            Ok(identity) => {
+                if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
+                    tracing::info!(
+                        replica = self.replica.label(),
+                        dialect = identity.engine.dialect.name(),
+                        version = identity.engine.version,
+                        model = identity.epoch.model,
+                        "backend known"
+                    );
+                    if identity.engine.dialect.is_experimental() {
+                        tracing::warn!(
+                            replica = self.replica.label(),
+                            dialect = identity.engine.dialect.name(),
+                            "experimental: Foretell has run with fakes of this engine only, never live"
+                        );
+                    }
+                    self.replica.set_dialect(identity.engine.dialect.name(), true);
+                    self.rounds_seen.looked_at();
+                    self.replica.forget_load();
+                    if let Some(before) = before.filter(|before| before.is_other(&identity)) {
+                        before.replaced.store(true, Ordering::Relaxed);
+                    }
+                    let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
+                    self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));
+                }
+                *self.said.lock() = None;
+                Settled::Known
+            }
+            Err(unknown) => self.unknown(unknown, before.is_some()),
+        }
+    }
+
+    /// Stores that it was not recognised; `before`: it was known until now.
+    fn unknown(&self, unknown: Unknown, before: bool) -> Settled {
+        let replica = self.replica.label();
+        match unknown {
+            Unknown::Foreign(reason, why) => {
+                if self.is_news(&why) {
+                    tracing::info!(replica, why, "backend is relayed");
+                }
+                self.relayed(reason, why, RELAY);
+                if reason == RelayReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }
+            }
+            Unknown::Stranger(why) => {
+                if self.is_news(&why) {
+                    tracing::info!(replica, why, "backend is relayed");
+                }
+                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                Settled::Foreign
+            }
+            // With a key it would still only be relayed.
+            Unknown::Locked(status) if self.is_relayed_by_name() => {
+                let why = format!("it is only relayed, and answers {status} to Foretell");
+                self.relayed(RelayReason::NoVerifyMethod, why, RELAY);
+                Settled::Foreign
+            }
+            Unknown::Locked(status) => {
+                let why = format!("{status}: an API key is required: set connect.auth.own_token_file");
+                if self.is_news(&why) {
+                    tracing::warn!(
+                        replica = replica,
+                        why,
+                        "replica cannot be recognised, so it is only relayed"
+                    );
+                }
+                self.replica.note_error(&why);
+                self.relayed(RelayReason::NoVerifyMethod, why, STRANGER);
+                Settled::Foreign
+            }
+            Unknown::Unreachable(why) => {
+                self.silent(&why);
+                if before {
+                    self.away.fetch_add(1, Ordering::Relaxed);
+                }
+                Settled::Away
+            }
+        }
+    }
+
+    /// True if the operator has configured it as a server that is only relayed.
+    fn is_relayed_by_name(&self) -> bool {
+        self.asking.dialect.is_some_and(|dialect| RELAYED.contains(&dialect))
+    }
+
+    /// Logs that it did not answer, unless it is down, which is logged elsewhere.
+    fn silent(&self, cause: &str) {
+        if !self.replica.is_up() {
+            return;
+        }
+        self.replica.note_error(cause);
+        if self.is_news("") {
+            tracing::warn!(replica = self.replica.label(), cause, "replica cannot be recognised");
+        }
+    }
+
+    /// True if `why` differs from the last logged reason; stores it.
+    fn is_news(&self, why: &str) -> bool {
+        let mut said = self.said.lock();
+        let news = said.as_deref() != Some(why);
+        if news {
+            *said = Some(why.to_owned());
+        }
+        news
+    }
+
+    fn relayed(&self, reason: RelayReason, why: String, dialect: &str) {
+        // Without a verification method the gateway relays it; for other reasons the session runner
+        // does, and names them.
+        self.replica.set_dialect(dialect, reason != RelayReason::NoVerifyMethod);
+        self.knowledge.store(Arc::new(ServerKnowledge::Relayed(reason, why)));
+    }
+
+    /// For a server that bills per token: reads its list of models, and only once.
+    async fn refresh_billed(&self) -> Settled {
+        if matches!(&**self.knowledge.load(), ServerKnowledge::Relayed(RelayReason::Billed, _)) {
+            return Settled::Foreign;
+        }
+        let models = match ask::models(&self.replica).await {
+            Ok(models) => models.to_string(),
+            Err(Unknown::Locked(status)) => status.to_string(),
+            Err(unknown) => return self.unknown(unknown, false),
+        };
+        let why = format!("it bills per token, so only its list of models was requested ({models})");
+        self.relayed(RelayReason::Billed, why, RELAY);
+        Settled::Foreign
+    }
+
+    /// Checks that a single engine answers: by its prefix cache where no start time shows it.
+    async fn shows_one(&self, identity: Arc<Identity>) -> Result<Arc<Identity>, Unknown> {
+        let known = {
+            let last = self.one.lock();
+            let fresh =
+                |last: &&One| last.epoch == identity.epoch && (last.shown || last.at.elapsed() < ONE_AGAIN);
+            last.as_ref().filter(fresh).map(|last| last.shown)
+        };
+        let one = match known {
+            Some(one) => one,
+            None if shows_one(&identity.engine) => return Ok(identity),
+            None => {
+                let Identity { engine, tokenizer, .. } = &*identity;
+                let limits = &self.asking.limits;
+                let shown = probe::is_one(&self.replica, engine, tokenizer, limits, probe::nonce()).await;
+                if let Some((method, why)) = probe::not_asked(&shown) {
+                    return Err(Unknown::Foreign(
+                        RelayReason::NoVerifyMethod,
+                        format!("{}: {why}", method.name()),
+                    ));
+                }
+                let (one, calls) = (!shown.balanced, shown.calls);
+                tracing::info!(replica = self.replica.label(), one, calls, "checked for a single engine");
+                *self.one.lock() =
+                    Some(One { epoch: identity.epoch.clone(), at: Instant::now(), shown: one });
+                one
+            }
+        };
+        if one {
+            // Every prompt was found cached, so its prefix cache works.
+            return Ok(Arc::new(identity.seen_caching()));
+        }
+        Err(Unknown::Foreign(RelayReason::Balanced, probe::MANY.to_owned()))
+    }
+
+    /// Reads the load repeatedly, one request at a time.
+    pub(super) async fn keep_reading(self: Arc<Self>) {
+        let every = self.asking.every;
+        for turn in 0_u64.. {
+            let jitter = every.mul_f64(0.2 * (self.random.hash_one(turn) % 1_000) as f64 / 1_000.0);
+            tokio::time::sleep(every.mul_f64(0.9) + jitter).await;
+            let Some(identity) = self.identity() else { continue };
+            let dialect = identity.engine.dialect;
+            let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
+            if let Some(path) = path {
+                self.rounds_seen.take(&self.replica, dialect, path).await;
+            }
+        }
+    }
+
+    /// Probes every epoch once, as soon as it is idle, and again on request or when due.
+    pub(super) async fn keep_probing(self: Arc<Self>) {
+        let mut last = Last::default();
+        loop {
+            let asked = tokio::select! {
+                () = self.wanted.notified() => true,
+                () = tokio::time::sleep(LOOK) => false,
+            };
+            let Some(identity) = self.identity() else { continue };
+            let doubted = identity.may_be_many() && last.is_older(ONE_AGAIN);
+            if doubted && !self.asking.ready {
+                self.rounds_seen.looked_at();
+            }
+            let by_itself = self.asking.ready && (doubted || last.is_due(&identity.epoch));
+            if identity.recognised.engine.methods.is_empty() || !(asked || by_itself) {
+                continue;
+            }
+            if !asked {
+                let share = (self.random.hash_one(probe::nonce()) % 1_000) as f64 / 1_000.0;
+                tokio::time::sleep(JITTER.mul_f64(share)).await;
+            }
+            if !self.is_idle().await {
+                if asked {
+                    tokio::time::sleep(LOOK).await;
+                    self.wanted.notify_one();
+                }
+            } else if let Some(report) = self.probe(&identity).await {
+                last.done(&identity.epoch, report.nothing_pays());
+            }
+        }
+    }
+
+    /// True if nothing runs or waits there, at two checks: by its own figures if it reports any,
+    /// and by our calls.
+    async fn is_idle(&self) -> bool {
+        for look in 0..2 {
+            if look > 0 {
+                tokio::time::sleep(LOOK).await;
+            }
+            let load = self.replica.load().filter(|load| load.at.elapsed() < STALE);
+            let busy = load.is_some_and(|load| !load.signal().is_idle());
+            if busy || self.replica.in_flight() > 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn probe(&self, identity: &Arc<Identity>) -> Option<Arc<Report>> {
+        let begun = Instant::now();
+        let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
+        let limits = &self.asking.limits;
+        let findings =
+            probe::measure(&self.replica, &engine, &identity.tokenizer, limits, probe::nonce()).await;
+        let seen = Seen {
+            missing: identity.recognised.missing.clone(),
+            starts: identity.recognised.starts,
+            busy: false,
+            calls: 0,
+        };
+        let report = Arc::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()));
+        let now = self.identity()?;
+        if now.epoch != identity.epoch {
+            return None;
+        }
+        tracing::info!(
+            replica = self.replica.label(),
+            calls = report.calls(),
+            seconds = report.seconds,
+            result = report.judgement.words,
+            "probed"
+        );
+        self.replica.probed(match (report.findings.balanced, report.nothing_pays()) {
+            (true, _) => Probed::Balanced,
+            (false, true) => Probed::PaysNot,
+            (false, false) => Probed::Pays,
+        });
+        if report.findings.balanced {
+            *self.one.lock() = Some(One { epoch: now.epoch.clone(), at: Instant::now(), shown: false });
+            self.relayed(RelayReason::Balanced, probe::MANY.to_owned(), RELAY);
+            return Some(report);
+        }
+        self.rounds_seen.looked_at();
+        let known = Identity {
+            engine: Arc::new(report.findings.engine.clone()),
+            probe: Some(Arc::clone(&report)),
+            ..(*now).clone()
+        };
+        self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(known))));
+        Some(report)
+    }
+}

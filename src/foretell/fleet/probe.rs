@@ -1,0 +1,220 @@
+//! Probing a replica: makes the calls that a [`Prober`] requests, and times them.
+//!
+//! Nothing is decided here. Calls are sent one after the other, like a session's rounds, and their
+//! results do not count in the replica's health.
+
+mod report;
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::time::Instant;
+
+use super::replica::Fresh;
+use super::{Answer, Replica};
+use crate::clock::Clock;
+use crate::http::body::full;
+use crate::http::gather;
+use foretell_core::units::TokenId;
+use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, Prober, Step, TEXT};
+use foretell_engines::dialect::{Call, Engine, RequestKind};
+use foretell_engines::openai::sse;
+use foretell_engines::text::Tokenizer;
+
+pub use report::{Report, Seen, noise};
+
+/// The text that the probe's prompts are made of.
+const PAGES: &str = include_str!("probe/pages.txt");
+
+/// Maximum length of a refusal that is read, bytes.
+const REFUSAL_BYTES: usize = 64 << 10;
+/// Calls that show that a single engine answers.
+const ONE_CALLS: u32 = 4;
+/// Reason that requests to an address are not speculated on: prompts sent there before are not
+/// found cached.
+pub const MANY: &str = "a prompt that was sent is not found cached every time: several engines answer at this address, or \
+     their prefix caches are off";
+
+/// Bounds of a probe.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Maximum number of calls.
+    pub calls: u32,
+    /// Maximum time for all calls.
+    pub within: Duration,
+    /// Maximum size of a round's requests, and of each answer, bytes.
+    pub bytes_max: usize,
+    /// Maximum context of a verify request, tokens.
+    pub context_max: usize,
+    /// The verification methods that the operator allows.
+    pub allow: Vec<VerifyMethod>,
+}
+
+/// A random number that makes a probe's text new to the engine.
+pub fn nonce() -> u64 {
+    RandomState::new().hash_one(Instant::now())
+}
+
+/// Measures an engine. `nonce` makes a text that it has not seen.
+pub async fn measure(
+    replica: &Replica,
+    engine: &Engine,
+    tokenizer: &Tokenizer,
+    limits: &Limits,
+    nonce: u64,
+) -> Findings {
+    let clock = Clock::start();
+    let prober = Prober::new(engine.clone(), text(tokenizer, nonce), bounds(&clock, limits));
+    drive(replica, engine, prober, &clock, limits).await
+}
+
+/// Checks that a single engine answers at an address that does not report its start time: four
+/// calls, eight at most. [`Findings::balanced`] is the result, unless the verification method in
+/// use does not work ([`not_asked`]).
+pub async fn is_one(
+    replica: &Replica,
+    engine: &Engine,
+    tokenizer: &Tokenizer,
+    limits: &Limits,
+    nonce: u64,
+) -> Findings {
+    let clock = Clock::start();
+    let ask = async |long: bool| {
+        let text = text(tokenizer, nonce.wrapping_add(u64::from(long)));
+        let prober = Prober::of_one(engine.clone(), text, bounds(&clock, limits), long);
+        drive(replica, engine, prober, &clock, limits).await
+    };
+    let short = ask(false).await;
+    if short.cache.told || short.calls < ONE_CALLS {
+        return short;
+    }
+    let long = ask(true).await;
+    Findings { calls: short.calls + long.calls, ..long }
+}
+
+/// Reason that [`is_one`] could not check: the engine's only verification method, and its failure.
+pub fn not_asked(shown: &Findings) -> Option<&(VerifyMethod, String)> {
+    let stopped = shown.calls < ONE_CALLS && shown.engine.methods.is_empty();
+    shown.removed.first().filter(|_| stopped)
+}
+
+fn bounds(clock: &Clock, limits: &Limits) -> Bounds {
+    Bounds {
+        calls: limits.calls,
+        until: clock.now().after(limits.within),
+        bytes_max: limits.bytes_max,
+        context_max: limits.context_max,
+        allow: limits.allow.clone(),
+    }
+}
+
+/// Token ids of real text, which begins with the nonce so that it is cached nowhere.
+fn text(tokenizer: &Tokenizer, nonce: u64) -> Vec<TokenId> {
+    let mut ids = tokenizer.encode(&format!("Leaf {nonce:016x}. "), false).unwrap_or_default();
+    let mut page = 1;
+    while ids.len() < TEXT {
+        let more = tokenizer.encode(&format!("{PAGES}\nEnd of part {page}.\n"), false).unwrap_or_default();
+        if more.is_empty() {
+            break;
+        }
+        ids.extend(more);
+        page += 1;
+    }
+    ids.truncate(TEXT);
+    ids
+}
+
+async fn drive(
+    replica: &Replica,
+    engine: &Engine,
+    mut prober: Prober,
+    clock: &Clock,
+    limits: &Limits,
+) -> Findings {
+    let until = Instant::now() + limits.within;
+    while let Some(step) = prober.next(clock.now()) {
+        let answer = match step {
+            Step::Round { calls, fresh } => {
+                tokio::time::timeout_at(until, round(replica, &calls, fresh, limits.bytes_max)).await
+            }
+            Step::Plain { call, leave } => {
+                tokio::time::timeout_at(until, plain(replica, engine, &call, leave)).await
+            }
+        };
+        prober.take(answer.unwrap_or(ProbeAnswer::Late));
+    }
+    prober.findings()
+}
+
+async fn round(replica: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> ProbeAnswer {
+    let begun = Instant::now();
+    let answers = calls.iter().map(|call| whole(replica, call, fresh, bytes_max));
+    match futures_util::future::try_join_all(answers).await {
+        Ok(bodies) => ProbeAnswer::Round { bodies, seconds: begun.elapsed().as_secs_f64() },
+        Err(answer) => answer,
+    }
+}
+
+async fn whole(replica: &Replica, call: &Call, fresh: bool, most: usize) -> Result<Vec<u8>, ProbeAnswer> {
+    let response = send(replica, call, fresh).await?;
+    gather::whole(response.into_body(), most).await.map_err(|_| ProbeAnswer::Silence)
+}
+
+/// Reads a stream until `leave` events with tokens have come, and closes it; or a whole answer.
+async fn plain(replica: &Replica, engine: &Engine, call: &Call, leave: usize) -> ProbeAnswer {
+    let begun = Instant::now();
+    let response = match send(replica, call, false).await {
+        Ok(response) => response,
+        Err(answer) => return answer,
+    };
+    let kind = response.headers().get(CONTENT_TYPE);
+    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let mut body = response.into_body();
+    if whole {
+        let Ok(body) = gather::whole(body, sse::EVENT_BYTES).await else { return ProbeAnswer::Silence };
+        let value = serde_json::from_slice(&body);
+        return value.map_or(ProbeAnswer::Silence, |value| {
+            ProbeAnswer::Plain(vec![(begun.elapsed().as_secs_f64(), value)])
+        });
+    }
+    let mut decoder = sse::Decoder::new(sse::EVENT_BYTES);
+    let (mut events, mut with_tokens) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return ProbeAnswer::Silence };
+        let Ok(data) = frame.into_data() else { continue };
+        let Ok(messages) = decoder.push(&data) else { return ProbeAnswer::Silence };
+        for message in messages.iter().filter(|message| !message.is_done()) {
+            let Ok(value) = serde_json::from_str(&message.data) else { continue };
+            let chunk = engine.chunk(RequestKind::Later, &value);
+            with_tokens += usize::from(chunk.is_ok_and(|chunk| !chunk.tokens.is_empty()));
+            events.push((begun.elapsed().as_secs_f64(), value));
+        }
+        if with_tokens >= leave {
+            break;
+        }
+    }
+    ProbeAnswer::Plain(events)
+}
+
+async fn send(replica: &Replica, call: &Call, fresh: bool) -> Result<Response<Answer>, ProbeAnswer> {
+    let mut request = Request::new(full(call.body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = call.path.parse().map_err(|_| ProbeAnswer::Silence)?;
+    request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    if fresh {
+        request.extensions_mut().insert(Fresh);
+    }
+    let response = replica.own(request).await.map_err(|_| ProbeAnswer::Silence)?;
+    match response.status() {
+        StatusCode::OK => Ok(response),
+        status => {
+            let body = gather::whole(response.into_body(), REFUSAL_BYTES).await;
+            Err(ProbeAnswer::Refused(status.as_u16(), body.unwrap_or_default()))
+        }
+    }
+}

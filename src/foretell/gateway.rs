@@ -1,0 +1,215 @@
+//! The proxy itself: accepts and judges requests, relays them or hands them to the session runner,
+//! and answers.
+
+pub mod facts;
+pub mod proxy;
+pub mod relay;
+pub mod route;
+pub mod tenant;
+pub mod tunnel;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::config::process::Tenant;
+use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
+use crate::http::connections::Connections;
+use crate::http::drain::{DrainTimes, Lifecycle};
+use crate::http::listen::{Bounds, Endpoint};
+use crate::http::memory::Memory;
+use crate::observe::Observer;
+use crate::observe::edge::EdgeMetrics;
+use crate::observe::replicas::ReplicaMetrics;
+use crate::observe::trace;
+pub use crate::serving::exchange::Shared;
+use crate::serving::mode::ModeSwitch;
+use foretell_core::words::Mode;
+
+/// Bounds on requests, `limits` of the process file.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bounds of the request head.
+    pub head: Bounds,
+    /// Maximum body that is read to decide whether a request may be speculated on, bytes.
+    pub speculate_body: usize,
+    /// Maximum body of any request, bytes; `None` is unlimited.
+    pub relay_body: Option<u64>,
+    /// Maximum number of concurrent sessions; beyond it, requests are relayed.
+    pub sessions: usize,
+    /// Maximum memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
+    pub memory: u64,
+    /// Maximum number of connected clients.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            head: Bounds::default(),
+            speculate_body: 8 << 20,
+            relay_body: None,
+            sessions: 1024,
+            memory: 512 << 20,
+            connections: 1 << 20,
+        }
+    }
+}
+
+/// The settings of the gateway.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where clients connect; port 0 takes a free one.
+    pub listen: Vec<Endpoint>,
+    /// The address of the admin listener; `None` opens none.
+    pub admin: Option<SocketAddr>,
+    /// The bearer token of the admin listener; required if it is not on loopback.
+    pub admin_token: Option<String>,
+    /// Host names that the admin listener accepts, in addition to `localhost` and addresses.
+    pub admin_hosts: Vec<String>,
+    /// `/readyz` waits until a replica of every backend can be reached.
+    pub require_backend: bool,
+    /// A listener for `/metrics` alone; `None` opens none.
+    pub metrics: Option<SocketAddr>,
+    /// The mode of the process.
+    pub mode: Mode,
+    /// True if clients may lower the mode by `x-foretell`.
+    pub client_control: bool,
+    /// How the tenant of a request is found.
+    pub tenant: Tenant,
+    /// Bounds on requests.
+    pub limits: Limits,
+    /// Time limits of draining.
+    pub drain: DrainTimes,
+    /// The configured backends.
+    pub backends: Vec<ReplicaSettings>,
+    /// Resolves the names of backends.
+    pub resolver: Arc<dyn Resolve>,
+    /// Sampling of log lines and spans, and the collector of spans.
+    pub trace_settings: TraceSettings,
+    /// Network threads; 0 serves on the calling runtime.
+    pub workers: usize,
+}
+
+/// Sampling of log lines and spans, and whether outputs may be kept for inspection.
+#[derive(Clone, Debug)]
+pub struct TraceSettings {
+    /// Share of the requests, 0 to 1.
+    pub share: f64,
+    /// The collector of spans; `None`: no spans are sent.
+    pub collector: Option<trace::Collector>,
+    /// Outputs of requests that ask for it are kept with the latest completions.
+    pub texts: bool,
+}
+
+impl Default for TraceSettings {
+    fn default() -> Self {
+        Self { share: 1.0, collector: None, texts: false }
+    }
+}
+
+impl Settings {
+    /// One backend, the default addresses, relay only until a session runner is given.
+    #[must_use]
+    pub fn new(backend: ReplicaSettings) -> Self {
+        Self {
+            listen: vec![SocketAddr::from(([127, 0, 0, 1], 8080)).into()],
+            admin: Some(SocketAddr::from(([127, 0, 0, 1], 9464))),
+            admin_token: None,
+            admin_hosts: Vec::new(),
+            require_backend: false,
+            metrics: None,
+            mode: Mode::Auto,
+            client_control: true,
+            tenant: Tenant::default(),
+            limits: Limits::default(),
+            trace_settings: TraceSettings::default(),
+            drain: DrainTimes::default(),
+            backends: vec![backend],
+            resolver: Arc::new(SystemResolver),
+            workers: default_workers(),
+        }
+    }
+}
+
+/// One thread per core, at most 8: with more threads, fewer chunks wait behind another one.
+pub fn default_workers() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
+}
+
+/// Cause of a failed start of the gateway.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {error}; {setting} gives another address")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The setting, and the flag if there is one, that names it.
+        setting: &'static str,
+        /// The cause that the system reports.
+        error: io::Error,
+    },
+    /// The admin API would be open to others.
+    #[error("admin.address {0} is not on loopback: set admin.token_file, or use 127.0.0.1")]
+    AdminOpen(SocketAddr),
+    /// A backend cannot be called.
+    #[error(transparent)]
+    Replica(#[from] InvalidUrl),
+    /// The network threads cannot be started.
+    #[error("cannot start network threads: {0}")]
+    Threads(io::Error),
+    /// The metrics registry refused a metric.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+impl Shared {
+    /// Builds the shared parts without opening a listener, for a session runner that needs them
+    /// before the start.
+    ///
+    /// # Errors
+    /// A backend address is invalid, or the metrics registry is at fault.
+    pub fn new(settings: &Settings) -> Result<Self, StartError> {
+        let lanes = settings.workers.max(1);
+        let backends = settings.backends.iter();
+        let fleet = Fleet::new(backends.map(|backend| ReplicaSettings { lanes, ..backend.clone() }))?;
+        let fleet = Arc::new(fleet);
+        let memory = Memory::new(settings.limits.memory);
+        let connections = Connections::new(settings.limits.connections);
+        Ok(Self {
+            modes: Arc::new(ModeSwitch::new(settings.mode)),
+            observer: {
+                let TraceSettings { share, collector, texts } = settings.trace_settings.clone();
+                let observer = Observer::new()?.trace_settings(share, collector)?.with_texts(texts);
+                observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
+                let named = settings.backends.iter().flat_map(|backend| &backend.models);
+                observer.metrics().configured_models(named.flat_map(ModelName::exact));
+                let edge = EdgeMetrics::new(Arc::clone(&memory), Arc::clone(&connections))?;
+                observer.metrics().register(edge)?;
+                Arc::new(observer)
+            },
+            fleet,
+            life: Arc::new(Lifecycle::default()),
+            require_backend: settings.require_backend,
+            sessions: Arc::new(Semaphore::new(settings.limits.sessions.min(Semaphore::MAX_PERMITS))),
+            memory,
+            connections,
+        })
+    }
+
+    /// Reason for which `/readyz` refuses, as text for the operator; `None` if the process is
+    /// ready.
+    pub fn unready(&self) -> Option<String> {
+        if self.life.is_draining() {
+            return Some("draining".to_owned());
+        }
+        if !self.life.is_ready() {
+            return Some("starting".to_owned());
+        }
+        let missing = self.fleet.unreachable().filter(|_| self.require_backend)?;
+        Some(format!("waiting for backend {missing}"))
+    }
+}

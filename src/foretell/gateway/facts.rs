@@ -1,0 +1,45 @@
+//! Facts of the gateway for the decision about a request: the same for a request that is served and
+//! for one that is only explained.
+
+use http::HeaderMap;
+
+use super::{Shared, route};
+use crate::fleet::{self, Replica};
+use crate::serving::mode::ModeSwitch;
+use foretell_core::words::Mode;
+use foretell_engines::openai::Route;
+use foretell_engines::policy::{Backend, Head, Wish};
+
+/// The facts that are known once the head of a request has been read.
+pub fn of_head<'a>(
+    (route, headers): (Route, &'a HeaderMap),
+    tenant: Option<&'a str>,
+    wish: Wish,
+    shared: &Shared,
+) -> Head<'a> {
+    Head {
+        route,
+        headers,
+        tenant,
+        wish,
+        mode: laxest(&shared.fleet, &shared.modes),
+        speculates_anywhere: shared.fleet.speculates() || shared.fleet.predicts(),
+        encoded: route::is_encoded(headers),
+    }
+}
+
+/// The backend of a request for `model`, and the replica that it goes to.
+pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Backend<'a> {
+    Backend {
+        name: replica.name(),
+        mode: modes.of(replica.name()),
+        predicts: replica.predicts_for(model),
+        billed: replica.is_billed(),
+        speculates: replica.speculates(),
+    }
+}
+
+/// The laxest mode of all backends; that of the process if there is none.
+pub fn laxest(fleet: &fleet::Fleet, modes: &ModeSwitch) -> Mode {
+    fleet.names().map(|name| modes.of(name)).max().unwrap_or_else(|| modes.process())
+}

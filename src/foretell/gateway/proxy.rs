@@ -1,0 +1,520 @@
+//! One request from its head to the hand-over to the relay or the session runner.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::header::CONNECTION;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use tokio::sync::OwnedSemaphorePermit;
+use tracing::Instrument;
+
+use super::facts;
+use super::relay::{Relay, fail};
+use super::route::{self, Read};
+use super::tenant;
+use super::tunnel::Tunnels;
+use crate::config::process::Tenant;
+use crate::fleet::Replica;
+use crate::gateway::{Limits, Settings, Shared};
+use crate::http::body::Body;
+use crate::http::body::full;
+use crate::http::gather::Stopped;
+use crate::http::headers;
+use crate::http::listen::Peer;
+use crate::http::memory::{Level, Reservation};
+use crate::http::replay::Replay;
+use crate::http::request::RequestBody;
+use crate::observe::Record;
+use crate::observe::metrics::Stage;
+use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, fit};
+use crate::serving::failure::Failure;
+use foretell_core::words::{Mode, RelayReason};
+use foretell_engines::dialect;
+use foretell_engines::openai::{self, Judgement, Route};
+use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
+
+/// Maximum length of a client's `x-request-id` that is adopted, bytes.
+const LONGEST_ID: usize = 128;
+
+/// Memory for the buffers of a request whose body is relayed unread, bytes.
+const UNREAD: u64 = 128 << 10;
+
+/// Maximum bytes of a streamed body that are kept to send it once more.
+const REPLAYED: usize = 256 << 10;
+
+/// Serves requests; one for all connections.
+pub struct Proxy {
+    shared: Shared,
+    limits: Limits,
+    client_control: bool,
+    serving: Option<Arc<dyn Serve>>,
+    tenants: Tenant,
+    tunnels: Tunnels,
+    ids: AtomicU64,
+}
+
+/// A request that is being answered.
+struct Inbound {
+    parts: request::Parts,
+    peer: Option<Peer>,
+    record: Record,
+}
+
+/// The decision about a completion.
+enum Received {
+    Serve {
+        eligible: Eligible,
+        body: Bytes,
+    },
+    Relay {
+        why: Why,
+        model: Option<String>,
+        to: Option<Arc<Replica>>,
+        body: Payload,
+    },
+    /// Relay with a prediction (`altered`); `own` is the client's body, for a service that refuses
+    /// predictions.
+    Predict {
+        why: Why,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+        to: Option<Arc<Replica>>,
+    },
+    Fail(Failure),
+}
+
+/// A request that may be served by a session, with its replica and its session permit.
+struct Eligible {
+    request: Box<openai::Request>,
+    to: Arc<Replica>,
+    /// The stricter of the process's mode and the backend's.
+    mode: Mode,
+    permit: OwnedSemaphorePermit,
+    /// Covers the parsed body and all that the session will hold.
+    memory: Reservation,
+    /// When the whole body had been received.
+    whole: Instant,
+}
+
+/// A body on its way to a backend.
+enum Payload {
+    /// It has been read.
+    Whole(Bytes),
+    /// It is streamed.
+    Stream(Body),
+}
+
+impl Payload {
+    fn streamed(body: RequestBody) -> Self {
+        if body.is_end_stream() {
+            return Self::Whole(Bytes::new());
+        }
+        Self::Stream(body.boxed_unsync())
+    }
+}
+
+/// Reason for which a completion is relayed, and its prediction.
+#[derive(Clone)]
+struct Why {
+    reason: RelayReason,
+    parameter: Option<String>,
+    /// A `prediction` may be sent along.
+    predict: bool,
+    /// The body to send in place of the client's: the same with a prediction.
+    predicted: Option<Bytes>,
+}
+
+impl From<policy::Relay> for Why {
+    fn from(policy::Relay { reason, parameter, predict }: policy::Relay) -> Self {
+        Self { reason, parameter, predict, predicted: None }
+    }
+}
+
+impl From<RelayReason> for Why {
+    fn from(reason: RelayReason) -> Self {
+        policy::Relay::from(reason).into()
+    }
+}
+
+/// Reason for which a request is relayed, if that is decided.
+fn relay(ended: Option<Outcome>) -> Option<Why> {
+    match ended? {
+        Outcome::Relay(relay) => Some(relay.into()),
+        // The relay finds no replica, and answers with that error.
+        Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
+        Outcome::Serve(_) | Outcome::Undecided(..) => None,
+    }
+}
+
+impl Proxy {
+    pub(crate) fn new(
+        settings: &Settings,
+        serving: Option<Arc<dyn Serve>>,
+        shared: Shared,
+        tunnels: Tunnels,
+    ) -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            shared,
+            limits: settings.limits,
+            client_control: settings.client_control,
+            serving,
+            tenants: settings.tenant.clone(),
+            tunnels,
+            ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
+        }
+    }
+
+    /// Answers one request. Its id is sent to the backend, and back to the client; an answer with
+    /// an id of the backend's own keeps that.
+    pub(crate) async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let (id, field) = self.id(&parts.headers);
+        parts.headers.insert(headers::REQUEST_ID, field.clone());
+        let record = Record::begin(&self.shared.observer, id, &parts.headers);
+        if let Some(trace) = &record.so_far().trace {
+            trace.inject(None, &mut parts.headers);
+        }
+        let span = record.span().clone();
+        let mut response =
+            self.answer_recorded(Request::from_parts(parts, body), record).instrument(span).await;
+        response.headers_mut().entry(headers::REQUEST_ID).or_insert(field);
+        response
+    }
+
+    async fn answer_recorded(&self, request: Request<RequestBody>, record: Record) -> Response<Body> {
+        let (mut parts, body) = request.into_parts();
+        let peer = parts.extensions.remove::<Peer>();
+        let keeps_alive = parts.version <= Version::HTTP_11;
+        let inbound = Inbound { parts, peer, record };
+        if tenant::is_doubtful(&self.tenants, &inbound.parts.headers) {
+            return fail(inbound.record, &Failure::TenantTwice);
+        }
+        let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
+            Some(route) => self.completion(inbound, body, route).await,
+            None => self.other(inbound, body).await,
+        };
+        if keeps_alive && self.shared.life.is_draining() && !response.headers().contains_key(CONNECTION) {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Relays a request that is no completion.
+    async fn other(&self, mut inbound: Inbound, body: RequestBody) -> Response<Body> {
+        if inbound.parts.method == Method::CONNECT {
+            return fail(inbound.record, &Failure::Connect);
+        }
+        let api = route::relayed_api(&inbound.parts.method, &inbound.parts.uri);
+        if let Some(api) = api {
+            inbound.record.asks_by(api);
+        }
+        let mut model = None;
+        // With several backends the model selects one; it is also recorded for requests for text.
+        let decides = self.shared.fleet.needs_model() && inbound.parts.method == Method::POST;
+        let told = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
+        let body = if decides || told {
+            match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+                Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
+                Read::Unread(_, Stopped::Memory) if decides => return fail(inbound.record, &Failure::Memory),
+                Read::Unread(body, _) => Payload::Stream(body),
+                Read::Whole(bytes) => {
+                    model = route::model_of(&bytes);
+                    Payload::Whole(bytes)
+                }
+            }
+        } else {
+            Payload::streamed(body)
+        };
+        let Some(replica) = self.shared.fleet.pick(model.as_deref()) else {
+            return fail(inbound.record, &Failure::NoBackend);
+        };
+        if let Some(model) = model {
+            inbound.record.model(model);
+        }
+        self.relay(inbound, body, replica).await
+    }
+
+    async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
+        let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
+        let (body, repeatable) = match body {
+            Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
+            Payload::Stream(body) => {
+                inbound.record.keep(self.shared.memory.take(UNREAD));
+                self.repeatable(body, twice)
+            }
+        };
+        let fleet = Arc::clone(&self.shared.fleet);
+        let Inbound { parts, peer, record } = inbound;
+        let relay = Relay { record, replica, fleet, limit: self.limits.relay_body, repeatable };
+        relay.send(parts, body, peer, &self.tunnels).await
+    }
+
+    /// A streamed body, and the means to send it again.
+    fn repeatable(&self, body: Body, twice: bool) -> (Body, Option<Replay>) {
+        if !twice {
+            return (body, None);
+        }
+        Replay::passing(body, REPLAYED, &self.shared.memory)
+    }
+
+    /// Relays a completion with a prediction.
+    async fn predict(
+        &self,
+        inbound: Inbound,
+        model: String,
+        altered: Bytes,
+        own: Bytes,
+        to: Option<Arc<Replica>>,
+    ) -> Response<Body> {
+        let Inbound { parts, peer, mut record } = inbound;
+        let Some(replica) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
+            return fail(record, &Failure::NoBackend);
+        };
+        record.model(model.clone());
+        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
+        let relay = Relay { record, replica, fleet, limit, repeatable: None };
+        relay.send_predicted(parts, altered, own, &model, peer).await
+    }
+
+    /// Serves a completion by a session, or relays it with a reason.
+    async fn completion(&self, mut inbound: Inbound, body: RequestBody, route: Route) -> Response<Body> {
+        if self.shared.memory.level() == Level::Exhausted {
+            inbound.record.relayed(route, RelayReason::Memory, None);
+            return fail(inbound.record, &Failure::Memory);
+        }
+        let wish = self.wish(&inbound.parts);
+        let peer = inbound.peer.map(|peer| peer.address.ip());
+        let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
+        inbound.record.relayed(route, RelayReason::Fault, None);
+        let headers = &inbound.parts.headers;
+        let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
+        head.speculates_anywhere &= self.serving.is_some();
+        let (why, model, to, body) = match self.admit(head, body).await {
+            Received::Serve { eligible, body } => {
+                let trailers = headers::takes_trailers(&inbound.parts.headers);
+                // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
+                let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");
+                let told = |name: HeaderName| inbound.parts.headers.get_all(name);
+                let memory = told(headers::CORPUS).iter().all(is_on);
+                let texts: Vec<bool> = told(headers::TEXT).iter().map(is_on).collect();
+                // Any value of `x-foretell-text` but `on` is no permission.
+                if !texts.is_empty() && texts.iter().all(|on| *on) {
+                    inbound.record.keep_text();
+                }
+                let client =
+                    Client { control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
+                return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
+            }
+            Received::Fail(failure) => {
+                if matches!(failure, Failure::Memory) {
+                    inbound.record.relayed(route, RelayReason::Memory, None);
+                }
+                return fail(inbound.record, &failure);
+            }
+            Received::Predict { why, model, altered, own, to } => {
+                inbound.record.relayed(route, why.reason, None);
+                return Box::pin(self.predict(inbound, model, altered, own, to)).await;
+            }
+            Received::Relay { why, model, to, body } => (why, model, to, body),
+        };
+        inbound.record.relayed(route, why.reason, why.parameter);
+        let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
+            return fail(inbound.record, &Failure::NoBackend);
+        };
+        if let Some(model) = model {
+            inbound.record.model(model);
+        }
+        let body = match body {
+            Payload::Whole(bytes) => {
+                Payload::Whole(fit(&replica, &mut inbound.parts, bytes, &self.shared.memory))
+            }
+            unread @ Payload::Stream(_) => unread,
+        };
+        self.relay(inbound, body, replica).await
+    }
+
+    /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
+    /// read.
+    async fn admit(&self, head: Head<'_>, body: RequestBody) -> Received {
+        let route = head.route;
+        let mut admission = Admission::begin(head);
+        let early = relay(admission.ended());
+        let fleet = &self.shared.fleet;
+        if let (Some(why), false) = (&early, fleet.needs_model() || fleet.refuses_prediction()) {
+            let (why, body) = (why.clone(), Payload::streamed(body));
+            return Received::Relay { why, model: None, to: None, body };
+        }
+        let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+            Read::Broken(error) => return Received::Fail(Failure::of_body(&*error)),
+            // The model, which decides the backend, is in the part that was not read.
+            Read::Unread(_, Stopped::Memory) if fleet.needs_model() => {
+                return Received::Fail(Failure::Memory);
+            }
+            Read::Unread(body, stopped) => {
+                let why = match stopped {
+                    Stopped::Limit => {
+                        admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
+                        relay(admission.ended()).unwrap_or(RelayReason::Body.into())
+                    }
+                    Stopped::Memory => early.unwrap_or(RelayReason::Memory.into()),
+                };
+                return Received::Relay { why, model: None, to: None, body: Payload::Stream(body) };
+            }
+            Read::Whole(bytes) => bytes,
+        };
+        if let Some(limit) = self.limits.relay_body.filter(|limit| bytes.len() as u64 > *limit) {
+            return Received::Fail(Failure::BodyTooLarge { limit });
+        }
+        let (why, to) = match early {
+            Some(why) => (why, None),
+            None => match self.judged(admission, route, &bytes) {
+                Ok(eligible) => return Received::Serve { eligible, body: bytes },
+                Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
+                    (Some(altered), Some(model)) => {
+                        return Received::Predict { why, model, altered, own: bytes, to };
+                    }
+                    _ => (why, to),
+                },
+            },
+        };
+        let model = route::model_of(&bytes);
+        Received::Relay { why, model, to, body: Payload::Whole(bytes) }
+    }
+
+    /// Judges the body, and takes a session permit if a session may serve it. The replica that was
+    /// picked for it also serves it if it is relayed.
+    fn judged(
+        &self,
+        admission: Admission<'_>,
+        route: Route,
+        body: &Bytes,
+    ) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
+        let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
+            return Err((RelayReason::Memory.into(), None));
+        };
+        let begun = Instant::now();
+        let judged = openai::judge(route, body);
+        self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
+        let to = match &judged {
+            Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
+            Judgement::Relay { .. } => None,
+        };
+        match (self.placed(admission, &judged, to.as_deref()), judged, to) {
+            (Ok((mode, permit)), Judgement::Eligible(request), Some(to)) => {
+                Ok(Eligible { request, to, mode, permit, memory, whole: begun })
+            }
+            (ended, judged, to) => {
+                let mut why = relay(ended.err().flatten()).unwrap_or(RelayReason::Fault.into());
+                if let (true, Judgement::Eligible(request)) = (why.predict, &judged) {
+                    let predicted = dialect::openai::predicted(request, body);
+                    why.predicted =
+                        predicted.map(|body| self.shared.memory.take(body.len() as u64).over(body));
+                }
+                Err((why, to))
+            }
+        }
+    }
+
+    /// Takes the steps of a body that was judged and of the replica that was picked for it, and a
+    /// session permit if nothing else rules out a session.
+    fn placed<'a>(
+        &self,
+        mut admission: Admission<'a>,
+        judged: &'a Judgement,
+        to: Option<&'a Replica>,
+    ) -> Result<(Mode, OwnedSemaphorePermit), Option<Outcome>> {
+        let body = policy::Body::from(judged);
+        let model = body.request().map_or("", |request| request.model.as_str());
+        let backend = to.map(|replica| facts::backend(replica, model, &self.shared.modes));
+        admission.place(Fact::Known(body), Fact::Known(backend));
+        if !admission.is_open() {
+            return Err(admission.ended());
+        }
+        let permit = Arc::clone(&self.shared.sessions).try_acquire_owned().ok();
+        admission.session(Fact::Known(permit.is_some()));
+        match (admission.mode(), permit) {
+            (Some(mode), Some(permit)) => Ok((mode, permit)),
+            _ => Err(admission.ended()),
+        }
+    }
+
+    async fn hand_over(
+        &self,
+        inbound: Inbound,
+        eligible: Eligible,
+        body: Bytes,
+        client: Client,
+    ) -> Response<Body> {
+        let Eligible { request, to: replica, mode: _, permit, memory, whole } = eligible;
+        let Inbound { parts: mut head, peer, mut record } = inbound;
+        let Some(serving) = &self.serving else { return fail(record, &Failure::Internal) };
+        let host = head.uri.host().map(ToOwned::to_owned);
+        headers::for_backend(&mut head.headers, head.version, host.as_deref(), peer);
+        head.headers.remove(CONNECTION);
+        head.headers.remove(http::header::UPGRADE);
+        record.model(request.model.clone());
+        record.whole(whole);
+        record.keep(memory);
+        let slot = Slot::new(record, permit);
+        let answer = serving.serve(Exchange {
+            head,
+            body,
+            request,
+            replica,
+            shared: self.shared.clone(),
+            client,
+            slot,
+        });
+        // A panic of the session runner may cost this answer, but never the client's connection.
+        match AssertUnwindSafe(answer).catch_unwind().await {
+            Ok(Ok(response)) => response,
+            Ok(Err(declined)) => self.relay_declined(*declined).await,
+            Err(_) => {
+                tracing::error!("a session panicked");
+                Failure::Internal.response()
+            }
+        }
+    }
+
+    /// Relays a request that the session runner handed back.
+    async fn relay_declined(&self, declined: Declined) -> Response<Body> {
+        let Declined { unsent, slot, why } = declined;
+        let Unsent { mut head, body, replica } = unsent;
+        let mut record = slot.into_record();
+        let reason = why.reason;
+        record.declined(reason, why.parameter);
+        let body = fit(&replica, &mut head, body, &self.shared.memory);
+        let repeatable = Some(Replay::of(body.clone()));
+        let fleet = Arc::clone(&self.shared.fleet);
+        let relay = Relay { record, replica, fleet, limit: None, repeatable };
+        match reason {
+            RelayReason::Fault => relay.send_again(head, full(body)).await,
+            _ => relay.send_prepared(head, full(body)).await,
+        }
+    }
+
+    /// The client's `x-foretell`, if the operator allows it.
+    fn wish(&self, parts: &request::Parts) -> Wish {
+        Wish::read(parts.headers.get(headers::CONTROL).filter(|_| self.client_control))
+    }
+
+    /// The client's `x-request-id`, or one of our own.
+    fn id(&self, headers: &HeaderMap) -> (String, HeaderValue) {
+        let given = headers.get(headers::REQUEST_ID).filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+        if let Some((field, id)) = given.and_then(|field| Some((field, field.to_str().ok()?))) {
+            return (id.to_owned(), field.clone());
+        }
+        let id = format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed));
+        // Only letters, digits and a dash.
+        let field = HeaderValue::try_from(&id).unwrap_or(HeaderValue::from_static("ft"));
+        (id, field)
+    }
+}

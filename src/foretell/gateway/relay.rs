@@ -1,0 +1,239 @@
+//! The relay: forwards requests that are not speculated on, and their answers, unchanged and piece
+//! by piece.
+//!
+//! Nothing is buffered and nothing times out unless the operator has configured it. When a client
+//! leaves, its answer is dropped, which closes the connection to the backend at once.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
+use http::{HeaderValue, Request, Response, StatusCode, request};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::upgrade::OnUpgrade;
+use serde::de::IgnoredAny;
+
+use super::tunnel::Tunnels;
+use crate::fleet::{self, Fleet, Replica};
+use crate::http::body::{Body, SLICE, Sliced};
+use crate::http::gather;
+use crate::http::headers;
+use crate::http::listen::Peer;
+use crate::http::replay::Replay;
+use crate::observe::metrics::Prediction;
+use crate::observe::{Record, Recorded};
+use crate::serving::failure::Failure;
+
+/// Maximum size of an answer that is read to its end before its head is sent, bytes.
+const AGAIN_BYTES: usize = 64 << 20;
+
+/// Records the answer, and adds `x-foretell-*` fields to it.
+fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
+    record.answered(response.status(), response.headers());
+    let so_far = record.so_far();
+    let fields = response.headers_mut();
+    fields.insert(headers::PATH, HeaderValue::from_static(so_far.path.name()));
+    if let Some(reason) = so_far.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
+    }
+    if let Some(parameter) = so_far.parameter.as_deref().and_then(headers::parameter) {
+        fields.insert(headers::PARAMETER, parameter);
+    }
+}
+
+/// Answers with an error of Foretell's own.
+pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
+    let mut response = failure.response();
+    if failure.is_unreachable() {
+        record.unreachable(failure.to_string());
+    } else {
+        record.failed(failure.to_string());
+    }
+    answered(&mut record, &mut response);
+    record.end(false);
+    response
+}
+
+/// One request on its way to a backend.
+pub struct Relay {
+    /// Its record.
+    pub record: Record,
+    /// The replica that it goes to.
+    pub replica: Arc<Replica>,
+    /// The fleet, for another replica if that one gives no answer.
+    pub fleet: Arc<Fleet>,
+    /// `limits.relay_body`, bytes; `None` is unlimited.
+    pub limit: Option<u64>,
+    /// Replays the body, if the request may be sent twice; else `None`.
+    pub repeatable: Option<Replay>,
+}
+
+impl Relay {
+    /// Sends a client's request on, and its answer back. `parts` are as received.
+    pub async fn send(
+        self,
+        mut parts: request::Parts,
+        body: Body,
+        peer: Option<Peer>,
+        tunnels: &Tunnels,
+    ) -> Response<Body> {
+        let host = parts.uri.host().map(ToOwned::to_owned);
+        let offered = headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
+        let client = match offered {
+            Some(_) => parts.extensions.remove::<OnUpgrade>(),
+            None => None,
+        };
+        match client {
+            None => self.send_prepared(parts, body).await,
+            Some(client) => Box::pin(self.switch(parts, body, client, tunnels)).await,
+        }
+    }
+
+    /// As [`Self::send`] for a head that is fit for the backend already.
+    pub async fn send_prepared(mut self, parts: request::Parts, body: Body) -> Response<Body> {
+        match self.exchange(parts, body).await {
+            Err(failure) => fail(self.record, &failure),
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                let backend = self.replica.name().to_owned();
+                fail(self.record, &Failure::UnaskedUpgrade { backend })
+            }
+            Ok(response) => self.pass_back(response),
+        }
+    }
+
+    /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON
+    /// answer is read to its end before its head is sent, so that one that breaks off too is an
+    /// error and not half an answer.
+    pub async fn send_again(mut self, parts: request::Parts, body: Body) -> Response<Body> {
+        let response = match self.exchange(parts, body).await {
+            Err(failure) => return fail(self.record, &failure),
+            Ok(response) => response,
+        };
+        let kind = response.headers().get(CONTENT_TYPE);
+        if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+            return self.pass_back(response);
+        }
+        let (mut parts, body) = response.into_parts();
+        let whole = gather::whole(body, AGAIN_BYTES).await.ok();
+        let Some(whole) = whole.filter(|whole| serde_json::from_slice::<IgnoredAny>(whole).is_ok()) else {
+            return fail(self.record, &Failure::BrokeOff);
+        };
+        headers::from_backend(&mut parts.headers);
+        parts.extensions.clear();
+        let mut response = Response::from_parts(parts, crate::http::body::full(whole));
+        answered(&mut self.record, &mut response);
+        self.record.emitted();
+        self.record.end(false);
+        response
+    }
+
+    /// Sends a request that asks to switch protocols; if the backend agrees, the two connections
+    /// are joined.
+    async fn switch(
+        mut self,
+        parts: request::Parts,
+        body: Body,
+        client: OnUpgrade,
+        tunnels: &Tunnels,
+    ) -> Response<Body> {
+        let mut response = match self.exchange(parts, body).await {
+            Err(failure) => return fail(self.record, &failure),
+            Ok(response) => response,
+        };
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return self.pass_back(response);
+        }
+        let backend = hyper::upgrade::on(&mut response);
+        let (mut parts, _) = response.into_parts();
+        if let Some(protocol) = headers::from_backend(&mut parts.headers) {
+            parts.headers.insert(UPGRADE, protocol);
+        }
+        parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        let mut response = Response::from_parts(parts, crate::http::body::full(Bytes::new()));
+        answered(&mut self.record, &mut response);
+        tunnels.join(client, backend, self.record);
+        response
+    }
+
+    /// As [`Self::send`] with a body that Foretell has put a prediction into. If the service
+    /// refuses that, the client's own body is sent.
+    pub async fn send_predicted(
+        mut self,
+        mut parts: request::Parts,
+        altered: Bytes,
+        own: Bytes,
+        model: &str,
+        peer: Option<Peer>,
+    ) -> Response<Body> {
+        let host = parts.uri.host().map(ToOwned::to_owned);
+        headers::for_backend(&mut parts.headers, parts.version, host.as_deref(), peer);
+        // The altered body has another length.
+        for name in [CONTENT_LENGTH, CONNECTION, UPGRADE] {
+            parts.headers.remove(name);
+        }
+        let first = self.exchange(parts.clone(), crate::http::body::full(altered)).await;
+        let refused = match &first {
+            // A refusal for the body costs nothing; any other error is passed on, such as one that
+            // asks for a pause.
+            Ok(response) => {
+                matches!(response.status(), StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+            }
+            Err(_) => false,
+        };
+        let replica = Arc::clone(&self.replica);
+        let metrics = |result| self.record.observer().metrics().prediction(result);
+        if !refused {
+            metrics(Prediction::Sent);
+            return self.answer_with(first);
+        }
+        metrics(Prediction::Refused);
+        let second = self.exchange(parts, crate::http::body::full(own)).await;
+        if second.as_ref().is_ok_and(|response| response.status().is_success()) {
+            replica.note_unpredicted(model);
+        }
+        self.answer_with(second)
+    }
+
+    fn answer_with(self, answer: Result<Response<fleet::Answer>, Failure>) -> Response<Body> {
+        match answer {
+            Err(failure) => fail(self.record, &failure),
+            Ok(response) => self.pass_back(response),
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        mut parts: request::Parts,
+        body: Body,
+    ) -> Result<Response<fleet::Answer>, Failure> {
+        headers::frame(&mut parts, &body);
+        self.record.to(self.replica.name());
+        let body = match self.limit {
+            None => body,
+            Some(limit) if body.size_hint().lower() > limit => return Err(Failure::BodyTooLarge { limit }),
+            Some(limit) => {
+                let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+                http_body_util::Limited::new(body, limit).boxed_unsync()
+            }
+        };
+        let small = body.size_hint().upper().is_some_and(|most| most <= SLICE as u64);
+        let body = if small { body } else { Sliced::new(body).boxed_unsync() };
+        let request = Request::from_parts(parts, body);
+        let sent = self.fleet.send(&mut self.replica, request, self.repeatable.take()).await;
+        sent.map_err(|error| match self.limit {
+            Some(limit) if error.is_limit() => Failure::BodyTooLarge { limit },
+            _ => Failure::Send(error),
+        })
+    }
+
+    fn pass_back(mut self, response: Response<fleet::Answer>) -> Response<Body> {
+        let (mut parts, body) = response.into_parts();
+        headers::from_backend(&mut parts.headers);
+        // Extensions of the backend's connection mean nothing on the client's.
+        parts.extensions.clear();
+        let mut response = Response::from_parts(parts, ());
+        answered(&mut self.record, &mut response);
+        response.map(|()| Recorded::new(body, self.record).map_err(Into::into).boxed_unsync())
+    }
+}

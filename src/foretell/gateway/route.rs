@@ -1,0 +1,113 @@
+//! Selection of the requests that may be speculated on; the others are relayed.
+//!
+//! A candidate's body is read while it stays within the limits of size and memory. The part that
+//! was read is forwarded first, so a request that turns out not to be a candidate is relayed
+//! unchanged.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, Method, Uri};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+
+use crate::http::body::{Body, BoxError};
+use crate::http::gather::{Gathered, Stopped, gather};
+use crate::http::memory::Memory;
+use crate::http::request::RequestBody;
+use foretell_engines::openai::{Api, Route};
+
+/// The completion route that a request asks for.
+pub fn candidate(method: &Method, uri: &Uri) -> Option<Route> {
+    if *method != Method::POST {
+        return None;
+    }
+    [Route::Completions, Route::Chat].into_iter().find(|route| route.path() == uri.path())
+}
+
+/// The API by which a request asks for text, if that API is only relayed.
+pub fn relayed_api(method: &Method, uri: &Uri) -> Option<Api> {
+    Api::RELAYED.into_iter().find(|api| *method == Method::POST && api.path() == uri.path())
+}
+
+/// True if sending a request twice has no effect but the work: reads, and completions.
+pub fn is_repeatable(method: &Method, uri: &Uri) -> bool {
+    method.is_safe() || candidate(method, uri).is_some()
+}
+
+/// True if the body is compressed.
+pub fn is_encoded(headers: &HeaderMap) -> bool {
+    let encodings = headers.get_all(CONTENT_ENCODING).into_iter();
+    encodings.map(http::HeaderValue::as_bytes).any(|coding| !coding.eq_ignore_ascii_case(b"identity"))
+}
+
+/// The model that a body names, if it is JSON that names one.
+pub fn model_of(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Named {
+        model: String,
+    }
+    serde_json::from_slice::<Named>(body).ok().map(|named| named.model)
+}
+
+/// A request's body, after an attempt to read it.
+pub enum Read {
+    /// All of it.
+    Whole(Bytes),
+    /// The part that was read, and the rest.
+    Unread(Body, Stopped),
+    /// The client's body broke off, or stalled.
+    Broken(BoxError),
+}
+
+/// Reads `body` up to `limit` bytes, if there is memory for it.
+pub async fn read(body: RequestBody, limit: usize, memory: &Arc<Memory>) -> Read {
+    match gather(body, limit, memory).await {
+        Ok(Gathered::Whole(bytes)) => Read::Whole(bytes),
+        Ok(Gathered::Part(part, stopped)) => Read::Unread(part.boxed_unsync(), stopped),
+        Err(error) => Read::Broken(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case("POST", "/v1/completions", Some(Route::Completions))]
+    #[case("POST", "/v1/chat/completions?x=1", Some(Route::Chat))]
+    #[case("GET", "/v1/completions", None)]
+    #[case("POST", "/v1/completions/", None)]
+    #[case("POST", "/v1/embeddings", None)]
+    fn only_the_two_routes_are_candidates(
+        #[case] method: &str,
+        #[case] uri: &str,
+        #[case] wanted: Option<Route>,
+    ) {
+        assert_eq!(candidate(&method.parse().unwrap(), &uri.parse().unwrap()), wanted);
+    }
+
+    #[rstest::rstest]
+    #[case("GET", "/v1/models", true)]
+    #[case("POST", "/v1/chat/completions", true)]
+    #[case("POST", "/v1/completions?x", true)]
+    #[case("POST", "/v1/embeddings", false)]
+    #[case("POST", "/v1/files", false)]
+    #[case("POST", "/v1/load_lora_adapter", false)]
+    #[case("DELETE", "/v1/files/7", false)]
+    fn only_requests_without_effects_are_repeatable(
+        #[case] method: &str,
+        #[case] uri: &str,
+        #[case] wanted: bool,
+    ) {
+        assert_eq!(is_repeatable(&method.parse().unwrap(), &uri.parse().unwrap()), wanted);
+    }
+
+    #[test]
+    fn the_model_is_found_wherever_it_stands_and_only_as_text() {
+        assert_eq!(model_of(br#"{"prompt":"x","model":"m\u0031"}"#).as_deref(), Some("m1"));
+        assert_eq!(model_of(br#"{"model":3}"#), None);
+        assert_eq!(model_of(b"not json"), None);
+    }
+}

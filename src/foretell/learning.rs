@@ -1,0 +1,105 @@
+//! What outlives a session: costs and acceptance of each engine with their snapshot, the traits of
+//! its answers, the comparison of control groups, the corpus of earlier texts.
+
+pub mod answer_traits;
+pub mod comparison;
+pub mod corpus;
+pub mod snapshot;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::clock::Clock;
+use crate::fleet::Replica;
+use crate::fleet::identity::{Epoch, Identities, Identity, ServerKnowledge};
+use crate::learning::answer_traits::AnswerTraits;
+use foretell_core::control::{Control, ExpiringMap, Imposed};
+use foretell_core::session::Permission;
+
+/// Maximum number of epochs whose costs and acceptance are kept; the least recently used one is
+/// evicted.
+const EPOCHS: usize = 1_024;
+/// An epoch without a request for this long may be dropped.
+const EPOCH_KEPT: Duration = Duration::from_hours(24);
+
+type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
+
+/// What has been learnt about each engine, shared by its sessions.
+pub struct Learnt {
+    /// Limits on what speculation may cost other requests, by backend.
+    imposed: HashMap<String, Imposed>,
+    clock: Clock,
+    /// Costs and acceptance.
+    controls: ByEpoch<Control>,
+    /// The same for answers passed on unchanged, whose ids were tokenized from their text: used for
+    /// projections only.
+    observed: ByEpoch<Control>,
+    traits: ByEpoch<AnswerTraits>,
+}
+
+impl Learnt {
+    /// Nothing is learnt yet. `imposed`: limits on what speculation may cost other requests, by
+    /// backend.
+    pub fn new(imposed: HashMap<String, Imposed>) -> Self {
+        let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
+        let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
+        Self { imposed, clock: Clock::start(), controls: map(), observed: map(), traits }
+    }
+
+    /// The clock of all its moments.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Control state of an engine, with the operator's limits and the probe's costs applied.
+    pub fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
+        self.prepared(&self.controls, identity, backend)
+    }
+
+    /// Control state that a request with this permission reads and updates: that of the engine, or
+    /// one for projections only if it is never speculated on.
+    pub fn for_permission(&self, permission: Permission, identity: &Identity, backend: &str) -> Arc<Control> {
+        let control = self.control(identity, backend);
+        if permission.never().is_none() {
+            return control;
+        }
+        let observed = self.prepared(&self.observed, identity, backend);
+        // The measured costs of calls are valid for both.
+        let costs = control.with(|learnt| learnt.costs.clone());
+        observed.with(|learnt| {
+            if costs.plain_token().is_some() || learnt.costs.plain_token().is_none() {
+                *learnt.costs = costs;
+            }
+        });
+        observed
+    }
+
+    /// Control state of the engine at a replica's address; `None` before its first request, or if
+    /// its engine is not known.
+    pub fn at(&self, identities: &Identities, replica: &Arc<Replica>) -> Option<Arc<Control>> {
+        let knowledge = identities.knowledge(replica)?;
+        let ServerKnowledge::Known(identity) = &*knowledge else { return None };
+        self.controls.lock().look(&identity.epoch).map(Arc::clone)
+    }
+
+    /// Traits observed so far in an engine's answers.
+    pub fn answer_traits(&self, identity: &Identity) -> Arc<AnswerTraits> {
+        Arc::clone(self.traits.lock().get(&identity.epoch, self.clock.now()))
+    }
+
+    fn prepared(&self, map: &ByEpoch<Control>, identity: &Identity, backend: &str) -> Arc<Control> {
+        let control = Arc::clone(map.lock().get(&identity.epoch, self.clock.now()));
+        control.with(|learnt| {
+            if let Some(imposed) = self.imposed.get(backend) {
+                learnt.impose(*imposed);
+            }
+            if let Some(probe) = &identity.probe {
+                learnt.costs.take_prior(&probe.prior);
+            }
+        });
+        control
+    }
+}

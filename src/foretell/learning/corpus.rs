@@ -1,0 +1,526 @@
+//! The corpus over requests: one thread that adds, evicts and saves texts, and views that sessions
+//! read.
+//!
+//! A request's text is queued when the request has ended, and indexed by the thread. If texts
+//! arrive faster than they can be indexed, the newest are dropped and counted: the corpus is best
+//! effort. A session looks up texts in the view that was published when it began.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::snapshot::{self, SnapshotError, unix};
+use crate::clock::Clock;
+use crate::http;
+use crate::http::drain::Lifecycle;
+use crate::observe::Observer;
+use foretell_core::draft;
+use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables, Text};
+use foretell_core::draft::{Scope, Successors, View};
+use foretell_core::units::{Tick, TokenId};
+
+/// The version of the file of texts.
+const VERSION: u32 = 1;
+/// Maximum number of texts waiting to be indexed.
+const WAITING: usize = 256;
+/// Maximum number of tokens waiting to be indexed.
+const WAITING_TOKENS: usize = 4 << 20;
+/// Interval between searches for expired texts.
+const SWEPT: Duration = Duration::from_secs(10);
+/// Maximum bytes of a snapshot per byte of the texts in memory, where a token takes at least 4
+/// bytes.
+const WRITTEN_PER_BYTE: u64 = 4;
+/// Interval between snapshots of the texts.
+const WRITTEN: Duration = Duration::from_mins(5);
+
+/// A handle to the corpus; clones share it.
+#[derive(Clone)]
+pub struct CorpusHandle {
+    notes: SyncSender<Note>,
+    shared: Arc<Shared>,
+}
+
+/// State read by sessions.
+struct Shared {
+    entries: RwLock<HashMap<Key, Shown>>,
+    observer: Arc<Observer>,
+    clock: Clock,
+    /// Time to live of a text; the clock starts at this value, so that a text of a snapshot may be
+    /// older than the process.
+    ttl: Duration,
+    /// Maximum size of a snapshot that is read, bytes.
+    snapshot_bytes: u64,
+    /// Number of clears so far.
+    generation: AtomicU64,
+    /// Tokens waiting to be indexed.
+    waiting: AtomicUsize,
+}
+
+struct Shown {
+    view: View,
+    tables: Tables,
+    holdings: Holdings,
+    /// When a request last read it, microseconds of [`Tick`].
+    used: AtomicU64,
+}
+
+/// Data of one request to be added: its text, its successors, or both.
+struct Contribution {
+    /// Keys under which its text is added.
+    keys: Vec<Key>,
+    owner: Option<Arc<str>>,
+    /// Number of clears when its request began.
+    generation: u64,
+    text: Vec<TokenId>,
+    /// Its successors, with their key and epoch.
+    seen: Option<(Epoch, Successors)>,
+}
+
+/// The key of successors, and the epoch of the engine that they come from.
+type Epoch = (Key, Arc<str>);
+
+impl Contribution {
+    /// Tokens that the worker has to process.
+    fn tokens(&self) -> usize {
+        let seen = self.seen.as_ref().map_or(0, |(_, seen)| seen.tokens());
+        self.text.len() * self.keys.len() + seen
+    }
+}
+
+enum Note {
+    Learn(Contribution),
+    /// Removes the texts of a tenant, or of all; replies with their number once done.
+    Clear(Option<String>, SyncSender<usize>),
+    Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
+    Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
+}
+
+/// The first line of a snapshot; a line for each text follows.
+#[derive(Serialize, Deserialize)]
+struct Head {
+    version: u32,
+    /// Unix seconds.
+    saved: u64,
+    /// SHA-256 of all that follows the first line, hexadecimal.
+    sha256: String,
+}
+
+/// A text of a snapshot.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    model: String,
+    vocabulary: String,
+    tenant: Option<String>,
+    owner: Option<String>,
+    /// Time since its last use, seconds.
+    age: u64,
+    ids: Vec<TokenId>,
+}
+
+impl CorpusHandle {
+    /// Starts the thread of an empty corpus; it ends with the last handle. Its bytes are reserved
+    /// in `process_memory`; when that is short, texts are evicted. `snapshot`: the file that is
+    /// rewritten when texts are cleared.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(
+        limits: Limits,
+        process_memory: &Arc<http::memory::Memory>,
+        observer: Arc<Observer>,
+        snapshot: Option<PathBuf>,
+    ) -> io::Result<Self> {
+        let (notes, inbox) = sync_channel(WAITING);
+        let shared = Arc::new(Shared {
+            entries: RwLock::default(),
+            observer,
+            clock: Clock::start(),
+            ttl: limits.ttl,
+            snapshot_bytes: (limits.bytes as u64).saturating_mul(WRITTEN_PER_BYTE).saturating_add(1 << 20),
+            generation: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+        });
+        let worker = Worker {
+            memory: Corpus::new(limits, crate::random::fresh_seed()),
+            shared: Arc::downgrade(&shared),
+            process_memory: Arc::clone(process_memory),
+            held: process_memory.take(0),
+            cleared: HashMap::new(),
+            snapshot,
+        };
+        thread::Builder::new().name("memory".to_owned()).spawn(move || worker.run(&inbox))?;
+        Ok(Self { notes, shared })
+    }
+
+    /// The texts learnt under a key.
+    pub fn view(&self, key: &Key) -> View {
+        let entries = self.shared.entries.read();
+        let Some(shown) = entries.get(key) else { return View::default() };
+        shown.used.store(self.shared.now().0, Ordering::Relaxed);
+        Arc::clone(&shown.view)
+    }
+
+    /// The successors that were learnt in an epoch.
+    fn successors(&self, (key, epoch): &Epoch) -> Arc<Successors> {
+        let entries = self.shared.entries.read();
+        let Some(shown) = entries.get(key) else { return Arc::default() };
+        shown.used.store(self.shared.now().0, Ordering::Relaxed);
+        shown.tables.get(epoch).cloned().unwrap_or_default()
+    }
+
+    /// Queues a text to be indexed. If too much is waiting already it is dropped, and counted.
+    fn learn(&self, said: Contribution) {
+        let tokens = said.tokens();
+        let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
+        let fits = waiting <= WAITING_TOKENS;
+        let sent = fits && self.notes.try_send(Note::Learn(said)).is_ok();
+        if !sent {
+            self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
+            self.shared.observer.metrics().corpus.dropped();
+        }
+    }
+
+    /// Removes the texts of a tenant, or of all (`None`), from the snapshot as well. Returns the
+    /// number of texts removed; `None` if the corpus thread has stopped. Blocks until done. Texts
+    /// queued before are removed too, and those of requests in flight are not added.
+    pub fn clear(&self, tenant: Option<&str>) -> Option<usize> {
+        let (reply, answer) = sync_channel(1);
+        self.notes.send(Note::Clear(tenant.map(ToOwned::to_owned), reply)).ok()?;
+        answer.recv().ok()
+    }
+
+    /// Holdings of every key.
+    pub fn holdings(&self) -> Vec<(Key, Holdings)> {
+        let entries = self.shared.entries.read();
+        let mut all: Vec<_> = entries.iter().map(|(key, shown)| (key.clone(), shown.holdings)).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+
+    /// Writes every text to a file that only its owner may read; returns the number of texts.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn save(&self, file: &Path) -> Result<usize, SnapshotError> {
+        self.ask(|reply| Note::Save(file.to_owned(), reply))
+    }
+
+    /// Reads a snapshot; returns the number of texts, 0 if there is no file. Blocks.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`]; nothing is added then.
+    pub fn load(&self, file: &Path) -> Result<usize, SnapshotError> {
+        self.ask(|reply| Note::Load(file.to_owned(), reply))
+    }
+
+    /// Reads the snapshot, before the first request, and logs the outcome.
+    pub fn restore(&self, file: &Path) {
+        let shown = file.display().to_string();
+        match self.load(file) {
+            Ok(texts) => tracing::info!(file = shown, texts, "texts of earlier requests have been read"),
+            Err(error) => tracing::warn!(file = shown, %error, "texts of earlier requests are lost"),
+        }
+    }
+
+    /// Writes the snapshot every 5 minutes, and once more when the process drains.
+    pub async fn keep_saving(self, file: PathBuf, life: Arc<Lifecycle>) {
+        let to = file.clone();
+        let save = move || self.save(&to).map(|_| ());
+        snapshot::keep(save, WRITTEN, &file, "texts of requests cannot be written", &life).await;
+    }
+
+    fn ask(
+        &self,
+        note: impl FnOnce(SyncSender<Result<usize, SnapshotError>>) -> Note,
+    ) -> Result<usize, SnapshotError> {
+        let (reply, answer) = sync_channel(1);
+        self.notes.send(note(reply)).map_err(|_| SnapshotError::Stopped)?;
+        answer.recv().map_err(|_| SnapshotError::Stopped)?
+    }
+}
+
+/// One request's access to the corpus.
+pub struct CorpusAccess {
+    corpus: CorpusHandle,
+    /// Key of its tenant's texts, if its policy reads those and it has a tenant; key of all
+    /// tenants' texts, if its policy reads those.
+    keys: [Option<Key>; 2],
+    /// Key and epoch of its successors, if its policy uses them and it has a tenant.
+    epoch: Option<Epoch>,
+    owner: Option<Arc<str>>,
+    /// Number of clears when it began.
+    generation: u64,
+}
+
+impl CorpusAccess {
+    /// Access to the texts of these scopes, which the request reads and is added to. Without a
+    /// trusted tenant, the scope `tenant` covers the request alone.
+    pub fn new(
+        corpus: &CorpusHandle,
+        key: &Key,
+        tenant: Option<&str>,
+        scopes: impl Iterator<Item = Scope>,
+    ) -> Self {
+        let mut keys = [None, None];
+        for scope in scopes {
+            match scope {
+                Scope::Request => {}
+                Scope::Tenant => {
+                    keys[0] = tenant.map(|tenant| Key { tenant: Some(tenant.to_owned()), ..key.clone() });
+                }
+                Scope::Global => keys[1] = Some(key.clone()),
+            }
+        }
+        let generation = corpus.shared.generation.load(Ordering::SeqCst);
+        Self { corpus: corpus.clone(), keys, epoch: None, owner: tenant.map(Into::into), generation }
+    }
+
+    /// Adds access to the successors of its tenant in this epoch of its engine; requests without a
+    /// tenant have none.
+    #[must_use]
+    pub fn recycling(self, key: &Key, epoch: &str) -> Self {
+        let tenant = self.owner.as_deref().map(ToOwned::to_owned);
+        let epoch = tenant.map(|tenant| (Key { tenant: Some(tenant), ..key.clone() }, epoch.into()));
+        Self { epoch, ..self }
+    }
+
+    /// True if its lookups may read texts of other clients than its tenant.
+    pub fn reads_others(&self) -> bool {
+        let [_, of_all] = &self.keys;
+        of_all.is_some()
+    }
+
+    /// Texts and successors that its lookups may read.
+    pub fn shared(&self) -> draft::Shared {
+        let view = |key: &Option<Key>| key.as_ref().map(|key| self.corpus.view(key)).unwrap_or_default();
+        let [of_tenant, of_all] = self.keys.each_ref().map(view);
+        let successors = self.epoch.as_ref().map(|epoch| self.corpus.successors(epoch)).unwrap_or_default();
+        draft::Shared { of_tenant, of_all, successors, ..draft::Shared::default() }
+    }
+
+    /// Adds the tokens of prompt and output, and the successors that the request has seen.
+    pub fn learn(&self, prompt: &[TokenId], output: &[TokenId], seen: Option<&Successors>) {
+        let keys: Vec<Key> = self.keys.iter().flatten().filter(|_| !prompt.is_empty()).cloned().collect();
+        let text = if keys.is_empty() { Vec::new() } else { [prompt, output].concat() };
+        let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());
+        if !keys.is_empty() || seen.is_some() {
+            let owner = self.owner.clone();
+            self.corpus.learn(Contribution { keys, owner, generation: self.generation, text, seen });
+        }
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Tick {
+        self.clock.now().after(self.ttl)
+    }
+}
+
+/// State of the corpus thread.
+struct Worker {
+    memory: Corpus,
+    shared: Weak<Shared>,
+    process_memory: Arc<http::memory::Memory>,
+    /// The bytes of the corpus, as reserved in the process's memory budget.
+    held: http::memory::Reservation,
+    /// Number of clears at the last clear of each tenant; `None` is the last clear of all.
+    cleared: HashMap<Option<Arc<str>>, u64>,
+    snapshot: Option<PathBuf>,
+}
+
+impl Worker {
+    fn run(mut self, inbox: &Receiver<Note>) {
+        loop {
+            let note = match inbox.recv_timeout(SWEPT) {
+                Ok(note) => Some(note),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let Some(shared) = self.shared.upgrade() else { return };
+            self.take(note, &shared);
+        }
+    }
+
+    fn take(&mut self, note: Option<Note>, shared: &Shared) {
+        let now = shared.now();
+        for (key, shown) in shared.entries.read().iter() {
+            self.memory.touch(key, Tick(shown.used.load(Ordering::Relaxed)));
+        }
+        match note {
+            None => self.publish(&[], shared, now),
+            Some(Note::Learn(said)) => {
+                shared.waiting.fetch_sub(said.tokens(), Ordering::Relaxed);
+                let changed = if self.is_cleared(&said) { Vec::new() } else { self.learn(&said, now) };
+                self.publish(&changed, shared, now);
+            }
+            Some(Note::Clear(tenant, reply)) => {
+                let before = self.texts();
+                let changed = self.memory.clear(tenant.as_deref());
+                let gone = before - self.texts();
+                let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
+                self.cleared.insert(tenant.map(Into::into), generation);
+                self.publish(&changed, shared, now);
+                if let Some(file) = self.snapshot.as_ref().filter(|file| file.exists()) {
+                    let written = write(file, &self.memory, now);
+                    let _ = written.inspect_err(
+                        |error| tracing::warn!(%error, "cleared texts are still in the snapshot"),
+                    );
+                }
+                // The caller may no longer be waiting.
+                let _ = reply.send(gone);
+            }
+            Some(Note::Save(file, reply)) => {
+                let _ = reply.send(write(&file, &self.memory, now));
+            }
+            Some(Note::Load(file, reply)) => {
+                let _ = reply.send(self.load(&file, shared, now));
+            }
+        }
+    }
+
+    /// True if its tenant, or all tenants, were cleared after its request began.
+    fn is_cleared(&self, said: &Contribution) -> bool {
+        let of = |tenant: &Option<Arc<str>>| self.cleared.get(tenant).is_some_and(|&at| at > said.generation);
+        of(&None) || (said.owner.is_some() && of(&said.owner))
+    }
+
+    /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
+    /// changed.
+    fn learn(&mut self, said: &Contribution, now: Tick) -> Vec<Key> {
+        let Contribution { keys, owner, text, seen, .. } = said;
+        let texts = keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now));
+        let mut changed: Vec<Key> = texts.cloned().collect();
+        if let Some(((key, epoch), seen)) = seen
+            && self.memory.recycle(key, epoch, seen, now)
+        {
+            changed.push(key.clone());
+        }
+        changed
+    }
+
+    fn texts(&self) -> usize {
+        self.memory.holdings().map(|(_, held)| held.texts).sum()
+    }
+
+    /// Evicts what is expired or over the limit, and publishes the keys that have changed.
+    fn publish(&mut self, changed: &[Key], shared: &Shared, now: Tick) {
+        // When the process is short of memory, texts are evicted before requests are refused.
+        let short = self.process_memory.level() != http::memory::Level::Enough;
+        let most = if short { self.memory.bytes() / 4 * 3 } else { usize::MAX };
+        let swept = self.memory.sweep(most, now);
+        let held: HashMap<&Key, Holdings> = self.memory.holdings().collect();
+        let mut entries = shared.entries.write();
+        for key in changed.iter().chain(&swept) {
+            let Some(&holdings) = held.get(key) else {
+                entries.remove(key);
+                continue;
+            };
+            let (view, tables) = (self.memory.view(key), self.memory.tables(key));
+            if let Some(shown) = entries.get_mut(key) {
+                (shown.view, shown.tables, shown.holdings) = (view, tables, holdings);
+            } else {
+                let used = AtomicU64::new(now.0);
+                entries.insert(key.clone(), Shown { view, tables, holdings, used });
+            }
+        }
+        drop(entries);
+        let sum = |of: fn(&Holdings) -> usize| held.values().map(of).sum::<usize>();
+        let [texts, tokens, successors, bytes] = [
+            sum(|held| held.texts),
+            sum(|held| held.tokens),
+            sum(|held| held.successors),
+            sum(|held| held.bytes),
+        ];
+        let told = Holdings { texts, tokens, successors, bytes };
+        shared.observer.metrics().corpus.holds(told, self.memory.events());
+        let new = self.process_memory.take(bytes as u64);
+        self.held = new;
+    }
+
+    fn load(&mut self, file: &Path, shared: &Shared, now: Tick) -> Result<usize, SnapshotError> {
+        let lines = match read(file, shared.snapshot_bytes) {
+            Err(SnapshotError::File(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            read => read?,
+        };
+        let mut changed: Vec<Key> = Vec::new();
+        for Line { model, vocabulary, tenant, owner, age, ids } in &lines {
+            let key = Key { model: model.clone(), vocabulary: vocabulary.clone(), tenant: tenant.clone() };
+            let age = Duration::from_secs(*age);
+            if age < shared.ttl {
+                let used = Tick(now.0.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX)));
+                let owner: Option<Arc<str>> = owner.as_deref().map(Into::into);
+                self.memory.learn(&key, owner.as_ref(), ids, used);
+                changed.push(key);
+            }
+        }
+        self.publish(&changed, shared, now);
+        Ok(changed.len())
+    }
+}
+
+/// The snapshot of texts, next to the snapshot of costs and acceptance.
+pub fn sibling(snapshot: &Path) -> PathBuf {
+    let mut name = snapshot.as_os_str().to_owned();
+    name.push(".texts");
+    name.into()
+}
+
+/// Writes a snapshot.
+fn write(file: &Path, memory: &Corpus, now: Tick) -> Result<usize, SnapshotError> {
+    let texts = memory.texts(now);
+    let mut body = Vec::new();
+    for Text { key, owner, age, ids } in &texts {
+        let Key { model, vocabulary, tenant } = (*key).clone();
+        let (owner, age, ids) = (owner.map(ToOwned::to_owned), age.as_secs(), ids.to_vec());
+        serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
+        body.push(b'\n');
+    }
+    let mut head = serde_json::to_vec(&Head { version: VERSION, saved: unix(), sha256: digest(&body) })?;
+    head.push(b'\n');
+    snapshot::replace(file, &[&head, &body])?;
+    Ok(texts.len())
+}
+
+/// The texts of a snapshot, with their ages as of now.
+fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
+    let bytes = snapshot::read(file, max_bytes)?;
+    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or(SnapshotError::Damaged)?;
+    let (head, body) = bytes.split_at(end);
+    let body = body.get(1..).unwrap_or_default();
+    let head: Head = serde_json::from_slice(head)?;
+    if head.version != VERSION {
+        return Err(SnapshotError::Version { found: head.version, own: VERSION });
+    }
+    if digest(body) != head.sha256 {
+        return Err(SnapshotError::Damaged);
+    }
+    let since = unix().saturating_sub(head.saved);
+    let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let aged = |line: &[u8]| {
+        let mut line: Line = serde_json::from_slice(line)?;
+        line.age = line.age.saturating_add(since);
+        Ok(line)
+    };
+    lines.map(aged).collect()
+}
+
+fn digest(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+//! Snapshot of costs and acceptance, kept over a restart: a file that is written every minute and
+//! read at the start.
+//!
+//! It holds times, counts and names of engines and models; never a text. If the file cannot be
+//! read, that is logged and everything is learnt anew: a snapshot is best effort.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Learnt;
+use crate::config::regular;
+use crate::fleet::identity::Epoch;
+use crate::http::drain::Lifecycle;
+use foretell_core::control::Control;
+
+/// The version of the file: 2 since drafter statistics are kept for each model separately.
+const VERSION: u32 = 2;
+/// Interval between writes.
+const EVERY: Duration = Duration::from_mins(1);
+
+/// Maximum size of a file that is read, bytes; one with all epochs has a few megabytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct Snapshot {
+    version: u32,
+    /// Unix seconds.
+    saved: u64,
+    epochs: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    epoch: Epoch,
+    learnt: Value,
+}
+
+/// Error of reading or writing a snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file cannot be read or written.
+    #[error("{0}")]
+    File(#[from] io::Error),
+    /// It is no snapshot.
+    #[error("no snapshot: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    /// It was written by another version.
+    #[error("a snapshot of version {found}, this is version {own}")]
+    Version {
+        /// That of the file.
+        found: u32,
+        /// That which is read here.
+        own: u32,
+    },
+    /// A part of it was lost or changed.
+    #[error("it is damaged: its checksum is not that of its content")]
+    Damaged,
+    /// The corpus thread has ended.
+    #[error("the corpus has stopped")]
+    Stopped,
+}
+
+impl Learnt {
+    /// Writes costs and acceptance of all epochs. The file is complete at every moment. An epoch
+    /// that has an infinite figure is left out, and learnt anew.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
+        let now = self.clock.now();
+        let known: Vec<(Epoch, Arc<Control>)> = {
+            let controls = self.controls.lock();
+            controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
+        };
+        let entry = |(epoch, control): (Epoch, Arc<Control>)| match control.save(now) {
+            Ok(learnt) => Some(Entry { epoch, learnt }),
+            Err(error) => {
+                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine are dropped");
+                control.forget();
+                None
+            }
+        };
+        let epochs = known.into_iter().filter_map(entry).collect();
+        let snapshot = Snapshot { version: VERSION, saved: unix(), epochs };
+        Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
+    }
+
+    /// Restores a snapshot; returns the number of epochs, 0 if there is no file. An epoch that
+    /// cannot be read is learnt anew.
+    ///
+    /// # Errors
+    /// See [`SnapshotError`].
+    pub fn restore(&self, file: &Path) -> Result<usize, SnapshotError> {
+        let bytes = match read(file, MAX_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(error.into()),
+        };
+        let snapshot: Snapshot = serde_json::from_slice(&bytes)?;
+        if snapshot.version != VERSION {
+            return Err(SnapshotError::Version { found: snapshot.version, own: VERSION });
+        }
+        let rest = Duration::from_secs(unix().saturating_sub(snapshot.saved));
+        let entry = |Entry { epoch, learnt }| match Control::restored(learnt, rest) {
+            Ok(control) => Some((epoch, Arc::new(control))),
+            Err(error) => {
+                tracing::warn!(replica = epoch.replica, model = epoch.model, %error, "costs and acceptance of this engine cannot be read");
+                None
+            }
+        };
+        let known: Vec<_> = snapshot.epochs.into_iter().filter_map(entry).collect();
+        let mut controls = self.controls.lock();
+        let now = self.clock.now();
+        for (epoch, control) in &known {
+            *controls.get(epoch, now) = Arc::clone(control);
+        }
+        Ok(known.len())
+    }
+
+    /// Restores the snapshot, before the first request, and logs the outcome.
+    pub fn restore_logged(&self, file: &Path) {
+        let shown = file.display().to_string();
+        match self.restore(file) {
+            Ok(epochs) => tracing::info!(file = shown, epochs, "costs and acceptance have been restored"),
+            Err(error) => tracing::warn!(file = shown, %error, "costs and acceptance cannot be restored"),
+        }
+    }
+
+    /// Writes the file every minute, and once more when the process drains.
+    pub async fn keep_saving(self: Arc<Self>, file: PathBuf, life: Arc<Lifecycle>) {
+        let to = file.clone();
+        let save = move || self.save(&to);
+        keep(save, EVERY, &file, "costs and acceptance cannot be written", &life).await;
+    }
+}
+
+/// Saves in intervals of `every`, and once more when the process drains. A lasting error is logged
+/// once.
+pub(super) async fn keep(
+    save: impl Fn() -> Result<(), SnapshotError> + Send + Sync + 'static,
+    every: Duration,
+    file: &Path,
+    fault: &'static str,
+    life: &Lifecycle,
+) {
+    let save = Arc::new(save);
+    let mut failed = false;
+    loop {
+        let last = tokio::time::timeout(every, life.draining()).await.is_ok();
+        let save = Arc::clone(&save);
+        let saved = tokio::task::spawn_blocking(move || save()).await;
+        let error = saved.ok().and_then(Result::err);
+        if let Some(error) = error.as_ref().filter(|_| !failed) {
+            tracing::warn!(file = %file.display(), %error, "{fault}");
+        }
+        failed = error.is_some();
+        if last {
+            return;
+        }
+    }
+}
+
+/// Reads a snapshot: a regular file that this process's user or root owns. Never blocks on anything
+/// else, such as a FIFO.
+pub(super) fn read(file: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let (bytes, metadata) = regular::read(file, max_bytes)?;
+    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner == own || owner == 0 {
+        return Ok(bytes);
+    }
+    let message = format!("it belongs to user {owner}, and this process runs as user {own}");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+}
+
+/// Writes a file that only its owner may read, complete at every moment: as a new file next to it
+/// first, replacing any file there, which is then renamed. Fails if a device, FIFO or socket has
+/// that name.
+pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    std::fs::metadata(file).map_or(Ok(()), |found| regular::check(&found))?;
+    let mut sibling = file.as_os_str().to_owned();
+    sibling.push(".new");
+    match std::fs::remove_file(&sibling) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut to = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&sibling)?;
+    for piece in pieces {
+        to.write_all(piece)?;
+    }
+    to.sync_all()?;
+    std::fs::rename(&sibling, file)
+}
+
+/// Seconds since 1970.
+pub(super) fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,425 @@
+//! The metrics registry. [`foretell_core::words::metric`] lists the metrics; here they are counted.
+//! Label values come from fixed lists or from the operator's own names; the number of model labels
+//! is limited.
+
+mod config;
+mod corpus;
+mod drafts;
+mod drift;
+mod dropped;
+mod models;
+mod requests;
+mod rounds;
+mod runtime;
+
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::process_collector::ProcessCollector;
+use prometheus::{Encoder, HistogramVec, IntCounterVec, IntGauge, Registry, TextEncoder};
+
+use tokio::runtime::Handle;
+
+use self::config::ConfigMetrics;
+pub use self::corpus::CorpusMetrics;
+use self::drafts::DraftCounts;
+pub use self::drafts::{DraftKind, DraftLoss, EvaluationEnd};
+use self::drift::DriftMetrics;
+use self::dropped::Dropped;
+use self::requests::RequestMetrics;
+use self::rounds::RoundMetrics;
+use self::runtime::RuntimeMetrics;
+use super::{Finished, make, trace};
+use foretell_core::control::Alarm;
+use foretell_core::session::Doubted;
+use foretell_core::words::metric;
+pub use foretell_core::words::metric::Stage;
+use foretell_engines::openai::Path;
+
+/// Result of sending OpenAI's `prediction` along with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prediction {
+    /// The service accepted the request.
+    Sent,
+    /// The service refused the request, which was then sent without the prediction.
+    Refused,
+}
+
+impl Prediction {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// Keeps a gauge one higher until it is dropped.
+#[derive(Debug)]
+pub struct Held(IntGauge);
+
+impl Held {
+    fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// All metrics of the process.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: RequestMetrics,
+    rounds: RoundMetrics,
+    drift: DriftMetrics,
+    drafts: DraftCounts,
+    overhead: HistogramVec,
+    predictions: IntCounterVec,
+    alarms: IntCounterVec,
+    mismatches: IntCounterVec,
+    config: ConfigMetrics,
+    /// The corpus over requests.
+    pub corpus: CorpusMetrics,
+}
+
+impl Metrics {
+    /// A registry with every metric at zero.
+    ///
+    /// # Errors
+    /// Two metrics have the same name, which is a bug.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let new = Maker { registry: Registry::new() };
+        let metrics = Self {
+            requests: RequestMetrics::new(&new)?,
+            rounds: RoundMetrics::new(&new)?,
+            drift: DriftMetrics::new(&new)?,
+            drafts: DraftCounts::new(&new)?,
+            overhead: new.kept(make::histograms(metric::OVERHEAD))?,
+            predictions: new.kept(make::counters(metric::PREDICTIONS))?,
+            alarms: new.kept(make::counters(metric::ANOMALIES))?,
+            mismatches: new.kept(make::counters(metric::MISMATCHES))?,
+            config: ConfigMetrics::new(&new)?,
+            corpus: CorpusMetrics::new(&new)?,
+            registry: new.registry,
+        };
+        metrics.begin();
+        metrics.register(Dropped::new(metric::LOG_DROPPED, super::log::dropped)?)?;
+        metrics.register(ProcessCollector::for_self())?;
+        Ok(metrics)
+    }
+
+    /// Starts every series of a closed set of labels at zero, so that `increase()` sees its first
+    /// rise.
+    fn begin(&self) {
+        for alarm in Alarm::ALL {
+            self.alarms.with_label_values(&[alarm.name()]);
+        }
+        for doubt in Doubted::ALL {
+            self.mismatches.with_label_values(&[doubt.name()]);
+        }
+        for result in [Prediction::Sent, Prediction::Refused] {
+            self.predictions.with_label_values(&[result.name()]);
+        }
+        for stage in Stage::ALL {
+            self.overhead.with_label_values(&[stage.name()]);
+        }
+    }
+
+    /// Adds the busy time of these network threads.
+    ///
+    /// # Errors
+    /// Some have been added already.
+    pub fn runtimes(&self, runtimes: Vec<Handle>) -> Result<(), prometheus::Error> {
+        self.register(RuntimeMetrics::new(runtimes)?)
+    }
+
+    /// Adds the number of spans that this collector has dropped.
+    ///
+    /// # Errors
+    /// It has been added already.
+    pub fn spans(&self, collector: trace::Collector) -> Result<(), prometheus::Error> {
+        self.register(Dropped::new(metric::SPANS_DROPPED, move || collector.dropped())?)
+    }
+
+    /// Counts a request whose token ids were found in doubt.
+    pub fn doubted(&self, doubted: Doubted) {
+        self.mismatches.with_label_values(&[doubted.name()]).inc();
+    }
+
+    /// Counts a request that was sent with a prediction.
+    pub fn prediction(&self, result: Prediction) {
+        self.predictions.with_label_values(&[result.name()]).inc();
+    }
+
+    /// Counts an alarm.
+    pub fn alarm(&self, alarm: Alarm) {
+        self.alarms.with_label_values(&[alarm.name()]).inc();
+    }
+
+    /// All metrics in the Prometheus text format.
+    pub fn text(&self) -> String {
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            tracing::warn!(%error, "metrics cannot be written");
+        }
+        String::from_utf8(text).unwrap_or_default()
+    }
+
+    /// Adds a collector of another part of the process.
+    ///
+    /// # Errors
+    /// A metric with one of its names exists already.
+    pub fn register(&self, collector: impl Collector + 'static) -> Result<(), prometheus::Error> {
+        self.registry.register(Box::new(collector))
+    }
+
+    /// Names models of the configuration; each always has a `model` label value of its own.
+    pub fn configured_models<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        self.requests.configured(names);
+    }
+
+    /// Counts a request as in flight until the result is dropped.
+    pub fn hold_request(&self) -> Held {
+        self.requests.hold()
+    }
+
+    /// Counts an event stream as in flight until the result is dropped.
+    pub fn hold_stream(&self) -> Held {
+        self.requests.hold_stream()
+    }
+
+    /// A piece of output followed the one before it after `gap`, on this path.
+    pub fn gap(&self, path: Path, gap: Duration) {
+        self.requests.gap(path, gap);
+    }
+
+    /// Counts a request to a drafter model.
+    pub fn draft_asked(&self, kind: DraftKind) {
+        self.drafts.asked(kind);
+    }
+
+    /// Counts a request to a drafter model whose answer was lost.
+    pub fn draft_lost(&self, kind: DraftKind, cause: DraftLoss) {
+        self.drafts.lost(kind, cause);
+    }
+
+    /// Counts an evaluation of all model drafters of a policy.
+    pub fn evaluated(&self, end: EvaluationEnd) {
+        self.drafts.evaluated(end);
+    }
+
+    /// Counts a request for which this model drafter of its policy drafts.
+    pub fn drawn(&self, policy: &str, drafter: &str) {
+        self.drafts.drawn(policy, drafter);
+    }
+
+    /// Records the duration of a stage of Foretell's own work.
+    pub fn overhead(&self, stage: Stage, took: Duration) {
+        self.overhead.with_label_values(&[stage.name()]).observe(took.as_secs_f64());
+    }
+
+    /// Records the result of a reload: `taken` if it succeeded; `synchronized` if all that the
+    /// files say is in force; `version` is the configuration now in force.
+    pub fn configured(&self, version: &str, taken: bool, synchronized: bool) {
+        self.config.loaded(version, taken, synchronized);
+    }
+
+    pub(super) fn finish(&self, finished: &Finished) {
+        let policy = finished.policy.as_deref().unwrap_or("");
+        let policy = policy.split('@').next().unwrap_or_default();
+        self.requests.finish(finished, policy);
+        self.rounds.finish(finished, policy);
+        self.drift.finish(finished, policy);
+    }
+}
+
+struct Maker {
+    registry: Registry,
+}
+
+impl Maker {
+    /// Adds a metric to the registry.
+    fn kept<C: Collector + Clone + 'static>(
+        &self,
+        metric: Result<C, prometheus::Error>,
+    ) -> Result<C, prometheus::Error> {
+        let metric = metric?;
+        self.registry.register(Box::new(metric.clone()))?;
+        Ok(metric)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::observe::{Calls, Round};
+    use foretell_core::session::{Balance, SentAhead};
+    use foretell_core::words::VerifyMethod;
+    use foretell_engines::openai::Path;
+
+    fn value(text: &str, line: &str) -> Option<f64> {
+        text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+    }
+
+    #[test]
+    fn a_finished_request_shows_in_every_metric_it_touches() {
+        let metrics = Metrics::new().unwrap();
+        let round = |drafted, accepted| Round {
+            drafted,
+            accepted,
+            depth: drafted,
+            number: 1,
+            at: Duration::ZERO,
+            drafter: "prompt_lookup",
+            draft: Duration::from_micros(7),
+            verify: Duration::from_millis(3),
+        };
+        metrics.finish(&Finished {
+            model: Some("m".to_owned()),
+            route: Some(foretell_engines::openai::Route::Chat.into()),
+            policy: Some("ide@12345678".to_owned()),
+            status: 200,
+            rounds: vec![round(4, 2), round(3, 0)],
+            ahead: SentAhead { sent: 3, used: 2 },
+            calls: {
+                let mut calls = Calls { told: 9, ..Calls::default() };
+                (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
+                calls
+            },
+            balance: Balance { saved: 1.5, wasted: 0.0 },
+            prompt_tokens: 700,
+            output_tokens: 5,
+            first_byte: Some(Duration::from_millis(2)),
+            duration: Duration::from_millis(10),
+            ..Finished::new(Path::Speculated, "b")
+        });
+        let text = metrics.text();
+        let line = "foretell_requests_total{code_class=\"2xx\",model=\"m\",path=\"speculated\",policy=\"ide\",reason=\"\",route=\"chat\"}";
+        assert_eq!(value(&text, line), Some(1.0));
+        let of = r#"{drafter="prompt_lookup",policy="ide",prompt_bucket="<2k"}"#;
+        let speculated = |name: &str| value(&text, &format!("{name}{of}"));
+        assert_eq!(speculated("foretell_spec_decode_num_drafts_total"), Some(2.0));
+        assert_eq!(speculated("foretell_spec_decode_num_draft_tokens_total"), Some(7.0));
+        assert_eq!(speculated("foretell_spec_decode_num_accepted_tokens_total"), Some(2.0));
+        let ahead = |result| value(&text, &format!("foretell_verify_ahead_total{{result=\"{result}\"}}"));
+        assert_eq!((ahead("used"), ahead("dropped")), (Some(2.0), Some(1.0)));
+        let positions = |name: &str, position: u32| {
+            let labels = format!("{{drafter=\"prompt_lookup\",position=\"{position}\"}}");
+            value(&text, &format!("foretell_spec_decode_num_{name}_tokens_per_pos_total{labels}"))
+        };
+        assert_eq!([0, 1, 2].map(|position| positions("accepted", position)), [Some(1.0), Some(1.0), None]);
+        assert_eq!([0, 2, 3].map(|position| positions("draft", position)), [Some(2.0), Some(2.0), Some(1.0)]);
+        assert_eq!(value(&text, "foretell_saved_seconds_total{policy=\"ide\"}"), Some(1.5));
+        assert_eq!(value(&text, "foretell_verify_requests_total{backend=\"b\",method=\"score\"}"), Some(2.0));
+        assert_eq!(
+            value(&text, "foretell_extra_prefill_tokens_total{backend=\"b\",source=\"reported\"}"),
+            Some(9.0)
+        );
+        assert_eq!(
+            value(&text, "gen_ai_server_time_per_output_token_seconds_sum{path=\"speculated\"}"),
+            Some(0.002)
+        );
+        assert!(value(&text, "process_resident_memory_bytes").unwrap() > 0.0);
+    }
+
+    #[tokio::test]
+    async fn every_family_of_the_registry_is_in_the_list_with_its_type_and_labels() {
+        let metrics = Metrics::new().unwrap();
+        let round = Round {
+            drafted: 1,
+            accepted: 1,
+            depth: 1,
+            number: 1,
+            at: Duration::ZERO,
+            drafter: "suffix",
+            draft: Duration::ZERO,
+            verify: Duration::ZERO,
+        };
+        metrics.finish(&Finished {
+            rounds: vec![round],
+            held_back: true,
+            ..Finished::new(Path::Speculated, "b")
+        });
+        for family in metrics.registry.gather() {
+            let listed = metric::all().find(|entry| entry.metric().name == family.name());
+            let listed = listed.unwrap_or_else(|| panic!("{} is not in the list", family.name()));
+            assert_eq!(
+                format!("{:?}", family.get_field_type()).to_lowercase(),
+                listed.kind(),
+                "{}",
+                family.name()
+            );
+            for series in family.get_metric() {
+                let labels: BTreeSet<&str> =
+                    series.get_label().iter().map(prometheus::proto::LabelPair::name).collect();
+                assert_eq!(labels, listed.metric().labels.iter().copied().collect(), "{}", family.name());
+            }
+        }
+    }
+
+    /// Series of failures in an outage exist at zero before: from the start for every model of the
+    /// configuration, and for any other from its first successful answer.
+    #[test]
+    fn server_errors_begin_at_zero_before_the_first_comes() {
+        let metrics = Metrics::new().unwrap();
+        metrics.configured_models(["named"]);
+        let failed = |model: &str, route: &str, path: &str, policy: &str| {
+            let reason = if path == "relayed" { "unreachable" } else { "" };
+            let labels = format!(
+                "{{code_class=\"5xx\",model=\"{model}\",path=\"{path}\",policy=\"{policy}\",reason=\"{reason}\",route=\"{route}\"}}"
+            );
+            value(&metrics.text(), &format!("foretell_requests_total{labels}"))
+        };
+        for model in ["", "other", "named"] {
+            for route in ["completions", "chat"] {
+                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+            }
+            for route in ["responses", "messages"] {
+                assert_eq!(failed(model, route, "relayed", ""), Some(0.0), "{model} {route}");
+            }
+        }
+        assert_eq!(failed("", "other", "relayed", ""), Some(0.0));
+        assert_eq!(failed("listed", "chat", "speculated", "p"), None);
+        metrics.finish(&Finished {
+            model: Some("listed".to_owned()),
+            route: Some(foretell_engines::openai::Route::Chat.into()),
+            policy: Some("p@1".to_owned()),
+            status: 200,
+            ..Finished::new(Path::Speculated, "b")
+        });
+        assert_eq!(failed("listed", "chat", "speculated", "p"), Some(0.0));
+        assert_eq!(
+            failed("listed", "chat", "relayed", ""),
+            Some(0.0),
+            "the series of its failures while no replica answers"
+        );
+        for result in ["sent", "refused"] {
+            assert_eq!(
+                value(&metrics.text(), &format!("foretell_predictions_total{{result=\"{result}\"}}")),
+                Some(0.0)
+            );
+        }
+    }
+
+    #[test]
+    fn lines_of_the_log_that_were_dropped_are_counted() {
+        assert!(value(&Metrics::new().unwrap().text(), "foretell_log_dropped_total").is_some());
+    }
+
+    #[test]
+    fn a_held_gauge_falls_on_drop() {
+        let metrics = Metrics::new().unwrap();
+        let held = metrics.hold_request();
+        assert_eq!(value(&metrics.text(), "foretell_requests_in_flight"), Some(1.0));
+        drop(held);
+        assert_eq!(value(&metrics.text(), "foretell_requests_in_flight"), Some(0.0));
+    }
+}

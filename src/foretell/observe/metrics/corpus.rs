@@ -1,0 +1,55 @@
+//! Metrics of the corpus over requests.
+
+use prometheus::{IntCounterVec, IntGauge};
+
+use super::Maker;
+use crate::observe::make;
+use foretell_core::draft::corpus::{Events, Holdings};
+use foretell_core::words::metric;
+
+/// The metrics of all tenants' texts together.
+#[derive(Debug)]
+pub struct CorpusMetrics {
+    bytes: IntGauge,
+    tokens: IntGauge,
+    texts: IntGauge,
+    successors: IntGauge,
+    events: IntCounterVec,
+}
+
+impl CorpusMetrics {
+    pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
+        let metrics = Self {
+            bytes: new.kept(make::level(metric::CORPUS_BYTES))?,
+            tokens: new.kept(make::level(metric::CORPUS_TOKENS))?,
+            texts: new.kept(make::level(metric::CORPUS_TEXTS))?,
+            successors: new.kept(make::level(metric::CORPUS_SUCCESSORS))?,
+            events: new.kept(make::counters(metric::CORPUS_EVENTS))?,
+        };
+        for event in ["learnt", "known", "evicted", "expired", "dropped"] {
+            metrics.events.with_label_values(&[event]);
+        }
+        Ok(metrics)
+    }
+
+    /// Counts a text that was dropped because too many came at once.
+    pub fn dropped(&self) {
+        self.events.with_label_values(&["dropped"]).inc();
+    }
+
+    /// Sets the current sizes, and the counts of events since the start.
+    pub fn holds(&self, held: Holdings, events: Events) {
+        let level = |gauge: &IntGauge, value: usize| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        level(&self.bytes, held.bytes);
+        level(&self.tokens, held.tokens);
+        level(&self.texts, held.texts);
+        level(&self.successors, held.successors);
+        let Events { learnt, known, evicted, expired } = events;
+        for (event, count) in
+            [("learnt", learnt), ("known", known), ("evicted", evicted), ("expired", expired)]
+        {
+            let counter = self.events.with_label_values(&[event]);
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Counters of requests to drafter models and of lost answers.
+
+use prometheus::IntCounterVec;
+
+use super::Maker;
+use crate::observe::make;
+use foretell_core::words::metric;
+
+/// Kind of a request to a drafter model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftKind {
+    /// A draft that will be verified.
+    Draft,
+    /// The same, sampled from distributions by which the target verifies it.
+    Sampled,
+    /// A shadow draft: the tokens that it would have drafted while the request decodes plainly.
+    Shadow,
+}
+
+impl DraftKind {
+    const ALL: [Self; 3] = [Self::Draft, Self::Sampled, Self::Shadow];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Draft => "draft",
+            Self::Sampled => "sampled",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+/// Cause of a lost answer of a drafter model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftLoss {
+    /// It took longer than `timeouts.draft`, if that is set.
+    Timeout,
+    /// It took longer than the session's own limit.
+    Patience,
+    /// The drafter failed.
+    Fault,
+    /// Every session slot of the drafter is taken.
+    NoSlot,
+}
+
+impl DraftLoss {
+    const ALL: [Self; 4] = [Self::Timeout, Self::Patience, Self::Fault, Self::NoSlot];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Patience => "patience",
+            Self::Fault => "fault",
+            Self::NoSlot => "no_slot",
+        }
+    }
+}
+
+/// Result of an evaluation of all model drafters of a policy on one text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvaluationEnd {
+    /// All were evaluated.
+    Evaluated,
+    /// One of them had no spare slot.
+    NoSlot,
+    /// One of them failed.
+    Fault,
+    /// One of them took too long.
+    Late,
+}
+
+impl EvaluationEnd {
+    const ALL: [Self; 4] = [Self::Evaluated, Self::NoSlot, Self::Fault, Self::Late];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Evaluated => "evaluated",
+            Self::NoSlot => "no_slot",
+            Self::Fault => "fault",
+            Self::Late => "late",
+        }
+    }
+}
+
+impl From<DraftLoss> for EvaluationEnd {
+    fn from(loss: DraftLoss) -> Self {
+        match loss {
+            DraftLoss::NoSlot => Self::NoSlot,
+            DraftLoss::Fault => Self::Fault,
+            DraftLoss::Timeout | DraftLoss::Patience => Self::Late,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct DraftCounts {
+    asked: IntCounterVec,
+    lost: IntCounterVec,
+    evaluations: IntCounterVec,
+    drawn: IntCounterVec,
+}
+
+impl DraftCounts {
+    /// Counters at zero for every kind and cause, registered.
+    pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
+        let counts = Self {
+            asked: new.kept(make::counters(metric::DRAFTS))?,
+            lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
+            evaluations: new.kept(make::counters(metric::DRAFTER_EVALUATIONS))?,
+            drawn: new.kept(make::counters(metric::DRAFTERS_DRAWN))?,
+        };
+        for end in EvaluationEnd::ALL {
+            counts.evaluations.with_label_values(&[end.name()]);
+        }
+        for kind in DraftKind::ALL {
+            counts.asked.with_label_values(&[kind.name()]);
+            for cause in DraftLoss::ALL {
+                counts.lost.with_label_values(&[kind.name(), cause.name()]);
+            }
+        }
+        Ok(counts)
+    }
+
+    pub(super) fn asked(&self, kind: DraftKind) {
+        self.asked.with_label_values(&[kind.name()]).inc();
+    }
+
+    pub(super) fn lost(&self, kind: DraftKind, cause: DraftLoss) {
+        self.lost.with_label_values(&[kind.name(), cause.name()]).inc();
+    }
+
+    pub(super) fn evaluated(&self, end: EvaluationEnd) {
+        self.evaluations.with_label_values(&[end.name()]).inc();
+    }
+
+    pub(super) fn drawn(&self, policy: &str, drafter: &str) {
+        self.drawn.with_label_values(&[policy, drafter]).inc();
+    }
+}

@@ -1,0 +1,185 @@
+//! Metrics of requests of all paths.
+
+use std::time::Duration;
+
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge};
+
+use super::models::{ModelLabels, OTHER as OTHER_MODEL};
+use super::{Held, Maker};
+use crate::observe::{Finished, make};
+use foretell_core::words::{Reason, RelayReason, metric};
+use foretell_engines::openai::{Api, Path, Route};
+
+/// The route of requests that do not ask for text.
+const OTHER: &str = "other";
+/// The class of answers that failed.
+const FAILED: &str = "5xx";
+/// The reason of a request that no replica answered.
+const UNREACHABLE: &str = RelayReason::Unreachable.name();
+/// The reason of a request by an API that is not speculated on.
+const ROUTE: &str = RelayReason::Route.name();
+
+#[derive(Debug)]
+pub(super) struct RequestMetrics {
+    pub(super) models: ModelLabels,
+    finished: IntCounterVec,
+    in_flight: IntGauge,
+    streams: IntGauge,
+    disconnects: IntCounter,
+    broken: IntCounter,
+    first_token: HistogramVec,
+    added: Histogram,
+    ttft: HistogramVec,
+    e2e: HistogramVec,
+    /// Speculated, plain, relayed.
+    gaps: [Histogram; 3],
+    per_token: HistogramVec,
+    duration: HistogramVec,
+    tokens: IntCounterVec,
+    holdback: IntCounterVec,
+}
+
+impl RequestMetrics {
+    pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
+        let gaps = new.kept(make::histograms(metric::INTER_TOKEN_LATENCY))?;
+        let metrics = Self {
+            ttft: new.kept(make::histograms(metric::TTFT))?,
+            e2e: new.kept(make::histograms(metric::E2E_LATENCY))?,
+            gaps: [Path::Speculated, Path::Plain, Path::Relayed]
+                .map(|path| gaps.with_label_values(&[path.name()])),
+            models: ModelLabels::default(),
+            finished: new.kept(make::counters(metric::REQUESTS))?,
+            in_flight: new.kept(make::level(metric::IN_FLIGHT))?,
+            streams: new.kept(make::level(metric::STREAMS))?,
+            disconnects: new.kept(make::counter(metric::DISCONNECTS))?,
+            broken: new.kept(make::counter(metric::BROKEN))?,
+            first_token: new.kept(make::histograms(metric::TIME_TO_FIRST_TOKEN))?,
+            added: new.kept(make::histogram(metric::ADDED_TTFT))?,
+            per_token: new.kept(make::histograms(metric::TIME_PER_TOKEN))?,
+            duration: new.kept(make::histograms(metric::REQUEST_DURATION))?,
+            tokens: new.kept(make::counters(metric::OUTPUT_TOKENS))?,
+            holdback: new.kept(make::counters(metric::HOLDBACK))?,
+        };
+        metrics.finished.with_label_values(&["", OTHER, "", Path::Relayed.name(), UNREACHABLE, FAILED]);
+        for model in ["", OTHER_MODEL] {
+            metrics.begin(model);
+        }
+        Ok(metrics)
+    }
+
+    /// Models of the configuration: each has a label of its own.
+    pub(super) fn configured<'a>(&self, models: impl IntoIterator<Item = &'a str>) {
+        let models: Vec<&str> = models.into_iter().collect();
+        self.models.configured(models.iter().copied());
+        for model in models {
+            self.begin(model);
+        }
+    }
+
+    /// Starts the series of a model's server errors in an outage at zero: `increase()` does not see
+    /// the first errors of a series that begins with them.
+    fn begin(&self, model: &str) {
+        for route in [Route::Completions, Route::Chat] {
+            for reason in RelayReason::ALL {
+                self.finished.with_label_values(&[
+                    model,
+                    route.name(),
+                    "",
+                    Path::Relayed.name(),
+                    reason.name(),
+                    FAILED,
+                ]);
+            }
+        }
+        for (api, reason) in Api::RELAYED.into_iter().flat_map(|api| [(api, ROUTE), (api, UNREACHABLE)]) {
+            self.finished.with_label_values(&[model, api.name(), "", Path::Relayed.name(), reason, FAILED]);
+        }
+    }
+
+    pub(super) fn hold(&self) -> Held {
+        Held::new(&self.in_flight)
+    }
+
+    pub(super) fn hold_stream(&self) -> Held {
+        Held::new(&self.streams)
+    }
+
+    /// A piece of output followed the one before it after `gap`.
+    pub(super) fn gap(&self, path: Path, gap: Duration) {
+        let [speculated, plain, relayed] = &self.gaps;
+        let histogram = match path {
+            Path::Speculated => speculated,
+            Path::Plain => plain,
+            Path::Relayed => relayed,
+        };
+        histogram.observe(gap.as_secs_f64());
+    }
+
+    pub(super) fn finish(&self, finished: &Finished, policy: &str) {
+        let good = (200..300).contains(&finished.status);
+        let model = self.models.label(finished.model.as_deref().unwrap_or(""), good);
+        let route = finished.route.map_or(OTHER, Api::name);
+        let path = finished.path.name();
+        let class = code_class(finished.status);
+        let reason = finished.reason.map_or("", Reason::name);
+        self.finished.with_label_values(&[&*model, route, policy, path, reason, class]).inc();
+        if good {
+            self.finished.with_label_values(&[&*model, route, policy, path, reason, FAILED]);
+            if matches!(finished.route, Some(Api::Completion(_))) {
+                self.finished.with_label_values(&[
+                    &*model,
+                    route,
+                    "",
+                    Path::Relayed.name(),
+                    UNREACHABLE,
+                    FAILED,
+                ]);
+                for path in [Path::Plain, Path::Speculated].into_iter().filter(|_| !policy.is_empty()) {
+                    self.finished.with_label_values(&[&*model, route, policy, path.name(), "", FAILED]);
+                }
+            }
+        }
+        if finished.client_gone {
+            self.disconnects.inc();
+        }
+        if finished.error.is_some() && finished.first_byte.is_some() {
+            self.broken.inc();
+        }
+        self.times(finished, path);
+        if finished.held_back {
+            self.holdback.with_label_values(&[policy]).inc();
+        }
+    }
+
+    fn times(&self, finished: &Finished, path: &str) {
+        if matches!(finished.route, Some(Api::Completion(_))) {
+            if let Some(first) = finished.first_byte {
+                self.ttft.with_label_values(&[path]).observe(first.as_secs_f64());
+            }
+            self.e2e.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
+        }
+        if let Some(first) = finished.first_byte {
+            self.first_token.with_label_values(&[path]).observe(first.as_secs_f64());
+        }
+        if let Some(added) = finished.added {
+            self.added.observe(added.as_secs_f64());
+        }
+        if let Some(seconds) = finished.seconds_per_token() {
+            self.per_token.with_label_values(&[path]).observe(seconds);
+        }
+        self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
+        self.tokens
+            .with_label_values(&[path, finished.reason.map_or("", Reason::name)])
+            .inc_by(u64::from(finished.output_tokens));
+    }
+}
+
+const fn code_class(status: u16) -> &'static str {
+    match status {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => FAILED,
+    }
+}

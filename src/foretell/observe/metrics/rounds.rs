@@ -1,0 +1,91 @@
+//! Metrics of rounds: drafts, acceptance, cost, and time won and lost.
+
+use prometheus::{CounterVec, Histogram, IntCounterVec};
+
+use super::Maker;
+use crate::observe::{Finished, Round, make};
+use foretell_core::session::SentAhead;
+use foretell_core::words::metric::{self, prompt_bucket};
+
+#[derive(Debug)]
+pub(super) struct RoundMetrics {
+    rounds: IntCounterVec,
+    drafted: IntCounterVec,
+    accepted: IntCounterVec,
+    accepted_at: IntCounterVec,
+    drafted_at: IntCounterVec,
+    verify: Histogram,
+    draft: Histogram,
+    gamma: Histogram,
+    ahead: IntCounterVec,
+    saved: CounterVec,
+    wasted: CounterVec,
+    calls: IntCounterVec,
+    extra: IntCounterVec,
+}
+
+impl RoundMetrics {
+    pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            rounds: new.kept(make::counters(metric::NUM_DRAFTS))?,
+            drafted: new.kept(make::counters(metric::DRAFT_TOKENS))?,
+            accepted: new.kept(make::counters(metric::ACCEPTED_TOKENS))?,
+            accepted_at: new.kept(make::counters(metric::ACCEPTED_PER_POSITION))?,
+            drafted_at: new.kept(make::counters(metric::DRAFTED_PER_POSITION))?,
+            verify: new.kept(make::histogram(metric::VERIFY_SECONDS))?,
+            draft: new.kept(make::histogram(metric::DRAFT_SECONDS))?,
+            gamma: new.kept(make::histogram(metric::GAMMA))?,
+            ahead: new.kept(make::counters(metric::AHEAD))?,
+            saved: new.kept(make::sums(metric::SAVED))?,
+            wasted: new.kept(make::sums(metric::WASTED))?,
+            calls: new.kept(make::counters(metric::VERIFY_CALLS))?,
+            extra: new.kept(make::counters(metric::EXTRA_TOKENS))?,
+        })
+    }
+
+    pub(super) fn finish(&self, finished: &Finished, policy: &str) {
+        let SentAhead { sent, used } = finished.ahead;
+        for (result, calls) in [("used", used), ("dropped", sent.saturating_sub(used))] {
+            self.ahead.with_label_values(&[result]).inc_by(u64::from(calls));
+        }
+        let prompt = prompt_bucket(finished.prompt_tokens as usize);
+        for round in &finished.rounds {
+            self.round(round, policy, prompt);
+        }
+        for (method, &calls) in finished.calls.by_method() {
+            if calls > 0 {
+                self.calls.with_label_values(&[&finished.backend, method.name()]).inc_by(u64::from(calls));
+            }
+        }
+        for (source, tokens) in [("reported", finished.calls.told), ("estimated", finished.calls.estimated)] {
+            if tokens > 0 {
+                self.extra.with_label_values(&[&*finished.backend, source]).inc_by(tokens);
+            }
+        }
+        if finished.calls.any() {
+            self.saved.with_label_values(&[policy]).inc_by(finished.balance.saved.max(0.0));
+            self.wasted.with_label_values(&[policy]).inc_by(finished.balance.wasted.max(0.0));
+        }
+    }
+
+    fn round(&self, round: &Round, policy: &str, prompt: &str) {
+        let of = [policy, round.drafter, prompt];
+        self.rounds.with_label_values(&of).inc();
+        self.drafted.with_label_values(&of).inc_by(u64::from(round.drafted));
+        self.accepted.with_label_values(&of).inc_by(u64::from(round.accepted));
+        for (counter, positions) in [(&self.accepted_at, round.accepted), (&self.drafted_at, round.depth)] {
+            for position in POSITIONS.iter().take(positions as usize) {
+                counter.with_label_values(&[round.drafter, *position]).inc();
+            }
+        }
+        self.verify.observe(round.verify.as_secs_f64());
+        self.draft.observe(round.draft.as_secs_f64());
+        self.gamma.observe(f64::from(round.drafted));
+    }
+}
+
+/// The positions of a draft that are counted separately, as labels.
+const POSITIONS: [&str; 32] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18",
+    "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30", "31",
+];

@@ -1,0 +1,458 @@
+//! The record of a request, from accepting it to the last byte of its answer.
+//!
+//! It is owned by the part that answers the request: the relay, a tunnel or a session loop. When a
+//! client leaves, futures and bodies are dropped, so the record is written by its `Drop` at the
+//! latest.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, StatusCode};
+use tracing::Span;
+
+use super::log::request_span;
+use super::text::Text;
+use super::{Finished, Held, Observer, Round};
+use crate::http::headers::REQUEST_ID;
+use crate::http::memory::Reservation;
+use foretell_core::session::{ActionId, Judging, Summary};
+use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
+use foretell_engines::openai::{Api, Path, Route};
+
+/// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
+/// limit of their own.
+const KEPT: usize = 200;
+
+/// A verify request that has not returned.
+#[derive(Debug)]
+struct Open {
+    call: ActionId,
+    number: u32,
+    drafter: &'static str,
+    /// Nodes of its draft.
+    nodes: u32,
+    since: Instant,
+    draft: Duration,
+    /// Tokens that its engine computed for it; `None` if it does not report them, or has not
+    /// answered.
+    computed: Option<u32>,
+}
+
+/// Moments from which the time that Foretell adds to the first token is computed.
+#[derive(Debug, Default)]
+struct Moments {
+    /// The whole request had been received.
+    whole: Option<Instant>,
+    /// The first call was sent.
+    called: Option<Instant>,
+    /// The first part of its answer was read.
+    received: Option<Instant>,
+    /// The last part of its answer was sent.
+    emitted: Option<Instant>,
+}
+
+/// Collects a [`Finished`] record and passes it to the observer when the request ends or is
+/// dropped. Until then the request counts as in flight.
+#[derive(Debug)]
+pub struct Record {
+    observer: Arc<Observer>,
+    span: Span,
+    started: Instant,
+    /// Large, and the record is moved often.
+    finished: Box<Finished>,
+    written: bool,
+    held: Option<Held>,
+    stream: Option<Held>,
+    /// The verify requests whose results have not been used yet, in the order in which they were
+    /// sent.
+    open: Vec<Open>,
+    /// Time spent drafting so far for the next round.
+    drafting: Duration,
+    moments: Moments,
+    /// Memory reserved for the request and its session, and the request's own part of it, bytes.
+    memory: Option<(Reservation, u64)>,
+}
+
+impl Record {
+    /// A request that has just been accepted; it counts as relayed until it turns out to be a
+    /// completion. `headers` are the client's: they may continue a trace.
+    pub fn begin(observer: &Arc<Observer>, id: String, headers: &HeaderMap) -> Self {
+        let held = Some(observer.metrics().hold_request());
+        let span = request_span(&id);
+        let mut finished = Box::new(Finished::new(Path::Relayed, ""));
+        finished.id = id;
+        finished.reason = Some(RelayReason::Route.into());
+        let (line, trace) = observer.begin(headers);
+        (finished.unsampled, finished.trace) = (!line, trace);
+        Self {
+            observer: Arc::clone(observer),
+            span,
+            started: Instant::now(),
+            finished,
+            written: false,
+            held,
+            stream: None,
+            open: Vec::new(),
+            drafting: Duration::ZERO,
+            moments: Moments::default(),
+            memory: None,
+        }
+    }
+
+    /// The record so far.
+    pub fn so_far(&self) -> &Finished {
+        &self.finished
+    }
+
+    /// The tracing span for all work on the request.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// When the request was accepted.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The observer, for metrics that do not wait for the end of the request.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Records that it asks for text by this API. It is relayed, since that API is not speculated
+    /// on.
+    pub fn asks_by(&mut self, api: Api) {
+        self.finished.route = Some(api);
+    }
+
+    /// Records that it is a completion that is relayed.
+    pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
+        self.finished.path = Path::Relayed;
+        self.finished.route = Some(route.into());
+        self.finished.reason = Some(reason.into());
+        self.finished.parameter = parameter.map(kept);
+        self.finished.policy = None;
+        self.finished.held_back = false;
+    }
+
+    /// Records that its session was abandoned before anything was sent to the client; the request
+    /// is relayed instead.
+    pub fn declined(&mut self, reason: RelayReason, parameter: Option<String>) {
+        if let Some(route) = self.finished.route {
+            self.relayed(route, reason, parameter);
+        }
+        let fresh = Finished::new(Path::Relayed, "");
+        let gone = &mut self.finished;
+        gone.rounds.clear();
+        (gone.output_tokens, gone.first_byte, gone.added) = (0, None, None);
+        (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
+        gone.text = gone.text.take().map(|_| Text::default());
+        self.moments.received = None;
+        self.session_holds(0);
+    }
+
+    /// Records that it is a completion that may be speculated on, under this policy
+    /// (`name@revision`).
+    pub fn eligible(&mut self, route: Route, policy: &str) {
+        self.finished.path = Path::Plain;
+        self.finished.route = Some(route.into());
+        self.finished.reason = None;
+        self.finished.policy = Some(policy.to_owned());
+    }
+
+    /// Records the model id in the request.
+    pub fn model(&mut self, model: String) {
+        self.finished.model = Some(kept(model));
+    }
+
+    /// Records that no replica could be reached; a completion counts as relayed then.
+    pub fn unreachable(&mut self, cause: String) {
+        self.finished.path = Path::Relayed;
+        self.finished.reason = Some(RelayReason::Unreachable.into());
+        self.finished.parameter = None;
+        // No policy decided about a request that never reached an engine.
+        self.finished.policy = None;
+        self.finished.error = Some(cause);
+    }
+
+    /// Records the plain reason, where no session reports it.
+    pub fn set_plain_reason(&mut self, reason: PlainReason) {
+        self.finished.reason = Some(reason.into());
+    }
+
+    /// Records the cause of an incomplete answer or of an error of Foretell's own.
+    pub fn failed(&mut self, cause: String) {
+        self.finished.error = Some(cause);
+    }
+
+    /// Keeps this memory reserved until the end of the answer.
+    pub fn keep(&mut self, reservation: Reservation) {
+        let request = reservation.bytes();
+        self.memory = Some((reservation, request));
+    }
+
+    /// Adjusts the reserved memory to the request's own part and `bytes` for its session.
+    pub fn session_holds(&mut self, bytes: u64) {
+        if let Some((memory, request)) = &mut self.memory {
+            memory.follow(*request + bytes);
+        }
+    }
+
+    /// Records the name of the backend.
+    pub fn to(&mut self, backend: &str) {
+        backend.clone_into(&mut self.finished.backend);
+    }
+
+    /// Records the status sent to the client.
+    pub fn status(&mut self, status: StatusCode) {
+        self.finished.status = status.as_u16();
+    }
+
+    /// Records the head of the answer sent to the client; an event stream counts as in flight until
+    /// the end.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
+        self.status(status);
+        let kind = headers.get(CONTENT_TYPE).map_or(&[][..], |kind| kind.as_bytes());
+        if kind.starts_with(b"text/event-stream") {
+            self.stream.get_or_insert_with(|| self.observer.metrics().hold_stream());
+        }
+        let theirs = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        self.finished.backend_id = theirs.filter(|id| *id != self.finished.id).map(|id| kept(id.to_owned()));
+    }
+
+    /// Records when the whole request had been received.
+    pub fn whole(&mut self, at: Instant) {
+        self.moments.whole = Some(at);
+    }
+
+    /// Records that the first call for the request is sent now.
+    pub fn called(&mut self) {
+        self.moments.called.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that a part of the answer was read; the first one counts.
+    pub fn received(&mut self) {
+        self.moments.received.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that a part of the answer's body is sent; the first one sets `first_byte`.
+    pub fn emitted(&mut self) {
+        let now = Instant::now();
+        if let Some(last) = self.moments.emitted.replace(now) {
+            if self.stream.is_some() && matches!(self.finished.route, Some(Api::Completion(_))) {
+                self.observer.metrics().gap(self.finished.path, now.saturating_duration_since(last));
+            }
+            return;
+        }
+        self.finished.first_byte = Some(now.saturating_duration_since(self.started));
+        if let Moments { whole: Some(whole), called: Some(called), received: Some(received), .. } =
+            self.moments
+        {
+            self.finished.added =
+                Some(called.saturating_duration_since(whole) + now.saturating_duration_since(received));
+        }
+    }
+
+    /// Keeps the output of the request, as its client asks, if the operator has allowed that.
+    pub fn keep_text(&mut self) {
+        self.finished.text = self.observer.keeps_texts().then(Text::default);
+    }
+
+    /// Notes text that is sent to the client.
+    pub fn wrote(&mut self, text: &str) {
+        if let Some(kept) = &mut self.finished.text {
+            kept.write(text);
+        }
+    }
+
+    /// Records that it is held back as control group.
+    pub fn held_back(&mut self) {
+        self.finished.held_back = true;
+    }
+
+    /// Records that its drafters read texts of other clients.
+    pub fn reads_others(&mut self) {
+        self.finished.reads_others = true;
+    }
+
+    /// Records the number of prompt tokens.
+    pub fn prompt_tokens(&mut self, tokens: usize) {
+        self.finished.prompt_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+    }
+
+    /// Adds time spent drafting for the next round.
+    pub fn drafted(&mut self, took: Duration) {
+        self.drafting += took;
+    }
+
+    /// Records that a verify request is sent with a draft of `drafter`, which has `nodes` nodes.
+    /// `number`: that of the call among those after the first.
+    pub fn verifying(
+        &mut self,
+        call: ActionId,
+        number: u32,
+        drafter: &'static str,
+        nodes: usize,
+        method: VerifyMethod,
+    ) {
+        let draft = std::mem::take(&mut self.drafting);
+        let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+        self.open.push(Open { call, number, drafter, nodes, since: Instant::now(), draft, computed: None });
+        self.finished.calls.sent(method);
+    }
+
+    /// Records the number of tokens that the engine reports to have computed for a verify request.
+    pub fn computed(&mut self, call: ActionId, tokens: Option<u32>) {
+        if let Some(open) = self.open.iter_mut().find(|open| open.call == call) {
+            open.computed = tokens;
+        }
+    }
+
+    /// Removes a verify request that was cancelled; the tokens that its engine computed for it are
+    /// estimated.
+    pub fn dropped(&mut self, call: ActionId) {
+        let calls = &mut self.finished.calls;
+        self.open.retain(|open| {
+            let keeps = open.call != call;
+            if !keeps {
+                calls.estimated += u64::from(open.nodes) + 1;
+            }
+            keeps
+        });
+    }
+
+    /// Takes over the session's summary, and records the rounds that are new in it.
+    pub fn summarise(&mut self, summary: &Summary) {
+        let finished = &mut self.finished;
+        finished.path = if summary.speculated { Path::Speculated } else { Path::Plain };
+        finished.reason = summary.reason.map(Reason::from);
+        finished.output_tokens = summary.output_tokens;
+        finished.drift = summary.drift;
+        finished.ahead = summary.ahead;
+        finished.balance = summary.balance;
+        for round in summary.each.iter().skip(finished.rounds.len()) {
+            // Earlier requests decided nothing: they are a part of this round.
+            let until = self.open.partition_point(|open| open.call <= round.call);
+            let calls: Vec<Open> = self.open.drain(..until).collect();
+            let Some(&Open { number, drafter, since, computed, .. }) = calls.last() else { return };
+            let draft = calls.iter().map(|open| open.draft).sum();
+            let Judging { drafted, accepted, depth, .. } = *round;
+            match computed {
+                Some(computed) => finished.calls.told += u64::from(computed.saturating_sub(accepted + 1)),
+                None => finished.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
+            }
+            let verify = since.elapsed();
+            let at = since.saturating_duration_since(self.started);
+            if let Some(text) = &mut finished.text {
+                text.round(finished.rounds.len());
+            }
+            finished.rounds.push(Round { drafted, accepted, depth, number, at, drafter, draft, verify });
+        }
+    }
+
+    /// Ends the request and passes on the record, once. `client_gone`: the client left before the
+    /// end.
+    pub fn end(&mut self, client_gone: bool) {
+        if !std::mem::replace(&mut self.written, true) {
+            let nothing = Finished::new(self.finished.path, "");
+            let mut finished = std::mem::replace(&mut *self.finished, nothing);
+            finished.duration = self.started.elapsed();
+            finished.client_gone = client_gone;
+            self.span.in_scope(|| self.observer.finish(finished));
+        }
+        self.stream = None;
+        self.held = None;
+        self.memory = None;
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let panicked = std::thread::panicking() && !self.written;
+        if panicked {
+            self.finished.status = StatusCode::INTERNAL_SERVER_ERROR.as_u16();
+        }
+        self.end(!panicked);
+    }
+}
+
+/// A client's text, cut to [`KEPT`] bytes.
+fn kept(mut text: String) -> String {
+    if text.len() > KEPT {
+        text.truncate(text.floor_char_boundary(KEPT));
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observer() -> Arc<Observer> {
+        Arc::new(Observer::new().unwrap())
+    }
+
+    fn sessions(observer: &Observer) -> serde_json::Value {
+        observer.recent().to_json()
+    }
+
+    #[test]
+    fn a_dropped_record_says_that_the_client_has_left() {
+        let observer = observer();
+        let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
+        record.held_back();
+        record.relayed(Route::Chat, RelayReason::Tools, None);
+        assert!(!record.so_far().held_back, "a relayed request is in no group");
+        drop(record);
+        let session = &sessions(&observer)[0];
+        assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));
+        assert!(observer.metrics().text().contains("foretell_requests_in_flight 0"));
+    }
+
+    #[test]
+    fn it_is_written_once_and_its_rounds_are_the_sessions() {
+        let observer = observer();
+        let mut record = Record::begin(&observer, "r".to_owned(), &HeaderMap::new());
+        record.eligible(Route::Chat, "p@12345678");
+        let mut summary = Summary { output_tokens: 5, ..Summary::default() };
+        record.drafted(Duration::from_millis(2));
+        record.verifying(ActionId(1), 1, "prompt_lookup", 4, VerifyMethod::Tree);
+        record.computed(ActionId(1), Some(7));
+        summary.round(Judging { call: ActionId(1), drafted: 4, accepted: 3, depth: 4 });
+        record.summarise(&summary);
+        // A verify request without a result is not a round, nor is one that was sent ahead and
+        // dropped.
+        record.verifying(ActionId(2), 2, "prompt_lookup", 4, VerifyMethod::Tree);
+        record.summarise(&summary);
+        record.verifying(ActionId(3), 3, "model", 2, VerifyMethod::FanOut);
+        record.verifying(ActionId(4), 4, "model", 5, VerifyMethod::FanOut);
+        record.dropped(ActionId(4));
+        summary.round(Judging { call: ActionId(3), drafted: 2, accepted: 0, depth: 2 });
+        record.summarise(&summary);
+        record.status(StatusCode::OK);
+        let calls = record.so_far().calls;
+        // Reported: 7 computed for 4 tokens of output. Estimated: 6 of the request that was
+        // dropped, and the 2 rejected tokens.
+        assert_eq!((calls.told, calls.estimated), (3, 8));
+        record.end(false);
+        record.end(true);
+        drop(record);
+        let all = sessions(&observer);
+        assert_eq!(all.as_array().unwrap().len(), 1);
+        let rounds: Vec<_> = all[0]["rounds"].as_array().unwrap().iter().collect();
+        let told = |round: &serde_json::Value| {
+            (round["drafted"].as_u64().unwrap(), round["accepted"].as_u64().unwrap())
+        };
+        assert_eq!(rounds.iter().map(|round| told(round)).collect::<Vec<_>>(), [(4, 3), (2, 0)]);
+        assert_eq!(all[0]["client_gone"], false);
+    }
+
+    #[test]
+    fn a_clients_text_is_kept_within_bounds() {
+        assert_eq!(kept("short".to_owned()), "short");
+        let long = kept("é".repeat(500));
+        assert!(long.len() <= KEPT + '…'.len_utf8() && long.ends_with("é…"));
+    }
+}

@@ -1,0 +1,394 @@
+//! Serving of eligible requests: from the policy's ruling to the running session.
+//!
+//! Anything missing (an unknown backend, no policy, a drafter that did not load) leads to a relay
+//! with a reason; nothing here can fail a request that the backend would answer.
+
+mod again;
+mod busy;
+mod calls;
+pub mod drafters;
+mod drafting;
+mod evaluation;
+pub mod exchange;
+pub mod failure;
+pub mod gates;
+mod head;
+pub mod live;
+pub mod mode;
+mod plain;
+pub mod plan;
+mod recovery;
+pub mod ruling;
+mod run;
+mod session_loop;
+mod sink;
+mod tap;
+mod untouched;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::FutureExt;
+use tokio::sync::Semaphore;
+
+use crate::clock::Clock;
+use crate::fleet::Replica;
+use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
+use crate::learning::Learnt;
+use crate::learning::corpus::{CorpusAccess, CorpusHandle};
+use crate::observe::Observer;
+use crate::observe::metrics::Stage;
+use crate::random::fresh_seed;
+use crate::serving::calls::CallLimits;
+use crate::serving::drafters::Drafters;
+use crate::serving::drafters::SessionModel;
+use crate::serving::drafting::{DrafterEvaluation, Drafting};
+use crate::serving::exchange::{BoxFuture, Exchange, Serve, Served};
+use crate::serving::plan::SessionPlan;
+use crate::serving::ruling::Rulebook;
+use crate::serving::run::Run;
+use foretell_core::control::EvaluatedText;
+use foretell_core::control::{Class, Control, Forecast, Presence, Prospective, Way, forecast};
+use foretell_core::draft::corpus::Key;
+use foretell_core::draft::{self, LookupSpec, Spelling};
+use foretell_core::session::{Permission, Rules};
+use foretell_core::units::SplitMix64;
+use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
+use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::policy::part::TranslationMode;
+use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
+
+/// Maximum number of answers on which drafters are scored concurrently.
+const SCORING: usize = 4;
+
+/// Parts from which a [`SessionRunner`] is built.
+pub struct SessionRunnerSetup {
+    /// Engine and model at each replica's address.
+    pub identities: Arc<Identities>,
+    /// Policies, and the operator's verification limits by backend.
+    pub rulebook: Rulebook,
+    /// The loaded model drafters, by name.
+    pub drafters: Arc<Drafters>,
+    /// Timeout of a round's verify requests.
+    pub verify_timeout: Duration,
+    /// Timeout of a model draft (`timeouts.draft`); `None` if the operator has not set one.
+    pub draft_timeout: Option<Duration>,
+    /// Costs, acceptance and traits of each engine.
+    pub learnt: Arc<Learnt>,
+    /// Texts of earlier requests that drafters read.
+    pub corpus: CorpusHandle,
+}
+
+/// Runs the sessions of eligible requests.
+pub struct SessionRunner {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    setup: SessionRunnerSetup,
+    clock: Clock,
+    /// Permits for scoring drafters on an answer; answers without a permit are only counted.
+    scoring: Arc<Semaphore>,
+    /// Time budget for evaluating several model drafters on one text.
+    share: Arc<evaluation::Share>,
+}
+
+impl SessionRunner {
+    /// A session runner that has learnt nothing yet.
+    pub fn new(setup: SessionRunnerSetup) -> Self {
+        let inner = Inner {
+            clock: setup.learnt.clock(),
+            setup,
+            scoring: Arc::new(Semaphore::new(SCORING)),
+            share: Arc::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+}
+
+impl SessionRunner {
+    /// Forecast for a request with this ruling, temperature and prompt length (tokens) on a replica
+    /// now; `None` if its engine is not known.
+    pub fn forecast(
+        &self,
+        replica: &Arc<Replica>,
+        ruling: &Ruling,
+        temperature: f64,
+        prompt: usize,
+    ) -> Option<Forecast> {
+        let knowledge = self.inner.setup.identities.knowledge(replica)?;
+        let ServerKnowledge::Known(identity) = &*knowledge else { return None };
+        let control =
+            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.name());
+        let rules = &ruling.rules;
+        let bucket = rules.bucket(temperature);
+        let drafters = ruling::drafters(ruling, &control);
+        let classes: Vec<Class> =
+            drafters.into_iter().map(|drafter| Class::new(drafter, bucket, rules.kind)).collect();
+        let (method, fallback) = (*rules.methods.first()?, rules.methods.get(1).copied());
+        let asked = Prospective {
+            classes: &classes,
+            way: Way { method, fallback, context: prompt },
+            margin: rules.margin,
+            max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
+            min_acceptance: rules.min_acceptance,
+            forced: rules.gamma_fixed.is_some(),
+        };
+        let signal = replica.load().map(|load| load.signal());
+        control.with(|learnt| {
+            if let Some(signal) = &signal {
+                learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
+            }
+            Some(forecast(learnt, &asked, self.inner.clock.now()))
+        })
+    }
+}
+
+impl SessionRunner {
+    /// Probability with which each model drafter of a ruling is drawn for a request of this
+    /// temperature on a replica, by name; empty with fewer than two models, or if the engine is not
+    /// known.
+    pub fn chances(&self, replica: &Arc<Replica>, ruling: &Ruling, temperature: f64) -> Vec<(String, f64)> {
+        let knowledge = self.inner.setup.identities.knowledge(replica);
+        let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else { return Vec::new() };
+        if ruling.models.len() < 2 {
+            return Vec::new();
+        }
+        let control =
+            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.name());
+        let numbers: Vec<u8> = ruling.models.iter().map(|(name, _)| control.model(name)).collect();
+        let hedge =
+            control.with(|learnt| learnt.hedges.of(ruling.rules.bucket(temperature), ruling.rules.kind));
+        let names = ruling.models.iter().map(|(name, _)| name.clone());
+        names.zip(hedge.weights(&numbers)).collect()
+    }
+}
+
+impl SessionRunner {
+    /// Reason for which requests of this route stay plain on this engine under every policy,
+    /// because of the format of its answers; `None` if there is none.
+    pub fn plain_before(&self, identity: &Identity, route: Route) -> Option<PlainReason> {
+        self.inner.plain_before(identity, route)
+    }
+}
+
+impl Serve for SessionRunner {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
+        let inner = Arc::clone(&self.inner);
+        async move {
+            match inner.prepare(&exchange) {
+                Ok(run) => Box::pin(run.begin(exchange)).await,
+                Err(why) => Err(exchange.decline(why)),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Inner {
+    /// See [`SessionRunner::plain_before`].
+    fn plain_before(&self, identity: &Identity, route: Route) -> Option<PlainReason> {
+        if !identity.engine.dialect.codec().tells_ids(route) {
+            return Some(PlainReason::UntrustedIds);
+        }
+        (route == Route::Chat && self.setup.learnt.answer_traits(identity).parses())
+            .then_some(PlainReason::Parser)
+    }
+
+    /// Makes every decision that precedes the first call; the error is the reason for a relay.
+    fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
+        let request = &exchange.request;
+        let knowledge = self.setup.identities.knowledge(&exchange.replica);
+        let backend = exchange.replica.name();
+        let admitted = Admitted {
+            head: Subjects {
+                route: request.route,
+                headers: &exchange.head.headers,
+                tenant: exchange.client.tenant.as_deref(),
+            },
+            request,
+            control: exchange.client.control,
+            backend,
+            mode: exchange.client.mode,
+        };
+        let begun = Instant::now();
+        let ruled = self.setup.rulebook.rule(&admitted, knowledge.as_deref(), &self.setup.drafters);
+        exchange.shared.observer.metrics().overhead(Stage::Decide, begun.elapsed());
+        let (ruling, drawn) = ruled?;
+        let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
+            return Err(RelayReason::NoVerifyMethod.into());
+        };
+        let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request.route));
+        let control = self.setup.learnt.for_permission(permission, identity, backend);
+        let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
+        let sampling = if identity.engine.shares_noise() {
+            Sampling { seed: Some(seed), ..ruling.sampling.clone() }
+        } else {
+            ruling.sampling.clone()
+        };
+        let Models { mut drafting, evaluation, drawn: model } =
+            self.drafting(permission, &ruling, identity, &sampling, &control, &exchange.shared.observer);
+        let remembering = self.remembering(permission, &ruling, identity, exchange);
+        let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
+        let shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
+        let samples = shares_noise && self.samples(&ruling, exchange);
+        if samples {
+            drafting.sample(fresh_seed());
+        }
+        let rules = Rules {
+            permission,
+            holdback: drawn.held_back,
+            model,
+            drafts_ahead: drafting.goes_back(),
+            shares_noise,
+            samples,
+            vocabulary: identity.tokenizer.end(),
+            verify_timeout: self.setup.verify_timeout,
+            draft_timeout: self.setup.draft_timeout,
+            shared: draft::Shared { spelling: Some(spelling), ..remembering.shared() },
+            ..ruling.rules.clone()
+        };
+        // A request that is passed on unchanged counts towards the concurrency of those that are
+        // speculated on.
+        let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
+        let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
+        let answer_traits = self.setup.learnt.answer_traits(identity);
+        let identity = Arc::clone(identity);
+        Ok(Run {
+            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits }),
+            permission,
+            drawn,
+            control,
+            drafting,
+            evaluation,
+            remembering,
+            clock: self.clock,
+            present,
+            scoring: Arc::clone(&self.scoring),
+            answer_traits,
+        })
+    }
+}
+
+/// The model drafter of a request.
+struct Models {
+    drafting: Drafting,
+    /// The evaluation of all models of its policy after it, if there are several.
+    evaluation: Option<DrafterEvaluation>,
+    /// The number of the model that drafts, in the control state.
+    drawn: Option<u8>,
+}
+
+impl Inner {
+    /// True if drafts are sampled rather than drawn with the target's own noise. Requires a target
+    /// in this process, whose distributions are available. Ruled out by a client's seed, which
+    /// makes the text a function of the target's noise; by lossy rules; by lookups, whose drafts
+    /// are merged with the model's; and by a draft timeout, which could be met or missed depending
+    /// on the tokens drawn.
+    fn samples(&self, ruling: &Ruling, exchange: &Exchange) -> bool {
+        let asked = &exchange.request.sampling;
+        let Rules { methods, accept, lookups, .. } = &ruling.rules;
+        let free = asked.seed.is_none() && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
+        let alone = lookups.is_empty() && self.setup.draft_timeout.is_none();
+        free && alone && exchange.replica.is_here() && methods.first() == Some(&VerifyMethod::Tree)
+    }
+
+    /// The part of the corpus that this request reads and is added to, by those drafters of its
+    /// policy that may draft.
+    fn remembering(
+        &self,
+        permission: Permission,
+        ruling: &Ruling,
+        identity: &Identity,
+        exchange: &Exchange,
+    ) -> CorpusAccess {
+        let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
+        let lookups = || ruling.rules.lookups.iter().filter(|_| drafts);
+        let scopes = lookups().filter_map(|spec| match spec {
+            LookupSpec::Suffix(scope) => Some(*scope),
+            LookupSpec::PromptLookup(_)
+            | LookupSpec::Prediction
+            | LookupSpec::Phrasebook { .. }
+            | LookupSpec::Recycling => None,
+        });
+        let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
+        let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
+        let tenant = exchange.client.tenant.as_deref();
+        let remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
+        if !lookups().any(|spec| *spec == LookupSpec::Recycling) {
+            return remembering;
+        }
+        // Replicas that were started together share their successors.
+        let started = identity.epoch.started / 1_000_000;
+        remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
+    }
+
+    /// The model drafter of a request, drawn from those of its policy.
+    fn drafting(
+        &self,
+        permission: Permission,
+        ruling: &Ruling,
+        identity: &Identity,
+        sampling: &Sampling,
+        control: &Arc<Control>,
+        observer: &Arc<Observer>,
+    ) -> Models {
+        // Where the target's noise cannot be reproduced, its most probable token is the best guess:
+        // draft greedily.
+        let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
+        let (bucket, kind) = (ruling.rules.bucket(sampling.temperature), ruling.rules.kind);
+        let sampling = Sampling { temperature, ..sampling.clone() };
+        let models = self.models(ruling, identity, control);
+        let numbers: Vec<u8> = models.iter().map(|(number, _)| *number).collect();
+        let hedge = control.with(|learnt| learnt.hedges.of(bucket, kind));
+        let drawn = hedge.draw(&numbers, &mut SplitMix64::new(fresh_seed()));
+        let drafter = models.iter().find(|(number, _)| Some(*number) == drawn);
+        let evaluated = evaluated(permission, ruling, bucket, drawn);
+        if let Some((_, session_model)) = drafter.filter(|_| evaluated.is_some()) {
+            observer.metrics().drawn(&ruling.policy.name, &session_model.name);
+        }
+        let bounded = self.setup.draft_timeout.is_some();
+        let session_model = drafter.map(|(_, session_model)| session_model.clone());
+        let drafting = Drafting::new(session_model, sampling.clone(), bounded, Arc::clone(observer));
+        let evaluation = evaluated.filter(|_| models.len() > 1).map(|evaluated| DrafterEvaluation {
+            evaluated,
+            models,
+            control: Arc::clone(control),
+            sampling,
+            observer: Arc::clone(observer),
+            share: Arc::clone(&self.share),
+            clock: self.clock,
+            begun: Instant::now(),
+        });
+        Models { drafting, evaluation, drawn }
+    }
+
+    /// The loaded models of a ruling, by their numbers in the control state.
+    fn models(&self, ruling: &Ruling, identity: &Identity, control: &Control) -> Vec<(u8, SessionModel)> {
+        let session_model = |(name, translation_mode): &(String, TranslationMode)| {
+            Some((control.model(name), self.setup.drafters.get(name, *translation_mode, identity)?))
+        };
+        ruling.models.iter().filter_map(session_model).collect()
+    }
+}
+
+/// The evaluated text of a request, still without results; `None` if nothing would be drafted.
+fn evaluated(
+    permission: Permission,
+    ruling: &Ruling,
+    bucket: foretell_core::control::TemperatureBucket,
+    drafted: Option<u8>,
+) -> Option<EvaluatedText> {
+    let rules = &ruling.rules;
+    let drafts = !matches!(permission, Permission::Plain(_));
+    let (method, fallback) = (*rules.methods.first().filter(|_| drafts)?, rules.methods.get(1).copied());
+    let way = Way { method, fallback, context: 0 };
+    Some(EvaluatedText {
+        bucket,
+        kind: rules.kind,
+        way,
+        gamma_max: rules.gamma_max,
+        hits: Vec::new(),
+        drafted,
+    })
+}

@@ -1,0 +1,128 @@
+//! Sends a stream's request once more, without a session, after its first call brought nothing.
+//!
+//! The client has received the head and no event, so the backend's answer to the client's own
+//! request can follow unchanged, byte by byte. It counts as relayed, with reason `fault`.
+
+use http::{Request, Response};
+use http_body_util::{BodyExt, Limited};
+use serde_json::Value;
+
+use super::exchange::{Shared, Unsent, fit};
+use super::failure::Failure;
+use super::head;
+use super::session_loop::Nothing;
+use super::sink::{Gone, Sink};
+use crate::fleet::{Answer, SendError};
+use crate::http::body::full;
+use crate::observe::Record;
+use foretell_core::words::RelayReason;
+use foretell_engines::openai::sse;
+
+/// Maximum size of a backend's error body that is passed on within a stream, bytes.
+const ERROR_BYTES: usize = 1 << 20;
+
+/// Sends the request once more and streams the backend's answer to the client unchanged.
+pub(super) async fn stream(nothing: Nothing) {
+    let Nothing { unsent, shared, mut slot, mut sink } = nothing;
+    slot.record.declined(RelayReason::Fault, None);
+    slot.record.to(unsent.replica.name());
+    let gone = sink.hung_up();
+    let answered = async {
+        let sent = send(unsent, &shared).await;
+        pass_on(sent, &mut sink, &mut slot.record).await?;
+        sink.trailers(slot.record.so_far()).await
+    };
+    let answered = tokio::select! {
+        answered = answered => answered,
+        () = gone => Err(Gone),
+    };
+    slot.record.end(answered.is_err());
+}
+
+async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
+    let Unsent { mut head, body, mut replica } = unsent;
+    let body = fit(&replica, &mut head, body, &shared.memory);
+    let request = Request::from_parts(head, full(body));
+    shared.fleet.send(&mut replica, request, None).await
+}
+
+async fn pass_on(
+    sent: Result<Response<Answer>, SendError>,
+    sink: &mut Sink,
+    record: &mut Record,
+) -> Result<(), Gone> {
+    let response = match sent {
+        Ok(response) => response,
+        Err(error) => return sink.error(&Failure::from(error).body()).await,
+    };
+    let stream = head::is_stream(&response);
+    let mut body = response.into_body();
+    if !stream {
+        // The head (200) is sent already, so the backend's error goes out as an event.
+        let whole = Limited::new(body, ERROR_BYTES).collect().await;
+        let said = whole.ok().and_then(|whole| serde_json::from_slice::<Value>(&whole.to_bytes()).ok());
+        let said = said.filter(|said| said.get("error").is_some());
+        return sink.error(&said.unwrap_or_else(|| Failure::BrokeOff.body())).await;
+    }
+    let mut events = WholeEvents::default();
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(data) = frame.into_data() else { continue };
+        let whole = events.push(&data);
+        if !whole.is_empty() {
+            record.emitted();
+            sink.raw(whole.into()).await?;
+        }
+    }
+    if events.ended { Ok(()) } else { sink.error(&Failure::BrokeOff.body()).await }
+}
+
+/// Passes a stream on event by event, so that one that breaks off leaves no half of one.
+#[derive(Default)]
+struct WholeEvents {
+    decoder: sse::Decoder,
+    /// Bytes of an event that is not whole yet.
+    held: Vec<u8>,
+    /// The event that ends the stream has come.
+    ended: bool,
+}
+
+impl WholeEvents {
+    /// Takes the next bytes and returns those up to the end of the last event that is whole.
+    fn push(&mut self, data: &[u8]) -> Vec<u8> {
+        let mut whole = 0;
+        for (at, byte) in data.iter().enumerate() {
+            // No backend sends an event longer than the decoder's limit; such a stream counts as
+            // broken off.
+            let messages = self.decoder.push(std::slice::from_ref(byte)).unwrap_or_default();
+            self.ended |= messages.iter().any(sse::Message::is_done);
+            if self.decoder.is_between_events() {
+                whole = at + 1;
+            }
+        }
+        self.held.extend_from_slice(data);
+        let kept = self.held.len() - (data.len() - whole);
+        if whole == 0 { Vec::new() } else { self.held.drain(..kept).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_events_are_passed_on_however_the_bytes_come() {
+        let stream = b"data: {\"a\":1}\n\ndata: {\"b\":2}\r\n\r\n: comment\n\ndata: [DONE]\n\n";
+        for size in 1..=stream.len() {
+            let mut events = WholeEvents::default();
+            let passed: Vec<u8> = stream.chunks(size).flat_map(|data| events.push(data)).collect();
+            assert_eq!((passed.as_slice(), events.ended), (&stream[..], true), "{size}");
+        }
+        for cut in 0..stream.len() - 1 {
+            let mut events = WholeEvents::default();
+            let passed = events.push(&stream[..cut]);
+            let text = String::from_utf8(passed).unwrap();
+            assert!(!events.ended && (text.is_empty() || text.ends_with(['\n', '\r'])), "{cut}: {text:?}");
+            assert!(!text.ends_with("1}\n") && !text.ends_with("2}\r\n"), "{cut}: {text:?}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! State of the engines as sessions see it: their load, and whether the regret budget allows
+//! speculation.
+
+use std::sync::Arc;
+
+use super::SessionRunner;
+use crate::fleet::Replica;
+use foretell_core::control::Control;
+use foretell_core::words::Gate;
+
+impl SessionRunner {
+    /// Load of a replica's engine, 0 to 1, as used by tolerance curves over load; `None` before its
+    /// first request.
+    pub fn load(&self, replica: &Arc<Replica>) -> Option<f64> {
+        let control = self.learnt(replica)?;
+        let signal = replica.load().map(|load| load.signal());
+        Some(control.with(|learnt| {
+            if let Some(signal) = &signal {
+                learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
+            }
+            learnt.concurrency.load()
+        }))
+    }
+
+    /// Gates that the control state of a replica's engine closes: `control` where its plain windows
+    /// were faster, `regret` where its regret budget is too low to begin to speculate.
+    pub fn closed(&self, replica: &Arc<Replica>) -> impl Iterator<Item = Gate> + use<> {
+        let now = self.inner.clock.now();
+        let closed = self.learnt(replica).map(|control| {
+            control.with(|learnt| {
+                let lost = learnt.switchback.groups().looks_closed(now);
+                let empty = !learnt.regret_budget.may_begin(learnt.concurrency.speculating());
+                [(lost, Gate::Control), (empty, Gate::Regret)]
+            })
+        });
+        closed.into_iter().flatten().filter_map(|(closed, gate)| closed.then_some(gate))
+    }
+
+    /// Control state of a replica's engine; `None` before its first request.
+    pub(super) fn learnt(&self, replica: &Arc<Replica>) -> Option<Arc<Control>> {
+        self.inner.setup.learnt.at(&self.inner.setup.identities, replica)
+    }
+}

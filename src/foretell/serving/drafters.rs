@@ -1,0 +1,237 @@
+//! The model drafters that the policies name, loaded once and shared by all sessions.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::config::process::DrafterModel;
+use crate::config::process::Process;
+use crate::fleet::identity::Identity;
+use foretell_engines::policy::PolicySet;
+use foretell_engines::policy::part::ModelState;
+use foretell_engines::policy::part::TranslationMode;
+use foretell_engines::text::Tokenizer;
+use foretell_engines::text::translate::{Ends, Pair};
+use foretell_onnx::drafter::DrafterService;
+use foretell_onnx::open::Options;
+
+/// A model drafter that a policy names cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[error("drafter `{name}`: {detail}")]
+pub struct DrafterError {
+    /// Its name in the process file.
+    pub name: String,
+    /// The cause, as text for the operator.
+    pub detail: String,
+}
+
+/// Compares the vocabulary of a drafter with that of a target.
+pub fn compared(name: &str, drafter: &Tokenizer, identity: &Identity) -> ModelState {
+    let (own, target) = (drafter.fingerprint().to_string(), &identity.epoch.vocabulary);
+    if own == *target {
+        return ModelState::Ready;
+    }
+    let short = |fingerprint: &str| fingerprint.get(..8).unwrap_or(fingerprint).to_owned();
+    ModelState::OtherVocabulary(format!(
+        "the vocabulary of `{name}` ({} tokens, {}) is not that of `{}` ({} tokens, {})",
+        drafter.size(),
+        short(&own),
+        identity.epoch.model,
+        identity.tokenizer.size(),
+        short(target),
+    ))
+}
+
+/// A loaded model drafter and its vocabulary.
+#[derive(Clone)]
+pub struct LoadedDrafter {
+    /// Handle to the thread that runs the model.
+    pub service: DrafterService,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Translations between it and the targets it has drafted for, by their fingerprints and
+    /// end tokens.
+    pairs: Arc<Mutex<Translations>>,
+}
+
+/// Translations by the fingerprint and the end tokens of the target.
+type Translations = HashMap<(String, Vec<u32>), Arc<Translation>>;
+
+/// The translation between a drafter and a target, built on first use.
+pub struct Translation {
+    target: Arc<Tokenizer>,
+    drafter: Arc<Tokenizer>,
+    ends: [Vec<u32>; 2],
+    pair: OnceLock<Option<Arc<Pair>>>,
+}
+
+/// A model drafter as used by one target's sessions.
+#[derive(Clone)]
+pub struct SessionModel {
+    /// Its name in the process file.
+    pub name: String,
+    /// Handle to the thread that runs the model.
+    pub service: DrafterService,
+    /// How its drafts are translated to the target's tokens.
+    pub translation_mode: TranslationMode,
+    /// The translation; `None` with [`TranslationMode::Same`].
+    pub translation: Option<Arc<Translation>>,
+}
+
+impl LoadedDrafter {
+    /// A drafter that is running.
+    pub fn new(service: DrafterService, tokenizer: Arc<Tokenizer>) -> Self {
+        Self { service, tokenizer, pairs: Arc::default() }
+    }
+
+    fn is_of(&self, vocabulary: &str) -> bool {
+        self.tokenizer.fingerprint().to_string() == vocabulary
+    }
+
+    fn translation(&self, identity: &Identity) -> Arc<Translation> {
+        let mut pairs = self.pairs.lock();
+        // Drops the translations that no session uses: each holds a table of both vocabularies.
+        if pairs.len() >= PAIRS {
+            pairs.retain(|_, translation| Arc::strong_count(translation) > 1);
+        }
+        let made = pairs
+            .entry((identity.epoch.vocabulary.clone(), identity.engine.eos.clone()))
+            .or_insert_with(|| {
+                Arc::new(Translation {
+                    target: Arc::clone(&identity.tokenizer),
+                    drafter: Arc::clone(&self.tokenizer),
+                    ends: [identity.engine.eos.clone(), self.service.config().eos.clone()],
+                    pair: OnceLock::new(),
+                })
+            });
+        Arc::clone(made)
+    }
+}
+
+impl Translation {
+    /// The pair of vocabularies; `None` if one of the tokenizers cannot be used. The first call
+    /// takes tens of milliseconds for large vocabularies.
+    pub fn pair(&self) -> Option<&Arc<Pair>> {
+        let made = || {
+            let [target, drafter] = &self.ends;
+            let pair =
+                Pair::new(Arc::clone(&self.target), Arc::clone(&self.drafter), Ends { target, drafter });
+            pair.map(Arc::new)
+                .inspect_err(|error| tracing::warn!(%error, "the vocabularies cannot be translated"))
+                .ok()
+        };
+        self.pair.get_or_init(made).as_ref()
+    }
+}
+
+/// Number of translations from which on a drafter drops unused ones.
+const PAIRS: usize = 16;
+
+/// The model drafters, by the names that policies use.
+#[derive(Default)]
+pub struct Drafters {
+    loaded: RwLock<HashMap<String, LoadedDrafter>>,
+}
+
+impl Drafters {
+    /// Adds a drafter that is running already.
+    #[must_use]
+    pub fn with(self, name: impl Into<String>, drafter: LoadedDrafter) -> Self {
+        self.loaded.write().insert(name.into(), drafter);
+        self
+    }
+
+    /// Loads the drafters that `policies` name and that are not loaded yet.
+    ///
+    /// # Errors
+    /// The first drafter that is not declared or cannot be loaded; those loaded before it stay.
+    pub fn extend(&self, process: &Process, policies: &PolicySet) -> Result<(), DrafterError> {
+        for name in policies.models() {
+            if self.loaded.read().contains_key(name) {
+                continue;
+            }
+            let fault = |detail: String| DrafterError { name: name.to_owned(), detail };
+            let model = process.drafters.get(name).ok_or_else(|| fault("is not declared".to_owned()))?;
+            let drafter = open(model).map_err(fault)?;
+            self.loaded.write().insert(name.to_owned(), drafter);
+        }
+        Ok(())
+    }
+
+    /// Drops the drafters that `policies` do not name. A drafter in use ends with its last
+    /// session.
+    pub fn retain(&self, policies: &PolicySet) {
+        let named: Vec<&str> = policies.models().collect();
+        self.loaded.write().retain(|name, _| {
+            let kept = named.contains(&name.as_str());
+            if !kept {
+                tracing::info!(drafter = name, "no policy names it any more: it ends with its last session");
+            }
+            kept
+        });
+    }
+
+    /// State of the drafter of that name for a target: not loaded, ready, or of another
+    /// vocabulary.
+    pub fn state(&self, name: &str, identity: &Identity) -> ModelState {
+        match self.loaded.read().get(name) {
+            None => ModelState::NotLoaded,
+            Some(drafter) => compared(name, &drafter.tokenizer, identity),
+        }
+    }
+
+    /// The drafter of that name for a target, if it is loaded.
+    pub fn get(
+        &self,
+        name: &str,
+        translation_mode: TranslationMode,
+        identity: &Identity,
+    ) -> Option<SessionModel> {
+        let loaded = self.loaded.read();
+        let drafter = loaded.get(name)?;
+        let same = drafter.is_of(&identity.epoch.vocabulary);
+        let translation = match translation_mode {
+            TranslationMode::Same if !same => return None,
+            TranslationMode::Same => None,
+            TranslationMode::Slem | TranslationMode::Tli | TranslationMode::Measured => {
+                Some(drafter.translation(identity))
+            }
+        };
+        Some(SessionModel {
+            name: name.to_owned(),
+            service: drafter.service.clone(),
+            translation_mode,
+            translation,
+        })
+    }
+
+    /// Number of requests waiting for each drafter, by name.
+    pub fn waiting(&self) -> Vec<(String, usize)> {
+        let loaded = self.loaded.read();
+        loaded.iter().map(|(name, drafter)| (name.clone(), drafter.service.waiting())).collect()
+    }
+
+    /// The names of those that are loaded.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.loaded.read().keys().cloned().collect();
+        names.sort();
+        names
+    }
+}
+
+fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
+    let from = model.tokenizer.as_ref().unwrap_or(&model.path);
+    let tokenizer = Tokenizer::from_file(from).map_err(|error| error.to_string())?;
+    // A drafter is small: a second thread would only wait for the first.
+    let options = Options {
+        device: model.device.into(),
+        lanes: model.slots as usize,
+        context: Some(model.context as usize),
+        threads: 1,
+        spinning: false,
+    };
+    let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
+    service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;
+    Ok(LoadedDrafter::new(service, Arc::new(tokenizer)))
+}

@@ -1,0 +1,310 @@
+//! Requests to the model drafter.
+//!
+//! A session has one drafter slot, taken by its first request and kept until the session ends: a
+//! cancelled request leaves the slot with everything that the drafter has read in its cache. There
+//! is no time limit here: the session decides how long it waits for an answer. A missing drafter,
+//! no free slot and a failed run are draft faults, after which the session decodes plainly.
+
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use tokio::sync::OnceCell;
+
+use crate::observe::{DraftKind, DraftLoss, Observer};
+use crate::serving::drafters::SessionModel;
+use foretell_core::session::{ActionId, Event, Fault};
+use foretell_core::words::TokenContext;
+use foretell_engines::openai::Sampling;
+
+use self::bridge::VocabularyBridge;
+use foretell_core::units::SplitMix64;
+use foretell_onnx::drafter::{DrafterService, DrafterSlot, Noise, Order};
+
+mod bridge;
+
+/// The result of an asynchronous action.
+pub struct Reply {
+    /// The event for the session.
+    pub event: Event,
+    /// Seconds from request to answer, for requests to the model drafter; `None` for calls to the
+    /// backend.
+    pub seconds: Option<f64>,
+}
+
+impl Reply {
+    /// The result of a call to the backend.
+    pub fn event(event: Event) -> Self {
+        Self { event, seconds: None }
+    }
+}
+
+/// A request to the drafter.
+#[derive(Clone, Copy)]
+pub(super) enum DrafterRequest {
+    /// Draft a chain.
+    Draft(Order),
+    /// The drafter's own choice at each output position from this one on.
+    Shadow { from: usize },
+}
+
+/// A drafter, and the vocabulary bridge to it.
+#[derive(Clone)]
+pub(super) struct DrafterQuery {
+    service: DrafterService,
+    bridge: VocabularyBridge,
+    /// Take a slot only if another one stays free.
+    spare: bool,
+}
+
+/// The model drafter of one session.
+pub struct Drafting {
+    drafter: Option<DrafterQuery>,
+    noise: Noise,
+    /// Seed of sampled drafts; `None` if drafts are not sampled.
+    draws: Option<u64>,
+    /// Taken by the first request that finds a free slot; kept until the session ends.
+    drafter_slot: Arc<OnceCell<DrafterSlot>>,
+    /// The requests in flight.
+    asked: Vec<(ActionId, DraftKind)>,
+    /// Cause under which a request that misses its deadline is counted.
+    late: DraftLoss,
+    observer: Arc<Observer>,
+}
+
+pub use super::evaluation::DrafterEvaluation;
+
+impl Drafting {
+    /// Requests go to `session_model`; `sampling` carries the seed of the noise that the target
+    /// samples with. `bounded`: the operator has set a draft timeout (`timeouts.draft`).
+    pub fn new(
+        session_model: Option<SessionModel>,
+        sampling: Sampling,
+        bounded: bool,
+        observer: Arc<Observer>,
+    ) -> Self {
+        let noise = Noise { seed: sampling.seed, choice: 0, sampling };
+        let late = if bounded { DraftLoss::Timeout } else { DraftLoss::Patience };
+        let drafter = session_model.map(|session_model| DrafterQuery::new(&session_model));
+        Self { drafter, noise, draws: None, drafter_slot: Arc::default(), asked: Vec::new(), late, observer }
+    }
+
+    /// True if the drafter may draw with the target's own noise: not if its drafts are translated
+    /// as text.
+    pub fn shares_noise(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| drafter.bridge.shares_noise())
+    }
+
+    /// True if the drafter may be sent tokens that are then dropped: not if the context is
+    /// translated, which can only grow.
+    pub fn goes_back(&self) -> bool {
+        self.drafter.as_ref().is_some_and(|drafter| matches!(drafter.bridge, VocabularyBridge::Same))
+    }
+
+    /// Samples drafts from now on, with this seed, which is used for nothing else.
+    pub fn sample(&mut self, seed: u64) {
+        self.draws = Some(seed);
+    }
+
+    /// A chain of at most `gamma` tokens after the context; it ends where its survival probability
+    /// is below `least`.
+    pub fn draft(
+        &mut self,
+        id: ActionId,
+        token_context: TokenContext,
+        gamma: usize,
+        min_survival: f64,
+    ) -> BoxFuture<'static, Reply> {
+        let draws = self.draws.map(|seed| SplitMix64::mix(seed ^ SplitMix64::mix(id.0)));
+        self.ask(id, token_context, DrafterRequest::Draft(Order { gamma, draws, min_survival }))
+    }
+
+    /// The drafter's own choice at each output position from `from` on.
+    pub fn shadow(
+        &mut self,
+        id: ActionId,
+        token_context: TokenContext,
+        from: usize,
+    ) -> BoxFuture<'static, Reply> {
+        self.ask(id, token_context, DrafterRequest::Shadow { from })
+    }
+
+    /// Removes a request that has been answered.
+    pub fn answered(&mut self, id: ActionId) {
+        self.asked.retain(|(asked, _)| *asked != id);
+    }
+
+    /// Removes a request that was cancelled. `late`: its deadline has passed, so it is counted as
+    /// lost.
+    pub fn given_up(&mut self, id: ActionId, late: bool) {
+        let asked = self.asked.iter().find(|(asked, _)| *asked == id);
+        if let Some((_, kind)) = asked.filter(|_| late) {
+            self.observer.metrics().draft_lost(*kind, self.late);
+        }
+        self.answered(id);
+    }
+
+    fn ask(
+        &mut self,
+        id: ActionId,
+        token_context: TokenContext,
+        question: DrafterRequest,
+    ) -> BoxFuture<'static, Reply> {
+        let kind = question.kind();
+        self.asked.push((id, kind));
+        self.observer.metrics().draft_asked(kind);
+        let (drafter, drafter_slot) = (self.drafter.clone(), Arc::clone(&self.drafter_slot));
+        let (noise, observer) = (self.noise.clone(), Arc::clone(&self.observer));
+        async move {
+            let started = tokio::time::Instant::now();
+            let answer = match drafter {
+                Some(drafter) => drafter.answer(&drafter_slot, noise, token_context, question).await,
+                None => Err(DraftLoss::NoSlot),
+            };
+            let event = answer.unwrap_or_else(|loss| {
+                observer.metrics().draft_lost(kind, loss);
+                Event::Fault(Fault::Draft)
+            });
+            Reply { event, seconds: Some(started.elapsed().as_secs_f64()) }
+        }
+        .boxed()
+    }
+}
+
+impl DrafterRequest {
+    const fn kind(self) -> DraftKind {
+        match self {
+            Self::Draft(Order { draws: Some(_), .. }) => DraftKind::Sampled,
+            Self::Draft(_) => DraftKind::Draft,
+            Self::Shadow { .. } => DraftKind::Shadow,
+        }
+    }
+}
+
+impl DrafterQuery {
+    fn new(session_model: &SessionModel) -> Self {
+        Self {
+            bridge: VocabularyBridge::of(session_model),
+            service: session_model.service.clone(),
+            spare: false,
+        }
+    }
+
+    /// On a slot that no session needs.
+    pub(super) fn to_spare(session_model: &SessionModel) -> Self {
+        Self { spare: true, ..Self::new(session_model) }
+    }
+
+    /// Translates the context for the drafter, takes a slot if the session has none, and sends the
+    /// request.
+    pub(super) async fn answer(
+        self,
+        drafter_slot: &OnceCell<DrafterSlot>,
+        noise: Noise,
+        token_context: TokenContext,
+        question: DrafterRequest,
+    ) -> Result<Event, DraftLoss> {
+        let told = self.bridge.tell(token_context, &noise).await.ok_or(DraftLoss::Fault)?;
+        let seated = drafter_slot.get_or_try_init(|| async {
+            let drafter_slot =
+                self.service.slot_translating(told.noise(noise), told.output_vocabulary(), self.spare);
+            drafter_slot.await.ok_or(DraftLoss::NoSlot)
+        });
+        let drafter_slot = seated.await?;
+        let event = match question {
+            DrafterRequest::Draft(order) => bridge::draft(drafter_slot, told, order).await.map(Event::Draft),
+            DrafterRequest::Shadow { from } => {
+                self.bridge.shadow(drafter_slot, told, from).await.map(Event::Shadow)
+            }
+        };
+        event.map_err(|_| DraftLoss::Fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+    use foretell_engines::policy::part::TranslationMode;
+    use foretell_onnx::fake::Fake;
+
+    fn session_model(service: &DrafterService) -> SessionModel {
+        SessionModel {
+            name: "small".to_owned(),
+            service: service.clone(),
+            translation_mode: TranslationMode::Same,
+            translation: None,
+        }
+    }
+
+    fn counted(observer: &Observer, line: &str) -> bool {
+        observer.metrics().text().lines().any(|found| found == line)
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_request_keeps_the_slot_and_its_cache() {
+        let fake = Fake::new(97, 2_000, 1);
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let observer = Arc::new(Observer::new().unwrap());
+        let sampling = Sampling::default();
+        let mut drafting =
+            Drafting::new(Some(session_model(&service)), sampling, false, Arc::clone(&observer));
+        let token_context = TokenContext::new(&[1; 500], &[2]);
+        controls.hold(true);
+        let mut reading = drafting.shadow(ActionId(1), token_context.clone(), 0);
+        while controls.runs() == 0 {
+            poll_fn(|context| {
+                let _: () = assert!(reading.as_mut().poll(context).is_pending());
+                Poll::Ready(())
+            })
+            .await;
+            tokio::task::yield_now().await;
+        }
+        drop(reading);
+        drafting.given_up(ActionId(1), true);
+        controls.hold(false);
+        let reply = drafting.draft(ActionId(2), token_context, 3, 0.0).await;
+        drafting.answered(ActionId(2));
+        assert!(matches!(&reply.event, Event::Draft(tree) if !tree.is_empty()), "{:?}", reply.event);
+        assert!(controls.tokens() <= 501 + 2, "{} tokens fed: the prompt once", controls.tokens());
+        let lost = "foretell_drafts_lost_total{cause=\"patience\",kind=\"shadow\"} 1";
+        assert!(counted(&observer, lost) && counted(&observer, "foretell_drafts_total{kind=\"draft\"} 1"));
+        let noise = || Noise { seed: None, choice: 0, sampling: Sampling::default() };
+        assert!(service.slot(noise()).await.is_none(), "the session has kept its slot");
+        drop(drafting);
+        assert!(service.slot(noise()).await.is_some(), "and gives it back with its end");
+    }
+
+    #[tokio::test]
+    async fn lost_drafts_are_counted_by_cause() {
+        let (fake, observer) = (Fake::new(97, 400, 1), Arc::new(Observer::new().unwrap()));
+        let controls = fake.controls();
+        let service = DrafterService::start_with(Box::new(fake));
+        let session =
+            || Drafting::new(Some(session_model(&service)), Sampling::default(), true, Arc::clone(&observer));
+        let (mut one, mut other) = (session(), session());
+        let token_context = TokenContext::new(&[1, 2], &[]);
+        assert!(matches!(one.draft(ActionId(1), token_context.clone(), 2, 0.0).await.event, Event::Draft(_)));
+        assert_eq!(
+            other.draft(ActionId(1), token_context.clone(), 2, 0.0).await.event,
+            Event::Fault(Fault::Draft)
+        );
+        controls.fail(true);
+        assert_eq!(
+            one.draft(ActionId(2), token_context.clone(), 2, 0.0).await.event,
+            Event::Fault(Fault::Draft)
+        );
+        for (id, late) in [(3, false), (4, true)] {
+            drop(one.draft(ActionId(id), token_context.clone(), 2, 0.0));
+            one.given_up(ActionId(id), late);
+        }
+        for line in ["no_slot", "fault", "timeout"] {
+            let line = format!("foretell_drafts_lost_total{{cause=\"{line}\",kind=\"draft\"}} 1");
+            assert!(counted(&observer, &line), "{line}");
+        }
+        assert!(counted(&observer, "foretell_drafts_lost_total{cause=\"patience\",kind=\"draft\"} 0"));
+    }
+}

@@ -1,0 +1,268 @@
+//! The vocabulary bridge between a session and its drafter: one vocabulary, or a translation
+//! between two.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::serving::drafters::{SessionModel, Translation};
+use foretell_core::draft::{Draft, Features, Node, Source, Tree, Vote};
+use foretell_core::units::TokenId;
+use foretell_core::words::TokenContext;
+use foretell_engines::policy::part::TranslationMode;
+use foretell_engines::text::translate::{Anchor, Common, Translator};
+use foretell_onnx::drafter::{
+    Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext,
+};
+
+/// Share of common tokens in the text above which a drafter drafts in common tokens, if the
+/// target's noise is shared.
+const OVERLAP: f64 = 0.9;
+/// Maximum number of new tokens translated inline; more are translated on a thread that may block.
+const FEW: usize = 64;
+
+/// A session's bridge to its drafter; clones share it.
+#[derive(Clone)]
+pub(super) enum VocabularyBridge {
+    /// Both have the same vocabulary.
+    Same,
+    /// Two vocabularies with a translation between them.
+    Other(Arc<Mutex<SessionTranslator>>),
+}
+
+/// The translation of one session.
+pub(super) struct SessionTranslator {
+    translation: Arc<Translation>,
+    translation_mode: TranslationMode,
+    /// `None` before the first request.
+    translator: Option<Translator>,
+    /// The context as of the last request.
+    token_context: TokenContext,
+}
+
+/// The context in the form in which the drafter gets it.
+pub(super) enum BridgedContext {
+    /// In the vocabulary of both.
+    Same(TokenContext),
+    /// As text, in the drafter's tokens.
+    Text {
+        token_context: TokenContext,
+        anchor: Anchor,
+        /// Drafter tokens per target token.
+        ratio: f64,
+    },
+    /// In the drafter's tokens, and in the target's, in which it is to answer.
+    Common { token_context: TokenContext, target_context: TokenContext, common: Arc<Common> },
+}
+
+impl VocabularyBridge {
+    pub fn of(session_model: &SessionModel) -> Self {
+        match &session_model.translation {
+            None => Self::Same,
+            Some(translation) => Self::Other(Arc::new(Mutex::new(SessionTranslator {
+                translation: Arc::clone(translation),
+                translation_mode: session_model.translation_mode,
+                translator: None,
+                token_context: TokenContext::default(),
+            }))),
+        }
+    }
+
+    /// The context in the form in which the drafter gets it; `None` if the two vocabularies cannot
+    /// be translated. `noise`: how the session's slot samples.
+    pub async fn tell(&self, token_context: TokenContext, noise: &Noise) -> Option<BridgedContext> {
+        let Self::Other(session_translator) = self else { return Some(BridgedContext::Same(token_context)) };
+        let shares = noise.seed.is_some() && noise.sampling.temperature > 0.0;
+        // A cancelled request may still hold the translator, and this thread must not wait for it.
+        if let Some(mut session_translator) = session_translator.try_lock()
+            && session_translator.is_quick(&token_context)
+        {
+            return session_translator.tell(token_context, shares);
+        }
+        let session_translator = Arc::clone(session_translator);
+        tokio::task::spawn_blocking(move || session_translator.lock().tell(token_context, shares))
+            .await
+            .ok()?
+    }
+
+    /// True if the drafter may draw with the target's own noise.
+    pub fn shares_noise(&self) -> bool {
+        match self {
+            Self::Same => true,
+            Self::Other(session_translator) => {
+                session_translator.lock().translation_mode != TranslationMode::Slem
+            }
+        }
+    }
+
+    /// The drafter's own choice at each output position from `from` on; `None` where it would have
+    /// written other text. Empty if another request holds the translator.
+    pub async fn shadow(
+        &self,
+        drafter_slot: &DrafterSlot,
+        told: BridgedContext,
+        from: usize,
+    ) -> Result<Vec<Option<TokenId>>, DraftFault> {
+        match (told, self) {
+            (BridgedContext::Same(token_context), _) => {
+                Ok(drafter_slot.shadow(token_context, from).await?.into_iter().map(Some).collect())
+            }
+            (BridgedContext::Text { .. } | BridgedContext::Common { .. }, Self::Same) => Ok(Vec::new()),
+            (BridgedContext::Text { token_context, .. }, Self::Other(session_translator)) => {
+                let Some((first, _)) = session_translator.try_lock().map(|it| it.positions(from)) else {
+                    return Ok(Vec::new());
+                };
+                let chosen = drafter_slot.shadow(token_context, first).await?;
+                let agreed = |translator: &Translator, position| translator.agreed(position, first, &chosen);
+                Ok(session_translator.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
+            }
+            (
+                BridgedContext::Common { token_context, target_context, .. },
+                Self::Other(session_translator),
+            ) => {
+                let Some((first, before)) = session_translator.try_lock().map(|it| it.positions(from)) else {
+                    return Ok(Vec::new());
+                };
+                let asked = TargetContext { token_context: target_context.clone(), before: before.clone() };
+                let chosen = drafter_slot.shadow_common(token_context, asked, first).await?;
+                let said = |at: usize| target_context.tokens().nth(at);
+                let right = before.iter().zip(&chosen).filter(|&(&at, &choice)| said(at) == Some(choice));
+                let right: Vec<usize> = right.map(|(&at, _)| at).collect();
+                let agreed = |translator: &Translator, position| translator.agreed_at(position, &right);
+                Ok(session_translator.try_lock().map(|it| it.said(from, agreed)).unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl BridgedContext {
+    /// Vocabulary in which a slot with this context is to answer.
+    pub fn output_vocabulary(&self) -> OutputVocabulary {
+        match self {
+            Self::Same(_) | Self::Text { .. } => OutputVocabulary::Own,
+            Self::Common { common, .. } => OutputVocabulary::Common(Arc::clone(common)),
+        }
+    }
+
+    /// Noise of a slot with this context: the target's noise only if it answers in the target's
+    /// tokens.
+    pub fn noise(&self, noise: Noise) -> Noise {
+        match self {
+            Self::Same(_) | Self::Common { .. } => noise,
+            Self::Text { .. } => Noise { seed: None, ..noise },
+        }
+    }
+}
+
+impl SessionTranslator {
+    /// True if the growth of the context is small enough to be translated inline.
+    fn is_quick(&self, token_context: &TokenContext) -> bool {
+        self.translator.is_some() && token_context.len().saturating_sub(self.token_context.len()) <= FEW
+    }
+
+    fn tell(&mut self, token_context: TokenContext, shares: bool) -> Option<BridgedContext> {
+        let pair = self.translation.pair()?;
+        if self.translation_mode == TranslationMode::Tli && pair.common().size() == 0 {
+            return None;
+        }
+        let translator = self.translator.get_or_insert_with(|| Translator::new(Arc::clone(pair)));
+        translator.follow(&token_context);
+        self.token_context = token_context.clone();
+        if self.translation_mode == TranslationMode::Measured {
+            let overlaps = pair.overlap().is_some_and(|overlap| overlap > OVERLAP);
+            self.translation_mode =
+                if shares && overlaps { TranslationMode::Tli } else { TranslationMode::Slem };
+        }
+        let told = TokenContext::new(&[], translator.ids());
+        Some(match self.translation_mode {
+            TranslationMode::Tli => BridgedContext::Common {
+                token_context: told,
+                target_context: token_context,
+                common: Arc::clone(pair.common()),
+            },
+            _ => BridgedContext::Text {
+                token_context: told,
+                anchor: translator.anchor(),
+                ratio: translator.ratio(),
+            },
+        })
+    }
+}
+
+impl SessionTranslator {
+    /// The first of the drafter's positions that covers output token `from`, and for each position
+    /// from there on the number of target tokens before it.
+    fn positions(&self, from: usize) -> (usize, Vec<usize>) {
+        let position = self.token_context.prompt().len() + from;
+        self.translator.as_ref().map_or((1, Vec::new()), |translator| translator.positions(position))
+    }
+
+    /// The output tokens from `from` on; `None` where the drafter would have written another text.
+    fn said(
+        &self,
+        from: usize,
+        agreed: impl FnOnce(&Translator, usize) -> Vec<bool>,
+    ) -> Vec<Option<TokenId>> {
+        let position = self.token_context.prompt().len() + from;
+        let agreed =
+            self.translator.as_ref().map(|translator| agreed(translator, position)).unwrap_or_default();
+        let output = self.token_context.output().iter().skip(from);
+        output.zip(agreed).map(|(&token, agreed)| agreed.then_some(token)).collect()
+    }
+}
+
+/// A draft in the target's tokens. A draft translated as text is never sampled: the distributions
+/// of its tokens are not known.
+pub(super) async fn draft(
+    drafter_slot: &DrafterSlot,
+    told: BridgedContext,
+    order: Order,
+) -> Result<Draft, DraftFault> {
+    let Order { gamma, .. } = order;
+    match told {
+        BridgedContext::Same(token_context) => {
+            drafter_slot.order(token_context, None, order).await.map(drawn)
+        }
+        BridgedContext::Common { token_context, target_context, .. } => {
+            drafter_slot.order(token_context, Some(target_context), order).await.map(drawn)
+        }
+        BridgedContext::Text { token_context, anchor, ratio } => {
+            // One more than needed on average, since the last one may have to be held back.
+            let own = (gamma as f64 * ratio).ceil() as usize + 1;
+            let chosen =
+                drafter_slot.order(token_context, None, Order { gamma: own, draws: None, ..order }).await?;
+            Ok(tree(&translated(&anchor, &chosen.tokens, gamma)).into())
+        }
+    }
+}
+
+/// The draft of these tokens: sampled, if all of them were drawn.
+fn drawn(chosen: Chosen) -> Draft {
+    let Chosen { tokens, drawn } = chosen;
+    if drawn.chain().len() != tokens.len() || tokens.is_empty() {
+        return tree(&tokens).into();
+    }
+    Draft::drawn(drawn, tokens.iter().map(|&(_, margin)| Features { margin, ..Features::default() }))
+}
+
+/// The draft in the target's tokens; each has the smallest margin of the drafter tokens that it
+/// comes from.
+fn translated(anchor: &Anchor, chain: &[Drafted], gamma: usize) -> Vec<Drafted> {
+    let ids: Vec<TokenId> = chain.iter().map(|&(token, _)| token).collect();
+    let sure = |first: usize, last: usize| {
+        let margins = chain.get(first..=last).unwrap_or_default().iter().map(|&(_, margin)| margin);
+        margins.fold(f32::INFINITY, f32::min)
+    };
+    let tokens = anchor.translate(&ids).into_iter().take(gamma);
+    tokens.map(|token| (token.token, sure(token.first, token.last))).collect()
+}
+
+/// A chain; each node carries the drafter's margin as its feature.
+fn tree(chain: &[Drafted]) -> Tree {
+    let mut tree = Tree::default();
+    for (index, &(token, margin)) in chain.iter().enumerate() {
+        let features = Features { margin, ..Features::default() };
+        tree.push(Node::new(token, index.checked_sub(1), Vote::new(Source::Model, features)));
+    }
+    tree
+}

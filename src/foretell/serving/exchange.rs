@@ -1,0 +1,149 @@
+//! Types that the gateway hands to the session runner, and gets back from it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{Response, request};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::mode::ModeSwitch;
+use crate::fleet::{Fleet, Replica};
+use crate::http::body::Body;
+use crate::http::connections::Connections;
+use crate::http::drain::Lifecycle;
+use crate::http::memory::Memory;
+use crate::observe::{Observer, Record};
+use foretell_core::words::Mode;
+use foretell_engines::openai::{self, Control};
+use foretell_engines::policy::Relay;
+
+/// A boxed future that borrows nothing.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+
+/// The answer, or the request handed back unanswered so that it can be relayed.
+pub type Served = Result<Response<Body>, Box<Declined>>;
+
+/// Answers eligible requests, or hands them back.
+pub trait Serve: Send + Sync {
+    /// The answer to one request. Dropping the future, or the body of the answer, means that the
+    /// client left.
+    fn serve(&self, exchange: Exchange) -> BoxFuture<Served>;
+}
+
+/// State shared by the parts of a running gateway.
+#[derive(Clone)]
+pub struct Shared {
+    /// The configured backends and their replicas.
+    pub fleet: Arc<Fleet>,
+    /// The operator's switch between `off`, `observe` and `auto`.
+    pub modes: Arc<ModeSwitch>,
+    /// Metrics, recent requests, log.
+    pub observer: Arc<Observer>,
+    /// Lifecycle of the process: starting, ready, draining.
+    pub life: Arc<Lifecycle>,
+    /// `/readyz` requires a reachable replica of every backend.
+    pub require_backend: bool,
+    /// Permits of concurrent sessions (`limits.sessions`).
+    pub sessions: Arc<Semaphore>,
+    /// Memory held on behalf of clients (`limits.memory`).
+    pub memory: Arc<Memory>,
+    /// The open connections of clients.
+    pub connections: Arc<Connections>,
+}
+
+/// An eligible request with everything that belongs to it.
+pub struct Exchange {
+    /// The head, fit for the backend: hop-by-hop fields and Foretell's own are gone,
+    /// `x-forwarded-*` are in.
+    pub head: request::Parts,
+    /// The body as received.
+    pub body: Bytes,
+    /// The parsed body.
+    pub request: Box<openai::Request>,
+    /// The replica that serves the request; a session never changes it.
+    pub replica: Arc<Replica>,
+    /// State shared by the parts of the gateway.
+    pub shared: Shared,
+    /// Per-request settings of the client.
+    pub client: Client,
+    /// The request's record and its session permit.
+    pub slot: Slot,
+}
+
+/// Per-request settings of the client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Client {
+    /// The `x-foretell` header, which can only lower what policy and gates allow; `None` without
+    /// it. Never `Off`.
+    pub control: Option<Control>,
+    /// The stricter of the process's mode and the backend's, as of the admission.
+    pub mode: Mode,
+    /// The tenant; `None` if not known.
+    pub tenant: Option<String>,
+    /// The client accepts HTTP trailers.
+    pub trailers: bool,
+    /// The request's text may be kept in the corpus, and drafts may come from the corpus.
+    pub memory: bool,
+}
+
+/// The record of a served request, with its session permit. Kept until the end of the answer.
+#[derive(Debug)]
+pub struct Slot {
+    /// The request's one record.
+    pub record: Record,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Slot {
+    /// The record of a request, with the permit taken for it.
+    pub fn new(record: Record, position: OwnedSemaphorePermit) -> Self {
+        Self { record, _place: position }
+    }
+
+    /// Releases the permit and keeps the record.
+    pub fn into_record(self) -> Record {
+        self.record
+    }
+}
+
+impl Exchange {
+    /// Hands the request back, to be relayed unchanged.
+    pub fn decline(self, why: impl Into<Relay>) -> Box<Declined> {
+        let Self { head, body, replica, slot, .. } = self;
+        Box::new(Declined { unsent: Unsent { head, body, replica }, slot, why: why.into() })
+    }
+}
+
+/// A request as a backend would receive it without Foretell.
+pub struct Unsent {
+    /// The head, fit for the backend.
+    pub head: request::Parts,
+    /// The body as received.
+    pub body: Bytes,
+    /// The replica to send it to.
+    pub replica: Arc<Replica>,
+}
+
+/// A completion's body as `replica` takes it: without the client's own `prediction`, where its
+/// engine would refuse the whole request for it.
+pub fn fit(replica: &Replica, head: &mut request::Parts, body: Bytes, memory: &Arc<Memory>) -> Bytes {
+    match replica.refuses_prediction().then(|| openai::without_prediction(&body)).flatten() {
+        Some(without) => {
+            head.headers.remove(CONTENT_LENGTH);
+            memory.take(without.len() as u64).over(without)
+        }
+        None => body,
+    }
+}
+
+/// A request handed back: no part of an answer has been sent to the client.
+pub struct Declined {
+    /// The request to relay.
+    pub unsent: Unsent,
+    /// Its record and session permit.
+    pub slot: Slot,
+    /// Reason for the relay.
+    pub why: Relay,
+}

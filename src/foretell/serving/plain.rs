@@ -1,0 +1,304 @@
+//! Reads a plain call: the backend's event stream, one token event at a time.
+//!
+//! Only what has been handed to the session is part of the context. Events that have arrived but
+//! were not read yet are dropped when the call is cancelled.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use hyper::{Response, header};
+
+use serde_json::Value;
+
+use std::sync::Arc;
+
+use crate::fleet::{Answer, BrokenOff};
+use crate::serving::sink::is_usage;
+use foretell_core::session::{ActionId, Fault};
+use foretell_engines::dialect::{Chunk, Engine, RequestKind};
+use foretell_engines::openai::sse;
+
+/// Maximum wait for the rest of an answer whose output has ended.
+const REST: Duration = Duration::from_secs(1);
+
+/// The next event of a plain call.
+#[derive(Debug)]
+pub enum PlainEvent {
+    /// A token event: its JSON, and what the dialect reads in it.
+    Chunk(Value, Box<Chunk>),
+    /// Bytes without data, such as a comment.
+    Nothing,
+    /// The stream is complete (`[DONE]`, or its end).
+    End,
+    /// It broke off, or cannot be read: the fault, and the cause as text for the operator.
+    Broken(Fault, String),
+}
+
+type Opening = BoxFuture<'static, Result<Response<Answer>, (Fault, String)>>;
+
+enum State {
+    Opening(Opening),
+    Reading(Answer),
+    /// The answer is one JSON document, which is read as one event.
+    Gathering(Answer, Vec<u8>),
+    Closed,
+}
+
+/// A plain call in flight. Dropping it closes its connection.
+pub struct PlainStream {
+    /// The action that it answers.
+    pub id: ActionId,
+    engine: Arc<Engine>,
+    kind: RequestKind,
+    asked: u32,
+    state: State,
+    decoder: sse::Decoder,
+    events: VecDeque<sse::Message>,
+    /// Tokens held back because only the next event shows whether they end the text.
+    pending: Option<(Value, Box<Chunk>)>,
+    /// Tokens read so far.
+    brought: usize,
+    /// Tokens so far, as the engine counts them; `None` if it does not.
+    count: Option<u32>,
+    /// An incomplete character at the end of the output must be sent as U+FFFD.
+    owed: bool,
+    /// The events read since they were last taken: their bytes and their data.
+    passing: Vec<(Vec<u8>, Value)>,
+    /// The `x-request-id` that was sent, and the one that its events are to name instead.
+    renamed: Option<(String, String)>,
+    /// Its events name the id that was sent.
+    ours: bool,
+}
+
+impl PlainStream {
+    /// The first call, whose answer has begun. `whole`: the client does not stream, so it must get
+    /// the incomplete last character that the engine leaves out of streams only. `renamed`: see
+    /// [`Calls::renamed`](crate::serving::calls::Calls::renamed).
+    pub fn begun(
+        id: ActionId,
+        engine: Arc<Engine>,
+        body: Answer,
+        whole: bool,
+        renamed: Option<(String, String)>,
+    ) -> Self {
+        let owed = whole && engine.drops_tail;
+        let plain_stream = Self::new(id, engine, RequestKind::First, u32::MAX, State::Reading(body));
+        let decoder =
+            if whole { plain_stream.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
+        Self { decoder, owed, renamed, ..plain_stream }
+    }
+
+    /// A later plain call of at most `asked` tokens, whose answer is still to come.
+    pub fn opening(id: ActionId, engine: Arc<Engine>, asked: u32, opening: Opening) -> Self {
+        Self::new(id, engine, RequestKind::Later, asked, State::Opening(opening))
+    }
+
+    fn new(id: ActionId, engine: Arc<Engine>, kind: RequestKind, asked: u32, state: State) -> Self {
+        Self {
+            id,
+            engine,
+            kind,
+            asked,
+            state,
+            decoder: sse::Decoder::new(sse::EVENT_BYTES),
+            events: VecDeque::new(),
+            pending: None,
+            brought: 0,
+            count: None,
+            owed: false,
+            passing: Vec::new(),
+            renamed: None,
+            ours: false,
+        }
+    }
+
+    /// True if its answer has an id that no other answer of the engine has.
+    pub fn is_ours(&self) -> bool {
+        self.ours
+    }
+
+    /// Reads what follows the end of the output, so that the connection can be used again.
+    pub fn leave(self) {
+        let (State::Reading(mut body) | State::Gathering(mut body, _)) = self.state else { return };
+        let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+        tokio::spawn(tokio::time::timeout(REST, rest));
+    }
+
+    /// The event with the usage at the end of its stream, whose tokens are dropped unread; `None`
+    /// if it ends without.
+    pub async fn last_event(mut self) -> Option<Value> {
+        let last = loop {
+            match self.next().await {
+                PlainEvent::Chunk(event, _) if is_usage(&event) => break event,
+                PlainEvent::Chunk(..) | PlainEvent::Nothing => {}
+                PlainEvent::End | PlainEvent::Broken(..) => return None,
+            }
+        };
+        self.leave();
+        Some(last)
+    }
+
+    /// The events read since the last call of this function: their bytes and their data. Empty if
+    /// the client does not stream.
+    pub fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
+        std::mem::take(&mut self.passing)
+    }
+
+    /// The next event. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> PlainEvent {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                match self.read(event) {
+                    Some(plain_event) => return plain_event,
+                    None => continue,
+                }
+            }
+            match &mut self.state {
+                State::Opening(opening) => match opening.await {
+                    Ok(response) => self.state = reading(response),
+                    Err((fault, cause)) => return self.broken(fault, cause),
+                },
+                State::Reading(body) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        let Ok(data) = frame.into_data() else { continue };
+                        match self.decoder.push(&data) {
+                            Ok(events) => self.events.extend(events),
+                            Err(error) => return self.broken(Fault::Plain, error.to_string()),
+                        }
+                    }
+                    Some(Err(error)) => {
+                        let fault = self.fault(&error);
+                        return self.broken(fault, error.cause());
+                    }
+                    None => return self.closed(),
+                },
+                State::Gathering(body, gathered) => match body.frame().await {
+                    Some(Ok(frame)) => {
+                        gathered.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                        if gathered.len() > sse::EVENT_BYTES {
+                            return self.broken(Fault::Plain, "the answer is too long to be read".to_owned());
+                        }
+                    }
+                    Some(Err(error)) => {
+                        let fault = self.fault(&error);
+                        return self.broken(fault, error.cause());
+                    }
+                    None => {
+                        let data = String::from_utf8_lossy(gathered).into_owned();
+                        self.state = State::Closed;
+                        self.events.push_back(sse::Message { data, ..sse::Message::default() });
+                    }
+                },
+                State::Closed => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// Interprets an event; `None` if that needs the next one.
+    fn read(&mut self, mut event: sse::Message) -> Option<PlainEvent> {
+        self.rename(&mut event);
+        if event.is_comment {
+            self.passing.push((event.raw, Value::Null));
+            return Some(PlainEvent::Nothing);
+        }
+        if event.is_done() {
+            self.pass(event.raw, &Value::Null);
+            return Some(self.end());
+        }
+        let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
+            return Some(self.broken(Fault::Plain, "an event of the stream is not JSON".to_owned()));
+        };
+        self.pass(event.raw, &value);
+        match self.engine.chunk(self.kind, &value) {
+            Ok(chunk) => self.counted(value, Box::new(chunk)),
+            Err(unreadable) => Some(self.broken(Fault::Plain, unreadable.to_string())),
+        }
+    }
+
+    /// Replaces the id that was sent by the client's own, where the engine has derived its answer's
+    /// id from it.
+    fn rename(&mut self, event: &mut sse::Message) {
+        let Some((sent, own)) = &self.renamed else { return };
+        if event.data.contains(sent.as_str()) {
+            self.ours = true;
+            event.data = event.data.replace(sent.as_str(), own);
+            event.raw = match String::from_utf8(std::mem::take(&mut event.raw)) {
+                Ok(raw) => raw.replace(sent.as_str(), own).into_bytes(),
+                Err(other) => other.into_bytes(),
+            };
+        }
+    }
+
+    fn pass(&mut self, raw: Vec<u8>, event: &Value) {
+        if !raw.is_empty() {
+            self.passing.push((raw, event.clone()));
+        }
+    }
+
+    /// Marks an event doubtful if the number of tokens read differs from the engine's count, and
+    /// holds back tokens whose meaning depends on the next event.
+    fn counted(&mut self, mut event: Value, mut chunk: Box<Chunk>) -> Option<PlainEvent> {
+        self.brought += chunk.tokens.len();
+        chunk.doubtful |= chunk.count.is_some_and(|count| count as usize != self.brought);
+        let more = chunk.count.zip(self.count).is_some_and(|(now, before)| now > before);
+        if self.owed && more && chunk.tokens.is_empty() && chunk.finish.as_deref() == Some("length") {
+            chunk.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        self.count = chunk.count.or(self.count);
+        if let Some((first, held)) = self.pending.take() {
+            chunk.tokens.splice(0..0, held.tokens);
+            chunk.prompt = chunk.prompt.or(held.prompt);
+            chunk.doubtful |= held.doubtful;
+            chunk.after = Some(std::mem::replace(&mut event, first));
+        }
+        if chunk.pending {
+            self.pending = Some((event, chunk));
+            return None;
+        }
+        Some(PlainEvent::Chunk(event, chunk))
+    }
+
+    /// The connection closed without a final event; some engines end an answer that way.
+    fn closed(&mut self) -> PlainEvent {
+        let whole = self.kind == RequestKind::Later && self.decoder.is_between_events();
+        let codec = self.engine.dialect.codec();
+        let finish =
+            codec.closed(u32::try_from(self.brought).unwrap_or(u32::MAX), self.asked).filter(|_| whole);
+        let end = self.end();
+        finish.map_or(end, |finish| {
+            let last = Chunk { finish: Some(finish.to_owned()), ..Chunk::default() };
+            PlainEvent::Chunk(Value::Null, Box::new(last))
+        })
+    }
+
+    /// The fault of an answer that broke off. The request can go on if a new connection is known to
+    /// lead to the same process.
+    fn fault(&self, error: &BrokenOff) -> Fault {
+        match error {
+            BrokenOff::Silent(_) => Fault::Silence,
+            _ if !self.engine.shows_itself() => Fault::Lost,
+            BrokenOff::Closed(_) | BrokenOff::Gone(_) => Fault::Plain,
+        }
+    }
+
+    fn end(&mut self) -> PlainEvent {
+        self.state = State::Closed;
+        PlainEvent::End
+    }
+
+    fn broken(&mut self, fault: Fault, cause: String) -> PlainEvent {
+        self.state = State::Closed;
+        self.events.clear();
+        PlainEvent::Broken(fault, cause)
+    }
+}
+
+/// The state for an answer, which is an event stream or one JSON document.
+fn reading(response: Response<Answer>) -> State {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let body = response.into_body();
+    if whole { State::Gathering(body, Vec::new()) } else { State::Reading(body) }
+}

@@ -1,0 +1,43 @@
+//! The plan of one session: everything that is decided about a request before its first call.
+//!
+//! It is made once, by [`SessionRunner`](super::SessionRunner), from what the policy permits
+//! ([`foretell_engines::policy::plan`]) and from what holds at this moment: the control group, the
+//! traits of the server's answers, the drafter that was drawn. It is never changed afterwards.
+
+use std::sync::Arc;
+
+use crate::fleet::identity::Identity;
+use crate::learning::comparison::Drawn;
+use crate::serving::calls::CallLimits;
+use foretell_core::session::{Permission, Rules};
+use foretell_core::words::PlainReason;
+use foretell_engines::openai::Sampling;
+use foretell_engines::policy::Ruling;
+
+/// Everything that is decided about a request before its first call.
+pub struct SessionPlan {
+    /// Engine and model at the replica's address.
+    pub identity: Arc<Identity>,
+    /// What policy, client, operator and server permit.
+    pub ruling: Ruling,
+    /// The rules of the session.
+    pub rules: Rules,
+    /// Sampling parameters of client and server; `seed` is the session's where the engine's noise
+    /// can be reproduced.
+    pub sampling: Sampling,
+    /// The client's seed, else a fresh one.
+    pub seed: u64,
+    /// Limits of its verify requests.
+    pub limits: CallLimits,
+}
+
+/// The permission of a ruling, narrowed by the comparison of its policy's groups, and by a reason
+/// for which answers of this server stay plain.
+pub fn permission(ruling: &Ruling, drawn: &Drawn, plain: impl FnOnce() -> Option<PlainReason>) -> Permission {
+    let forced = ruling.rules.gamma_fixed.is_some();
+    match ruling.rules.permission {
+        Permission::Speculate if drawn.closed && !forced => Permission::Shadow(PlainReason::GateControl),
+        Permission::Speculate => plain().map_or(Permission::Speculate, Permission::Plain),
+        narrower @ (Permission::Shadow(_) | Permission::Plain(_)) => narrower,
+    }
+}

@@ -1,0 +1,367 @@
+//! One request, from its first call to its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Response;
+use http_body_util::BodyExt;
+use tokio::sync::Semaphore;
+use tracing::Instrument;
+
+use super::again;
+use super::calls::Calls;
+use super::drafting::{DrafterEvaluation, Drafting};
+use super::exchange::{Exchange, Served, Slot};
+use super::failure::Failure;
+use super::head;
+use super::plain::PlainStream;
+use super::plan::SessionPlan;
+use super::recovery::IdRecovery;
+use super::ruling;
+use super::session_loop::{Ended, SessionLoop};
+use super::sink::Sink;
+use crate::clock::Clock;
+use crate::fleet::{Answer, Fresh, SendError};
+use crate::http::body::{Body, full};
+use crate::http::memory::Level;
+use crate::learning::answer_traits::AnswerTraits;
+use crate::learning::comparison::Drawn;
+use crate::learning::corpus::CorpusAccess;
+use crate::observe::Recorded;
+use foretell_core::control::{Control, Presence};
+use foretell_core::draft::LookupSpec;
+use foretell_core::session::{
+    Action, Decode, Ending, Limit, Permission, PlainRequest, Rules, Session, Start,
+};
+use foretell_core::units::TokenId;
+use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
+use foretell_engines::dialect::MaxTokens;
+use foretell_engines::openai::{Path, Prompt, Request, Route};
+
+/// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
+const MAX_PREDICTED: usize = 32 << 10;
+/// Maximum delay of the first token by a prediction that is still being encoded.
+const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
+
+/// A request that is being served: its plan, and what goes on around its session.
+pub(super) struct Run {
+    pub plan: Arc<SessionPlan>,
+    /// The permission of the plan; less if the first call shows that less is permitted.
+    pub permission: Permission,
+    /// The group of its policy that the request was drawn into.
+    pub drawn: Drawn,
+    pub control: Arc<Control>,
+    pub drafting: Drafting,
+    /// Evaluation of its policy's models on its text, if there are several.
+    pub evaluation: Option<DrafterEvaluation>,
+    pub remembering: CorpusAccess,
+    pub clock: Clock,
+    /// Counts a request that is passed on unchanged among those that the engine computes.
+    pub present: Option<Presence>,
+    /// Traits observed in the server's answers.
+    pub answer_traits: Arc<AnswerTraits>,
+    /// Permits to score drafters on an answer that was passed on unchanged.
+    pub scoring: Arc<Semaphore>,
+}
+
+impl Run {
+    /// Sends the first call and answers with its result.
+    pub async fn begin(mut self, mut exchange: Exchange) -> Served {
+        let route = exchange.request.route;
+        let record = &mut exchange.slot.record;
+        record.eligible(route, &self.plan.ruling.name);
+        record.to(exchange.replica.name());
+        if self.drawn.held_back {
+            record.held_back();
+        }
+        if self.remembering.reads_others() {
+            record.reads_others();
+        }
+        if let Some(reason) = self.permission.never() {
+            return self.pass(exchange, reason).await;
+        }
+        let calls = Calls::new(&self, &exchange);
+        let prediction = self.prediction(&exchange.request);
+        let call = self.plan.identity.engine.first_request(&exchange.request, self.plan.seed);
+        exchange.slot.record.called();
+        let closed = self.gates(&exchange)();
+        let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
+        let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
+            Ok((response, true)) => response,
+            Ok((response, false)) => {
+                self.permission = untied(self.permission, closed);
+                response
+            }
+            Err(error) => return self.unanswered(exchange, error),
+        };
+        exchange.slot.record.answered(response.status(), response.headers());
+        if head::is_stream(&response) {
+            Box::pin(self.answer(exchange, calls, response, prediction)).await
+        } else {
+            Ok(self.pass_on(exchange, response))
+        }
+    }
+
+    /// The replica gave no answer: hands the request back for another replica, or for another
+    /// engine at its address, or answers with the error.
+    fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
+        // Nothing was sent; the engine that is there now gets the client's own request.
+        if matches!(error, SendError::Changed { .. }) {
+            return Err(exchange.decline(RelayReason::Fault));
+        }
+        if let Some(other) = exchange.shared.fleet.elsewhere(&exchange.replica, &error) {
+            exchange.replica = other;
+            exchange.head.extensions.insert(Fresh);
+            return Err(exchange.decline(RelayReason::Fault));
+        }
+        Ok(self.failed(exchange.slot, &Failure::from(error)))
+    }
+
+    /// Answers with the error of a replica that could not be reached.
+    pub(super) fn failed(&self, mut slot: Slot, failure: &Failure) -> Response<Body> {
+        let response = failure.response();
+        let record = &mut slot.record;
+        record.status(response.status());
+        record.unreachable(failure.to_string());
+        record.end(false);
+        let reason = RelayReason::Unreachable.name();
+        head::with(response, &self.plan.ruling.name, Path::Relayed.name(), Some(reason))
+    }
+
+    /// Passes on an answer that is no stream, usually an error, unchanged.
+    fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
+        let reason = self.without_output();
+        exchange.slot.record.set_plain_reason(reason);
+        let (head, body) = response.into_parts();
+        let mut response = Response::new(());
+        *response.status_mut() = head.status;
+        *response.headers_mut() = head::passed_on(head.headers);
+        let body = Recorded::new(body, exchange.slot.into_record()).map_err(Into::into).boxed_unsync();
+        head::with(response.map(|()| body), &self.plan.ruling.name, Path::Plain.name(), Some(reason.name()))
+    }
+
+    /// The plain reason of an answer that is no stream, so that there is nothing to draft for.
+    fn without_output(&self) -> PlainReason {
+        match self.permission {
+            Permission::Plain(reason) | Permission::Shadow(reason) => reason,
+            Permission::Speculate => PlainReason::UpstreamError,
+        }
+    }
+
+    /// The client's own prediction in the target's tokens, encoded while the backend works on the
+    /// first call; empty if none would be used.
+    fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
+        let drafts = !matches!(self.permission, Permission::Plain(_));
+        let reads = |spec: &LookupSpec| matches!(spec, LookupSpec::PromptLookup(_) | LookupSpec::Prediction);
+        let wanted = drafts && self.plan.rules.lookups.iter().any(reads);
+        let text =
+            request.prediction.as_deref().filter(|_| wanted).map(|text| {
+                text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default().to_owned()
+            });
+        let tokenizer = Arc::clone(&self.plan.identity.tokenizer);
+        let encoding = text.map(|text| {
+            tokio::task::spawn_blocking(move || tokenizer.encode(&text, false).unwrap_or_default().into())
+        });
+        async move {
+            match encoding {
+                // It is encoded while the backend works, and dropped if it is not ready within
+                // [`PREDICTED_WITHIN`] of the answer.
+                Some(encoding) => {
+                    let ready = tokio::time::timeout(PREDICTED_WITHIN, encoding).await;
+                    ready.ok().and_then(Result::ok).unwrap_or_default()
+                }
+                None => Arc::default(),
+            }
+        }
+    }
+
+    async fn answer(
+        self,
+        exchange: Exchange,
+        calls: Calls,
+        response: Response<Answer>,
+        prediction: impl Future<Output = Arc<[TokenId]>>,
+    ) -> Served {
+        let (head, body) = response.into_parts();
+        let mut start = self.start(&exchange.request);
+        start.rules.shared.prediction = prediction.await;
+        let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
+        let Some((id, Action::Plain(PlainRequest::First))) = session.poll() else {
+            return Err(exchange.decline(RelayReason::Fault));
+        };
+        let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
+        let plain_stream =
+            PlainStream::begun(id, Arc::clone(&self.plan.identity.engine), body, !stream, calls.renamed());
+        let policy = self.plan.ruling.name.clone();
+        if stream {
+            let answer_traits = Arc::clone(&self.answer_traits);
+            let (sink, out) =
+                Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
+            let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
+            tokio::spawn(streamed(session_loop).in_current_span());
+            let mut response = Response::new(out);
+            *response.headers_mut() = head::of_stream(head.headers, trailers);
+            return Ok(head::with(response, &policy, head::ELIGIBLE, None));
+        }
+        let json_type = self.plan.identity.engine.dialect.quirks().json_type;
+        let sink =
+            Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
+        let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
+        let ended = ended.map_err(|nothing| nothing.decline(RelayReason::Fault))?;
+        Ok(whole(ended, head.headers, json_type, &policy))
+    }
+
+    /// The check whether the session may speculate now: `None` if it may, else the reason, by the
+    /// process, the mode and the replica.
+    pub fn gates(&self, exchange: &Exchange) -> Box<dyn Fn() -> Option<PlainReason> + Send + Sync> {
+        let shared = &exchange.shared;
+        let (life, modes, memory) =
+            (Arc::clone(&shared.life), Arc::clone(&shared.modes), Arc::clone(&shared.memory));
+        let replica = Arc::clone(&exchange.replica);
+        let (gates, control) = (self.plan.ruling.gates, Arc::clone(&self.control));
+        Box::new(move || match modes.of(replica.name()) {
+            // While the process drains, requests decode plainly to the end.
+            _ if life.is_draining() => Some(PlainReason::Draining),
+            // Every verify request carries the whole context.
+            Mode::Auto if memory.level() != Level::Enough => Some(PlainReason::GateMemory),
+            Mode::Auto => {
+                let signal = replica.load().map(|load| load.signal());
+                if let Some(signal) = &signal {
+                    control.with(|learnt| {
+                        learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
+                    });
+                }
+                ruling::closed(&gates, &replica, signal.as_ref())
+            }
+            Mode::Off | Mode::Observe => Some(PlainReason::Observe),
+        })
+    }
+
+    /// Recovery of the first call's ids, if the engine does not send them and the request may be
+    /// speculated on.
+    pub fn recovery(&self) -> Option<IdRecovery> {
+        let rules = &self.plan.rules;
+        let speculates =
+            self.permission == Permission::Speculate && (!rules.holdback || rules.gamma_fixed.is_some());
+        let method = rules
+            .methods
+            .first()
+            .filter(|_| speculates && !self.plan.identity.engine.dialect.quirks().first_request_ids)?;
+        Some(IdRecovery::new(Arc::clone(&self.plan.identity.tokenizer), *method))
+    }
+
+    pub(super) fn start(&self, request: &Request) -> Start {
+        let prompt: &[TokenId] = match &request.prompt {
+            Prompt::Ids(ids) => ids,
+            Prompt::Text(_) | Prompt::Messages(_) => &[],
+        };
+        let engine = &self.plan.identity.engine;
+        let max_tokens = match engine.limit(request) {
+            MaxTokens::Tokens(tokens) => Some(tokens),
+            MaxTokens::Context | MaxTokens::Unknown => None,
+        };
+        Start {
+            prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
+            limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
+            ending: Ending {
+                stop: request.stop.clone(),
+                stop_order: engine.dialect.quirks().stop_order,
+                hold: engine.dialect.quirks().stop_hold,
+                include_stop: request.include_stop,
+                stop_token_ids: request.stop_token_ids.clone(),
+                eos: engine.eos.clone(),
+                ignore_eos: request.sampling.ignore_eos,
+                min_tokens: request.sampling.min_tokens,
+            },
+            temperature: self.plan.sampling.temperature,
+            decode: self.decoder(prompt, request.stream),
+            marks: match request.route {
+                Route::Chat => Arc::clone(self.plan.identity.tokenizer.added()),
+                Route::Completions => Arc::default(),
+            },
+            rules: Rules { permission: self.permission, ..self.plan.rules.clone() },
+            seed: self.plan.seed,
+            noise: crate::random::fresh_seed(),
+        }
+    }
+
+    fn decoder(&self, prompt: &[TokenId], stream: bool) -> Box<dyn Decode> {
+        let decoder = self.plan.identity.tokenizer.detokenizer(prompt, true);
+        if stream && self.plan.identity.engine.drops_tail {
+            Box::new(Tailless(decoder))
+        } else {
+            Box::new(decoder)
+        }
+    }
+}
+
+/// A decoder that leaves out an incomplete character at the end of the output, as its engine's
+/// streams do.
+struct Tailless<D>(D);
+
+impl<D: Decode> Decode for Tailless<D> {
+    fn push(&mut self, token: TokenId) -> String {
+        self.0.push(token)
+    }
+
+    fn flush(&mut self) -> String {
+        self.0.flush();
+        String::new()
+    }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        self.0.fork()
+    }
+}
+
+/// Permission of a session whose process is not known: plain decoding only. The reason is that of
+/// the ruling, else that of a gate found closed before the call, else `gate_health`.
+fn untied(permission: Permission, closed: Option<PlainReason>) -> Permission {
+    Permission::Plain(match permission {
+        Permission::Plain(reason) | Permission::Shadow(reason) => reason,
+        Permission::Speculate => closed.unwrap_or(PlainReason::GateHealth),
+    })
+}
+
+/// Runs a session whose client streams: its head is sent, so errors go into the stream.
+async fn streamed(session_loop: SessionLoop) {
+    match session_loop.run().await {
+        Ok(Ended { mut slot, answer, .. }) => slot.record.end(answer.is_err()),
+        Err(nothing) => again::stream(*nothing).await,
+    }
+}
+
+/// The answer to a client that does not stream.
+fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy: &str) -> Response<Body> {
+    let Ended { mut slot, end, answer } = ended;
+    let record = &mut slot.record;
+    let so_far = record.so_far();
+    let (path, reason) = (so_far.path.name(), so_far.reason.map(Reason::name));
+    let gone = answer.is_err();
+    let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
+        Some(answer) => {
+            let mut response = Response::new(full(answer));
+            *response.headers_mut() = head::of_json(headers, json_type);
+            response
+        }
+        None => end.broken.response(),
+    };
+    record.status(response.status());
+    record.end(gone);
+    head::with(response, policy, path, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_two_plain_reasons_is_kept() {
+        let stale = Some(PlainReason::GateStale);
+        assert_eq!(untied(Permission::Speculate, None), Permission::Plain(PlainReason::GateHealth));
+        assert_eq!(untied(Permission::Speculate, stale), Permission::Plain(PlainReason::GateStale));
+        for ruled in [Permission::Shadow(PlainReason::Shadow), Permission::Plain(PlainReason::Shadow)] {
+            assert_eq!(untied(ruled, stale), Permission::Plain(PlainReason::Shadow));
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The last event of a first call that the session has left.
+//!
+//! vLLM sends the number of cached prompt tokens, and its fingerprint, in the last event of a
+//! stream only. Closing the connection would lose that event, so the call is aborted by another
+//! call: its stream ends at once, with that event.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tracing::Instrument;
+
+use crate::learning::answer_traits::AnswerTraits;
+use crate::serving::calls::Calls;
+use crate::serving::plain::PlainStream;
+use foretell_engines::openai::Route;
+
+/// Maximum wait for it, from the moment at which the call is left; the answer may be over by then.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// The `usage.prompt_tokens_details` of an aborted call's last event; `None` if it was not sent.
+pub(super) struct LeftDetails(JoinHandle<Option<Value>>);
+
+/// How an aborted call ended.
+enum Ended {
+    /// With this event.
+    With(Value),
+    /// Without a last event, or not in time.
+    Without,
+    /// The server has no endpoint that aborts a call.
+    NoCall,
+    /// The aborting call failed this time.
+    Failed,
+}
+
+impl LeftDetails {
+    /// Aborts the call that `plain_stream` reads, and reads its stream to the end.
+    pub fn ask(
+        plain_stream: PlainStream,
+        route: Route,
+        calls: Calls,
+        answer_traits: Arc<AnswerTraits>,
+    ) -> Self {
+        let ended = async move {
+            match calls.abort(route).await {
+                Some(true) => plain_stream.last_event().await.map_or(Ended::Without, Ended::With),
+                Some(false) => Ended::NoCall,
+                None => Ended::Failed,
+            }
+        };
+        let told = async move {
+            match tokio::time::timeout(WITHIN, ended).await.unwrap_or(Ended::Without) {
+                Ended::With(mut last) => {
+                    answer_traits.has_ended(Some(&last));
+                    return Some(last.pointer_mut("/usage/prompt_tokens_details")?.take());
+                }
+                Ended::NoCall => answer_traits.has_ended(None),
+                Ended::Without => answer_traits.has_not_ended(),
+                Ended::Failed => {}
+            }
+            None
+        };
+        Self(tokio::spawn(told.in_current_span()))
+    }
+}
+
+impl Future for LeftDetails {
+    type Output = Option<Value>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll_unpin(context).map(|told| told.ok().flatten())
+    }
+}

@@ -1,0 +1,687 @@
+//! The answer to the client: an event stream or one JSON document, in the format of the backend's
+//! own first chunk.
+//!
+//! The text comes from the session alone; `id`, `created`, `model` and every other field come from
+//! the backend, so that a client (and its logs) cannot tell where a token was computed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
+
+use crate::http::body::{Body, BoxError};
+use crate::http::headers;
+use crate::learning::answer_traits::AnswerTraits;
+use crate::observe::Finished;
+use crate::serving::failure::Failure;
+use foretell_core::session::{Delta, Finish, Stopped};
+use foretell_core::words::Reason;
+use foretell_engines::dialect::{Dialect, Engine};
+use foretell_engines::openai::answer::{Additive, Template, fill};
+use foretell_engines::openai::trim::{self, Trim};
+use foretell_engines::openai::usage::{Counts, Path, SpeculatedUsage, Usage};
+use foretell_engines::openai::{Request, Route, sse};
+
+/// Member that identifies the server's configuration.
+const FINGERPRINT: &str = "system_fingerprint";
+/// The members of a choice in which engines name the stop text or token.
+const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
+/// Frames queued for a slow client, beyond which the backend is not read.
+const BACKLOG: usize = 32;
+
+/// How the output of a session ended. Its counts are in the request's record.
+#[derive(Debug)]
+pub struct End {
+    /// Finish reason of the output; `None` if it broke off.
+    pub finish: Option<Finish>,
+    /// The stop text or token that ended the output; `None` at the limit.
+    pub stopped: Option<Stopped>,
+    /// The backend's own usage if its stream carried it, else one counted here.
+    pub usage: Usage,
+    /// The record's count of output tokens is the engine's own.
+    pub own_count: bool,
+    /// The error for the client if the output has no end.
+    pub broken: Failure,
+}
+
+impl End {
+    /// True if the output has an end.
+    pub fn is_whole(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// The stop text or token as JSON, null if there is none. `names_end`: the end-of-text token
+    /// counts as one.
+    fn stop(&self, names_end: bool) -> Value {
+        match &self.stopped {
+            Some(Stopped::Text(text)) => json!(text),
+            Some(Stopped::Token(token)) => json!(token),
+            Some(Stopped::TextEnd(token)) if names_end => json!(token),
+            Some(Stopped::TextEnd(_)) | None => Value::Null,
+        }
+    }
+
+    /// The usage as the backend alone would report it.
+    fn plain_usage(&self, told: &Finished) -> Value {
+        self.usage.to_value(u64::from(told.output_tokens), None)
+    }
+
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
+    /// `counts_end`: see [`foretell_engines::dialect::Quirks::usage_counts_end`].
+    fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
+        let speculated_usage = SpeculatedUsage {
+            path: told.path,
+            reason: told.reason.map(Reason::name),
+            policy: told.policy.as_deref(),
+            counts: counts(told),
+        };
+        let mut usage = self.usage.clone();
+        if let Some(counts) = speculated_usage.counts.as_ref().filter(|_| prediction) {
+            usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
+        }
+        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        let uncounted = u32::from(ended && !counts_end && !self.own_count);
+        // An answer that stayed plain has no member that the backend would not have sent.
+        let speculated_usage =
+            Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
+        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), speculated_usage)
+    }
+}
+
+/// Writes the output to the client.
+pub struct Sink {
+    route: Route,
+    /// The event after which those written here are modelled: the first one with text, else the
+    /// first one.
+    seen: Option<Value>,
+    /// Made of `seen` when the first event is written.
+    template: Option<Template>,
+    frame: Option<PlainFrame>,
+    additive: Additive,
+    trim: Trim,
+    /// The final events of a stream that have been passed on from the backend.
+    passed: Ends,
+    /// The backend's own error event.
+    error: Option<Vec<u8>>,
+    /// Holds the `system_fingerprint` that the server sends at the end of its answers, if it is
+    /// known.
+    answer_traits: Arc<AnswerTraits>,
+    /// Usage so far; `None` unless the client asked for usage on every event.
+    running: Option<Running>,
+    dialect: Dialect,
+    /// See [`foretell_engines::dialect::Codec::last_members`].
+    last: Value,
+    /// Members that the engine sent at the end of the first call; `None` if it has not ended.
+    own: Option<OwnEnd>,
+    prediction: bool,
+    /// The engine's streams end with usage even if the client did not ask for it.
+    usage_unasked: bool,
+    /// Output that is not sent yet, so that the last piece can carry the finish reason.
+    held: Option<Delta>,
+    /// All events come from the backend, see [`Sink::verbatim`].
+    verbatim: bool,
+    /// Time that writing the last piece of output took, without waiting for the client.
+    took: Option<Duration>,
+    shape: Shape,
+}
+
+/// The final events of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    finish: bool,
+    usage: bool,
+    done: bool,
+}
+
+/// The usage of a stream so far.
+struct Running {
+    base: Option<Usage>,
+    tokens: u64,
+}
+
+/// Members that the engine sends at the end of its output.
+struct OwnEnd {
+    /// Finish reason, as the engine names it.
+    reason: String,
+    /// The stop text or token, if the engine has a member for it.
+    stop: Option<Value>,
+    /// See [`foretell_engines::dialect::Quirks::time_report`].
+    timings: Option<Value>,
+}
+
+enum Shape {
+    Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value> },
+}
+
+/// The client has left.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Sink {
+    /// An event stream: the sink, and the body to answer with.
+    pub fn stream(
+        request: &Request,
+        engine: &Engine,
+        answer_traits: Arc<AnswerTraits>,
+        trailers: bool,
+    ) -> (Self, Body) {
+        let (frames, out) = mpsc::channel(BACKLOG);
+        let shape = Shape::Stream { frames, usage: request.include_usage, trailers };
+        let body = StreamBody::new(futures_util::stream::unfold(out, |mut out| async move {
+            out.recv().await.map(|frame| (frame, out))
+        }));
+        (Self::new(request, engine, answer_traits, shape), BodyExt::boxed_unsync(body))
+    }
+
+    /// One JSON answer, written at the end.
+    pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
+        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
+        Self::new(request, engine, answer_traits, shape)
+    }
+
+    fn new(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>, shape: Shape) -> Self {
+        let quirks = engine.dialect.quirks();
+        let own = engine.additive(request);
+        let runs =
+            request.stream && request.continuous_usage && (request.include_usage || quirks.usage_runs_alone);
+        let additive = Additive { usage: own.usage && !runs, ..own };
+        Self {
+            route: request.route,
+            seen: None,
+            template: None,
+            frame: None,
+            additive,
+            trim: Trim {
+                additive,
+                include_usage: request.include_usage,
+                usage_at_end: quirks.unasked_usage == Some(request.route),
+                at_end: quirks.time_report,
+                hollow: quirks.hollow_deltas,
+            },
+            passed: Ends::default(),
+            error: None,
+            answer_traits,
+            running: runs.then_some(Running { base: None, tokens: 0 }),
+            dialect: engine.dialect,
+            last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
+            own: None,
+            prediction: request.prediction.is_some(),
+            usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
+            held: None,
+            verbatim: false,
+            took: None,
+            shape,
+        }
+    }
+
+    /// Resolves when the client of a stream has left. A client that waits for one answer leaves by
+    /// dropping the whole future.
+    pub async fn gone(&self) {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.closed().await,
+            Shape::Whole { .. } => std::future::pending().await,
+        }
+    }
+
+    /// As [`Sink::gone`], without borrowing the sink.
+    pub fn hung_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        let frames = match &self.shape {
+            Shape::Stream { frames, .. } => Some(frames.clone()),
+            Shape::Whole { .. } => None,
+        };
+        async move {
+            match frames {
+                Some(frames) => frames.closed().await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// True if the client waits for one JSON answer.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.shape, Shape::Whole { .. })
+    }
+
+    /// True if the client gets the usage.
+    pub fn shows_usage(&self) -> bool {
+        self.is_whole() || self.tells_usage()
+    }
+
+    /// The client's route.
+    pub fn route(&self) -> Route {
+        self.route
+    }
+
+    /// From now on all events come from the backend, until the end of the stream.
+    pub fn verbatim(&mut self) {
+        self.verbatim = true;
+    }
+
+    /// Passes events of the backend on, without what only Foretell requested. Members of a removed
+    /// usage event that the client would otherwise have received with the finish reason are moved
+    /// to that event.
+    pub async fn pass(&mut self, events: Vec<(Vec<u8>, Value)>) -> Result<(), Gone> {
+        self.release().await?;
+        let mut moved: Vec<(&str, Value)> = Vec::new();
+        for (_, event) in events.iter().filter(|(_, event)| self.trim.is_ours(event) && is_usage(event)) {
+            let names = [Some(FINGERPRINT), self.dialect.quirks().time_report];
+            let told = names.into_iter().flatten().filter_map(|name| Some((name, event.get(name)?.clone())));
+            moved.extend(told.filter(|(_, value)| !value.is_null()));
+        }
+        for (raw, event) in events {
+            self.note(&event, &raw);
+            let Some(mut bytes) = (if event.is_null() { Some(raw) } else { self.trim.event(&raw, &event) })
+            else {
+                continue;
+            };
+            if event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string) {
+                for (name, value) in moved.iter().filter(|(name, _)| event.get(*name).is_none()) {
+                    bytes = trim::appended(&bytes, name, value).unwrap_or(bytes);
+                }
+            }
+            self.send(Frame::data(bytes.into())).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes a final event of a stream that is passed on.
+    fn note(&mut self, event: &Value, raw: &[u8]) {
+        if event.is_null() {
+            // Comments only, or the end of the stream.
+            self.passed.done |= raw.windows(sse::DONE.len()).any(|part| part == sse::DONE.as_bytes());
+            return;
+        }
+        self.passed.finish |= event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
+        self.passed.usage |= is_usage(event);
+        if let Some(running) = &mut self.running {
+            running.base = event.get("usage").and_then(Usage::from_backend).or(running.base.take());
+        }
+    }
+
+    /// Keeps the error event with which the backend has ended its stream, in case the answer ends
+    /// there.
+    pub fn keep_error(&mut self, events: Vec<(Vec<u8>, Value)>) {
+        let errors = |event: &Value| event.get("error").is_some_and(|error| !error.is_null());
+        self.error = events.into_iter().rev().find(|(_, event)| errors(event)).map(|(raw, _)| raw);
+    }
+
+    /// Passes bytes of an event stream on.
+    pub async fn raw(&self, bytes: Bytes) -> Result<(), Gone> {
+        self.send(Frame::data(bytes)).await
+    }
+
+    /// Ends a stream with an error event and `[DONE]`.
+    pub async fn error(&self, error: &Value) -> Result<(), Gone> {
+        self.event(error).await?;
+        self.send(Frame::data(sse::encode_done().into())).await
+    }
+
+    /// Sends trailers, if the client can take them.
+    pub async fn trailers(&self, told: &Finished) -> Result<(), Gone> {
+        match self.shape {
+            Shape::Stream { trailers: true, .. } => self.send(Frame::trailers(trailer_fields(told))).await,
+            Shape::Stream { trailers: false, .. } | Shape::Whole { .. } => Ok(()),
+        }
+    }
+
+    /// Learns the shape of the answer from the backend's first events.
+    pub fn first(&mut self, event: &Value) {
+        self.read_end(event);
+        // The event with the role has another format than those that follow; a JSON answer is
+        // modelled after it.
+        let opens = |event: &Value| event.pointer("/choices/0/delta/role").is_some();
+        let better = match &self.seen {
+            None => true,
+            Some(seen) => {
+                !self.is_whole() && opens(seen) && !opens(event) && event.pointer("/choices/0").is_some()
+            }
+        };
+        if better {
+            self.seen = Some(event.clone());
+        }
+    }
+
+    /// Makes the template, once an event has to be written here.
+    fn shaped(&mut self) {
+        if self.template.is_none()
+            && let Some(seen) = &self.seen
+        {
+            self.template = Template::from_first_chunk(seen, self.route, self.additive);
+            let same = self.additive.token_ids && self.running.is_none();
+            self.frame = self.template.as_ref().filter(|_| same).and_then(PlainFrame::of);
+        }
+    }
+
+    /// Keeps the stop and the time report of the engine's last events.
+    pub fn read_end(&mut self, event: &Value) {
+        let choice = event.pointer("/choices/0").and_then(Value::as_object);
+        if let Some(choice) =
+            choice.filter(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+        {
+            let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
+            let reason = choice.get("finish_reason").and_then(Value::as_str).unwrap_or_default().to_owned();
+            self.own = Some(OwnEnd { reason, stop, timings: None });
+        }
+        if let Some(fingerprint) = event.get(FINGERPRINT) {
+            self.answer_traits.note_fingerprint(fingerprint);
+        }
+        let timings = self.dialect.quirks().time_report.and_then(|name| event.get(name));
+        if let (Some(own), Some(timings)) = (&mut self.own, timings) {
+            own.timings = Some(timings.clone());
+        }
+    }
+
+    /// Adds the engine's own time report, if the first call has ended.
+    fn write_time_report(&self, answer: &mut Value) {
+        let told =
+            self.own.as_ref().and_then(|own| own.timings.as_ref()).zip(self.dialect.quirks().time_report);
+        if let (Some((timings, name)), Some(members)) = (told, answer.as_object_mut()) {
+            members.insert(name.to_owned(), timings.clone());
+        }
+    }
+
+    /// Adds the `system_fingerprint` that this server's answers have at their end.
+    fn say_fingerprint(&self, answer: &mut Value) {
+        if let (Some(fingerprint), Some(members)) = (self.answer_traits.fingerprint(), answer.as_object_mut())
+        {
+            members.insert(FINGERPRINT.to_owned(), fingerprint);
+        }
+    }
+
+    /// Names the stop in the answer's choice: in the member for it that the answer has already,
+    /// else in the one that the engine has at the end only, if any.
+    fn say_stop(&self, answer: &mut Value, end: &End) {
+        let quirks = self.dialect.quirks();
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
+        if let Some(name) = named.or(quirks.stop_field) {
+            let own = self.own.as_ref().and_then(|own| own.stop.clone());
+            let stop = own.unwrap_or_else(|| end.stop(quirks.stop_field_names_end));
+            choice.insert(name.to_owned(), stop);
+        }
+    }
+
+    /// Takes a piece of output; it is sent by the next call of [`Sink::release`] or with the end.
+    pub async fn emit(&mut self, delta: Delta) -> Result<(), Gone> {
+        self.release().await?;
+        self.held = Some(delta);
+        Ok(())
+    }
+
+    /// Takes members of a chat's delta other than text for a JSON answer: string pieces are
+    /// concatenated.
+    pub fn other(&mut self, delta: &Map<String, Value>) {
+        let Shape::Whole { more, .. } = &mut self.shape else { return };
+        for (name, piece) in delta {
+            match (more.get_mut(name), piece) {
+                (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                _ => {
+                    more.insert(name.clone(), piece.clone());
+                }
+            }
+        }
+    }
+
+    /// Takes a piece of output that a client that streams has received in the backend's own event.
+    pub async fn passed(&mut self, delta: Delta) -> Result<(), Gone> {
+        if self.is_whole() {
+            return self.emit(delta).await;
+        }
+        self.counted(&delta);
+        Ok(())
+    }
+
+    fn counted(&mut self, delta: &Delta) {
+        if let Some(running) = &mut self.running {
+            running.tokens += delta.tokens.len() as u64;
+        }
+    }
+
+    /// The usage so far on an event, if the client asked for that.
+    fn say_running(&self, chunk: &mut Value) {
+        let Some(Running { base: Some(base), tokens }) = &self.running else { return };
+        if let Some(members) = chunk.as_object_mut() {
+            members.insert("usage".to_owned(), base.to_value(*tokens, None));
+        }
+    }
+
+    /// Sends the piece that [`Sink::emit`] took.
+    pub async fn release(&mut self) -> Result<(), Gone> {
+        match self.held.take() {
+            Some(delta) => self.write(delta).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
+        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
+            text.push_str(&delta.text);
+            tokens.extend(delta.tokens);
+            return Ok(());
+        }
+        let begun = Instant::now();
+        self.shaped();
+        self.counted(&delta);
+        let bytes = match (&self.frame, &self.template) {
+            (Some(frame), _) => frame.around(&delta.text),
+            (None, Some(template)) => {
+                let mut chunk = template.chunk(&delta.text, &delta.tokens, None);
+                self.say_running(&mut chunk);
+                sse::encode_json(&chunk).into()
+            }
+            (None, None) => return Ok(()),
+        };
+        self.took = Some(begun.elapsed());
+        self.send(Frame::data(bytes)).await
+    }
+
+    /// Time that writing the last piece of output took, without waiting for the client, once.
+    pub fn took(&mut self) -> Option<Duration> {
+        self.took.take()
+    }
+
+    /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]`
+    /// and trailers, each if it was asked for.
+    pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
+        let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
+        self.shaped();
+        if self.is_whole() {
+            self.write(last).await?;
+            return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
+        }
+        let passed = self.passed;
+        if !self.verbatim && !passed.finish {
+            self.finish_text(last, end, told).await?;
+        }
+        if !end.is_whole() {
+            match self.error.take() {
+                Some(error) => self.send(Frame::data(error.into())).await?,
+                None => self.event(&end.broken.body()).await?,
+            }
+        }
+        if !self.verbatim && !passed.usage {
+            self.finish_usage(end, told).await?;
+        }
+        if !passed.done {
+            self.send(Frame::data(sse::encode_done().into())).await?;
+        }
+        self.trailers(told).await?;
+        Ok(None)
+    }
+
+    /// The event that ends the text of a stream.
+    async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+        let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
+        if bare && !last.text.is_empty() {
+            self.write(std::mem::replace(&mut last, Delta { tokens: Vec::new(), text: String::new() }))
+                .await?;
+        }
+        self.counted(&last);
+        let Some(template) = &self.template else { return self.write(last).await };
+        let wanted = self.tells_usage();
+        let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
+        if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
+            *delta = json!({});
+        }
+        if self.usage_unasked && !wanted {
+            let usage = if self.asks_usage() { self.usage(end, told) } else { end.plain_usage(told) };
+            fill(&mut chunk, &json!({ "usage": usage }));
+        }
+        fill(&mut chunk, &self.last);
+        self.say_stop(&mut chunk, end);
+        self.say_running(&mut chunk);
+        if !wanted {
+            self.write_time_report(&mut chunk);
+            self.say_fingerprint(&mut chunk);
+        }
+        self.event(&chunk).await
+    }
+
+    /// The event with the usage of a stream, if the client asked for it.
+    async fn finish_usage(&self, end: &End, told: &Finished) -> Result<(), Gone> {
+        let Some(template) = self.template.as_ref().filter(|_| self.tells_usage()) else { return Ok(()) };
+        let mut chunk = template.usage_chunk(self.usage(end, told));
+        self.write_time_report(&mut chunk);
+        self.say_fingerprint(&mut chunk);
+        self.event(&chunk).await
+    }
+
+    fn tells_usage(&self) -> bool {
+        let told = !self.dialect.quirks().no_usage_event.contains(&self.route);
+        told && self.asks_usage()
+    }
+
+    /// The client asked for the usage of its stream.
+    fn asks_usage(&self) -> bool {
+        matches!(self.shape, Shape::Stream { usage: true, .. })
+    }
+
+    fn usage(&self, end: &End, told: &Finished) -> Value {
+        end.usage(told, self.prediction, self.dialect.quirks().usage_counts_end)
+    }
+
+    fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
+        let Shape::Whole { text, tokens, more } = &self.shape else { return None };
+        let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        self.say_fingerprint(&mut answer);
+        fill(&mut answer, &self.last);
+        self.dialect.codec().complete(&mut answer);
+        if let (Some(own), Some(choice)) =
+            (&self.own, answer.pointer_mut("/choices/0").and_then(Value::as_object_mut))
+        {
+            choice.insert("finish_reason".to_owned(), json!(own.reason));
+        }
+        let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
+        if let Some(message) = message {
+            message.extend(more.clone());
+            // If a parser of the server has taken all of it, there is no text.
+            if text.is_empty() && !more.is_empty() {
+                message.insert("content".to_owned(), Value::Null);
+            }
+        }
+        self.say_stop(&mut answer, end);
+        self.write_time_report(&mut answer);
+        Some(answer)
+    }
+
+    async fn event(&self, value: &Value) -> Result<(), Gone> {
+        self.send(Frame::data(sse::encode_json(value).into())).await
+    }
+
+    async fn send(&self, frame: Frame<Bytes>) -> Result<(), Gone> {
+        match &self.shape {
+            Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
+            Shape::Whole { .. } => Ok(()),
+        }
+    }
+}
+
+/// The bytes of an event before and after its text. All events of a stream but the last differ in
+/// nothing else, so only the text is serialized per token; fast engines send thousands a second.
+struct PlainFrame {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl PlainFrame {
+    /// Serializes an event with a marker as text; `None` if the marker is not found exactly once.
+    fn of(template: &Template) -> Option<Self> {
+        const MARK: &str = "\u{1}text\u{1}";
+        let event = sse::encode_json(&template.chunk(MARK, &[], None));
+        let mark = serde_json::to_vec(MARK).ok()?;
+        let mut positions =
+            (0..event.len()).filter(|&at| event.get(at..).is_some_and(|rest| rest.starts_with(&mark)));
+        let (at, None) = (positions.next()?, positions.next()) else { return None };
+        let (before, rest) = event.split_at(at);
+        Some(Self { before: before.to_vec(), after: rest.get(mark.len()..)?.to_vec() })
+    }
+
+    /// The event with this text.
+    fn around(&self, text: &str) -> Bytes {
+        let mut event = Vec::with_capacity(self.before.len() + text.len() + 16 + self.after.len());
+        event.extend_from_slice(&self.before);
+        // Writing a string to memory cannot fail.
+        let _ = serde_json::to_writer(&mut event, text);
+        event.extend_from_slice(&self.after);
+        event.into()
+    }
+}
+
+/// True if an event holds usage and no choice.
+pub fn is_usage(event: &Value) -> bool {
+    let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
+    empty && event.get("usage").is_some_and(Value::is_object)
+}
+
+/// The names that a stream declares in `Trailer`.
+pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
+
+/// The trailers of an answer with this record.
+pub fn trailer_fields(told: &Finished) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
+    if let Some(reason) = told.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
+    }
+    let Some(counts) = counts(told) else { return fields };
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
+    if let Ok(drift) = HeaderValue::from_str(&counts.drift.charged.to_string()) {
+        fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
+    }
+    fields
+}
+
+/// Counts of the rounds; `None` if drafts may come from other clients' texts, which the counts
+/// would reveal.
+fn counts(told: &Finished) -> Option<Counts> {
+    (!told.reads_others).then(|| Counts {
+        rounds: told.rounds.len() as u32,
+        drafted: told.drafted(),
+        accepted: told.accepted(),
+        drift: told.drift,
+        output_tokens: told.output_tokens,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_around_a_text_is_the_template_written_out() {
+        let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
+            "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
+        let additive = Additive { usage: true, token_ids: true, ..Additive::default() };
+        let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
+        let frame = PlainFrame::of(&template).unwrap();
+        for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {
+            assert_eq!(frame.around(text), sse::encode_json(&template.chunk(text, &[], None)));
+        }
+    }
+}

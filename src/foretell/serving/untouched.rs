@@ -1,0 +1,283 @@
+//! A request that is not speculated on, whatever is measured: it goes to the backend as the client
+//! sent it, and the answer goes to the client as the backend sent it.
+//!
+//! Drafters are scored afterwards, on ids that the local tokenizer makes of the text. Those need
+//! not be the ids that the model sampled, so these statistics are kept apart from those that decide
+//! on speculation.
+
+use std::sync::Arc;
+
+use http::header::TRAILER;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::runtime::Handle;
+
+use super::exchange::{Exchange, Served, Slot, fit};
+use super::failure::Failure;
+use super::head;
+use super::run::Run;
+use super::sink::{TRAILERS, trailer_fields};
+use super::tap::{Ending, Listener, Tap, Tapped, TappedText};
+use crate::fleet::Answer;
+use crate::http::body::{Body, SLICE, Sliced, full};
+use crate::http::replay::Replay;
+use crate::observe::Recorded;
+use foretell_core::control::Alarm;
+use foretell_core::session::{
+    Action, ActionId, Ending as Ends, Event, Finish, Limit, Permission, PlainRequest, Session, Start,
+    Summary, Tail,
+};
+use foretell_core::units::{Tick, TokenId};
+use foretell_core::words::{PlainReason, TokenContext};
+use foretell_engines::openai::{self, Path, Prompt, messages};
+use foretell_engines::text::{Piece, Tokenizer};
+
+/// Maximum bytes used from the end of a prompt for drafting.
+const PROMPT: usize = 256 << 10;
+/// Minimum number of tokens of a JSON answer from which seconds per token are measured.
+const PACED: usize = 32;
+
+impl Run {
+    /// Passes the request and its answer on unchanged.
+    pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Served {
+        let Exchange { mut head, body, request, mut replica, shared, client, mut slot } = exchange;
+        slot.record.set_plain_reason(reason);
+        let body = fit(&replica, &mut head, body, &shared.memory);
+        let small = body.len() <= SLICE;
+        let sent = if small { full(body.clone()) } else { Sliced::new(full(body.clone())).boxed_unsync() };
+        slot.record.called();
+        let response = match shared
+            .fleet
+            .send(&mut replica, Request::from_parts(head, sent), Some(Replay::of(body)))
+            .await
+        {
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                let backend = replica.name().to_owned();
+                return Ok(self.failed(slot, &Failure::UnaskedUpgrade { backend }));
+            }
+            Ok(response) => response,
+            Err(error) => return Ok(self.failed(slot, &Failure::from(error))),
+        };
+        Ok(self.pass_back(response, slot, request, reason, client.trailers))
+    }
+
+    fn pass_back(
+        self,
+        response: Response<Answer>,
+        mut slot: Slot,
+        request: Box<openai::Request>,
+        reason: PlainReason,
+        trailers: bool,
+    ) -> Response<Body> {
+        slot.record.answered(response.status(), response.headers());
+        let stream = head::is_stream(&response);
+        let policy = self.plan.ruling.name.clone();
+        let (from, answer) = response.into_parts();
+        let mut response = Response::new(());
+        *response.status_mut() = from.status;
+        *response.headers_mut() = head::passed_on(from.headers);
+        let trailers = (trailers && stream).then(|| trailer_fields(slot.record.so_far()));
+        if trailers.is_some() {
+            response.headers_mut().insert(TRAILER, HeaderValue::from_static(TRAILERS));
+        }
+        let body = if from.status.is_success() {
+            let tap = Tap::new(response.headers(), self.clock);
+            let listening = Listening::new(self, slot, request, reason);
+            Tapped::new(answer, tap, listening, trailers).map_err(Into::into).boxed_unsync()
+        } else {
+            Recorded::new(answer, slot.into_record()).map_err(Into::into).boxed_unsync()
+        };
+        let response = response.map(|()| body);
+        if stream {
+            return head::with(response, &policy, head::ELIGIBLE, None);
+        }
+        head::with(response, &policy, Path::Plain.name(), Some(reason.name()))
+    }
+}
+
+/// Processing of an answer once it has been passed on.
+struct Listening(Box<Work>);
+
+struct Work {
+    run: Run,
+    slot: Slot,
+    request: Box<openai::Request>,
+    reason: PlainReason,
+    /// The session in which drafters are scored, and the id of its first call; `None` if nothing is
+    /// drafted.
+    session: Option<(Session, ActionId)>,
+    /// When the request was accepted.
+    began: Tick,
+}
+
+impl Listening {
+    fn new(run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
+        let drafts = matches!(run.permission, Permission::Shadow(_));
+        let session = drafts.then(|| begun(&run, &request)).flatten();
+        let began = run.clock.before(slot.record.started().elapsed());
+        Self(Box::new(Work { run, slot, request, reason, session, began }))
+    }
+}
+
+/// A session that has issued its first call.
+fn begun(run: &Run, request: &openai::Request) -> Option<(Session, ActionId)> {
+    // The ids are not certain, so no token is taken for a stop token: the server has ended the
+    // output.
+    let start = Start {
+        ending: Ends::default(),
+        limit: Limit::default(),
+        marks: Arc::default(),
+        ..run.start(request)
+    };
+    let mut session = Session::new(start, Arc::clone(&run.control), run.clock.now());
+    match session.poll() {
+        Some((id, Action::Plain(PlainRequest::First))) => Some((session, id)),
+        _ => None,
+    }
+}
+
+impl Listener for Listening {
+    fn begun(&mut self) {
+        self.0.slot.record.received();
+        self.0.slot.record.emitted();
+    }
+
+    fn holds(&mut self, bytes: u64) {
+        self.0.slot.record.session_holds(bytes);
+    }
+
+    fn over(self, heard: TappedText, end: Ending) {
+        // Without a runtime the process is ending, and the record with it.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(self.0.settle(heard, end));
+        }
+    }
+}
+
+impl Work {
+    /// Counts the output, scores the drafters on it, and ends the record.
+    async fn settle(mut self: Box<Self>, heard: TappedText, end: Ending) {
+        self.run.present = None;
+        let gone = end == Ending::Gone;
+        let whole = end == Ending::Whole && heard.ended;
+        if let Ending::Broken(cause) = end {
+            self.slot.record.failed(cause);
+        }
+        self.slot.record.wrote(&heard.text);
+        if heard.other {
+            self.run.answer_traits.has_parsed();
+        }
+        let scored = whole && !heard.other && self.session.is_some();
+        let permit = Arc::clone(&self.run.scoring).try_acquire_owned().ok().filter(|_| scored);
+        let runtime = Handle::current();
+        let done = tokio::task::spawn_blocking(move || {
+            let pieces = self.run.plan.identity.tokenizer.pieces(&heard.text).unwrap_or_default();
+            let summary = permit.and_then(|_permit| self.score(&heard, &pieces, &runtime));
+            self.summarise(&heard, pieces.len(), summary.as_ref());
+            (self, summary)
+        });
+        // The record ends on drop if that panicked.
+        let Ok((mut work, summary)) = done.await else { return };
+        if let Some(summary) = summary {
+            work.learn(&summary);
+        }
+        work.slot.record.end(gone);
+    }
+
+    fn summarise(&mut self, heard: &TappedText, pieces: usize, summary: Option<&Summary>) {
+        // Assumes the same number of tokens per byte for the text that was not kept.
+        let estimate = (pieces as u64).saturating_mul(heard.bytes as u64) / (heard.text.len() as u64).max(1);
+        let (prompt, output) = heard.usage.unzip();
+        let output_tokens = u32::try_from(output.unwrap_or(estimate)).unwrap_or(u32::MAX);
+        let told = self.session.as_ref().map_or(0, |(session, _)| session.prompt().len());
+        let record = &mut self.slot.record;
+        record.prompt_tokens(prompt.map_or(told, |prompt| usize::try_from(prompt).unwrap_or(usize::MAX)));
+        let summary = summary.cloned().unwrap_or_default();
+        record.summarise(&Summary { reason: Some(self.reason), output_tokens, ..summary });
+    }
+
+    /// Replays the answer to the session, with the times at which it arrived.
+    fn score(&mut self, heard: &TappedText, pieces: &[Piece], runtime: &Handle) -> Option<Summary> {
+        let (mut session, id) = self.session.take()?;
+        let last = heard.marks.last().map_or_else(|| self.run.clock.now(), |mark| mark.0);
+        let prompt = prompt_ids(&self.run.plan.identity.tokenizer, &self.request.prompt);
+        if let Some(prompt) = prompt {
+            session.handle(id, Event::Prompt(prompt), last);
+        }
+        let mut pieces = pieces.iter().peekable();
+        let mut context = TokenContext::default();
+        for &(at, until) in &heard.marks {
+            let mut tokens = Vec::new();
+            while let Some(piece) = pieces.next_if(|piece| piece.end <= until) {
+                tokens.push(piece.token);
+            }
+            if !tokens.is_empty() {
+                session.handle(id, Event::Token { tokens, text: String::new(), tail: Tail::Open }, at);
+                self.shadow(&mut session, &mut context, runtime);
+            }
+        }
+        // A JSON answer shows only the time of all of it, prompt included.
+        let tokens = session.output().len();
+        if heard.marks.len() == 1 && tokens >= PACED {
+            let seconds = last.seconds_since(self.began);
+            self.run.control.with(|learnt| learnt.note_plain(seconds, tokens, last));
+        }
+        let finish = if heard.cut { Finish::Length } else { Finish::Stop };
+        session.handle(id, Event::PlainEnded(finish), last);
+        let summary = std::iter::from_fn(|| session.poll()).find_map(|(_, action)| match action {
+            Action::Finish(summary) => Some(summary),
+            _ => None,
+        });
+        self.session = Some((session, id));
+        summary
+    }
+
+    /// Sends the session's shadow requests to the model drafter.
+    fn shadow(&mut self, session: &mut Session, context: &mut TokenContext, runtime: &Handle) {
+        while let Some((id, action)) = session.poll() {
+            let Action::Shadow { from } = action else { continue };
+            context.follow(session.prompt(), session.output());
+            let asked = self.run.drafting.shadow(id, context.clone(), from);
+            let patience = self.run.plan.limits.question;
+            let reply = runtime.block_on(async { tokio::time::timeout(patience, asked).await });
+            let Ok(reply) = reply else {
+                self.run.drafting.given_up(id, true);
+                continue;
+            };
+            self.run.drafting.answered(id);
+            session.handle(id, reply.event, self.run.clock.now());
+        }
+    }
+
+    /// Adds the text to the corpus, evaluates drafters on it, raises alarms and notes the projected
+    /// speedup.
+    fn learn(&mut self, summary: &Summary) {
+        let Some((session, _)) = &self.session else { return };
+        self.run.remembering.learn(session.prompt(), session.output(), session.successors());
+        if let Some(evaluation) = self.run.evaluation.take() {
+            evaluation.hold(session.prompt(), session.output());
+        }
+        if summary.loops {
+            self.slot.record.observer().metrics().alarm(Alarm::Plateau);
+            tracing::warn!(alarm = Alarm::Plateau.name(), "{}", Alarm::Plateau.says());
+        }
+        if let Some((gain, basis)) = summary.projected_speedup {
+            self.run.drawn.would_have(gain, basis);
+        }
+    }
+}
+
+/// Ids of the prompt, tokenized from the end of its text; `None` if the client has sent ids. A
+/// chat's template is the server's, so its messages are joined with line breaks.
+fn prompt_ids(tokenizer: &Tokenizer, prompt: &Prompt) -> Option<Vec<TokenId>> {
+    let text = match prompt {
+        Prompt::Ids(_) => return None,
+        Prompt::Text(text) => text.clone(),
+        Prompt::Messages(all) => {
+            let contents = all.as_array().into_iter().flatten().filter_map(|message| message.get("content"));
+            contents.filter_map(messages::plain_text).collect::<Vec<String>>().join("\n")
+        }
+    };
+    let end = text.get(text.ceil_char_boundary(text.len().saturating_sub(PROMPT))..).unwrap_or_default();
+    Some(tokenizer.encode(end, true).unwrap_or_default())
+}

@@ -1,0 +1,301 @@
+//! The model drafter as a service: many sessions draft from one small model, stepped in one batch.
+//!
+//! The model runs on a thread of its own, so a hang or a crash costs drafts and never a request: a
+//! session that no longer waits drops the future and decodes plainly. A session takes a
+//! [`DrafterSlot`]; its draft is kept in the cache, so that the next draft feeds only the tokens
+//! after the common prefix. A request whose future was dropped is abandoned before the next run of
+//! the model, and the tokens that the model has read for it stay in the cache.
+
+mod worker;
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use tokio::sync::oneshot;
+
+use super::forward::{Forward, ModelConfig};
+use super::open::{OpenError, Options, open};
+use foretell_core::draft::Sampled;
+use foretell_core::units::TokenId;
+use foretell_core::words::TokenContext;
+use foretell_engines::openai::Sampling;
+use foretell_engines::text::translate::Common;
+use worker::{Command, CommandQueue, Task, Work};
+
+/// A drafted token, and the amount by which its logit exceeds the best of the others. Negative
+/// where the noise chose a token that was not the most probable one.
+pub type Drafted = (TokenId, f32);
+
+/// Tokens chosen for a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chosen {
+    /// The tokens in order.
+    pub tokens: Vec<Drafted>,
+    /// The same tokens with the distributions that they were drawn from, if they were drawn.
+    pub drawn: Sampled,
+}
+
+/// Length of a draft, and how its tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Order {
+    /// Maximum number of tokens.
+    pub gamma: usize,
+    /// Seed of the draws from the slot's distributions, unique to this request; `None`: the slot's
+    /// own choice.
+    pub draws: Option<u64>,
+    /// The draft ends where its survival probability, as far as the model can estimate it, is below
+    /// this ([`Stop`](foretell_core::draft::Stop)).
+    pub min_survival: f64,
+}
+
+impl From<usize> for Order {
+    /// This many tokens, as the slot chooses, however unsure the model is.
+    fn from(gamma: usize) -> Self {
+        Self { gamma, draws: None, min_survival: 0.0 }
+    }
+}
+
+/// Reason for the lack of a draft.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DraftFault {
+    /// The thread of the model has ended.
+    #[error("the drafter has stopped")]
+    Stopped,
+    /// The text is longer than the drafter's context.
+    #[error("{len} tokens do not fit into the drafter's context of {context}")]
+    TooLong {
+        /// Tokens of the text.
+        len: usize,
+        /// Maximum number of tokens in a context.
+        context: usize,
+    },
+    /// The request is invalid: an empty text, or a position outside of it.
+    #[error("{0}")]
+    Invalid(String),
+    /// A run of the model failed.
+    #[error("the drafter failed: {0}")]
+    Model(String),
+}
+
+/// How a slot chooses tokens: as the target will, with the same noise, to maximize agreement.
+#[derive(Clone, Debug)]
+pub struct Noise {
+    /// The seed of the target's noise, if it is known. Without it the slot is greedy.
+    pub seed: Option<u64>,
+    /// Index of the choice within its prompt.
+    pub choice: u32,
+    /// The target's sampling.
+    pub sampling: Sampling,
+}
+
+/// The vocabulary in which a slot drafts.
+#[derive(Clone, Debug, Default)]
+pub enum OutputVocabulary {
+    /// The model's own.
+    #[default]
+    Own,
+    /// The target's: the model chooses among the tokens that both have, with the target's noise
+    /// where the seed is known.
+    Common(Arc<Common>),
+}
+
+/// The context in the target's tokens, for a slot that drafts in them
+/// ([`OutputVocabulary::Common`]).
+#[derive(Clone, Debug)]
+pub struct TargetContext {
+    /// Prompt and output.
+    pub token_context: TokenContext,
+    /// For each requested position, the number of these tokens before it.
+    pub before: Vec<usize>,
+}
+
+/// Time limit of a first draft, with the model and device warm or not.
+pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
+
+/// A handle to the running service; the thread ends with the last handle and slot.
+#[derive(Clone, Debug)]
+pub struct DrafterService {
+    commands: CommandQueue,
+    config: ModelConfig,
+}
+
+/// One session's lane in the drafter's cache; returned when dropped.
+#[derive(Debug)]
+pub struct DrafterSlot {
+    number: usize,
+    commands: CommandQueue,
+}
+
+impl DrafterService {
+    /// Loads a model folder, our own export or another tool's, and starts its thread.
+    ///
+    /// # Errors
+    /// See [`open`].
+    pub fn start(folder: &Path, options: &Options) -> Result<Self, OpenError> {
+        Ok(Self::start_with(open(folder, options)?.model))
+    }
+
+    /// Starts the thread of a model that is loaded.
+    pub fn start_with(model: Box<dyn Forward>) -> Self {
+        let (commands, inbox) = mpsc::channel();
+        let config = model.config().clone();
+        let spawned =
+            thread::Builder::new().name("drafter".to_owned()).spawn(move || worker::run(model, &inbox));
+        if let Err(error) = spawned {
+            // The inbox was dropped with the closure: every call now answers `Stopped`.
+            tracing::error!(%error, "the drafter's thread cannot be started");
+        }
+        Self { commands: CommandQueue::new(commands), config }
+    }
+
+    /// Requests that wait for the model, or that it works on.
+    pub fn waiting(&self) -> usize {
+        self.commands.waiting()
+    }
+
+    /// Properties of the drafter's model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Drafts one token after the model's first one and discards it, to test that the model runs.
+    /// Blocks for at most [`TRIED_WITHIN`]; must not be called where a runtime does not allow
+    /// blocking.
+    ///
+    /// # Errors
+    /// It has stopped or cannot be run.
+    pub fn try_out(&self) -> Result<(), DraftFault> {
+        let (reply, answer) = oneshot::channel();
+        let noise = Noise { seed: None, choice: 0, sampling: Sampling::default() };
+        let slot = Command::DrafterSlot {
+            noise,
+            output_vocabulary: OutputVocabulary::Own,
+            spare: false,
+            commands: self.commands.clone(),
+            reply,
+        };
+        self.commands.send(slot)?;
+        let slot = within(answer).flatten().ok_or(DraftFault::Stopped)?;
+        let (reply, answer) = oneshot::channel();
+        let work = Work {
+            slot: slot.number,
+            token_context: TokenContext::new(&[0], &[]),
+            target_context: None,
+            want: Task::Draft(1.into()),
+            reply,
+            _waits: self.commands.waits(),
+        };
+        self.commands.send(Command::Work(work))?;
+        within(answer).ok_or(DraftFault::Stopped)?.map(|_| ())
+    }
+
+    /// A slot for a session that drafts in the model's own tokens; `None` if all are taken or the
+    /// service has stopped.
+    pub async fn slot(&self, noise: Noise) -> Option<DrafterSlot> {
+        self.slot_translating(noise, OutputVocabulary::Own, false).await
+    }
+
+    /// As [`Self::slot`], in the tokens of `output_vocabulary`; `spare`: only if another slot stays
+    /// free.
+    pub async fn slot_translating(
+        &self,
+        noise: Noise,
+        output_vocabulary: OutputVocabulary,
+        spare: bool,
+    ) -> Option<DrafterSlot> {
+        let (reply, answer) = oneshot::channel();
+        let slot =
+            Command::DrafterSlot { noise, output_vocabulary, spare, commands: self.commands.clone(), reply };
+        self.commands.send(slot).ok()?;
+        answer.await.ok().flatten()
+    }
+}
+
+/// The answer, if it arrives in time.
+fn within<T>(mut answer: oneshot::Receiver<T>) -> Option<T> {
+    let begun = std::time::Instant::now();
+    loop {
+        match answer.try_recv() {
+            Ok(answer) => return Some(answer),
+            Err(oneshot::error::TryRecvError::Empty) if begun.elapsed() < TRIED_WITHIN => {
+                thread::sleep(std::time::Duration::from_millis(2));
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+impl DrafterSlot {
+    /// Up to `gamma` tokens that may follow `token_context`. Fewer where the text ends or the
+    /// drafter's context is full.
+    ///
+    /// Of two concurrent requests only the later one is answered.
+    pub async fn draft(&self, token_context: TokenContext, gamma: usize) -> Result<Vec<Drafted>, DraftFault> {
+        Ok(self.order(token_context, None, gamma.into()).await?.tokens)
+    }
+
+    /// As [`Self::draft`], with the order's settings. With `spoken` the slot drafts in the target's
+    /// tokens, which the answer consists of; `token_context` is in the model's own.
+    pub async fn order(
+        &self,
+        token_context: TokenContext,
+        target_context: Option<TokenContext>,
+        order: Order,
+    ) -> Result<Chosen, DraftFault> {
+        let target_context = target_context
+            .map(|token_context| TargetContext { before: vec![token_context.len()], token_context });
+        self.ask(token_context, target_context, Task::Draft(order)).await
+    }
+
+    /// The drafter's own choice at every position from output token `from` of `token_context` to
+    /// the one after its end, each given the tokens before it. One pass; there must be a token
+    /// before `from`.
+    pub async fn shadow(&self, token_context: TokenContext, from: usize) -> Result<Vec<TokenId>, DraftFault> {
+        let from = token_context.prompt().len() + from;
+        let chosen = self.ask(token_context, None, Task::Shadow { from }).await?;
+        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
+    }
+
+    /// As [`Self::shadow`] for a slot that drafts in the target's tokens, which the answer consists
+    /// of.
+    pub async fn shadow_common(
+        &self,
+        token_context: TokenContext,
+        target_context: TargetContext,
+        from: usize,
+    ) -> Result<Vec<TokenId>, DraftFault> {
+        let from = token_context.prompt().len() + from;
+        let chosen = self.ask(token_context, Some(target_context), Task::Shadow { from }).await?;
+        Ok(chosen.tokens.into_iter().map(|(token, _)| token).collect())
+    }
+
+    async fn ask(
+        &self,
+        token_context: TokenContext,
+        target_context: Option<TargetContext>,
+        want: Task,
+    ) -> Result<Chosen, DraftFault> {
+        let (reply, answer) = oneshot::channel();
+        let work = Work {
+            slot: self.number,
+            token_context,
+            target_context,
+            want,
+            reply,
+            _waits: self.commands.waits(),
+        };
+        self.commands.send(Command::Work(work))?;
+        answer.await.map_err(|_| DraftFault::Stopped)?
+    }
+}
+
+impl Drop for DrafterSlot {
+    fn drop(&mut self) {
+        // The send fails only if the thread has ended, and then there is nothing to give back.
+        let _ = self.commands.send(Command::Leave(self.number));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! The interface of a language model to the sampler, the scheduler and the drafter: tokens in,
+//! logits out, and a cache that can be rewound.
+//!
+//! A trait, so that the code above it is tested with a model whose every logit is known.
+
+use foretell_core::units::TokenId;
+
+/// One sequence's slot in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Lane(pub usize);
+
+/// Rows of logits that a feed requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// None: the tokens are only added to the cache.
+    None,
+    /// The row that follows the last token.
+    Last,
+    /// The rows that follow the tokens from this index on.
+    From(usize),
+}
+
+/// Tokens that one lane takes in one run.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed<'a> {
+    /// Lane that they are appended to.
+    pub lane: Lane,
+    /// Token ids that are appended to the sequence.
+    pub tokens: &'a [TokenId],
+    /// Index of each token's parent among `tokens`, `None` for the last token that the lane already
+    /// holds. Without it the tokens are a chain. A parent precedes its children.
+    pub parents: Option<&'a [Option<usize>]>,
+    /// Which logits are wanted.
+    pub rows: Rows,
+    /// Number of `tokens`, at their end, that are a draft to verify with these rows; `None`: no
+    /// draft. Logits do not depend on it.
+    pub draft: Option<usize>,
+}
+
+impl Feed<'_> {
+    /// Number of rows of logits that it requests.
+    pub fn wanted(&self) -> usize {
+        match self.rows {
+            Rows::None => 0,
+            Rows::Last => self.tokens.len().min(1),
+            Rows::From(first) => self.tokens.len().saturating_sub(first),
+        }
+    }
+}
+
+/// Checks feeds by themselves: no lane twice, no feed without tokens, no token outside of the
+/// vocabulary, and parents before their children.
+pub fn validate(feeds: &[Feed<'_>], vocabulary: usize) -> Result<(), ModelError> {
+    for (index, feed) in feeds.iter().enumerate() {
+        if feeds.iter().skip(index + 1).any(|other| other.lane == feed.lane) {
+            return Err(ModelError::Invalid(format!("lane {} is fed twice in one run", feed.lane.0)));
+        }
+        if feed.tokens.is_empty() {
+            return Err(ModelError::Invalid(format!("lane {} is fed no tokens", feed.lane.0)));
+        }
+        if let Some(&token) = feed.tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return Err(ModelError::Invalid(format!("token {token} is not in a vocabulary of {vocabulary}")));
+        }
+        let Some(parents) = feed.parents else { continue };
+        let ordered =
+            parents.iter().enumerate().all(|(node, parent)| parent.is_none_or(|parent| parent < node));
+        if parents.len() != feed.tokens.len() || !ordered {
+            return Err(ModelError::Invalid(
+                "every node of a tree needs a parent before it, or none".to_owned(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Properties of a model that are known before it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// Number of token ids.
+    pub vocabulary: usize,
+    /// Maximum number of tokens in one sequence.
+    pub context: usize,
+    /// Maximum number of concurrent sequences in the cache.
+    pub lanes: usize,
+    /// Token ids that end an output.
+    pub eos: Vec<TokenId>,
+}
+
+/// The rows of one run: per feed the requested ones, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Logits {
+    vocabulary: usize,
+    values: Vec<f32>,
+    /// First row of each feed, and the end of the last feed.
+    starts: Vec<usize>,
+}
+
+impl Logits {
+    /// No rows yet, of this many logits each.
+    pub fn new(vocabulary: usize) -> Self {
+        Self { vocabulary, values: Vec::new(), starts: vec![0] }
+    }
+
+    /// Zeroed rows for each feed, to be written in any order.
+    pub fn zeroed(vocabulary: usize, rows: impl Iterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        let mut end = 0;
+        starts.extend(rows.map(|count| {
+            end += count;
+            end
+        }));
+        Self { vocabulary, values: vec![0.0; end * vocabulary], starts }
+    }
+
+    /// Writes whole rows of a feed from row `row` on. Rows that do not fit are dropped.
+    pub fn write(&mut self, feed: usize, row: usize, values: &[f32]) {
+        let Some(&start) = self.starts.get(feed) else { return };
+        let from = (start + row) * self.vocabulary;
+        if let Some(position) = self.values.get_mut(from..from + values.len()) {
+            position.copy_from_slice(values);
+        }
+    }
+
+    /// Appends a row to the feed that is being written.
+    pub fn push_row(&mut self, row: &[f32]) {
+        self.values.extend_from_slice(row);
+    }
+
+    /// Ends the feed that is being written.
+    pub fn end_feed(&mut self) {
+        self.starts.push(self.values.len() / self.vocabulary.max(1));
+    }
+
+    /// Row `row` of feed `feed`, counted among its requested rows.
+    pub fn row(&self, feed: usize, row: usize) -> Option<&[f32]> {
+        let index = self.starts.get(feed)?.checked_add(row)?;
+        if index >= *self.starts.get(feed + 1)? {
+            return None;
+        }
+        self.values.get(index * self.vocabulary..(index + 1) * self.vocabulary)
+    }
+}
+
+/// Reason that a model could not do a request.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// More tokens than a lane holds.
+    #[error("{wanted} tokens do not fit into a context of {context}")]
+    Full {
+        /// Tokens that the lane would hold.
+        wanted: usize,
+        /// Tokens that it can hold.
+        context: usize,
+    },
+    /// A lane, token or parent that does not exist.
+    #[error("{0}")]
+    Invalid(String),
+    /// The underlying runtime failed.
+    #[error("the model runtime failed: {0}")]
+    Runtime(String),
+}
+
+/// A language model over a slot cache.
+pub trait Forward: Send {
+    /// Its sizes and end tokens.
+    fn config(&self) -> &ModelConfig;
+    /// An empty lane, if there is one.
+    fn reserve(&mut self) -> Option<Lane>;
+    /// Gives a lane back.
+    fn release(&mut self, lane: Lane);
+    /// Tokens in a lane.
+    fn len(&self, lane: Lane) -> usize;
+    /// Drops all but the first `len` tokens of a lane.
+    fn rewind(&mut self, lane: Lane, len: usize);
+    /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a
+    /// tree.
+    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError>;
+    /// Makes `to` a copy of the first `len` tokens of `from`.
+    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
+    /// Appends tokens to lanes, and returns the requested logits.
+    fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
+    /// Called when there is nothing to run until the next request.
+    fn rest(&mut self) {}
+}

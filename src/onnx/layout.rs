@@ -1,0 +1,381 @@
+//! Assigns sequences to slots of the cache: to which tensor set, to which slot, and when they move.
+//!
+//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set,
+//! its cost grows with its lanes and rows, and `TensorScatter` in place needs the whole tensor. So
+//! sequences of similar length that run together belong in one set, and a sequence that runs alone
+//! belongs alone. Moving costs a copy: a set is assembled only once its missed savings exceed the
+//! cost of the move (the ski-rental rule: at most twice the cost of the best schedule made with
+//! hindsight).
+//!
+//! This module only decides. `cache` owns the tensors and carries out the moves.
+
+use crate::forward::{Lane, ModelError};
+
+/// Rows in every set beyond those that its sequences may fill, for the padding of a run: a lane
+/// with a short feed, or none, is padded to the length of the longest.
+pub const SPARE: usize = 32;
+/// Length of the shortest set, tokens.
+const SHORTEST: usize = 256;
+/// A feed longer than this is prefill: it runs alone, since every other lane of its set would be
+/// padded to its length.
+const HEAVY: usize = 32;
+/// Number of empty sets kept for following sequences.
+const KEPT_EMPTY: usize = 4;
+
+/// A slot of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotAddress {
+    /// Index of the set.
+    pub set: usize,
+    /// Index of the slot within its set.
+    pub slot: usize,
+}
+
+/// The size of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetShape {
+    /// Cache rows per lane, spare ones included.
+    pub rows: usize,
+    /// Number of lanes.
+    pub lanes: usize,
+}
+
+/// A step that the owner of the tensors has to take, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Create a zeroed set of this shape.
+    Create(usize, SetShape),
+    /// Free the tensors of a set.
+    Drop(usize),
+    /// Copy the first rows of a slot to another.
+    Copy {
+        /// Slot that rows are copied from.
+        from: SlotAddress,
+        /// Slot that rows are copied to.
+        to: SlotAddress,
+        /// Number of rows.
+        rows: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sequence {
+    len: usize,
+    address: Option<SlotAddress>,
+}
+
+#[derive(Clone, Debug)]
+struct Set {
+    shape: SetShape,
+    slots: Vec<Option<Lane>>,
+}
+
+impl Set {
+    fn empty(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+}
+
+/// All sequences and all sets.
+#[derive(Debug)]
+pub struct Layout {
+    context: usize,
+    widest: usize,
+    sequences: Vec<Option<Sequence>>,
+    sets: Vec<Option<Set>>,
+    /// Missed savings by the shape that would have been better, in runs as of [`cost`].
+    regret: Vec<(SetShape, f64)>,
+    steps: Vec<Step>,
+}
+
+/// Cost of a run of a set, in runs of a single lane of 512 rows. Fitted to a target of 6 layers:
+/// attention walks every row of every lane, the rest is shared in part.
+fn cost(shape: SetShape) -> f64 {
+    let rows = shape.rows as f64 / 512.0;
+    0.6 + shape.lanes as f64 * (0.13 + 0.27 * rows)
+}
+
+impl Layout {
+    /// Room for `lanes` sequences of up to `context` tokens, at most `widest` of them in one set.
+    pub fn new(lanes: usize, context: usize, widest: usize) -> Self {
+        Self {
+            context,
+            widest: widest.max(1).next_power_of_two(),
+            sequences: vec![None; lanes],
+            sets: Vec::new(),
+            regret: Vec::new(),
+            steps: Vec::new(),
+        }
+    }
+
+    /// An empty sequence, if there is room.
+    pub fn reserve(&mut self) -> Option<Lane> {
+        let index = self.sequences.iter().position(Option::is_none)?;
+        *self.sequences.get_mut(index)? = Some(Sequence { len: 0, address: None });
+        Some(Lane(index))
+    }
+
+    /// Ends a sequence and frees its slot.
+    pub fn release(&mut self, lane: Lane) {
+        self.leave(lane);
+        if let Some(entry) = self.sequences.get_mut(lane.0) {
+            *entry = None;
+        }
+    }
+
+    /// Tokens in a sequence, 0 if it does not exist.
+    pub fn len(&self, lane: Lane) -> usize {
+        self.sequence(lane).map_or(0, |sequence| sequence.len)
+    }
+
+    /// The slot of a sequence that has run.
+    pub fn address(&self, lane: Lane) -> Option<SlotAddress> {
+        self.sequence(lane)?.address
+    }
+
+    /// Sets the length of a sequence; an empty one gives its slot back.
+    pub fn set_len(&mut self, lane: Lane, len: usize) {
+        if len == 0 {
+            self.leave(lane);
+        }
+        if let Some(Some(sequence)) = self.sequences.get_mut(lane.0) {
+            sequence.len = len;
+        }
+    }
+
+    /// The sequence in each slot of a set; empty if the set does not exist.
+    pub fn slots(&self, set: usize) -> &[Option<Lane>] {
+        self.sets.get(set).and_then(Option::as_ref).map_or(&[], |set| set.slots.as_slice())
+    }
+
+    /// The shape of a set.
+    pub fn shape(&self, set: usize) -> Option<SetShape> {
+        Some(self.sets.get(set)?.as_ref()?.shape)
+    }
+
+    /// Moves the steps to be taken before the next run to the end of `into`.
+    pub fn take_steps(&mut self, into: &mut Vec<Step>) {
+        into.append(&mut self.steps);
+    }
+
+    /// Assigns a slot to every sequence for a run in which it grows by that many tokens. The slots
+    /// to run together follow from [`Layout::address`].
+    pub fn prepare(&mut self, feeds: &[(Lane, usize)]) -> Result<(), ModelError> {
+        for &(lane, adding) in feeds {
+            let sequence =
+                self.sequence(lane).ok_or_else(|| ModelError::Invalid(format!("no lane {}", lane.0)))?;
+            let wanted = sequence.len + adding;
+            if wanted > self.context {
+                return Err(ModelError::Full { wanted, context: self.context });
+            }
+        }
+        for &(lane, adding) in feeds {
+            self.fit(lane, adding);
+        }
+        match *feeds {
+            [(lane, adding)] if self.settled(lane, adding) => {}
+            _ => self.gather_all(feeds),
+        }
+        Ok(())
+    }
+
+    /// True if a sequence is alone in a set that is no longer than it needs.
+    fn settled(&self, lane: Lane, adding: usize) -> bool {
+        let wanted = SetShape { rows: self.rows_for(self.len(lane) + adding), lanes: 1 };
+        self.address(lane).and_then(|address| self.shape(address.set)) == Some(wanted)
+    }
+
+    /// Copies the first `len` rows of `from` into a slot of its own for `to`.
+    pub fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
+        let (have, source) = match (self.sequence(from), self.sequence(to)) {
+            (Some(sequence), Some(_)) if from != to => (sequence.len, sequence.address),
+            _ => return Err(ModelError::Invalid(format!("cannot fork lane {} into {}", from.0, to.0))),
+        };
+        if len > have {
+            return Err(ModelError::Invalid(format!("cannot fork {len} of {have} tokens")));
+        }
+        self.set_len(to, 0);
+        if let (Some(from), true) = (source, len > 0) {
+            self.put(to, self.rows_for(len), 1);
+            if let Some(to) = self.address(to) {
+                self.steps.push(Step::Copy { from, to, rows: len });
+            }
+            self.set_len(to, len);
+        }
+        Ok(())
+    }
+
+    fn sequence(&self, lane: Lane) -> Option<Sequence> {
+        self.sequences.get(lane.0).copied().flatten()
+    }
+
+    /// Rows of the shortest set for this many tokens: powers of two and the midpoints between them.
+    fn rows_for(&self, tokens: usize) -> usize {
+        let needed = (tokens + SPARE).max(SHORTEST);
+        let power = needed.next_power_of_two();
+        let halfway = power / 4 * 3;
+        if needed <= halfway { halfway } else { power }.min(self.context + SPARE)
+    }
+
+    /// Gives a sequence a slot that is long enough for its feed, and a set of its own for prefill.
+    fn fit(&mut self, lane: Lane, adding: usize) {
+        let rows = self.rows_for(self.len(lane) + adding);
+        let shape = self.address(lane).and_then(|address| self.shape(address.set));
+        let fits = shape.is_some_and(|shape| shape.rows >= rows && (adding <= HEAVY || shape.lanes == 1));
+        if !fits {
+            self.put(lane, rows, 1);
+        }
+    }
+
+    /// Moves a sequence into a free slot of a set of this shape that is otherwise empty.
+    fn put(&mut self, lane: Lane, rows: usize, lanes: usize) {
+        let set = self.free_set(SetShape { rows, lanes });
+        self.move_into(lane, set);
+    }
+
+    fn move_into(&mut self, lane: Lane, set: usize) {
+        let old = self.address(lane);
+        let len = self.len(lane);
+        let Some(Some(entry)) = self.sets.get_mut(set) else { return };
+        let Some(slot) = entry.slots.iter().position(Option::is_none) else { return };
+        if let Some(holder) = entry.slots.get_mut(slot) {
+            *holder = Some(lane);
+        }
+        let to = SlotAddress { set, slot };
+        if let (Some(from), true) = (old, len > 0) {
+            self.steps.push(Step::Copy { from, to, rows: len });
+        }
+        self.leave(lane);
+        if let Some(Some(sequence)) = self.sequences.get_mut(lane.0) {
+            sequence.address = Some(to);
+        }
+    }
+
+    /// An empty set of this shape: a kept one, or a new one.
+    fn free_set(&mut self, shape: SetShape) -> usize {
+        let kept = |set: &Option<Set>| set.as_ref().is_some_and(|set| set.shape == shape && set.empty());
+        if let Some(index) = self.sets.iter().position(kept) {
+            return index;
+        }
+        self.drop_surplus();
+        let index = self.sets.iter().position(Option::is_none).unwrap_or(self.sets.len());
+        if index == self.sets.len() {
+            self.sets.push(None);
+        }
+        if let Some(entry) = self.sets.get_mut(index) {
+            *entry = Some(Set { shape, slots: vec![None; shape.lanes] });
+        }
+        self.steps.push(Step::Create(index, shape));
+        index
+    }
+
+    /// Frees empty sets beyond [`KEPT_EMPTY`]. Sets that a pending copy reads from are kept.
+    fn drop_surplus(&mut self) {
+        let mut empty: Vec<usize> = Vec::new();
+        for (index, set) in self.sets.iter().enumerate() {
+            let read = |step: &Step| matches!(step, Step::Copy { from, .. } if from.set == index);
+            if set.as_ref().is_some_and(Set::empty) && !self.steps.iter().any(read) {
+                empty.push(index);
+            }
+        }
+        let surplus = (empty.len() + 1).saturating_sub(KEPT_EMPTY);
+        for index in empty.into_iter().take(surplus) {
+            if let Some(entry) = self.sets.get_mut(index) {
+                *entry = None;
+            }
+            self.steps.push(Step::Drop(index));
+        }
+    }
+
+    fn leave(&mut self, lane: Lane) {
+        let Some(Some(sequence)) = self.sequences.get_mut(lane.0) else { return };
+        let Some(address) = sequence.address.take() else { return };
+        let slot = self
+            .sets
+            .get_mut(address.set)
+            .and_then(Option::as_mut)
+            .and_then(|set| set.slots.get_mut(address.slot));
+        if let Some(slot) = slot {
+            *slot = None;
+        }
+    }
+
+    /// Groups short feeds by the rows they need, and shorter sequences with longer ones where that
+    /// is cheaper than a run of their own.
+    fn gather_all(&mut self, feeds: &[(Lane, usize)]) {
+        let mut light: Vec<(usize, Lane)> = feeds
+            .iter()
+            .filter(|&&(_, adding)| adding <= HEAVY)
+            .map(|&(lane, adding)| (self.rows_for(self.len(lane) + adding), lane))
+            .collect();
+        light.sort_unstable_by_key(|&(rows, lane)| (std::cmp::Reverse(rows), lane.0));
+        let mut groups: Vec<(usize, Vec<Lane>)> = Vec::new();
+        for bucket in light.chunk_by(|a, b| a.0 == b.0).flat_map(|bucket| bucket.chunks(self.widest)) {
+            let Some(&(rows, _)) = bucket.first() else { continue };
+            let lanes = bucket.iter().map(|&(_, lane)| lane);
+            match groups.last_mut() {
+                Some(last) if self.joins(last.0, last.1.len(), rows, bucket.len()) => last.1.extend(lanes),
+                _ => groups.push((rows, lanes.collect())),
+            }
+        }
+        for (rows, group) in groups {
+            self.gather(rows, &group);
+        }
+    }
+
+    /// True if `count` lanes run cheaper together with a group of longer ones than by themselves.
+    fn joins(&self, long: usize, group: usize, rows: usize, count: usize) -> bool {
+        let run = |rows: usize, lanes: usize| cost(SetShape { rows, lanes: lanes.next_power_of_two() });
+        group + count <= self.widest && run(long, group + count) < run(long, group) + run(rows, count)
+    }
+
+    /// Moves a group into one set once the missed savings exceed the cost of its copies.
+    fn gather(&mut self, rows: usize, group: &[Lane]) {
+        let mut touched: Vec<usize> =
+            group.iter().filter_map(|&lane| Some(self.address(lane)?.set)).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        let wanted = SetShape { rows, lanes: group.len().next_power_of_two() };
+        let stay: f64 = touched.iter().filter_map(|&set| self.shape(set)).map(cost).sum();
+        let saving = stay - cost(wanted);
+        if saving <= 0.0 {
+            return;
+        }
+        let target = touched.into_iter().find(|&set| self.home(set, wanted, group));
+        let moving = group.iter().filter(|&&lane| self.address(lane).map(|address| address.set) != target);
+        let price: f64 = moving.map(|&lane| 0.3 + self.len(lane) as f64 / 1024.0).sum();
+        if !self.regrets(wanted, saving, price) {
+            return;
+        }
+        let set = target.unwrap_or_else(|| self.free_set(wanted));
+        for &lane in group {
+            if self.address(lane).is_none_or(|address| address.set != set) {
+                self.move_into(lane, set);
+            }
+        }
+    }
+
+    /// Adds to the missed savings for this shape; true, and resets them, if they now reach the
+    /// price.
+    fn regrets(&mut self, wanted: SetShape, saving: f64, price: f64) -> bool {
+        let index = self.regret.iter().position(|(shape, _)| *shape == wanted).unwrap_or_else(|| {
+            self.regret.push((wanted, 0.0));
+            self.regret.len() - 1
+        });
+        let Some((_, regret)) = self.regret.get_mut(index) else { return false };
+        *regret += saving;
+        let paid = *regret >= price;
+        if paid {
+            *regret = 0.0;
+        }
+        paid
+    }
+
+    /// True if a set has the wanted shape and holds no sequence outside the group.
+    fn home(&self, set: usize, wanted: SetShape, group: &[Lane]) -> bool {
+        self.shape(set) == Some(wanted) && self.slots(set).iter().flatten().all(|lane| group.contains(lane))
+    }
+}
+
+#[cfg(test)]
+mod tests;

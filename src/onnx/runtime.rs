@@ -1,0 +1,10 @@
+//! ONNX Runtime itself: its library, sessions, devices, and models over a slot cache.
+
+pub mod bound;
+pub mod cache;
+pub mod description;
+pub mod device;
+pub mod foreign;
+pub mod library;
+pub mod load;
+pub mod model;

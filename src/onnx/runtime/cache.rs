@@ -1,0 +1,177 @@
+//! The tensors of the slot cache, and the copies between them.
+//!
+//! Each set has, per layer, one key and one value tensor `[lanes, kv_heads, rows, head_dim]`,
+//! zeroed on creation: the masked product of a row that was never written must be a number. On CUDA
+//! the rows are in device memory, which this process cannot address; a copy then takes whole
+//! tensors through host memory. That is slow but correct, and happens only when a sequence moves.
+
+use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
+use ort::session::Session;
+use ort::value::Tensor;
+
+use super::bound::Bound;
+use super::device::Device;
+use crate::forward::ModelError;
+use crate::layout::{SetShape, SlotAddress};
+
+/// Sizes of the model that decide the shape of its cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    /// Number of transformer layers.
+    pub layers: usize,
+    /// Key and value heads.
+    pub heads: usize,
+    /// Elements of one key or value of one head.
+    pub width: usize,
+}
+
+/// One set: its tensors (keys and values of layer 0, of layer 1, …) and the runs bound to it.
+pub struct TensorSet {
+    /// Lanes and length of the set.
+    pub shape: SetShape,
+    /// Keys and values, layer by layer.
+    pub tensors: Vec<Tensor<f32>>,
+    /// Bound runs, by shape.
+    pub bound: Vec<Bound>,
+}
+
+/// Every set of key and value tensors.
+pub struct Cache {
+    shape: CacheShape,
+    device: Device,
+    sets: Vec<Option<TensorSet>>,
+}
+
+pub(super) fn failed(error: &ort::Error) -> ModelError {
+    ModelError::Runtime(error.to_string())
+}
+
+impl Cache {
+    /// A cache without sets.
+    pub fn new(shape: CacheShape, device: Device) -> Self {
+        Self { shape, device, sets: Vec::new() }
+    }
+
+    /// The set with this index; an error if it was not created.
+    pub fn set(&mut self, index: usize) -> Result<&mut TensorSet, ModelError> {
+        let entry = self.sets.get_mut(index).and_then(Option::as_mut);
+        entry.ok_or_else(|| ModelError::Runtime(format!("no cache set {index}")))
+    }
+
+    /// Creates a zeroed set.
+    pub fn create(&mut self, session: &Session, index: usize, shape: SetShape) -> Result<(), ModelError> {
+        let sizes = [shape.lanes, self.shape.heads, shape.rows, self.shape.width];
+        let tensors = (0..self.shape.layers * 2)
+            .map(|_| self.zeros(session, sizes))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| failed(&error))?;
+        if self.sets.len() <= index {
+            self.sets.resize_with(index + 1, || None);
+        }
+        if let Some(entry) = self.sets.get_mut(index) {
+            *entry = Some(TensorSet { shape, tensors, bound: Vec::new() });
+        }
+        Ok(())
+    }
+
+    fn zeros(&self, session: &Session, sizes: [usize; 4]) -> ort::Result<Tensor<f32>> {
+        // `Tensor::new` zeroes memory that the host can address.
+        match self.device {
+            Device::Cpu => Tensor::new(session.allocator(), sizes),
+            Device::Cuda => {
+                let info =
+                    MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)?;
+                let mut tensor = Tensor::new(&Allocator::new(session, info)?, sizes)?;
+                Tensor::<f32>::new(&Allocator::default(), sizes)?.copy_into(&mut tensor)?;
+                Ok(tensor)
+            }
+        }
+    }
+
+    /// Frees the tensors of a set.
+    pub fn drop_set(&mut self, index: usize) {
+        if let Some(entry) = self.sets.get_mut(index) {
+            *entry = None;
+        }
+    }
+
+    /// Copies the first rows of a slot to another slot.
+    pub fn copy(&mut self, from: SlotAddress, to: SlotAddress, rows: usize) -> Result<(), ModelError> {
+        let (heads, width) = (self.shape.heads, self.shape.width);
+        if from.set == to.set {
+            return self.edit(from.set, |shape, data| {
+                for head in 0..heads {
+                    let start = |slot: usize| (slot * heads + head) * shape.rows * width;
+                    let source = start(from.slot)..start(from.slot) + rows * width;
+                    data.copy_within(source, start(to.slot));
+                }
+            });
+        }
+        let device = self.device;
+        let Ok([Some(source), Some(target)]) = self.sets.get_disjoint_mut([from.set, to.set]) else {
+            return Err(ModelError::Runtime("a copy between sets that are not there".to_owned()));
+        };
+        let (have, want) = (source.shape.rows, target.shape.rows);
+        for (source, target) in source.tensors.iter_mut().zip(&mut target.tensors) {
+            with_host(device, source, false, |old| {
+                with_host(device, target, true, |new| {
+                    for head in 0..heads {
+                        let source = (from.slot * heads + head) * have * width;
+                        let target = (to.slot * heads + head) * want * width;
+                        let old = old.get(source..source + rows * width);
+                        if let (Some(old), Some(new)) = (old, new.get_mut(target..target + rows * width)) {
+                            new.copy_from_slice(old);
+                        }
+                    }
+                })
+            })
+            .and_then(|inner| inner)
+            .map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Moves rows `base + path[i]` of a slot to `base + i`. `path` ascends, so no row is read after
+    /// it was written.
+    pub fn keep(&mut self, address: SlotAddress, base: usize, path: &[usize]) -> Result<(), ModelError> {
+        let (heads, width) = (self.shape.heads, self.shape.width);
+        self.edit(address.set, |shape, data| {
+            for head in 0..heads {
+                let start = ((address.slot * heads + head) * shape.rows + base) * width;
+                for (to, &from) in path.iter().enumerate().filter(|&(to, &from)| to != from) {
+                    data.copy_within(start + from * width..start + (from + 1) * width, start + to * width);
+                }
+            }
+        })
+    }
+
+    fn edit(&mut self, set: usize, mut change: impl FnMut(SetShape, &mut [f32])) -> Result<(), ModelError> {
+        let device = self.device;
+        let set = self.set(set)?;
+        let shape = set.shape;
+        for tensor in &mut set.tensors {
+            with_host(device, tensor, true, |data| change(shape, data)).map_err(|error| failed(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs `work` on a tensor's values, in host or device memory; `write`: copy changes back.
+fn with_host<T>(
+    device: Device,
+    tensor: &mut Tensor<f32>,
+    write: bool,
+    work: impl FnOnce(&mut [f32]) -> T,
+) -> ort::Result<T> {
+    match device {
+        Device::Cpu => Ok(work(tensor.try_extract_tensor_mut::<f32>()?.1)),
+        Device::Cuda => {
+            let mut host = tensor.to(AllocationDevice::CPU, 0)?;
+            let result = work(host.try_extract_tensor_mut::<f32>()?.1);
+            if write {
+                host.copy_into(tensor)?;
+            }
+            Ok(result)
+        }
+    }
+}

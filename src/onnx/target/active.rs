@@ -1,0 +1,225 @@
+//! A job that has a lane: the tokens to compute next, and the use of the logits.
+
+use crate::forward::{Feed, Lane, Logits, Rows};
+use crate::sampler::History;
+use crate::target::job::{
+    Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
+};
+use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
+use crate::target::metrics::Metrics;
+use crate::target::prefix::SlotId;
+use foretell_core::units::TokenId;
+
+/// A job with a lane.
+pub(super) struct Active {
+    pub(super) slot: SlotId,
+    /// The whole sequence: tokens in the lane and tokens still to be computed.
+    pub(super) tokens: Vec<TokenId>,
+    /// Number of `tokens` that are in the lane.
+    pub(super) fed: usize,
+    cached: usize,
+    token_context: History,
+    produced: usize,
+    scored: Vec<PromptRow>,
+    verified: Option<Verified>,
+    pub(super) job: Job,
+}
+
+/// The tokens that one job adds to a run.
+pub(super) struct Piece {
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) parents: Option<Vec<Option<usize>>>,
+    pub(super) rows: Rows,
+    /// Number of `tokens` that belong to the sequence; the rest is a draft.
+    sequence: usize,
+    /// True if its rows verify the tokens after the sequence, even if there are none.
+    judged: bool,
+    /// True if the sequence is complete with this piece.
+    whole: bool,
+}
+
+impl Piece {
+    /// True if a draft follows the sequence.
+    pub(super) fn has_draft(&self) -> bool {
+        self.tokens.len() > self.sequence
+    }
+
+    pub(super) fn feed(&self, lane: Lane) -> Feed<'_> {
+        let draft = self.judged.then(|| self.tokens.len() - self.sequence);
+        Feed { lane, tokens: &self.tokens, parents: self.parents.as_deref(), rows: self.rows, draft }
+    }
+}
+
+/// Outcome of a run for a job.
+pub(super) enum Next {
+    /// It needs another run.
+    Continue,
+    /// It is finished; the lane keeps all its tokens.
+    Done,
+    /// It is finished; the lane keeps `base` tokens and these nodes of the draft.
+    Commit { base: usize, path: Vec<usize> },
+}
+
+impl Active {
+    pub(super) fn new(slot: SlotId, cached: usize, job: Job) -> Self {
+        let (sampler, sequence, generated) = match &job {
+            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated),
+            Job::Verify(job) => (&job.sampler, &job.context, job.generated),
+        };
+        let (prompt, output) = sequence.split_at(sequence.len().saturating_sub(generated));
+        let token_context = sampler.history(prompt, output);
+        let tokens = sequence.clone();
+        Self {
+            slot,
+            tokens,
+            fed: cached,
+            cached,
+            token_context,
+            produced: 0,
+            scored: Vec::new(),
+            verified: None,
+            job,
+        }
+    }
+
+    /// Number of tokens to compute before the next sample or verification result.
+    pub(super) fn pending(&self) -> usize {
+        let draft = match &self.job {
+            Job::Generate(_) => 0,
+            Job::Verify(job) => job.tokens.len(),
+        };
+        self.tokens.len().saturating_sub(self.fed) + draft
+    }
+
+    /// The next piece, with at most `most` tokens of the sequence.
+    pub(super) fn piece(&self, most: usize) -> Piece {
+        let rest = self.tokens.get(self.fed..).unwrap_or_default();
+        let sequence = rest.len().min(most);
+        let whole = sequence == rest.len();
+        let mut tokens = rest.iter().take(sequence).copied().collect::<Vec<_>>();
+        let (rows, parents) = match &self.job {
+            Job::Generate(job) => (self.rows_wanted(job, sequence, whole), None),
+            Job::Verify(job) if whole => {
+                tokens.extend_from_slice(&job.tokens);
+                (Rows::From(sequence.saturating_sub(1)), job.parents_after(sequence))
+            }
+            Job::Verify(_) => (Rows::None, None),
+        };
+        let judged = whole && matches!(self.job, Job::Verify(_));
+        Piece { tokens, parents, rows, sequence, judged, whole }
+    }
+
+    fn rows_wanted(&self, job: &Generate, sequence: usize, whole: bool) -> Rows {
+        match job.prompt_logprobs {
+            Some(scored) if self.produced == 0 && self.fed + sequence > scored.start => {
+                Rows::From(scored.start.saturating_sub(self.fed))
+            }
+            _ if whole => Rows::Last,
+            _ => Rows::None,
+        }
+    }
+
+    /// Uses the logits of a run in which `piece` was the feed number `feed`.
+    pub(super) fn take(&mut self, piece: &Piece, logits: &Logits, feed: usize) -> Result<Next, String> {
+        let before = self.fed;
+        self.fed += piece.sequence;
+        if let Job::Verify(_) = self.job {
+            return if piece.whole { self.judge(logits, feed) } else { Ok(Next::Continue) };
+        }
+        let mut last = 0;
+        if let Rows::From(skipped) = piece.rows {
+            last = piece.sequence.saturating_sub(skipped + 1);
+            self.score_prompt(logits, feed, before + skipped, last + usize::from(!piece.whole))?;
+        }
+        if piece.whole { self.grow(logits.row(feed, last)) } else { Ok(Next::Continue) }
+    }
+
+    /// Scores `count` prompt tokens, starting with the one after index `at`.
+    fn score_prompt(&mut self, logits: &Logits, feed: usize, at: usize, count: usize) -> Result<(), String> {
+        let Job::Generate(job) = &self.job else { return Ok(()) };
+        let Some(PromptLogprobs { top, .. }) = job.prompt_logprobs else { return Ok(()) };
+        for index in 0..count {
+            let (Some(&id), Some(row)) = (self.tokens.get(at + index + 1), logits.row(feed, index)) else {
+                return Err("the model gave fewer rows than requested".to_owned());
+            };
+            self.scored.push(prompt_row(row, id, top));
+        }
+        Ok(())
+    }
+
+    /// Samples the next token, reports it, and returns whether the output continues.
+    fn grow(&mut self, row: Option<&[f32]>) -> Result<Next, String> {
+        let Job::Generate(job) = &self.job else { return Ok(Next::Done) };
+        let row = row.ok_or("the model gave no row to sample from")?;
+        if self.produced == 0 {
+            let rows = std::mem::take(&mut self.scored);
+            let _ = job.events.send(Event::Prompt { cached: self.cached, rows });
+        }
+        if job.limits.max_tokens == 0 {
+            return Ok(Next::Done);
+        }
+        let processed = job.sampler.process(row, &self.token_context);
+        let id = processed.draw();
+        let scores =
+            job.logprobs.map(|top| Scores { logprob: processed.logprob(id), top: processed.top(top) });
+        self.produced += 1;
+        let ending = ending(job, id, self.produced);
+        self.token_context.push(id);
+        self.tokens.push(id);
+        // If the receiver is gone, the scheduler drops this job at its next turn.
+        let _ = job.events.send(Event::Token(Token { id, scores, ending }));
+        Ok(if ending.is_none() { Next::Continue } else { Next::Done })
+    }
+
+    /// Samples at every position of a draft; the answer is sent once the job is finished.
+    fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
+        let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
+        let row = |position| logits.row(feed, position);
+        let judged = if let Some(drawn) = &job.sampled {
+            judge_drawn(&job.sampler, &self.token_context, drawn, row)
+        } else {
+            let draft = Draft { tokens: &job.tokens, parents: &job.parents };
+            judge(&job.sampler, &self.token_context, &draft, job.top, row)
+        };
+        let (rows, accepted) = judged.ok_or("the model gave fewer rows than requested")?;
+        self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });
+        Ok(Next::Commit { base: self.tokens.len(), path: accepted })
+    }
+
+    /// Updates the metrics and sends the answer of a verify job.
+    pub(super) fn finish(self, metrics: &Metrics) {
+        metrics.generated_tokens.inc_by(self.produced as u64);
+        if let (Job::Verify(job), Some(verified)) = (self.job, self.verified) {
+            metrics.verify_drafted.inc_by(job.tokens.len() as u64);
+            metrics.verify_accepted.inc_by(verified.accepted.len() as u64);
+            let _ = job.reply.send(Ok(verified));
+        }
+    }
+}
+
+impl Verify {
+    /// Parents as the model expects them, with `sequence` tokens before the draft; `None` if the
+    /// draft is a chain.
+    fn parents_after(&self, sequence: usize) -> Option<Vec<Option<usize>>> {
+        let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
+        if chain {
+            return None;
+        }
+        let before = (0..sequence).map(|index: usize| index.checked_sub(1));
+        let draft = self.parents.iter().map(|parent| match parent {
+            Some(parent) => Some(sequence + parent),
+            None => sequence.checked_sub(1),
+        });
+        Some(before.chain(draft).collect())
+    }
+}
+
+fn ending(job: &Generate, id: TokenId, produced: usize) -> Option<Ending> {
+    if job.limits.eos.contains(&id) {
+        Some(Ending::Eos)
+    } else if job.limits.stop_token_ids.contains(&id) {
+        Some(Ending::StopToken(id))
+    } else {
+        (produced >= job.limits.max_tokens).then_some(Ending::Length)
+    }
+}

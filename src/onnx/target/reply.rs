@@ -1,0 +1,249 @@
+//! The JSON of answers, in vLLM's format.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::target::job::{PromptRow, Scores, Verified};
+use crate::target::output::Finish;
+use crate::target::words::Words;
+use foretell_core::units::TokenId;
+use foretell_engines::openai::Route;
+
+/// The JSON object of an answer or of one chunk of a stream.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Envelope<'a> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) system_fingerprint: &'a str,
+    pub(super) choices: Vec<Choice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Usage>,
+    /// Only set for chats, which have one prompt; completions have it in each choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Value>,
+}
+
+/// One choice, or a part of it in a stream.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Choice {
+    pub(super) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) message: Option<Message>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) delta: Option<Message>,
+    pub(super) logprobs: Option<Value>,
+    pub(super) finish_reason: Option<&'static str>,
+    pub(super) stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<u64>,
+}
+
+impl Choice {
+    /// Sets the reasons why the choice is finished.
+    pub(super) fn finish(&mut self, finish: &Finish) {
+        self.finish_reason = Some(finish.reason());
+        self.stop_reason = match finish {
+            Finish::Eos | Finish::Length => None,
+            Finish::StopToken(id) => Some(json!(id)),
+            Finish::StopText(text) => Some(json!(text)),
+        };
+    }
+
+    /// Puts the text into the field that the route uses.
+    pub(super) fn say(&mut self, route: Route, stream: bool, role: bool, text: String) {
+        let role = role.then_some("assistant");
+        match (route, stream) {
+            (Route::Completions, _) => self.text = Some(text),
+            (Route::Chat, false) => self.message = Some(Message { role: Some("assistant"), content: text }),
+            (Route::Chat, true) => self.delta = Some(Message { role, content: text }),
+        }
+    }
+}
+
+/// A chat message, or a part of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Message {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) role: Option<&'static str>,
+    pub(super) content: String,
+}
+
+/// The `usage` object: token counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Usage {
+    pub(super) prompt_tokens: usize,
+    pub(super) completion_tokens: usize,
+    pub(super) total_tokens: usize,
+    pub(super) prompt_tokens_details: PromptDetails,
+}
+
+/// Origin of the prompt tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct PromptDetails {
+    pub(super) cached_tokens: usize,
+}
+
+impl Usage {
+    pub(super) fn new(prompt: usize, cached: usize, output: usize) -> Self {
+        let prompt_tokens_details = PromptDetails { cached_tokens: cached };
+        Self {
+            prompt_tokens: prompt,
+            completion_tokens: output,
+            total_tokens: prompt + output,
+            prompt_tokens_details,
+        }
+    }
+}
+
+/// A token of prompt or output with its scores; the first prompt token has none.
+pub(super) struct Scored {
+    pub(super) id: TokenId,
+    pub(super) logprob: Option<f32>,
+    pub(super) top: Vec<(TokenId, f32)>,
+    /// Number of characters that it adds to the text.
+    pub(super) chars: usize,
+}
+
+impl Scored {
+    pub(super) fn output(id: TokenId, scores: Scores, chars: usize) -> Self {
+        Self { id, logprob: Some(scores.logprob), top: scores.top, chars }
+    }
+}
+
+/// Writes tokens into answers, as text or as `token_id:N`.
+#[derive(Clone, Copy)]
+pub(super) struct Speller<'a> {
+    pub(super) words: &'a dyn Words,
+    pub(super) as_ids: bool,
+}
+
+impl Speller<'_> {
+    fn token(&self, id: TokenId) -> String {
+        if self.as_ids { format!("token_id:{id}") } else { self.words.decode(&[id], true) }
+    }
+
+    /// `logprobs` of a completion: parallel lists, as in OpenAI's API. `offset`: number of
+    /// characters before them.
+    pub(super) fn completion(&self, scored: &[Scored], top: usize, mut offset: usize) -> Value {
+        let (mut offsets, mut tops) = (Vec::new(), Vec::new());
+        for token in scored {
+            offsets.push(offset);
+            offset += token.chars;
+            tops.push(token.logprob.map(|logprob| {
+                // The sampled token is always listed, even if it is not among the best.
+                let mut map = Map::new();
+                for &(id, logprob) in token.top.iter().take(top) {
+                    map.insert(self.token(id), json!(short(logprob)));
+                }
+                map.insert(self.token(token.id), json!(short(logprob)));
+                map
+            }));
+        }
+        let tokens: Vec<String> = scored.iter().map(|token| self.token(token.id)).collect();
+        let logprobs: Vec<Option<f64>> = scored.iter().map(|token| token.logprob.map(short)).collect();
+        json!({"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops})
+    }
+
+    /// `logprobs` of a chat: a list of tokens.
+    pub(super) fn chat(&self, scored: &[Scored]) -> Value {
+        let content = scored.iter().map(|token| {
+            let top: Vec<Value> = token.top.iter().map(|&(id, logprob)| self.entry(id, logprob)).collect();
+            let mut entry = self.entry(token.id, token.logprob.unwrap_or_default());
+            if let Some(map) = entry.as_object_mut() {
+                map.insert("top_logprobs".to_owned(), Value::Array(top));
+            }
+            entry
+        });
+        json!({"content": content.collect::<Vec<_>>()})
+    }
+
+    fn entry(&self, id: TokenId, logprob: f32) -> Value {
+        let token = self.token(id);
+        let bytes = self.words.decode(&[id], true).into_bytes();
+        json!({"token": token, "logprob": short(logprob), "bytes": bytes})
+    }
+
+    /// `prompt_logprobs`: one entry per prompt token, `null` if it was not scored.
+    pub(super) fn prompt(&self, prompt: usize, rows: &[PromptRow]) -> Value {
+        let missing = prompt.saturating_sub(rows.len());
+        let nulls = std::iter::repeat_n(Value::Null, missing);
+        Value::Array(nulls.chain(rows.iter().map(|row| self.prompt_row(row))).collect())
+    }
+
+    fn prompt_row(&self, row: &PromptRow) -> Value {
+        let mut map = Map::new();
+        let mut add = |id: TokenId, logprob: f32, rank: usize| {
+            let token = self.words.decode(&[id], true);
+            map.insert(
+                id.to_string(),
+                json!({"logprob": short(logprob), "rank": rank, "decoded_token": token}),
+            );
+        };
+        add(row.id, row.logprob, row.rank);
+        for (rank, &(id, logprob)) in (1..).zip(&row.top) {
+            if id != row.id {
+                add(id, logprob, rank);
+            }
+        }
+        Value::Object(map)
+    }
+}
+
+/// The `f64` that prints with as few digits as the `f32`.
+fn short(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}
+
+/// The JSON answer of `POST /v1/verify`.
+#[derive(Serialize)]
+pub(super) struct VerifyReply<'a> {
+    model: &'a str,
+    system_fingerprint: &'a str,
+    seed: u64,
+    usage: Usage,
+    rows: Vec<VerifyRow<'a>>,
+    accepted: &'a [usize],
+}
+
+#[derive(Serialize)]
+struct VerifyRow<'a> {
+    sample: Option<TokenId>,
+    logprob: Option<f32>,
+    top: &'a [(TokenId, f32)],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropy: Option<f64>,
+    draft_logprob: Option<f32>,
+}
+
+impl<'a> VerifyReply<'a> {
+    /// `context` is the number of context tokens. The accepted nodes and the token after them count
+    /// as output.
+    pub(super) fn new(
+        (model, system_fingerprint): (&'a str, &'a str),
+        seed: u64,
+        context: usize,
+        verified: &'a Verified,
+    ) -> Self {
+        let rows = verified.rows.iter().map(|row| VerifyRow {
+            sample: row.sample,
+            logprob: row.logprob,
+            top: &row.top,
+            entropy: row.entropy,
+            draft_logprob: row.draft_logprob,
+        });
+        let usage = Usage::new(context, verified.cached, verified.accepted.len() + 1);
+        Self { model, system_fingerprint, seed, usage, rows: rows.collect(), accepted: &verified.accepted }
+    }
+}

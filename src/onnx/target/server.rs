@@ -1,0 +1,422 @@
+//! The HTTP routes of the ONNX server.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::sampler::Sampler;
+use crate::target::errors::Refusal;
+use crate::target::fields::invalid;
+use crate::target::job::{Drawn, Generate, Job, Limits, Verify};
+use crate::target::metrics::Metrics;
+use crate::target::output::Output;
+use crate::target::reply::VerifyReply;
+use crate::target::scheduler::Engine;
+use crate::target::stops::Stops;
+use crate::target::stream::{Answer, News, Running};
+use crate::target::wire::{self, Ask, Prompt, Served};
+use crate::target::words::Words;
+use foretell_core::draft::Sampled;
+use foretell_core::units::TokenId;
+use foretell_engines::openai::{Route, Sampling};
+
+/// Any error that can end a body early.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// Body of requests and answers.
+pub type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Longest request body, in bytes.
+const BODY_MAX: usize = 32 << 20;
+/// Bodies up to this length are parsed on the network thread, bytes.
+const BODY_SHORT: usize = 16 << 10;
+/// Output limit of a completion request without `max_tokens`, as in OpenAI's API.
+const MAX_TOKENS: usize = 16;
+
+/// A model with everything needed to answer requests for it.
+pub struct App {
+    engine: Engine,
+    words: Arc<dyn Words>,
+    metrics: Arc<Metrics>,
+    name: String,
+    created: u64,
+    /// Start time, microseconds of Unix time.
+    started: u64,
+    /// Identifies this process in every answer, so that a client notices when another one answers.
+    mark: Arc<str>,
+    random: RandomState,
+    count: AtomicU64,
+}
+
+impl App {
+    /// A model served under the id `name`.
+    pub fn new(name: String, engine: Engine, words: Arc<dyn Words>, metrics: Arc<Metrics>) -> Self {
+        let (random, count) = (RandomState::new(), AtomicU64::new(0));
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mark = format!("fp_{:016x}", random.hash_one((&name, started)));
+        let (created, started) = (started.as_secs(), u64::try_from(started.as_micros()).unwrap_or_default());
+        Self { engine, words, metrics, name, created, started, mark: mark.into(), random, count }
+    }
+
+    /// Answers one request. Dropping the future or the answer's body cancels it.
+    pub async fn answer(self: Arc<Self>, request: Request<Body>) -> Response<Body> {
+        let route = request.uri().path().to_owned();
+        let head = request.method() == Method::HEAD;
+        let answered = self.route(request, &route).await;
+        let response = answered.unwrap_or_else(|refusal| refuse(&refusal));
+        let known = if response.status() == StatusCode::NOT_FOUND { "other" } else { route.as_str() };
+        self.metrics.answered(known, response.status());
+        if head { bodiless(response) } else { response }
+    }
+
+    async fn route(self: &Arc<Self>, request: Request<Body>, path: &str) -> Result<Response<Body>, Refusal> {
+        let get = request.method() == Method::GET;
+        match path {
+            "/health" | "/version" | "/metrics" | "/v1/models" if get => Ok(self.get(path)),
+            "/v1/completions" | "/v1/chat/completions" | "/v1/verify" | "/tokenize" | "/detokenize"
+                if request.method() == Method::POST =>
+            {
+                let enclosed = request.extensions().get::<Arc<Sampled>>().cloned();
+                let body = read(request.into_body()).await?;
+                self.post(path, body, enclosed).await
+            }
+            "/health"
+            | "/version"
+            | "/metrics"
+            | "/v1/models"
+            | "/v1/completions"
+            | "/v1/chat/completions"
+            | "/v1/verify"
+            | "/tokenize"
+            | "/detokenize" => Err(Refusal::Method(format!("{} {path}", request.method()))),
+            "/tokenizer.json" | "/tokenizer_info" if get => self.vocabulary(path),
+            _ => match path.strip_prefix("/v1/models/") {
+                Some(name) if get && name == self.name => Ok(ok_json(&self.card())),
+                Some(name) if get => Err(Refusal::NoModel(name.to_owned())),
+                _ => Err(Refusal::NoRoute(path.to_owned())),
+            },
+        }
+    }
+
+    fn get(&self, path: &str) -> Response<Body> {
+        match path {
+            "/health" if self.engine.submit(Vec::new()) => whole(StatusCode::OK, "text/plain", Vec::new()),
+            "/health" => {
+                whole(StatusCode::SERVICE_UNAVAILABLE, "text/plain", b"the model's thread has ended".to_vec())
+            }
+            "/metrics" => whole(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.text()),
+            "/version" => ok_json(&json!({"version": env!("CARGO_PKG_VERSION"), "engine": "foretell"})),
+            _ => ok_json(&json!({"object": "list", "data": [self.card()]})),
+        }
+    }
+
+    /// Serves `/tokenizer.json` and `/tokenizer_info`, which a proxy needs in order to draft in
+    /// this vocabulary.
+    fn vocabulary(&self, path: &str) -> Result<Response<Body>, Refusal> {
+        if path == "/tokenizer_info" {
+            return Ok(ok_json(&json!({ "eos_token_ids": self.engine.config().eos })));
+        }
+        let file = self.words.file().ok_or_else(|| Refusal::NoRoute(path.to_owned()))?;
+        Ok(whole(StatusCode::OK, "application/json", file))
+    }
+
+    fn card(&self) -> serde_json::Value {
+        json!({
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
+            "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
+            "system_fingerprint": &*self.mark,
+        })
+    }
+
+    /// `enclosed`: the draft of a verify request, if it was drawn. Only calls within the process
+    /// can have it.
+    async fn post(
+        self: &Arc<Self>,
+        path: &str,
+        body: Bytes,
+        enclosed: Option<Arc<Sampled>>,
+    ) -> Result<Response<Body>, Refusal> {
+        match path {
+            "/v1/completions" => {
+                let begun =
+                    self.off_thread(body, |app, body| app.begin(wire::completions(body, app.served())?));
+                answered(begun.await?).await
+            }
+            "/v1/chat/completions" => {
+                let begun = self.off_thread(body, |app, body| app.begin(wire::chat(body, app.served())?));
+                answered(begun.await?).await
+            }
+            "/v1/verify" => self.verify(wire::verify(&body, self.served())?, enclosed).await,
+            "/tokenize" => {
+                self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
+            }
+            _ => {
+                let tokens = wire::detokenize(&body, self.served())?;
+                Ok(ok_json(&json!({"prompt": self.words.decode(&tokens, true)})))
+            }
+        }
+    }
+
+    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long.
+    async fn off_thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: Bytes,
+        read: fn(&Self, &[u8]) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        if body.len() <= BODY_SHORT {
+            return read(self, &body);
+        }
+        let app = Arc::clone(self);
+        let done = tokio::task::spawn_blocking(move || read(&app, &body)).await;
+        done.unwrap_or_else(|error| Err(Refusal::Fault(error.to_string())))
+    }
+
+    fn served(&self) -> Served<'_> {
+        Served { model: &self.name, vocabulary: self.engine.config().vocabulary }
+    }
+
+    /// Sends all jobs of a request to the model at once.
+    fn begin(&self, mut ask: Ask) -> Result<Answer, Refusal> {
+        let field = if ask.route == Route::Chat { "messages" } else { "prompt" };
+        let mut prompts = Vec::with_capacity(ask.prompts.len());
+        for prompt in std::mem::take(&mut ask.prompts) {
+            prompts.push(self.tokens(prompt, ask.add_special_tokens, ask.opening)?);
+        }
+        let (mut jobs, mut choices) = (Vec::new(), Vec::new());
+        for (prompt, &generated) in prompts.iter().zip(&ask.generated) {
+            let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
+            for choice in 0..ask.choices {
+                let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
+                let (events, receiver) = mpsc::unbounded_channel();
+                jobs.push(Job::Generate(Box::new(Generate {
+                    prompt: prompt.clone(),
+                    generated,
+                    sampler: self.sampler(&ask.sampling, seed, choice as u32, &ask.stop_token_ids),
+                    limits: self.limits(&ask, max_tokens),
+                    logprobs: ask.show.logprobs,
+                    prompt_logprobs: ask.show.prompt_logprobs,
+                    events,
+                })));
+                let stops = Stops::new(&ask.stop, ask.include_stop);
+                let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
+                // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
+                // output.
+                let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
+                let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop, spared);
+                choices.push(Running::new(receiver, output, seed));
+            }
+        }
+        self.engine.submit(jobs);
+        let id = self.id(ask.route);
+        let served = (self.name.clone(), Arc::clone(&self.mark));
+        Ok(Answer::new(id, served, ask, prompts, choices, Arc::clone(&self.words)))
+    }
+
+    fn limits(&self, ask: &Ask, max_tokens: usize) -> Limits {
+        let eos = if ask.sampling.ignore_eos { Vec::new() } else { self.engine.config().eos.clone() };
+        Limits { max_tokens, eos, stop_token_ids: ask.stop_token_ids.clone() }
+    }
+
+    fn sampler(&self, sampling: &Sampling, seed: u64, choice: u32, stop_token_ids: &[TokenId]) -> Sampler {
+        let mut ends = self.engine.config().eos.clone();
+        ends.extend_from_slice(stop_token_ids);
+        Sampler::new(sampling.clone(), seed, choice).with_ends(ends)
+    }
+
+    fn tokens(&self, prompt: Prompt, special: bool, opening: bool) -> Result<Vec<TokenId>, Refusal> {
+        let (text, field) = match prompt {
+            Prompt::Ids(ids) => return Ok(ids),
+            Prompt::Text(text) => (text, "prompt"),
+            Prompt::Messages(messages) => {
+                let text = self.words.chat(messages, opening).map_err(|error| invalid("messages", error))?;
+                (text, "messages")
+            }
+        };
+        let tokens = self.words.encode(&text, special).map_err(|error| invalid(field, error))?;
+        if tokens.is_empty() {
+            return Err(invalid(field, "at least one token is needed"));
+        }
+        Ok(tokens)
+    }
+
+    /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is
+    /// refused, not reduced.
+    fn max_tokens(&self, ask: &Ask, prompt: usize, param: &'static str) -> Result<usize, Refusal> {
+        let left = self.engine.config().context.saturating_sub(prompt);
+        let output = match (ask.max_tokens, ask.route) {
+            (Some(output), _) => output,
+            (None, Route::Completions) => MAX_TOKENS.min(left.max(1)),
+            (None, Route::Chat) => left.max(1),
+        };
+        self.fits(prompt, output, param)?;
+        Ok(output)
+    }
+
+    fn fits(&self, prompt: usize, output: usize, param: &'static str) -> Result<(), Refusal> {
+        let (context, requested) = (self.engine.config().context, prompt.saturating_add(output));
+        if requested > context {
+            return Err(Refusal::TooLong { context, requested, prompt, output, param });
+        }
+        Ok(())
+    }
+
+    async fn verify(
+        &self,
+        ask: wire::VerifyAsk,
+        enclosed: Option<Arc<Sampled>>,
+    ) -> Result<Response<Body>, Refusal> {
+        let (context, nodes) = (ask.context.len(), ask.tokens.len());
+        self.fits(context, nodes, "context")?;
+        if enclosed.as_ref().is_some_and(|drawn| !ask.is_chain_of(drawn.chain())) {
+            return Err(invalid("tokens", "does not match the enclosed draft"));
+        }
+        let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
+        let (reply, result) = oneshot::channel();
+        let job = Verify {
+            sampler: self.sampler(&ask.sampling, seed, 0, &ask.stop_token_ids),
+            context: ask.context,
+            generated: ask.generated,
+            tokens: ask.tokens,
+            parents: ask.parents,
+            top: ask.top,
+            sampled: enclosed.map(|draft| Drawn {
+                draft,
+                seed: self.random.hash_one(("draws", self.count.fetch_add(1, Ordering::Relaxed))),
+            }),
+            reply,
+        };
+        self.engine.submit(vec![Job::Verify(Box::new(job))]);
+        let verified = result.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
+        let verified = verified.map_err(Refusal::Fault)?;
+        let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
+        let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
+        Ok(whole(StatusCode::OK, "application/json", body))
+    }
+
+    fn tokenize(&self, ask: wire::TokenizeAsk) -> Result<Response<Body>, Refusal> {
+        let tokens = match &ask.prompt {
+            Prompt::Text(text) if text.is_empty() => {
+                self.words.encode("", ask.add_special_tokens).map_err(|error| invalid("prompt", error))?
+            }
+            _ => self.tokens(ask.prompt, ask.add_special_tokens, ask.opening)?,
+        };
+        let spelled = || tokens.iter().map(|&id| self.words.spelling(id)).collect::<Vec<_>>();
+        let strings = ask.token_strings.then(spelled);
+        let context = self.engine.config().context;
+        Ok(ok_json(&json!({
+            "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": strings,
+        })))
+    }
+
+    /// A random seed of 53 bits, which every JSON parser represents exactly.
+    fn fresh_seed(&self) -> u64 {
+        self.random.hash_one(("seed", self.count.fetch_add(1, Ordering::Relaxed))) >> 11
+    }
+
+    fn id(&self, route: Route) -> String {
+        let prefix = match route {
+            Route::Completions => "cmpl",
+            Route::Chat => "chatcmpl",
+        };
+        let number = self.random.hash_one(("id", self.count.fetch_add(1, Ordering::Relaxed)));
+        format!("{prefix}-{number:016x}")
+    }
+}
+
+/// The answer as a stream or as a whole, as requested.
+async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
+    if answer.ask.stream {
+        return Ok(stream_of(answer));
+    }
+    match answer.whole().await {
+        Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
+        Err(why) => Err(Refusal::Fault(why)),
+    }
+}
+
+/// The answer to a HEAD request: the same headers without a body. hyper drops the body itself,
+/// calls within the process do not.
+fn bodiless(mut response: Response<Body>) -> Response<Body> {
+    if let Some(length) = response.body().size_hint().exact() {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    }
+    response.map(|_| Full::default().map_err(|never| match never {}).boxed_unsync())
+}
+
+async fn read(mut body: Body) -> Result<Bytes, Refusal> {
+    if body.size_hint().lower() > BODY_MAX as u64 {
+        return Err(Refusal::BodyTooLong(BODY_MAX));
+    }
+    let mut read = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Refusal::Unreadable(error.to_string()))?;
+        let data = frame.into_data().unwrap_or_default();
+        if read.len() + data.len() > BODY_MAX {
+            return Err(Refusal::BodyTooLong(BODY_MAX));
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read.into())
+}
+
+/// The answer as server-sent events, one per token. Dropping the body drops the answer and cancels
+/// its jobs.
+fn stream_of(answer: Answer) -> Response<Body> {
+    let frames = stream::unfold(Some(answer), |answer| async move {
+        let mut answer = answer?;
+        loop {
+            match answer.next().await {
+                Some((index, News::Step(step))) => {
+                    let chunk = answer.chunk(index, step);
+                    return Some((data(chunk), Some(answer)));
+                }
+                Some((_, News::Prompt | News::Over)) => {}
+                Some((_, News::Failed(why))) => {
+                    let error = String::from_utf8_lossy(&Refusal::Fault(why).body()).into_owned();
+                    return Some((data(format!("data: {error}\n\ndata: [DONE]\n\n")), None));
+                }
+                None => return Some((data(answer.last()), None)),
+            }
+        }
+    });
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+#[allow(clippy::unnecessary_wraps)] // the item type of a body stream
+fn data(text: String) -> Result<Frame<Bytes>, BoxError> {
+    Ok(Frame::data(Bytes::from(text)))
+}
+
+fn refuse(refusal: &Refusal) -> Response<Body> {
+    whole(refusal.status(), "application/json", refusal.body())
+}
+
+fn ok_json(value: &serde_json::Value) -> Response<Body> {
+    whole(StatusCode::OK, "application/json", value.to_string().into_bytes())
+}
+
+fn whole(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Body> {
+    let body = Full::new(Bytes::from(body)).map_err(|never| match never {}).boxed_unsync();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

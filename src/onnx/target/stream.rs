@@ -1,0 +1,313 @@
+//! An answer in progress: the events of all its choices, in order of arrival.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use futures_util::future::poll_fn;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::target::job::{Event, PromptRow};
+use crate::target::output::{Finish, Output, Step};
+use crate::target::reply::{Choice, Envelope, Scored, Speller, Usage};
+use crate::target::server::now;
+use crate::target::wire::{Ask, StreamUsage};
+use crate::target::words::Words;
+use foretell_core::units::TokenId;
+use foretell_engines::openai::Route;
+
+/// A choice in progress. Dropping its receiver cancels it.
+pub(super) struct Running {
+    events: Option<UnboundedReceiver<Event>>,
+    output: Output,
+    seed: u64,
+    /// Number of characters sent so far.
+    chars: usize,
+    begun: bool,
+    rows: Vec<PromptRow>,
+}
+
+impl Running {
+    pub(super) fn new(events: UnboundedReceiver<Event>, output: Output, seed: u64) -> Self {
+        Self { events: Some(events), output, seed, chars: 0, begun: false, rows: Vec::new() }
+    }
+}
+
+/// An event of one choice.
+pub(super) enum News {
+    /// Its prompt has been computed.
+    Prompt,
+    /// It has one more token.
+    Step(Step),
+    /// It ended without a token: `max_tokens` was 0.
+    Over,
+    /// A run of the model failed.
+    Failed(String),
+}
+
+/// An answer in progress.
+pub(super) struct Answer {
+    id: String,
+    created: u64,
+    model: String,
+    /// Identifies the process, see [`Engine::mark`](foretell_engines::dialect::Engine::mark).
+    mark: Arc<str>,
+    pub(super) ask: Ask,
+    /// Token ids of each prompt.
+    prompts: Vec<Vec<TokenId>>,
+    /// Choice `j` of prompt `i` has index `i · n + j`.
+    choices: Vec<Running>,
+    words: Arc<dyn Words>,
+    /// Number of cached prompt tokens, counted once per prompt.
+    cached: usize,
+    /// Index of the choice to check first for an event, so that every choice gets its turn.
+    next: usize,
+}
+
+impl Answer {
+    pub(super) fn new(
+        id: String,
+        (model, mark): (String, Arc<str>),
+        ask: Ask,
+        prompts: Vec<Vec<TokenId>>,
+        choices: Vec<Running>,
+        words: Arc<dyn Words>,
+    ) -> Self {
+        Self { id, created: now(), model, mark, ask, prompts, choices, words, cached: 0, next: 0 }
+    }
+
+    /// The next event of any choice, with the choice's index; `None` when all have ended.
+    pub(super) async fn next(&mut self) -> Option<(usize, News)> {
+        let (index, event) = poll_fn(|context| {
+            let count = self.choices.len();
+            let mut open = false;
+            for offset in 0..count {
+                let index = (self.next + offset) % count;
+                let Some(events) = self.choices.get_mut(index).and_then(|choice| choice.events.as_mut())
+                else {
+                    continue;
+                };
+                open = true;
+                if let Poll::Ready(event) = events.poll_recv(context) {
+                    self.next = index + 1;
+                    return Poll::Ready(Some((index, event)));
+                }
+            }
+            if open { Poll::Pending } else { Poll::Ready(None) }
+        })
+        .await?;
+        Some((index, self.digest(index, event)))
+    }
+
+    fn digest(&mut self, index: usize, event: Option<Event>) -> News {
+        let first = index.is_multiple_of(self.ask.choices);
+        let empty = self.ask.max_tokens == Some(0);
+        let Some(choice) = self.choices.get_mut(index) else { return News::Over };
+        match event {
+            Some(Event::Prompt { cached, rows }) => {
+                self.cached += if first { cached } else { 0 };
+                choice.rows = rows;
+                News::Prompt
+            }
+            Some(Event::Token(token)) => {
+                let step = choice.output.take(token);
+                if step.finish.is_some() {
+                    choice.events = None;
+                }
+                News::Step(step)
+            }
+            Some(Event::Failed(why)) => News::Failed(why),
+            None if empty => {
+                choice.events = None;
+                News::Over
+            }
+            None => News::Failed("the model's thread has ended".to_owned()),
+        }
+    }
+
+    /// Token counts so far.
+    pub(super) fn usage(&self) -> Usage {
+        let prompt = self.prompts.iter().map(Vec::len).sum();
+        let output = self.choices.iter().map(|choice| choice.output.tokens).sum();
+        Usage::new(prompt, self.cached, output)
+    }
+
+    fn speller(&self) -> Speller<'_> {
+        Speller { words: self.words.as_ref(), as_ids: self.ask.show.tokens_as_ids }
+    }
+
+    fn prompt_of(&self, index: usize) -> &[TokenId] {
+        self.prompts.get(index / self.ask.choices.max(1)).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn envelope(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Envelope<'_> {
+        let object = match (self.ask.route, self.ask.stream) {
+            (Route::Completions, _) => "text_completion",
+            (Route::Chat, false) => "chat.completion",
+            (Route::Chat, true) => "chat.completion.chunk",
+        };
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: &self.mark,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
+    }
+
+    /// Log-probabilities in the route's format; `offset`: number of characters before the tokens.
+    fn logprobs(&self, scored: &[Scored], offset: usize) -> Option<serde_json::Value> {
+        let top = self.ask.show.logprobs?;
+        Some(match self.ask.route {
+            Route::Completions => self.speller().completion(scored, top, offset),
+            Route::Chat => self.speller().chat(scored),
+        })
+    }
+
+    /// The prompt's text and scores, if the request asks for `echo`; empty otherwise.
+    fn echo(&self, index: usize) -> (String, Vec<Scored>) {
+        if !self.ask.show.echo {
+            return (String::new(), Vec::new());
+        }
+        let prompt = self.prompt_of(index);
+        let rows = self.choices.get(index).map(|choice| choice.rows.as_slice()).unwrap_or_default();
+        let unscored = prompt.len().saturating_sub(rows.len());
+        let scored = prompt.iter().enumerate().map(|(at, &id)| {
+            let row = at.checked_sub(unscored).and_then(|at| rows.get(at));
+            let chars = self.words.decode(&[id], true).chars().count();
+            let top = row.map(|row| row.top.clone()).unwrap_or_default();
+            Scored { id, logprob: row.map(|row| row.logprob), top, chars }
+        });
+        let scored = if self.ask.show.logprobs.is_some() { scored.collect() } else { Vec::new() };
+        (self.words.decode(prompt, true), scored)
+    }
+
+    /// The event for one token; the first one of a choice also has the fields that are sent once.
+    pub(super) fn chunk(&mut self, index: usize, step: Step) -> String {
+        let first =
+            self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
+        let (mut text, mut scored) = if first { self.echo(index) } else { (String::new(), Vec::new()) };
+        text.push_str(&step.text);
+        if let Some(scores) = step.scores {
+            scored.push(Scored::output(step.id, scores, step.text.chars().count()));
+        }
+        let offset = self.choices.get(index).map_or(0, |choice| choice.chars);
+        let chars = text.chars().count();
+        let mut choice = Choice { index, logprobs: self.logprobs(&scored, offset), ..Choice::default() };
+        choice.say(self.ask.route, true, first, text);
+        choice.token_ids = self.ask.show.token_ids.then(|| vec![step.id]);
+        if let Some(finish) = &step.finish {
+            choice.finish(finish);
+        }
+        if first {
+            choice.seed = self.choices.get(index).map(|choice| choice.seed);
+        }
+        let ids = (first && self.ask.show.token_ids).then(|| self.prompt_of(index).to_vec());
+        let usage = (self.ask.usage == StreamUsage::Every).then(|| self.usage());
+        let frame = match self.ask.route {
+            Route::Completions => {
+                choice.prompt_token_ids = ids;
+                frame(&self.envelope(vec![choice], usage))
+            }
+            Route::Chat => {
+                let mut envelope = self.envelope(vec![choice], usage);
+                envelope.prompt_token_ids = ids;
+                frame(&envelope)
+            }
+        };
+        if let Some(choice) = self.choices.get_mut(index) {
+            choice.chars += chars;
+        }
+        frame
+    }
+
+    /// The end of a stream: usage if requested, and `[DONE]`.
+    pub(super) fn last(&self) -> String {
+        let mut last = match self.ask.usage {
+            StreamUsage::Never => String::new(),
+            StreamUsage::Last | StreamUsage::Every => frame(&self.envelope(Vec::new(), Some(self.usage()))),
+        };
+        last.push_str("data: [DONE]\n\n");
+        last
+    }
+
+    /// Waits for every choice to end and returns the whole answer as JSON.
+    pub(super) async fn whole(mut self) -> Result<Vec<u8>, String> {
+        let mut done: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
+        while let Some((index, news)) = self.next().await {
+            match news {
+                News::Step(step) => {
+                    if let Some(whole) = done.get_mut(index) {
+                        whole.take(step);
+                    }
+                }
+                News::Prompt | News::Over => {}
+                News::Failed(why) => return Err(why),
+            }
+        }
+        let choices = done.into_iter().enumerate().map(|(index, whole)| self.choice(index, whole)).collect();
+        let mut envelope = self.envelope(choices, Some(self.usage()));
+        if self.ask.route == Route::Chat {
+            let first = envelope.choices.first_mut();
+            (envelope.prompt_token_ids, envelope.prompt_logprobs) = first
+                .map(|choice| (choice.prompt_token_ids.take(), choice.prompt_logprobs.take()))
+                .unwrap_or_default();
+            for choice in &mut envelope.choices {
+                (choice.prompt_token_ids, choice.prompt_logprobs) = (None, None);
+            }
+        }
+        serde_json::to_vec(&envelope).map_err(|error| error.to_string())
+    }
+
+    fn choice(&self, index: usize, whole: Whole) -> Choice {
+        let (mut text, mut scored) = self.echo(index);
+        text.push_str(&whole.text);
+        scored.extend(whole.scored);
+        let prompt = self.prompt_of(index);
+        let mut choice = Choice { index, logprobs: self.logprobs(&scored, 0), ..Choice::default() };
+        choice.say(self.ask.route, false, true, text);
+        // Only with `max_tokens: 0` does a choice end without a finish reason.
+        choice.finish(&whole.finish.unwrap_or(Finish::Length));
+        if let Some(running) = self.choices.get(index) {
+            choice.seed = Some(running.seed);
+            let shown = self.ask.show.prompt_shown;
+            choice.prompt_logprobs = shown.then(|| self.speller().prompt(prompt.len(), &running.rows));
+        }
+        if self.ask.show.token_ids {
+            choice.token_ids = Some(whole.tokens);
+            choice.prompt_token_ids = Some(prompt.to_vec());
+        }
+        choice
+    }
+}
+
+/// A choice of an answer that is not streamed.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    tokens: Vec<TokenId>,
+    scored: Vec<Scored>,
+    finish: Option<Finish>,
+}
+
+impl Whole {
+    fn take(&mut self, step: Step) {
+        if let Some(scores) = step.scores {
+            self.scored.push(Scored::output(step.id, scores, step.text.chars().count()));
+        }
+        self.text.push_str(&step.text);
+        self.tokens.push(step.id);
+        self.finish = step.finish;
+    }
+}
+
+/// One server-sent event as text.
+fn frame(envelope: &Envelope<'_>) -> String {
+    match serde_json::to_string(envelope) {
+        Ok(json) => format!("data: {json}\n\n"),
+        Err(error) => format!("data: {}\n\n", serde_json::json!({"error": {"message": error.to_string()}})),
+    }
+}

@@ -1,0 +1,291 @@
+//! Parses requests strictly: every field is either used, refused as unsupported, or refused as
+//! unknown, always by name.
+
+use serde_json::{Map, Value};
+
+mod prompt;
+mod sampling;
+mod tokens;
+
+use crate::target::errors::Refusal;
+use crate::target::fields::{Fields, invalid};
+use crate::target::job::PromptLogprobs;
+use crate::target::wire::prompt::{generated, message, opening, prompts};
+use crate::target::wire::sampling::sampling;
+pub(super) use crate::target::wire::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
+use foretell_core::units::TokenId;
+use foretell_engines::openai::{Route, Sampling};
+
+/// Maximum number of choices per prompt (`n`).
+const CHOICES_MAX: i64 = 128;
+/// Maximum number of log-probabilities per position, as in vLLM.
+const LOGPROBS_MAX: usize = 20;
+
+/// A prompt to be continued.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Prompt {
+    /// A text prompt.
+    Text(String),
+    /// A prompt of token ids.
+    Ids(Vec<TokenId>),
+    /// The messages of a chat.
+    Messages(Vec<Value>),
+}
+
+/// A parsed completion or chat request.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    pub(super) route: Route,
+    pub(super) prompts: Vec<Prompt>,
+    /// For each prompt, the number of its last tokens that are output of an earlier request.
+    pub(super) generated: Vec<usize>,
+    pub(super) sampling: Sampling,
+    pub(super) choices: usize,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) stop: Vec<String>,
+    pub(super) include_stop: bool,
+    pub(super) stop_token_ids: Vec<TokenId>,
+    pub(super) stream: bool,
+    pub(super) usage: StreamUsage,
+    pub(super) show: Show,
+    /// True if the tokens that the model expects at the beginning are added to a text prompt.
+    pub(super) add_special_tokens: bool,
+    /// True if the chat template ends with the start of the assistant's message.
+    pub(super) opening: bool,
+}
+
+/// Events of a stream that have usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum StreamUsage {
+    /// No usage in the stream.
+    #[default]
+    Never,
+    /// An additional last event without choices.
+    Last,
+    /// Usage in every event.
+    Every,
+}
+
+/// Content of the answer besides the text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Show {
+    pub(super) echo: bool,
+    pub(super) logprobs: Option<usize>,
+    /// Prompt tokens to score, for `prompt_logprobs` or for `echo` with `logprobs`.
+    pub(super) prompt_logprobs: Option<PromptLogprobs>,
+    /// True if the scores are sent as `prompt_logprobs`.
+    pub(super) prompt_shown: bool,
+    pub(super) token_ids: bool,
+    pub(super) tokens_as_ids: bool,
+}
+
+/// Properties of the served model that requests are checked against.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Served<'a> {
+    pub(super) model: &'a str,
+    pub(super) vocabulary: usize,
+}
+
+impl Served<'_> {
+    fn check_model(&self, fields: &mut Fields<'_>) -> Result<(), Refusal> {
+        match fields.take::<String>("model")? {
+            Some(model) if model != self.model => Err(Refusal::NoModel(model)),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_ids(&self, name: &str, ids: &[TokenId]) -> Result<(), Refusal> {
+        match ids.iter().find(|&&id| id as usize >= self.vocabulary) {
+            Some(id) => Err(invalid(name, format!("token id {id} is not below {}", self.vocabulary))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Parses the body of `POST /v1/completions`.
+pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
+    let mut fields = Fields::read(body)?;
+    served.check_model(&mut fields)?;
+    let prompts = prompts(&mut fields, served)?;
+    let generated = generated(&mut fields, &prompts)?;
+    let logprobs = fields.size("logprobs", LOGPROBS_MAX)?;
+    let echo = fields.flag("echo", false)?;
+    let max_tokens = fields.size("max_tokens", u32::MAX as usize)?;
+    fields.only("suffix", &[r#""""#], "only null")?;
+    let add_special_tokens = fields.flag("add_special_tokens", true)?;
+    let ask = Ask {
+        prompts,
+        generated,
+        max_tokens,
+        add_special_tokens,
+        ..common(&mut fields, served, Route::Completions)?
+    };
+    fields.finish()?;
+    if ask.max_tokens == Some(0) && (ask.stream || !(echo || ask.show.prompt_shown)) {
+        return Err(invalid("max_tokens", "0 needs echo or prompt_logprobs, and no stream"));
+    }
+    let mut show = Show { echo, logprobs, ..ask.show };
+    // An echoed prompt is scored like the output, from its second token on.
+    if let (true, Some(top), None) = (echo, logprobs, show.prompt_logprobs) {
+        show.prompt_logprobs = Some(PromptLogprobs { top, start: 0 });
+    }
+    Ok(Ask { show, ..ask })
+}
+
+/// Parses the body of `POST /v1/chat/completions`.
+pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
+    let mut fields = Fields::read(body)?;
+    served.check_model(&mut fields)?;
+    let messages: Vec<Map<String, Value>> = fields.take("messages")?.ok_or(Refusal::Missing("messages"))?;
+    let messages = messages.into_iter().map(message).collect::<Result<Vec<_>, _>>()?;
+    if messages.is_empty() {
+        return Err(invalid("messages", "at least one message is needed"));
+    }
+    let most = fields.size("max_tokens", u32::MAX as usize)?;
+    let max_tokens = fields.size("max_completion_tokens", u32::MAX as usize)?.or(most);
+    if max_tokens == Some(0) {
+        return Err(invalid("max_tokens", "must be at least 1"));
+    }
+    let wanted = fields.flag("logprobs", false)?;
+    let top = fields.size("top_logprobs", LOGPROBS_MAX)?;
+    if top.is_some_and(|top| top > 0) && !wanted {
+        return Err(invalid("top_logprobs", "needs logprobs: true"));
+    }
+    let opening = opening(&mut fields)?;
+    for (name, allowed) in
+        [("tools", "[]"), ("functions", "[]"), ("tool_choice", r#""none""#), ("function_call", r#""none""#)]
+    {
+        fields.only(name, &[allowed], "this server has no tool calls")?;
+    }
+    fields.only("echo", &["false"], "only false in a chat")?;
+    fields.only("modalities", &[r#"["text"]"#], "only text")?;
+    fields.ignore(&["parallel_tool_calls", "prediction", "verbosity"]);
+    let add_special_tokens = fields.flag("add_special_tokens", false)?;
+    let ask = Ask {
+        prompts: vec![Prompt::Messages(messages)],
+        generated: vec![0],
+        max_tokens,
+        opening,
+        add_special_tokens,
+        ..common(&mut fields, served, Route::Chat)?
+    };
+    fields.finish()?;
+    let logprobs = wanted.then(|| top.unwrap_or(0));
+    Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
+}
+
+/// Reads the fields that both routes share.
+fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<Ask, Refusal> {
+    let sampling = sampling(fields, served)?;
+    let choices = fields.integer("n", 1..=CHOICES_MAX)?.unwrap_or(1) as usize;
+    if let Some(best_of) = fields.size("best_of", usize::MAX >> 1)?
+        && best_of != choices
+    {
+        return Err(Refusal::Unsupported { param: "best_of".to_owned(), message: "only the value of n" });
+    }
+    let stop = fields.texts("stop")?.unwrap_or_default();
+    if stop.iter().any(String::is_empty) {
+        return Err(invalid("stop", "a stop string must not be empty"));
+    }
+    let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
+    served.check_ids("stop_token_ids", &stop_token_ids)?;
+    let stream = fields.flag("stream", false)?;
+    let usage = stream_usage(fields)?;
+    if usage != StreamUsage::Never && !stream {
+        return Err(invalid("stream_options", "is only allowed with stream: true"));
+    }
+    let prompt_logprobs = prompt_logprobs(fields, stream)?;
+    let show = Show {
+        prompt_logprobs,
+        prompt_shown: prompt_logprobs.is_some(),
+        token_ids: fields.flag("return_token_ids", false)?,
+        tokens_as_ids: fields.flag("return_tokens_as_token_ids", false)?,
+        ..Show::default()
+    };
+    let include_stop = fields.flag("include_stop_str_in_output", false)?;
+    unsupported(fields)?;
+    Ok(Ask {
+        route,
+        prompts: Vec::new(),
+        generated: Vec::new(),
+        sampling,
+        choices,
+        max_tokens: None,
+        stop,
+        include_stop,
+        stop_token_ids,
+        stream,
+        usage,
+        show,
+        add_special_tokens: true,
+        opening: true,
+    })
+}
+
+/// Reads fields that are known but not supported, or that have no effect here.
+fn unsupported(fields: &mut Fields<'_>) -> Result<(), Refusal> {
+    let plain = r#"{"type":"text"}"#;
+    fields.only("response_format", &[plain], "only {\"type\":\"text\"}")?;
+    fields.only("use_beam_search", &["false"], "only false")?;
+    fields.only("skip_special_tokens", &["true"], "only true")?;
+    fields.only("spaces_between_special_tokens", &["true"], "only true")?;
+    for name in [
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "bad_words",
+        "allowed_token_ids",
+    ] {
+        fields.only(name, &["[]"], "only null")?;
+    }
+    let silent = [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "request_id",
+        "priority",
+    ];
+    fields.ignore(&silent);
+    Ok(())
+}
+
+fn stream_usage(fields: &mut Fields<'_>) -> Result<StreamUsage, Refusal> {
+    let Some(options) = fields.take::<Map<String, Value>>("stream_options")? else {
+        return Ok(StreamUsage::Never);
+    };
+    let (mut last, mut every) = (false, false);
+    for (name, value) in options {
+        let flag = match value {
+            Value::Null => false,
+            Value::Bool(flag) => flag,
+            _ => return Err(invalid(&format!("stream_options.{name}"), "expected a boolean")),
+        };
+        match name.as_str() {
+            "include_usage" => last = flag,
+            "continuous_usage_stats" => every = flag,
+            // Obfuscation pads events against side channels; this server never sends it.
+            "include_obfuscation" => {}
+            _ => return Err(Refusal::Unknown(format!("stream_options.{name}"))),
+        }
+    }
+    Ok(match (last, every) {
+        (true, true) => StreamUsage::Every,
+        (true, false) => StreamUsage::Last,
+        (false, _) => StreamUsage::Never,
+    })
+}
+
+fn prompt_logprobs(fields: &mut Fields<'_>, stream: bool) -> Result<Option<PromptLogprobs>, Refusal> {
+    let top = fields.size("prompt_logprobs", LOGPROBS_MAX)?;
+    let start = fields.size("prompt_logprob_start", u32::MAX as usize)?;
+    match (top, start) {
+        (Some(_), _) if stream => Err(invalid("prompt_logprobs", "is not available with stream: true")),
+        (None, Some(_)) => Err(invalid("prompt_logprob_start", "needs prompt_logprobs")),
+        (top, start) => Ok(top.map(|top| PromptLogprobs { top, start: start.unwrap_or(0) })),
+    }
+}

@@ -1,0 +1,101 @@
+//! Reads the fields that hold the prompt.
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::target::errors::Refusal;
+use crate::target::fields::{Fields, invalid};
+use crate::target::wire::{Prompt, Served};
+use foretell_core::units::TokenId;
+
+/// Maximum number of prompts in one request, as in vLLM.
+const PROMPTS_MAX: usize = 1024;
+
+/// Reads `prompt`: a string, a list of token ids, or a list of either.
+pub(super) fn prompts(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec<Prompt>, Refusal> {
+    let raw: Box<RawValue> = fields.take("prompt")?.ok_or(Refusal::Missing("prompt"))?;
+    let read = |error: serde_json::Error| invalid("prompt", error.to_string());
+    let inner = raw.get().strip_prefix('[').map(str::trim_start);
+    let prompts = match inner.and_then(|inner| inner.chars().next()) {
+        None => vec![Prompt::Text(serde_json::from_str(raw.get()).map_err(read)?)],
+        Some('"') => {
+            let texts: Vec<String> = serde_json::from_str(raw.get()).map_err(read)?;
+            texts.into_iter().map(Prompt::Text).collect()
+        }
+        Some('[') => {
+            let lists: Vec<Vec<TokenId>> = serde_json::from_str(raw.get()).map_err(read)?;
+            lists.into_iter().map(Prompt::Ids).collect()
+        }
+        Some(_) => vec![Prompt::Ids(serde_json::from_str(raw.get()).map_err(read)?)],
+    };
+    for prompt in &prompts {
+        match prompt {
+            Prompt::Ids(ids) if ids.is_empty() => return Err(invalid("prompt", "must not be empty")),
+            Prompt::Ids(ids) => served.check_ids("prompt", ids)?,
+            Prompt::Text(_) | Prompt::Messages(_) => {}
+        }
+    }
+    if prompts.len() > PROMPTS_MAX {
+        return Err(invalid("prompt", format!("at most {PROMPTS_MAX} prompts, got {}", prompts.len())));
+    }
+    Ok(prompts)
+}
+
+/// Reads `generated`: one number for all prompts, or a list with one for each.
+pub(super) fn generated(fields: &mut Fields<'_>, prompts: &[Prompt]) -> Result<Vec<usize>, Refusal> {
+    let Some(raw) = fields.take::<Box<RawValue>>("generated")? else { return Ok(vec![0; prompts.len()]) };
+    let read = |error: serde_json::Error| invalid("generated", error.to_string());
+    let counts: Vec<usize> = if raw.get().starts_with('[') {
+        serde_json::from_str(raw.get()).map_err(read)?
+    } else {
+        vec![serde_json::from_str(raw.get()).map_err(read)?; prompts.len()]
+    };
+    if counts.len() != prompts.len() {
+        return Err(invalid("generated", format!("{} numbers for {} prompts", counts.len(), prompts.len())));
+    }
+    for (prompt, &count) in prompts.iter().zip(&counts) {
+        match prompt {
+            Prompt::Ids(ids) if count > ids.len() => {
+                return Err(invalid(
+                    "generated",
+                    format!("{count} is more than the {} tokens of the prompt", ids.len()),
+                ));
+            }
+            Prompt::Text(_) if count > 0 => return Err(invalid("generated", "needs prompts of token ids")),
+            _ => {}
+        }
+    }
+    Ok(counts)
+}
+
+/// Checks a chat message and joins its content into one string, as text templates expect.
+pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal> {
+    if !message.get("role").is_some_and(Value::is_string) {
+        return Err(invalid("messages", "every message needs a role"));
+    }
+    let content = match message.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().map(text_part).collect::<Result<Vec<_>, _>>()?;
+            texts.join("\n")
+        }
+        _ => return Err(invalid("messages", "content must be a string or a list of text parts")),
+    };
+    message.insert("content".to_owned(), Value::String(content));
+    Ok(Value::Object(message))
+}
+
+fn text_part(part: &Value) -> Result<String, Refusal> {
+    let text = (part.get("type").and_then(Value::as_str) == Some("text")).then(|| part.get("text")).flatten();
+    text.and_then(Value::as_str)
+        .map(str::to_owned)
+        .ok_or(Refusal::Unsupported { param: "messages".to_owned(), message: "only text parts" })
+}
+
+/// Reads the fields about the chat template; returns `add_generation_prompt`.
+pub(super) fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
+    fields.only("continue_final_message", &["false"], "only false")?;
+    fields.only("chat_template", &[], "only the model's own")?;
+    fields.only("chat_template_kwargs", &["{}"], "the model's template has no variables")?;
+    fields.flag("add_generation_prompt", true)
+}

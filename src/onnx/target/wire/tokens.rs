@@ -1,0 +1,111 @@
+//! Parses the requests of `/v1/verify`, `/tokenize` and `/detokenize`.
+
+use serde_json::{Map, Value};
+
+use crate::target::errors::Refusal;
+use crate::target::fields::{Fields, invalid};
+use crate::target::wire::prompt::{message, opening};
+use crate::target::wire::sampling::sampling;
+use crate::target::wire::{LOGPROBS_MAX, Prompt, Served};
+use foretell_core::units::TokenId;
+use foretell_engines::openai::Sampling;
+
+/// A parsed `/v1/verify` request: a draft to verify.
+#[derive(Clone, Debug)]
+pub(in crate::target) struct VerifyAsk {
+    pub(in crate::target) context: Vec<TokenId>,
+    pub(in crate::target) generated: usize,
+    pub(in crate::target) tokens: Vec<TokenId>,
+    pub(in crate::target) parents: Vec<Option<usize>>,
+    pub(in crate::target) top: usize,
+    pub(in crate::target) sampling: Sampling,
+    pub(in crate::target) stop_token_ids: Vec<TokenId>,
+}
+
+impl VerifyAsk {
+    /// True if the draft is the chain of these tokens.
+    pub(in crate::target) fn is_chain_of(&self, tokens: &[TokenId]) -> bool {
+        let chain = self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1));
+        chain && self.tokens == tokens
+    }
+}
+
+/// Parses the body of `POST /v1/verify`.
+pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<VerifyAsk, Refusal> {
+    let mut fields = Fields::read(body)?;
+    served.check_model(&mut fields)?;
+    let context: Vec<TokenId> = fields.take("context")?.ok_or(Refusal::Missing("context"))?;
+    if context.is_empty() {
+        return Err(invalid("context", "must not be empty"));
+    }
+    served.check_ids("context", &context)?;
+    let generated = fields.size("generated", context.len())?.unwrap_or(0);
+    let tokens: Vec<TokenId> = fields.take("tokens")?.ok_or(Refusal::Missing("tokens"))?;
+    served.check_ids("tokens", &tokens)?;
+    let parents = parents(fields.take("parents")?, tokens.len())?;
+    let top = fields.size("top_logprobs", LOGPROBS_MAX)?.unwrap_or(0);
+    let sampling = sampling(&mut fields, served)?;
+    let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
+    served.check_ids("stop_token_ids", &stop_token_ids)?;
+    fields.finish()?;
+    Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids })
+}
+
+/// Checks `parents`: −1 means that a node follows the context; if missing, the draft is a chain.
+fn parents(parents: Option<Vec<i64>>, nodes: usize) -> Result<Vec<Option<usize>>, Refusal> {
+    let Some(parents) = parents else {
+        return Ok((0..nodes).map(|node: usize| node.checked_sub(1)).collect());
+    };
+    if parents.len() != nodes {
+        return Err(invalid("parents", format!("{} parents for {nodes} tokens", parents.len())));
+    }
+    let read = |(node, &parent): (usize, &i64)| match usize::try_from(parent) {
+        Ok(parent) if parent < node => Ok(Some(parent)),
+        Err(_) if parent == -1 => Ok(None),
+        _ => Err(invalid("parents", format!("node {node} must follow -1 or an earlier node, got {parent}"))),
+    };
+    parents.iter().enumerate().map(read).collect()
+}
+
+/// A parsed `/tokenize` request.
+pub(in crate::target) struct TokenizeAsk {
+    pub(in crate::target) prompt: Prompt,
+    pub(in crate::target) opening: bool,
+    pub(in crate::target) add_special_tokens: bool,
+    pub(in crate::target) token_strings: bool,
+}
+
+/// Parses the body of `POST /tokenize`, which has a `prompt` or `messages`.
+pub(in crate::target) fn tokenize(body: &[u8], served: Served<'_>) -> Result<TokenizeAsk, Refusal> {
+    let mut fields = Fields::read(body)?;
+    served.check_model(&mut fields)?;
+    let token_strings = fields.flag("return_token_strs", false)?;
+    let messages: Option<Vec<Map<String, Value>>> = fields.take("messages")?;
+    let text: Option<String> = fields.take("prompt")?;
+    let special = fields.take("add_special_tokens")?;
+    let opening = opening(&mut fields)?;
+    let ask = match (text, messages) {
+        (Some(text), None) => {
+            let add_special_tokens = special.unwrap_or(true);
+            TokenizeAsk { prompt: Prompt::Text(text), opening, add_special_tokens, token_strings }
+        }
+        (None, Some(messages)) => {
+            let prompt = Prompt::Messages(messages.into_iter().map(message).collect::<Result<_, _>>()?);
+            TokenizeAsk { prompt, opening, add_special_tokens: special.unwrap_or(false), token_strings }
+        }
+        (Some(_), Some(_)) => return Err(invalid("prompt", "either prompt or messages, not both")),
+        (None, None) => return Err(Refusal::Missing("prompt")),
+    };
+    fields.finish()?;
+    Ok(ask)
+}
+
+/// Parses the body of `POST /detokenize`.
+pub(in crate::target) fn detokenize(body: &[u8], served: Served<'_>) -> Result<Vec<TokenId>, Refusal> {
+    let mut fields = Fields::read(body)?;
+    served.check_model(&mut fields)?;
+    let tokens: Vec<TokenId> = fields.take("tokens")?.ok_or(Refusal::Missing("tokens"))?;
+    served.check_ids("tokens", &tokens)?;
+    fields.finish()?;
+    Ok(tokens)
+}
