@@ -100,7 +100,7 @@ image: $(RUNTIME) ## An OCI image without a registry (target/image; needs root, 
 	cargo build --profile $(PROFILE) --package foretell --bin foretell
 	@FORETELL=target/$(PROFILE)/foretell deploy/packages/image.sh
 
-test-packages: wheel deb image ## Each package installed in an empty place, and asked (needs podman)
+test-packages: wheel deb image ## Each package installed in an empty place, and asked
 	@FORETELL=target/$(PROFILE)/foretell tests/deploy/packages.sh
 
 lab: ## The developers' binary: foretell-lab sim, drafters, relay

@@ -39,7 +39,7 @@ wheel() {
   "$work/venv/bin/pip" install --quiet --disable-pip-version-check target/wheel/dist/foretell-*.whl
   local port admin
   port=$(free) admin=$(free)
-  (cd "$work" && env -i PATH=/usr/bin:/bin HOME="$work" "$work/venv/bin/foretell" serve --backend "http://127.0.0.1:$backend" \
+  (cd "$work" && exec env -i PATH=/usr/bin:/bin HOME="$work" "$work/venv/bin/foretell" serve --backend "http://127.0.0.1:$backend" \
     --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" 2>"$work/wheel.log") &
   pids+=($!)
   serves wheel "$port" "$admin"
@@ -61,17 +61,23 @@ deb() {
   serves deb "$port" "$admin"
 }
 
+# The image's own entry point in a container; buildah needs neither cgroups nor a daemon.
 image() {
   began=$SECONDS
-  local port admin name
+  local port admin container entry
   port=$(free) admin=$(free)
-  export STORAGE_DRIVER=vfs
-  name=$(podman load --quiet --input target/image/foretell-oci.tar | sed 's/^Loaded image: //')
-  podman run --rm --network host --read-only --cgroups disabled --name foretell-package "$name" serve \
-    --backend "http://127.0.0.1:$backend" --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" 2>"$work/image.log" &
+  export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+  container=$(buildah from --quiet oci-archive:target/image/foretell-oci.tar)
+  entry=$(buildah inspect --format '{{index .OCIv1.Config.Entrypoint 0}}' "$container")
+  buildah run "$container" -- "$entry" serve --backend "http://127.0.0.1:$backend" \
+    --listen "127.0.0.1:$port" --admin "127.0.0.1:$admin" 2>"$work/image.log" &
   pids+=($!)
   serves image "$port" "$admin"
-  podman stop --time 5 foretell-package >/dev/null
+  # The container ends with its program.
+  curl --silent --fail --output /dev/null --request POST "http://127.0.0.1:$admin/api/drain" || true
+  kill %% 2>/dev/null || true
+  wait $! 2>/dev/null || true
+  buildah rm "$container" >/dev/null
 }
 
 for package in "${@:-wheel deb image}"; do
