@@ -43,7 +43,7 @@ export ORT_DYLIB_PATH := $(ORT)
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models bench-real reliability
-.PHONY: fuzz lab wheel deb image test-packages
+.PHONY: fuzz lab wheel deb image test-packages generated
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -142,6 +142,7 @@ test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: r
 		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
 
 test-docs: build ## The documentation: links, snippets, commands, names
+	cargo build --release --package foretell-lab --bin foretell-lab
 	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
 
 # Does not build, so that FORETELL may name any binary.
@@ -180,6 +181,11 @@ bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
+
+generated: build ## Write the schemas and pages that are made from the code
+	for page in metrics guarantees policy-reference process-reference; do $(BIN) check --$$page >docs/$$page.md; done
+	$(BIN) check --schema=policy >policies/schema.json && $(BIN) check --schema=process >deploy/schema.json
+	$(PYTHON) grafana/build.py
 
 lint: ## What CI checks besides the tests
 	cargo fmt --all --check

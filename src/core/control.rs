@@ -15,7 +15,6 @@ pub mod expiring_map;
 pub mod forecast;
 pub mod gates;
 pub mod groups;
-pub mod hedge;
 mod pairs;
 pub mod prospect;
 pub mod regret_budget;
@@ -33,7 +32,6 @@ pub use chooser::{Outlook, Quote, best_cut, dither};
 pub use costs::{Basis, Concurrent, Costs, Way};
 pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
-pub use hedge::EvaluatedText;
 pub use prospect::Prior;
 pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
@@ -68,8 +66,6 @@ pub struct Measurements<'a> {
     pub switchback: &'a mut Switchback,
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
-    /// Choice of the drafter among several models.
-    pub hedges: &'a mut hedge::Hedges,
     length: &'a mut state::Length,
 }
 
@@ -298,7 +294,6 @@ impl Control {
             budget: &mut replica.budget,
             switchback: &mut replica.switchback,
             classes: &mut epoch.classes,
-            hedges: &mut epoch.hedges,
             length: &mut epoch.length,
         })
     }

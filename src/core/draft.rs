@@ -1,7 +1,8 @@
 //! Proposing tokens: the draft itself and the drafters that need no model.
 //!
 //! PURE. A drafter reads the context through [`Feedback`], and answers a [`Budget`] with a
-//! [`Tree`].
+//! [`Tree`]. A new one is a file here, a row in the matches of [`Source`] and [`LookupSpec`], and a
+//! reader in the policy file.
 
 pub mod automaton;
 pub mod corpus;
@@ -23,10 +24,12 @@ pub use recycling::{Recycling, Successors};
 pub use sampled::Sampled;
 pub use stop::{Stop, chance_by_entropy, chance_by_margin};
 pub use suffix::{Suffix, View};
-pub use tree::{Agreement, DrafterId, Features, Node, Source, Tree, Vote, Votes};
+pub use tree::{Agreement, DrafterId, Features, Node, Tree, Vote, Votes};
 
 use std::ops::Deref;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::units::TokenId;
 use crate::words::VerifyResult;
@@ -160,12 +163,115 @@ pub enum Scope {
     Global,
 }
 
-/// A lookup drafter as a policy names it. Adding one is one file and one variant.
+/// The kind of a drafter: its name, and its prior.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Source {
+    /// The longest recent match in the request's own context.
+    PromptLookup,
+    /// The most frequent continuation, in this request and in earlier ones.
+    Suffix,
+    /// The client's own prediction.
+    Prediction,
+    /// Phrases of the operator's, and the skeletons of the prompt's schemas.
+    Phrasebook,
+    /// The target's likeliest successors of the last token.
+    Recycling,
+    /// A local language model.
+    Model,
+}
+
+/// Number of buckets by which acceptance is counted.
+pub const BUCKETS: usize = 6;
+
+impl Source {
+    /// Every source.
+    pub const ALL: [Self; 6] =
+        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Recycling, Self::Model];
+
+    /// Its index in [`Source::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The name in policies, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PromptLookup => "prompt_lookup",
+            Self::Suffix => "suffix",
+            Self::Prediction => "prediction",
+            Self::Phrasebook => "phrasebook",
+            Self::Recycling => "recycling",
+            Self::Model => "model",
+        }
+    }
+
+    /// The bucket of the feature that predicts its acceptance best, below [`BUCKETS`].
+    pub fn bucket(self, features: Features) -> usize {
+        match self {
+            Self::PromptLookup | Self::Prediction => by_length(features.match_len),
+            // A continuation that was seen only once has an unreliable share, so that the length of
+            // the match decides.
+            Self::Suffix => match features.share {
+                share if share < 0.3 => 0,
+                share if share < 0.6 => 1,
+                share if share < 0.9 => 2,
+                _ => by_length(features.match_len).clamp(3, 5),
+            },
+            // A phrase; a skeleton that several shapes agree on; the only one that is left.
+            Self::Phrasebook => match features.share {
+                share if share <= 0.0 => 0,
+                share if share < 1.0 => 1,
+                _ => 2,
+            },
+            // By the share behind the last token, whatever the tokens before it.
+            Self::Recycling => match features.share {
+                share if share < 0.04 => 0,
+                share if share < 0.1 => 1,
+                share if share < 0.3 => 2,
+                share if share < 0.6 => 3,
+                share if share < 0.9 => 4,
+                _ => 5,
+            },
+            Self::Model => match features.margin {
+                margin if margin <= 0.0 => 0,
+                margin if margin < 0.5 => 1,
+                margin if margin < 1.5 => 2,
+                margin if margin < 3.0 => 3,
+                margin if margin < 6.0 => 4,
+                _ => 5,
+            },
+        }
+    }
+
+    /// Acceptance of a first token in each bucket before any was observed, 0 to 1.
+    pub const fn prior(self) -> [f64; BUCKETS] {
+        match self {
+            Self::PromptLookup | Self::Prediction => [0.5, 0.3, 0.45, 0.6, 0.75, 0.85],
+            Self::Suffix => [0.15, 0.4, 0.65, 0.7, 0.75, 0.85],
+            Self::Phrasebook => [0.7; BUCKETS],
+            Self::Recycling => [0.02, 0.05, 0.15, 0.5, 0.6, 0.75],
+            Self::Model => [0.5; BUCKETS],
+        }
+    }
+}
+
+fn by_length(match_len: u32) -> usize {
+    match match_len {
+        0 => 0,
+        1..=2 => 1,
+        3..=4 => 2,
+        5..=8 => 3,
+        9..=16 => 4,
+        _ => 5,
+    }
+}
+
+/// A lookup drafter as a policy names it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LookupSpec {
     /// The longest recent match in the request's own context.
     PromptLookup(Ngram),
-    /// The most frequent continuation.
+    /// The most frequent continuation, in this request and in those of the scope.
     Suffix(Scope),
     /// The client's own prediction.
     Prediction,
@@ -180,22 +286,6 @@ pub enum LookupSpec {
     Recycling,
 }
 
-/// Data that lookups use in addition to their own request, passed to a session when it starts.
-#[derive(Clone, Debug, Default)]
-pub struct Shared {
-    /// Earlier texts of the request's tenant; none without a tenant that is trusted.
-    pub of_tenant: View,
-    /// Earlier texts of all tenants that share theirs.
-    pub of_all: View,
-    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is
-    /// trusted.
-    pub successors: Arc<Successors>,
-    /// The client's own prediction, in the target's tokens.
-    pub prediction: Arc<[TokenId]>,
-    /// The target's tokens as bytes; `None` where that is not known.
-    pub spelling: Option<Arc<dyn Spelling>>,
-}
-
 impl LookupSpec {
     /// The kind of drafter.
     pub const fn source(&self) -> Source {
@@ -206,6 +296,19 @@ impl LookupSpec {
             Self::Phrasebook { .. } => Source::Phrasebook,
             Self::Recycling => Source::Recycling,
         }
+    }
+
+    /// The requests whose texts it reads from the corpus; `None` if it reads none.
+    pub const fn corpus_scope(&self) -> Option<Scope> {
+        match self {
+            Self::Suffix(scope) => Some(*scope),
+            Self::PromptLookup(_) | Self::Prediction | Self::Phrasebook { .. } | Self::Recycling => None,
+        }
+    }
+
+    /// True if it reads the client's own prediction.
+    pub const fn reads_prediction(&self) -> bool {
+        matches!(self, Self::PromptLookup(_) | Self::Prediction)
     }
 
     /// True if it can propose anything in a session with `shared`.
@@ -235,6 +338,22 @@ impl LookupSpec {
             }
         })
     }
+}
+
+/// Data that lookups use in addition to their own request, passed to a session when it starts.
+#[derive(Clone, Debug, Default)]
+pub struct Shared {
+    /// Earlier texts of the request's tenant; none without a tenant that is trusted.
+    pub of_tenant: View,
+    /// Earlier texts of all tenants that share theirs.
+    pub of_all: View,
+    /// Successors that earlier requests of the tenant have learnt; none without a tenant that is
+    /// trusted.
+    pub successors: Arc<Successors>,
+    /// The client's own prediction, in the target's tokens.
+    pub prediction: Arc<[TokenId]>,
+    /// The target's tokens as bytes; `None` where that is not known.
+    pub spelling: Option<Arc<dyn Spelling>>,
 }
 
 impl Shared {

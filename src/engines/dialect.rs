@@ -97,22 +97,6 @@ impl Dialect {
         }
     }
 
-    /// True if Foretell speculates on it and has never run with the real engine, only with a strict
-    /// fake built from its source.
-    pub const fn is_experimental(self) -> bool {
-        match self {
-            Self::Sglang | Self::TrtLlm | Self::Triton | Self::Lmdeploy => true,
-            // Run live, or only relayed.
-            Self::Onnx
-            | Self::Vllm
-            | Self::LlamaCpp
-            | Self::Tgi
-            | Self::OpenAi
-            | Self::Ollama
-            | Self::Mlx => false,
-        }
-    }
-
     /// The constant properties of its engine.
     pub fn quirks(self) -> &'static Quirks {
         self.codec().quirks()
@@ -291,6 +275,17 @@ pub enum PromptAnswer {
 /// The constant properties in which engines differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
+    /// The `owned_by` of its list of models, which identifies it.
+    pub owner: Option<&'static str>,
+    /// Foretell speculates on it and has never run with the real engine, only with a strict fake
+    /// built from its source.
+    pub experimental: bool,
+    /// The most common configuration, for the page of guarantees; `None` if it is only relayed to.
+    pub usual: Option<Usual>,
+    /// The noise of a seeded request may be a function of the position in some version or setting.
+    pub noise_may_be_placed: bool,
+    /// The setting without which every prompt is computed anew.
+    pub cache_setting: CacheSetting,
     /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
     /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
     /// by the engine like any other draft, and the accepted tokens are the ids that it sampled.
@@ -333,9 +328,38 @@ pub struct Quirks {
     pub tidies_text: bool,
 }
 
+/// An engine in its most common configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usual {
+    /// Its verification methods, best first.
+    pub methods: &'static [VerifyMethod],
+    /// Inputs of the noise of a seeded request.
+    pub noise: Noise,
+    /// Every sampled token needs a seed, and the server reports no defaults.
+    pub seeded: bool,
+}
+
+/// The setting of an engine without which every prompt is computed anew, so that no verification
+/// method can pay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSetting {
+    /// There is none, or its absence does not rule out verification.
+    None,
+    /// It shows in the prefix cache; the text tells the operator.
+    Prefix(&'static str),
+    /// It shows in a later fan-out that computes most of its prompt again; the text tells the
+    /// operator.
+    FanOut(&'static str),
+}
+
 impl Quirks {
     /// Properties that most engines have in common.
     pub const COMMON: Self = Self {
+        owner: None,
+        experimental: false,
+        usual: None,
+        noise_may_be_placed: false,
+        cache_setting: CacheSetting::None,
         first_request_ids: true,
         stop_order: StopOrder::Listed,
         stop_hold: Hold::Beginning,

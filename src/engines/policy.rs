@@ -120,7 +120,7 @@ impl PolicySet {
     pub fn models(&self) -> impl Iterator<Item = &str> {
         self.policies.iter().flat_map(|policy| &policy.drafters).filter_map(|drafter| match drafter {
             Drafter::Model { model, .. } => Some(model.as_str()),
-            _ => None,
+            Drafter::Lookup(_) => None,
         })
     }
 }

@@ -55,6 +55,7 @@ use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
 use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified; after that, requests are
@@ -334,7 +335,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
 /// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
 /// tokens.
 fn predicts(backend: &Backend) -> bool {
-    backend.dialect == Dialect::OpenAi && backend.methods.allow.contains(&MethodName::Prediction)
+    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.allow.contains(&MethodName::Prediction)
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

@@ -27,7 +27,7 @@ const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
 type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
 
-/// What has been learnt about each engine, shared by its sessions.
+/// Costs, acceptance and answer traits of each engine, shared by its sessions.
 pub struct Learnt {
     /// Limits on what speculation may cost other requests, by backend.
     imposed: HashMap<String, Imposed>,

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
 pub use body::Recorded;
-pub use metrics::{DraftKind, DraftLoss, EvaluationEnd, Held, Metrics};
+pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use foretell_core::session::{Balance, SentAhead};

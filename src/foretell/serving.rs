@@ -8,7 +8,6 @@ mod busy;
 mod calls;
 pub mod drafters;
 mod drafting;
-mod evaluation;
 pub mod exchange;
 pub mod failure;
 pub mod gates;
@@ -42,17 +41,15 @@ use crate::random::fresh_seed;
 use crate::serving::calls::CallLimits;
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
-use crate::serving::drafting::{DrafterEvaluation, Drafting};
+use crate::serving::drafting::Drafting;
 use crate::serving::exchange::{BoxFuture, Exchange, Serve, Served};
 use crate::serving::plan::SessionPlan;
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
-use foretell_core::control::EvaluatedText;
-use foretell_core::control::{Class, Control, Forecast, Presence, Prospective, Way, forecast};
+use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Rules};
-use foretell_core::units::SplitMix64;
 use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Route, Sampling};
 use foretell_engines::policy::part::TranslationMode;
@@ -89,19 +86,12 @@ struct Inner {
     clock: Clock,
     /// Permits for scoring drafters on an answer; answers without a permit are only counted.
     scoring: Arc<Semaphore>,
-    /// Time budget for evaluating several model drafters on one text.
-    share: Arc<evaluation::Share>,
 }
 
 impl SessionRunner {
     /// A session runner that has learnt nothing yet.
     pub fn new(setup: SessionRunnerSetup) -> Self {
-        let inner = Inner {
-            clock: setup.learnt.clock(),
-            setup,
-            scoring: Arc::new(Semaphore::new(SCORING)),
-            share: Arc::default(),
-        };
+        let inner = Inner { clock: setup.learnt.clock(), setup, scoring: Arc::new(Semaphore::new(SCORING)) };
         Self { inner: Arc::new(inner) }
     }
 }
@@ -141,26 +131,6 @@ impl SessionRunner {
             }
             Some(forecast(learnt, &asked, self.inner.clock.now()))
         })
-    }
-}
-
-impl SessionRunner {
-    /// Probability with which each model drafter of a ruling is drawn for a request of this
-    /// temperature on a replica, by name; empty with fewer than two models, or if the engine is not
-    /// known.
-    pub fn chances(&self, replica: &Arc<Replica>, ruling: &Ruling, temperature: f64) -> Vec<(String, f64)> {
-        let knowledge = self.inner.setup.identities.knowledge(replica);
-        let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else { return Vec::new() };
-        if ruling.models.len() < 2 {
-            return Vec::new();
-        }
-        let control =
-            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.name());
-        let numbers: Vec<u8> = ruling.models.iter().map(|(name, _)| control.model(name)).collect();
-        let hedge =
-            control.with(|learnt| learnt.hedges.of(ruling.rules.bucket(temperature), ruling.rules.kind));
-        let names = ruling.models.iter().map(|(name, _)| name.clone());
-        names.zip(hedge.weights(&numbers)).collect()
     }
 }
 
@@ -226,8 +196,9 @@ impl Inner {
         } else {
             ruling.sampling.clone()
         };
-        let Models { mut drafting, evaluation, drawn: model } =
-            self.drafting(permission, &ruling, identity, &sampling, &control, &exchange.shared.observer);
+        let drafter = self.drafter(&ruling, identity);
+        let model = drafter.as_ref().map(|drafter| control.model(&drafter.name));
+        let mut drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
         let remembering = self.remembering(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
         let shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
@@ -260,7 +231,6 @@ impl Inner {
             drawn,
             control,
             drafting,
-            evaluation,
             remembering,
             clock: self.clock,
             present,
@@ -268,15 +238,6 @@ impl Inner {
             answer_traits,
         })
     }
-}
-
-/// The model drafter of a request.
-struct Models {
-    drafting: Drafting,
-    /// The evaluation of all models of its policy after it, if there are several.
-    evaluation: Option<DrafterEvaluation>,
-    /// The number of the model that drafts, in the control state.
-    drawn: Option<u8>,
 }
 
 impl Inner {
@@ -304,13 +265,7 @@ impl Inner {
     ) -> CorpusAccess {
         let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
         let lookups = || ruling.rules.lookups.iter().filter(|_| drafts);
-        let scopes = lookups().filter_map(|spec| match spec {
-            LookupSpec::Suffix(scope) => Some(*scope),
-            LookupSpec::PromptLookup(_)
-            | LookupSpec::Prediction
-            | LookupSpec::Phrasebook { .. }
-            | LookupSpec::Recycling => None,
-        });
+        let scopes = lookups().filter_map(LookupSpec::corpus_scope);
         let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
@@ -323,72 +278,26 @@ impl Inner {
         remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
     }
 
-    /// The model drafter of a request, drawn from those of its policy.
+    /// The first model of a ruling that is loaded.
+    fn drafter(&self, ruling: &Ruling, identity: &Identity) -> Option<SessionModel> {
+        let loaded =
+            |(name, mode): &(String, TranslationMode)| self.setup.drafters.get(name, *mode, identity);
+        ruling.models.iter().find_map(loaded)
+    }
+
+    /// The requests to the model drafter of a request, if it has one.
     fn drafting(
         &self,
-        permission: Permission,
-        ruling: &Ruling,
+        drafter: Option<SessionModel>,
         identity: &Identity,
         sampling: &Sampling,
-        control: &Arc<Control>,
         observer: &Arc<Observer>,
-    ) -> Models {
+    ) -> Drafting {
         // Where the target's noise cannot be reproduced, its most probable token is the best guess:
         // draft greedily.
         let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
-        let (bucket, kind) = (ruling.rules.bucket(sampling.temperature), ruling.rules.kind);
         let sampling = Sampling { temperature, ..sampling.clone() };
-        let models = self.models(ruling, identity, control);
-        let numbers: Vec<u8> = models.iter().map(|(number, _)| *number).collect();
-        let hedge = control.with(|learnt| learnt.hedges.of(bucket, kind));
-        let drawn = hedge.draw(&numbers, &mut SplitMix64::new(fresh_seed()));
-        let drafter = models.iter().find(|(number, _)| Some(*number) == drawn);
-        let evaluated = evaluated(permission, ruling, bucket, drawn);
-        if let Some((_, session_model)) = drafter.filter(|_| evaluated.is_some()) {
-            observer.metrics().drawn(&ruling.policy.name, &session_model.name);
-        }
         let bounded = self.setup.draft_timeout.is_some();
-        let session_model = drafter.map(|(_, session_model)| session_model.clone());
-        let drafting = Drafting::new(session_model, sampling.clone(), bounded, Arc::clone(observer));
-        let evaluation = evaluated.filter(|_| models.len() > 1).map(|evaluated| DrafterEvaluation {
-            evaluated,
-            models,
-            control: Arc::clone(control),
-            sampling,
-            observer: Arc::clone(observer),
-            share: Arc::clone(&self.share),
-            clock: self.clock,
-            begun: Instant::now(),
-        });
-        Models { drafting, evaluation, drawn }
+        Drafting::new(drafter, sampling, bounded, Arc::clone(observer))
     }
-
-    /// The loaded models of a ruling, by their numbers in the control state.
-    fn models(&self, ruling: &Ruling, identity: &Identity, control: &Control) -> Vec<(u8, SessionModel)> {
-        let session_model = |(name, translation_mode): &(String, TranslationMode)| {
-            Some((control.model(name), self.setup.drafters.get(name, *translation_mode, identity)?))
-        };
-        ruling.models.iter().filter_map(session_model).collect()
-    }
-}
-
-/// The evaluated text of a request, still without results; `None` if nothing would be drafted.
-fn evaluated(
-    permission: Permission,
-    ruling: &Ruling,
-    bucket: foretell_core::control::TemperatureBucket,
-    drafted: Option<u8>,
-) -> Option<EvaluatedText> {
-    let rules = &ruling.rules;
-    let drafts = !matches!(permission, Permission::Plain(_));
-    let (method, fallback) = (*rules.methods.first().filter(|_| drafts)?, rules.methods.get(1).copied());
-    let way = Way { method, fallback, context: 0 };
-    Some(EvaluatedText {
-        bucket,
-        kind: rules.kind,
-        way,
-        gamma_max: rules.gamma_max,
-        hits: Vec::new(),
-        drafted,
-    })
 }

@@ -171,7 +171,6 @@ impl DrafterService {
         let slot = Command::DrafterSlot {
             noise,
             output_vocabulary: OutputVocabulary::Own,
-            spare: false,
             commands: self.commands.clone(),
             reply,
         };
@@ -193,20 +192,17 @@ impl DrafterService {
     /// A slot for a session that drafts in the model's own tokens; `None` if all are taken or the
     /// service has stopped.
     pub async fn slot(&self, noise: Noise) -> Option<DrafterSlot> {
-        self.slot_translating(noise, OutputVocabulary::Own, false).await
+        self.slot_translating(noise, OutputVocabulary::Own).await
     }
 
-    /// As [`Self::slot`], in the tokens of `output_vocabulary`; `spare`: only if another slot stays
-    /// free.
+    /// As [`Self::slot`], in the tokens of `output_vocabulary`.
     pub async fn slot_translating(
         &self,
         noise: Noise,
         output_vocabulary: OutputVocabulary,
-        spare: bool,
     ) -> Option<DrafterSlot> {
         let (reply, answer) = oneshot::channel();
-        let slot =
-            Command::DrafterSlot { noise, output_vocabulary, spare, commands: self.commands.clone(), reply };
+        let slot = Command::DrafterSlot { noise, output_vocabulary, commands: self.commands.clone(), reply };
         self.commands.send(slot).ok()?;
         answer.await.ok().flatten()
     }

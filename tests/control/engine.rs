@@ -109,7 +109,7 @@ fn the_speed_is_in_its_range(
     let seen = format!("ratio {ratio:.3}, {speculations} of 30 speculated, drafter {:.2} s", auto.drafting);
     println!("{seen}");
     assert!((low..=high).contains(&ratio), "{seen}");
-    // Without speculation the drafter has computed only for drafter evaluation.
+    // Without speculation the drafter has computed only shadow drafts.
     assert!(speculations > 0 || auto.drafting < 0.02 * seconds(&auto.served), "{seen}");
 }
 

@@ -26,7 +26,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").g
 PAGES = [page for page in PAGES if page.exists()]
 # records of measurements, with commands that take minutes or hours; their `make` targets are still
 # checked
-RECORDS = {"results.md", "baselines.md", "reviews.md", "engines.md"}
+RECORDS = {"results.md", "baselines.md", "baselines-corpus.md", "reviews.md", "engines.md", "engines-llamacpp.md", "engine-runs.md"}
 
 # commands that are not run here, by prefix, with the reason
 NOT_RUN = {
@@ -159,7 +159,8 @@ class Stand(unittest.TestCase):
         home = cls.home = pathlib.Path(cls.folder.name)
         cls.engine, cls.front, cls.admin = free_port(), free_port(), free_port()
         (home / "bin").mkdir()
-        (home / "bin/foretell").symlink_to(FORETELL)
+        for program in ("foretell", "foretell-lab"):
+            (home / "bin" / program).symlink_to(FORETELL.with_name(program))
         (home / "policies").mkdir()
         (home / "policies/all.yaml").write_text("version: 1\nname: all\ndrafters: [{ kind: prompt_lookup }]\n")
         (home / "foretell.yaml").write_text(

@@ -110,7 +110,10 @@ class Rules(unittest.TestCase):
                 self.assertEqual(set(rule["annotations"]), {"summary", "description", "runbook_url"})
                 self.assertNotIn("{{", rule["annotations"]["summary"])
                 self.assertIn("$labels.instance", rule["annotations"]["description"])
-                self.assertEqual(rule["annotations"]["runbook_url"], f"docs/runbooks.md#{rule['alert'].lower()}")
+                page, _, heading = rule["annotations"]["runbook_url"].partition("#")
+                self.assertIn(page, ("docs/runbooks.md", "docs/runbooks-service.md"))
+                self.assertEqual(heading, rule["alert"].lower())
+                self.assertIn(f"\n## {rule['alert']}\n", (dashboards.ROOT / page).read_text())
 
     def test_the_waiting_times_are_those_that_are_promised(self):
         waits = {rule["alert"]: rule.get("for") for rule in dashboards.rules()}

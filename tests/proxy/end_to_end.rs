@@ -18,8 +18,6 @@ mod parameters;
 mod partition;
 mod remembered;
 mod replicas;
-#[cfg(feature = "onnx")]
-mod several;
 mod swap;
 #[cfg(feature = "onnx")]
 mod vocabularies;

@@ -15,6 +15,8 @@ use foretell::config::process::{
 use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
+use foretell_core::draft::{LookupSpec, Ngram};
+use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Route;
 use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
 use http::HeaderMap;
@@ -127,7 +129,7 @@ backends:
     assert_eq!(Timeouts::default().draft, None, "a draft's deadline is the session's own");
     assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
     let backend = &process.backends[0];
-    assert_eq!(backend.dialect, Dialect::Sglang);
+    assert_eq!(backend.dialect, Dialect::Of(Spoken::Sglang));
     assert_eq!(
         backend.replicas,
         Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
@@ -153,8 +155,8 @@ fn a_policy_file_is_understood() {
     let text = include_str!("../../policies/examples/ide-code.yaml");
     let ide = policy::parse("ide-code.yaml", text).unwrap().policy;
     assert_eq!((ide.name.as_str(), ide.mode), ("ide-code", PolicyMode::Auto));
-    assert_eq!(ide.drafters[0], Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 });
-    assert_eq!(ide.drafters[1], Drafter::Suffix { scope: Scope::Tenant });
+    assert_eq!(ide.drafters[0], Drafter::Lookup(LookupSpec::PromptLookup(Ngram { min: 2, max: 8 })));
+    assert_eq!(ide.drafters[1], Drafter::Lookup(LookupSpec::Suffix(Scope::Tenant)));
     assert_eq!(ide.drafters.len(), 2, "the model waits for the process file");
     assert_eq!((ide.gamma.max, ide.gamma.fixed, ide.accept.rule), (32, None, Rule::Exact));
     assert_eq!(ide.gates.max_gap, Duration::from_millis(500));
@@ -280,7 +282,7 @@ fn a_flag_wins_over_the_environment_and_that_over_the_file() {
     let process = load(&flags, &environment).unwrap().process;
     assert_eq!((process.listen[0].address.port(), process.admin.address.port()), (4, 2));
     assert_eq!(process.backends.len(), 1);
-    assert_eq!(process.backends[0].dialect, Dialect::Onnx);
+    assert_eq!(process.backends[0].dialect, Dialect::Of(Spoken::Onnx));
     assert_eq!(process.backends[0].replicas, Replicas::Urls(vec!["http://c:1".parse().unwrap()]));
     flags.backend = Some("onnx:some/folder".to_owned());
     let here = Replicas::Here(ServedModel::of("some/folder".into()));
@@ -393,7 +395,7 @@ fn a_bad_flag_is_named() {
         "--listen: listen: not an address, allowed IP:PORT, localhost:PORT or :PORT, got \"here\"\n\
          FORETELL_ADMIN: admin.address: open to others without a token, allowed a loopback address, or any with admin.token_file, got \"0.0.0.0:1\"\n\
          --backend: backends: not a URL, allowed http(s)://HOST[:PORT][/BASE] or onnx:DIR, got \"http://***@host\"\n\
-         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|ollama|lmdeploy|mlx|openai, got \"onyx\"; did you mean onnx?\n\
+         --dialect: backends[0].dialect: unknown value, allowed auto|onnx|vllm|sglang|llamacpp|tgi|trtllm|triton|lmdeploy|openai|ollama|mlx, got \"onyx\"; did you mean onnx?\n\
          --policies: policies.dir: no such folder, allowed a folder with policy files, got \"no such folder\"\n"
     );
 }

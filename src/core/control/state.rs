@@ -11,7 +11,6 @@ use std::time::Duration;
 use super::budget::Budget;
 use super::costs::{CONCURRENCIES, Costs};
 use super::gates::Signal;
-use super::hedge::Hedges;
 use super::regret_budget::RegretBudget;
 use super::rounds::Rounds;
 use super::survival::{Survival, TemperatureBucket};
@@ -196,8 +195,6 @@ pub struct EpochState {
     pub length: Length,
     /// Rounds by class of requests.
     pub classes: Classes,
-    /// Choice of the drafter among several models.
-    pub hedges: Hedges,
     /// The names of the models that have drafted, by their numbers.
     pub models: Vec<String>,
 }

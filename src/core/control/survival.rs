@@ -9,14 +9,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::alarm::Watch;
-use crate::draft::{Agreement, DrafterId, Features, Source, Vote};
+use crate::draft::{Agreement, BUCKETS, DrafterId, Features, Source, Vote};
 
 /// Minimum first draft tokens, real and virtual, for the acceptance gate, as in sessions.
 const REFUSED_OF: f64 = 200.0;
 /// Positions with cells of their own; deeper ones share the last.
 const POSITIONS: usize = 8;
 /// Buckets of the feature; 0 means unknown.
-const BUCKETS: usize = 6;
 /// Weight of the prior of a cell, in observations.
 const PRIOR: f64 = 2.0;
 /// Decay of a cell per observation: half-life about 700.
@@ -157,7 +156,7 @@ impl Survival {
         accepted: bool,
     ) {
         let drafter = vote.drafter;
-        let bucket = bucket(drafter.source, vote.features);
+        let bucket = drafter.source.bucket(vote.features);
         if position == 0 {
             self.watch.observe(temperature_bucket, drafter, accepted);
         }
@@ -180,18 +179,14 @@ impl Survival {
         if company == Agreement::Alone {
             return alone;
         }
-        let at = cell_index(
-            temperature_bucket,
-            vote.drafter,
-            bucket(vote.drafter.source, vote.features),
-            position,
-        );
+        let at =
+            cell_index(temperature_bucket, vote.drafter, vote.drafter.source.bucket(vote.features), position);
         self.cells.get(at + company.index()).copied().unwrap_or_default().posterior(alone)
     }
 
     fn alone(&self, temperature_bucket: TemperatureBucket, vote: Vote, position: usize) -> f64 {
         let drafter = vote.drafter;
-        let bucket = bucket(drafter.source, vote.features);
+        let bucket = drafter.source.bucket(vote.features);
         if drafter.source == Source::Model && bucket != 0 {
             let any = self.along(temperature_bucket, drafter, 0, position);
             return self.cell(temperature_bucket, drafter, bucket, position).posterior(any);
@@ -305,65 +300,9 @@ fn cell_index(
     (cell * POSITIONS + position.min(POSITIONS - 1)) * Agreement::COUNT
 }
 
-/// The bucket of the feature that predicts the acceptance of a source best.
-fn bucket(source: Source, features: Features) -> usize {
-    match source {
-        Source::PromptLookup | Source::Prediction => by_length(features.match_len),
-        // A continuation that was seen only once has an unreliable share, so that the length of the
-        // match decides.
-        Source::Suffix => match features.share {
-            share if share < 0.3 => 0,
-            share if share < 0.6 => 1,
-            share if share < 0.9 => 2,
-            _ => by_length(features.match_len).clamp(3, 5),
-        },
-        // A phrase; a skeleton that several shapes agree on; the only one that is left.
-        Source::Phrasebook => match features.share {
-            share if share <= 0.0 => 0,
-            share if share < 1.0 => 1,
-            _ => 2,
-        },
-        // By the share behind the last token, whatever the tokens before it.
-        Source::Recycling => match features.share {
-            share if share < 0.04 => 0,
-            share if share < 0.1 => 1,
-            share if share < 0.3 => 2,
-            share if share < 0.6 => 3,
-            share if share < 0.9 => 4,
-            _ => 5,
-        },
-        Source::Model => match features.margin {
-            margin if margin <= 0.0 => 0,
-            margin if margin < 0.5 => 1,
-            margin if margin < 1.5 => 2,
-            margin if margin < 3.0 => 3,
-            margin if margin < 6.0 => 4,
-            _ => 5,
-        },
-    }
-}
-
-fn by_length(match_len: u32) -> usize {
-    match match_len {
-        0 => 0,
-        1..=2 => 1,
-        3..=4 => 2,
-        5..=8 => 3,
-        9..=16 => 4,
-        _ => 5,
-    }
-}
-
 /// Acceptance of a first token before any was observed.
 fn base(source: Source, bucket: usize) -> f64 {
-    let of = |buckets: [f64; BUCKETS]| buckets.get(bucket).copied().unwrap_or(0.5);
-    match source {
-        Source::PromptLookup | Source::Prediction => of([0.5, 0.3, 0.45, 0.6, 0.75, 0.85]),
-        Source::Suffix => of([0.15, 0.4, 0.65, 0.7, 0.75, 0.85]),
-        Source::Phrasebook => 0.7,
-        Source::Recycling => of([0.02, 0.05, 0.15, 0.5, 0.6, 0.75]),
-        Source::Model => 0.5,
-    }
+    source.prior().get(bucket).copied().unwrap_or(0.5)
 }
 
 /// Ratio of this request's acceptance to the shared estimate, per source.

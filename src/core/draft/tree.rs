@@ -6,54 +6,8 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::Source;
 use crate::units::TokenId;
-
-/// The kind of a drafter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Source {
-    /// The longest recent match in the request's own context.
-    PromptLookup,
-    /// The most frequent continuation, in this request and in earlier ones.
-    Suffix,
-    /// The client's own prediction.
-    Prediction,
-    /// Phrases of the operator's.
-    Phrasebook,
-    /// The target's likeliest successors of the last token.
-    Recycling,
-    /// A local language model.
-    Model,
-}
-
-impl Source {
-    /// Every source.
-    pub const ALL: [Self; 6] =
-        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Recycling, Self::Model];
-
-    /// Its index in [`Source::ALL`].
-    pub const fn index(self) -> usize {
-        match self {
-            Self::PromptLookup => 0,
-            Self::Suffix => 1,
-            Self::Prediction => 2,
-            Self::Phrasebook => 3,
-            Self::Recycling => 4,
-            Self::Model => 5,
-        }
-    }
-
-    /// The name in policies, metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::PromptLookup => "prompt_lookup",
-            Self::Suffix => "suffix",
-            Self::Prediction => "prediction",
-            Self::Phrasebook => "phrasebook",
-            Self::Recycling => "recycling",
-            Self::Model => "model",
-        }
-    }
-}
 
 /// Features of a node known before it is verified, all computed from the context and from q.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -9,35 +9,29 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::engine::Noise;
-use super::{Dialect, Engine};
+use super::{Dialect, Engine, Usual};
 use crate::openai::parameters::{Field, Owner, TABLE, Treatment};
 use crate::openai::{Defaults, Judgement, Route, judge};
 use foretell_core::words::{RelayReason, VerifyMethod};
 
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
-    use VerifyMethod::{FanOut, Native, Score, Tree};
-    let known = |dialect: Dialect, methods: &[VerifyMethod], noise: Noise| Engine {
-        methods: methods.to_vec(),
-        noise,
-        context: Some(32_768),
-        defaults: Some(Defaults::OPENAI),
-        lanes: Some(16),
-        caches: Some(true),
-        tells_cached: true,
-        special: vec![0],
-        ..Engine::new(dialect, MODEL, "1")
+    let usual = |dialect: Dialect| {
+        let Usual { methods, noise, seeded } = dialect.quirks().usual?;
+        Some(Engine {
+            methods: methods.to_vec(),
+            noise,
+            seeded,
+            context: Some(32_768),
+            defaults: (!seeded).then_some(Defaults::OPENAI),
+            lanes: Some(16),
+            caches: Some(true),
+            tells_cached: true,
+            special: vec![0],
+            ..Engine::new(dialect, MODEL, "1")
+        })
     };
-    vec![
-        known(Dialect::Onnx, &[Tree, FanOut], Noise::Position),
-        known(Dialect::Vllm, &[Score, FanOut], Noise::Call),
-        known(Dialect::Sglang, &[Score, FanOut], Noise::Call),
-        known(Dialect::LlamaCpp, &[FanOut], Noise::Call),
-        known(Dialect::Lmdeploy, &[FanOut], Noise::Call),
-        Engine { seeded: true, defaults: None, ..known(Dialect::TrtLlm, &[FanOut], Noise::Call) },
-        Engine { seeded: true, defaults: None, ..known(Dialect::Triton, &[Native], Noise::Call) },
-    ]
+    Dialect::ALL.into_iter().filter_map(usual).collect()
 }
 
 const MODEL: &str = "m";
@@ -250,6 +244,7 @@ dropped.
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::Noise;
 
     #[test]
     fn a_plain_greedy_completion_is_speculated_on_by_every_engine() {

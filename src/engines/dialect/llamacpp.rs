@@ -23,8 +23,8 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Answers, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use foretell_core::session::StopOrder;
@@ -58,6 +58,11 @@ const ANSWER: [&str; 8] =
     ["choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"];
 
 const QUIRKS: Quirks = Quirks {
+    owner: Some("llamacpp"),
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: false }),
+    cache_setting: CacheSetting::FanOut(
+        "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
+    ),
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
     no_usage_event: &[Route::Completions],

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use super::body::{Body, Ids};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Answers, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use foretell_core::session::Hold;
@@ -41,8 +41,17 @@ const BLOCK: usize = 64;
 /// The codec of LMDeploy.
 pub struct Lmdeploy;
 
-const QUIRKS: Quirks =
-    Quirks { stop_hold: Hold::Longest, usage_counts_end: false, tidies_text: true, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    owner: Some("lmdeploy"),
+    experimental: true,
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: false }),
+    noise_may_be_placed: true,
+    cache_setting: CacheSetting::Prefix("its prefix cache is off: start it with --enable-prefix-caching"),
+    stop_hold: Hold::Longest,
+    usage_counts_end: false,
+    tidies_text: true,
+    ..Quirks::COMMON
+};
 
 impl Codec for Lmdeploy {
     fn quirks(&self) -> &'static Quirks {

@@ -14,7 +14,7 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use foretell_core::session::StopOrder;
@@ -35,7 +35,15 @@ fn whole_seconds(answers: &Answers) -> Option<u64> {
     answers.number(MODELS, "/data/0/created")?.checked_mul(1_000_000)
 }
 
-const QUIRKS: Quirks = Quirks { stop_order: StopOrder::FirstComplete, ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    usual: Some(Usual {
+        methods: &[VerifyMethod::Tree, VerifyMethod::FanOut],
+        noise: Noise::Position,
+        seeded: false,
+    }),
+    stop_order: StopOrder::FirstComplete,
+    ..Quirks::COMMON
+};
 
 impl Codec for Onnx {
     fn quirks(&self) -> &'static Quirks {

@@ -186,14 +186,9 @@ pub fn dialect_of(answers: &Answers) -> Option<Dialect> {
     if answers.word(VERSION, "/engine").as_deref() == Some("foretell") {
         return Some(Dialect::Onnx);
     }
-    match answers.owner().as_deref() {
-        Some("vllm") => Some(Dialect::Vllm),
-        Some("sglang") => Some(Dialect::Sglang),
-        Some("llamacpp") => Some(Dialect::LlamaCpp),
-        Some("lmdeploy") => Some(Dialect::Lmdeploy),
-        Some("tensorrt_llm") => Some(Dialect::TrtLlm),
-        _ => by_habit(answers),
-    }
+    let owner = answers.owner();
+    let named = |dialect: &Dialect| dialect.quirks().owner.is_some_and(|name| owner.as_deref() == Some(name));
+    Dialect::ALL.into_iter().find(named).or_else(|| by_habit(answers))
 }
 
 /// Recognises engines whose list of models does not name them. The last check accepts every server

@@ -20,7 +20,7 @@ use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
+    Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use foretell_core::units::TokenId;
@@ -46,6 +46,14 @@ const ENDS_FIRST: [u32; 3] = [0, 5, 18];
 pub struct Sglang;
 
 const QUIRKS: Quirks = Quirks {
+    owner: Some("sglang"),
+    experimental: true,
+    usual: Some(Usual {
+        methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
+        noise: Noise::Call,
+        seeded: false,
+    }),
+    noise_may_be_placed: true,
     stop_field: Some("matched_stop"),
     stop_field_names_end: true,
     tidies_text: true,

@@ -31,7 +31,7 @@ use super::recognise::{KSERVE, MODELS};
 use super::shared::{self, bytes};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use foretell_core::units::TokenId;
@@ -51,8 +51,13 @@ const MAX_DRAFT: usize = 10;
 /// The codec of Triton.
 pub struct Triton;
 
-const QUIRKS: Quirks =
-    Quirks { first_request_ids: false, no_usage_event: &[Route::Completions, Route::Chat], ..Quirks::COMMON };
+const QUIRKS: Quirks = Quirks {
+    experimental: true,
+    usual: Some(Usual { methods: &[VerifyMethod::Native], noise: Noise::Call, seeded: true }),
+    first_request_ids: false,
+    no_usage_event: &[Route::Completions, Route::Chat],
+    ..Quirks::COMMON
+};
 
 impl Codec for Triton {
     fn quirks(&self) -> &'static Quirks {

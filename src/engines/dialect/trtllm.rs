@@ -26,7 +26,7 @@ use super::recognise::VERSION;
 use super::shared::{self, PromptUsage, bytes, said_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling, SamplingField};
 use foretell_core::session::Hold;
@@ -43,6 +43,10 @@ const BLOCK: usize = 32;
 pub struct TrtLlm;
 
 const QUIRKS: Quirks = Quirks {
+    owner: Some("tensorrt_llm"),
+    experimental: true,
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: true }),
+    noise_may_be_placed: true,
     stop_hold: Hold::Longest,
     first_request_ids: false,
     refuses_prediction: true,

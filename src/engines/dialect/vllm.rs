@@ -28,7 +28,7 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, RowShape, Unreadable, VerifyRequest, score,
+    Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use foretell_core::session::Hold;
@@ -101,6 +101,13 @@ pub struct Vllm;
 /// With `return_token_ids` the chat route sends an event for every token, with an empty delta where
 /// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
 const QUIRKS: Quirks = Quirks {
+    owner: Some("vllm"),
+    usual: Some(Usual {
+        methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
+        noise: Noise::Call,
+        seeded: false,
+    }),
+    noise_may_be_placed: true,
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
     hollow_deltas: true,

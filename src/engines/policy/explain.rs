@@ -90,18 +90,6 @@ pub struct Now {
     pub gates: Vec<GateLine>,
     /// Every reason not to speculate from the first token on.
     pub not_speculating: Vec<WhyLine>,
-    /// Where the policy has several models that can draft, the probability of each to be drawn for
-    /// this request.
-    pub models: Vec<ModelLine>,
-}
-
-/// The probability of a model to be drawn for a request.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelLine {
-    /// Its name in the process file.
-    pub model: String,
-    /// The probability.
-    pub chance: f64,
 }
 
 /// A projected speedup and its 95 % interval.
@@ -432,7 +420,7 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
 }
 
 /// The remark on each of several models.
-const SEVERAL: &str = "one of the models drafts for a request, drawn at random by the time that each would have saved on earlier texts";
+const SEVERAL: &str = "the first model of the policy that can draft drafts for a request";
 
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
     let parts = parts(&policy.drafters, facts.models);
@@ -450,7 +438,7 @@ fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
         };
         let drafter = match drafter {
             Drafter::Model { model, .. } => format!("{} {model}", drafter.kind()),
-            other => other.kind().to_owned(),
+            Drafter::Lookup(_) => drafter.kind().to_owned(),
         };
         DrafterLine { drafter, drafts, why }
     };

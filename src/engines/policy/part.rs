@@ -1,11 +1,9 @@
 //! How a policy's drafter takes part in a session: inline, as a drafter model, or not at all.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use super::{Drafter, Vocabulary};
 use foretell_core::draft::LookupSpec;
-use foretell_core::draft::prompt_lookup::Ngram;
 
 /// State of a drafter model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,15 +64,7 @@ impl Drafter {
     /// How this drafter takes part; `model` gives the state of a drafter model by name.
     pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
         match self {
-            Self::PromptLookup { ngram_min, ngram_max } => {
-                Part::Inline(LookupSpec::PromptLookup(Ngram { min: *ngram_min, max: *ngram_max }))
-            }
-            Self::Suffix { scope } => Part::Inline(LookupSpec::Suffix(*scope)),
-            Self::Prediction => Part::Inline(LookupSpec::Prediction),
-            Self::Phrasebook { phrases, schemas } => {
-                Part::Inline(LookupSpec::Phrasebook { phrases: Arc::clone(phrases), schemas: *schemas })
-            }
-            Self::Recycling => Part::Inline(LookupSpec::Recycling),
+            Self::Lookup(spec) => Part::Inline(spec.clone()),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
                 ModelState::OtherVocabulary(both) => translation_mode(*vocabulary, &both).map_or_else(

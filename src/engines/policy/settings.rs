@@ -1,40 +1,16 @@
 //! Settings of a policy: drafters, draft lengths, acceptance rule and limits. The defaults here are
 //! the documented ones.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use foretell_core::draft::Phrases;
 pub use foretell_core::draft::Scope;
+use foretell_core::draft::{LookupSpec, Source};
 
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafter {
-    /// Copies the continuation of the longest match of the last tokens in the request's own
-    /// context.
-    PromptLookup {
-        /// Shortest match, tokens.
-        ngram_min: u32,
-        /// Longest match, tokens.
-        ngram_max: u32,
-    },
-    /// The most frequent continuation, in this request and in earlier ones.
-    Suffix {
-        /// The tenant or scope of the texts in its corpus.
-        scope: Scope,
-    },
-    /// Phrases given by the operator, and the skeletons of schemas and tools that are written in
-    /// the prompt.
-    Phrasebook {
-        /// Schemas and tools in the prompt count as phrases too.
-        schemas: bool,
-        /// Pairs (trigger, continuation): the continuation is drafted after the trigger.
-        phrases: Arc<Phrases>,
-    },
-    /// Tokens that have followed the last token in verification results and in the text so far.
-    Recycling,
-    /// The prediction that the client sends.
-    Prediction,
+    /// It needs no model.
+    Lookup(LookupSpec),
     /// A drafter model in this process.
     Model {
         /// Its name under `drafters` of the process file.
@@ -48,12 +24,8 @@ impl Drafter {
     /// Name of the kind in files.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::PromptLookup { .. } => "prompt_lookup",
-            Self::Suffix { .. } => "suffix",
-            Self::Phrasebook { .. } => "phrasebook",
-            Self::Recycling => "recycling",
-            Self::Prediction => "prediction",
-            Self::Model { .. } => "model",
+            Self::Lookup(spec) => spec.source().name(),
+            Self::Model { .. } => Source::Model.name(),
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::serving::ruling;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
 use foretell_core::words::PlainReason;
-use foretell_engines::policy::explain::{GainLine, GateLine, ModelLine, Now, WhyLine};
+use foretell_engines::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
 
@@ -394,10 +394,7 @@ impl Configured {
             let replica = replica.as_ref()?;
             let signal = replica.load().map(|load| load.signal());
             let forecast = self.known.runner.forecast(replica, ruling, temperature, prompt)?;
-            let models = self.known.runner.chances(replica, ruling, temperature);
-            let model = |(model, chance)| ModelLine { model, chance };
-            let models = models.into_iter().map(model).collect();
-            Some(Now { models, ..shown(&forecast, ruling, signal.as_ref()) })
+            Some(shown(&forecast, ruling, signal.as_ref()))
         };
         let known = ServerFacts {
             asked: "proxy",
@@ -454,7 +451,6 @@ fn shown(forecast: &Forecast, ruling: &Ruling, signal: Option<&Signal>) -> Now {
         // With `gamma.fixed` the gates on load do not apply.
         gates: if ruling.rules.gamma_fixed.is_some() { Vec::new() } else { gates(ruling, signal) },
         not_speculating: forecast.reasons.iter().map(why).collect(),
-        models: Vec::new(),
     }
 }
 

@@ -283,7 +283,8 @@ fn plain(value: f64) -> f32 {
 fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let engine = &report.findings.engine;
     writeln!(out, "server       {url}")?;
-    let experimental = if engine.dialect.is_experimental() { " (experimental: never run live)" } else { "" };
+    let experimental =
+        if engine.dialect.quirks().experimental { " (experimental: never run live)" } else { "" };
     writeln!(out, "engine       {} {}{experimental}", engine.dialect.name(), engine.version)?;
     let context = engine.context.map_or("not reported".to_owned(), |tokens| format!("{tokens} tokens"));
     writeln!(out, "model        {} (context {context})", engine.model)?;

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use self::config::ConfigMetrics;
 pub use self::corpus::CorpusMetrics;
 use self::drafts::DraftCounts;
-pub use self::drafts::{DraftKind, DraftLoss, EvaluationEnd};
+pub use self::drafts::{DraftKind, DraftLoss};
 use self::drift::DriftMetrics;
 use self::dropped::Dropped;
 use self::requests::RequestMetrics;
@@ -207,16 +207,6 @@ impl Metrics {
     /// Counts a request to a drafter model whose answer was lost.
     pub fn draft_lost(&self, kind: DraftKind, cause: DraftLoss) {
         self.drafts.lost(kind, cause);
-    }
-
-    /// Counts an evaluation of all model drafters of a policy.
-    pub fn evaluated(&self, end: EvaluationEnd) {
-        self.drafts.evaluated(end);
-    }
-
-    /// Counts a request for which this model drafter of its policy drafts.
-    pub fn drawn(&self, policy: &str, drafter: &str) {
-        self.drafts.drawn(policy, drafter);
     }
 
     /// Records the duration of a stage of Foretell's own work.

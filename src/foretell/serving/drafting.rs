@@ -53,8 +53,6 @@ pub(super) enum DrafterRequest {
 pub(super) struct DrafterQuery {
     service: DrafterService,
     bridge: VocabularyBridge,
-    /// Take a slot only if another one stays free.
-    spare: bool,
 }
 
 /// The model drafter of one session.
@@ -71,8 +69,6 @@ pub struct Drafting {
     late: DraftLoss,
     observer: Arc<Observer>,
 }
-
-pub use super::evaluation::DrafterEvaluation;
 
 impl Drafting {
     /// Requests go to `session_model`; `sampling` carries the seed of the noise that the target
@@ -183,16 +179,7 @@ impl DrafterRequest {
 
 impl DrafterQuery {
     fn new(session_model: &SessionModel) -> Self {
-        Self {
-            bridge: VocabularyBridge::of(session_model),
-            service: session_model.service.clone(),
-            spare: false,
-        }
-    }
-
-    /// On a slot that no session needs.
-    pub(super) fn to_spare(session_model: &SessionModel) -> Self {
-        Self { spare: true, ..Self::new(session_model) }
+        Self { bridge: VocabularyBridge::of(session_model), service: session_model.service.clone() }
     }
 
     /// Translates the context for the drafter, takes a slot if the session has none, and sends the
@@ -206,8 +193,7 @@ impl DrafterQuery {
     ) -> Result<Event, DraftLoss> {
         let told = self.bridge.tell(token_context, &noise).await.ok_or(DraftLoss::Fault)?;
         let seated = drafter_slot.get_or_try_init(|| async {
-            let drafter_slot =
-                self.service.slot_translating(told.noise(noise), told.output_vocabulary(), self.spare);
+            let drafter_slot = self.service.slot_translating(told.noise(noise), told.output_vocabulary());
             drafter_slot.await.ok_or(DraftLoss::NoSlot)
         });
         let drafter_slot = seated.await?;

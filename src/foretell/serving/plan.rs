@@ -18,7 +18,7 @@ use foretell_engines::policy::Ruling;
 pub struct SessionPlan {
     /// Engine and model at the replica's address.
     pub identity: Arc<Identity>,
-    /// What policy, client, operator and server permit.
+    /// Permissions by policy, client, operator and server.
     pub ruling: Ruling,
     /// The rules of the session.
     pub rules: Rules,

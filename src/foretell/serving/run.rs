@@ -10,7 +10,7 @@ use tracing::Instrument;
 
 use super::again;
 use super::calls::Calls;
-use super::drafting::{DrafterEvaluation, Drafting};
+use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
 use super::head;
@@ -52,8 +52,6 @@ pub(super) struct Run {
     pub drawn: Drawn,
     pub control: Arc<Control>,
     pub drafting: Drafting,
-    /// Evaluation of its policy's models on its text, if there are several.
-    pub evaluation: Option<DrafterEvaluation>,
     pub remembering: CorpusAccess,
     pub clock: Clock,
     /// Counts a request that is passed on unchanged among those that the engine computes.
@@ -152,8 +150,7 @@ impl Run {
     /// first call; empty if none would be used.
     fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
         let drafts = !matches!(self.permission, Permission::Plain(_));
-        let reads = |spec: &LookupSpec| matches!(spec, LookupSpec::PromptLookup(_) | LookupSpec::Prediction);
-        let wanted = drafts && self.plan.rules.lookups.iter().any(reads);
+        let wanted = drafts && self.plan.rules.lookups.iter().any(LookupSpec::reads_prediction);
         let text =
             request.prediction.as_deref().filter(|_| wanted).map(|text| {
                 text.get(..text.floor_char_boundary(MAX_PREDICTED)).unwrap_or_default().to_owned()

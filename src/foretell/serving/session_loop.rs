@@ -23,7 +23,7 @@ use crate::learning::comparison::Drawn;
 use crate::learning::corpus::CorpusAccess;
 use crate::observe::metrics::Stage;
 use crate::serving::calls::Calls;
-use crate::serving::drafting::{DrafterEvaluation, Drafting, Reply};
+use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
@@ -106,7 +106,6 @@ pub struct SessionLoop {
     drawn: Drawn,
     answer_traits: Arc<AnswerTraits>,
     remembering: CorpusAccess,
-    evaluation: Option<DrafterEvaluation>,
 }
 
 /// The end of a session.
@@ -161,7 +160,6 @@ impl SessionLoop {
             drafting: run.drafting,
             answer_traits: run.answer_traits,
             remembering: run.remembering,
-            evaluation: run.evaluation,
             drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
@@ -223,9 +221,6 @@ impl SessionLoop {
             let session = &self.session;
             self.remembering.learn(session.prompt(), session.output(), session.successors());
             // Tokens that may not be the target's own are no evidence about a drafter.
-            if let Some(evaluation) = self.evaluation.take().filter(|_| summary.doubted.is_none()) {
-                evaluation.hold(session.prompt(), session.output());
-            }
         }
         self.raise(summary.loops);
         if let Some(doubted) = summary.doubted {

@@ -254,9 +254,6 @@ impl Work {
     fn learn(&mut self, summary: &Summary) {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output(), session.successors());
-        if let Some(evaluation) = self.run.evaluation.take() {
-            evaluation.hold(session.prompt(), session.output());
-        }
         if summary.loops {
             self.slot.record.observer().metrics().alarm(Alarm::Plateau);
             tracing::warn!(alarm = Alarm::Plateau.name(), "{}", Alarm::Plateau.says());

@@ -376,21 +376,3 @@ async fn limits_are_kept_and_nonsense_is_refused() {
     assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
     assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
 }
-
-#[tokio::test]
-async fn a_spare_slot_leaves_another_one_free() {
-    let (service, _) = service(2);
-    let spare = service.slot_translating(greedy(), OutputVocabulary::Own, true).await.expect("two are free");
-    assert!(
-        service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_none(),
-        "the last one is for a session"
-    );
-    let session = service.slot(greedy()).await.expect("which gets it");
-    drop(spare);
-    assert!(
-        service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_none(),
-        "one is free, and stays so"
-    );
-    drop(session);
-    assert!(service.slot_translating(greedy(), OutputVocabulary::Own, true).await.is_some());
-}

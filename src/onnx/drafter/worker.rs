@@ -83,11 +83,10 @@ impl CommandQueue {
 
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A session requests a slot. `spare`: it takes none if that were the last one.
+    /// A session requests a slot.
     DrafterSlot {
         noise: Noise,
         output_vocabulary: OutputVocabulary,
-        spare: bool,
         commands: CommandQueue,
         reply: oneshot::Sender<Option<DrafterSlot>>,
     },
@@ -150,9 +149,8 @@ pub(super) fn run(model: Box<dyn Forward>, inbox: &Receiver<Command>) {
 impl Worker {
     fn take(&mut self, command: Command) {
         match command {
-            Command::DrafterSlot { noise, output_vocabulary, spare, commands, reply } => {
-                let taken =
-                    if spare && !self.has_two() { None } else { self.assign_slot(&noise, output_vocabulary) };
+            Command::DrafterSlot { noise, output_vocabulary, commands, reply } => {
+                let taken = self.assign_slot(&noise, output_vocabulary);
                 let slot = taken.map(|number| DrafterSlot { number, commands });
                 if let Err(Some(unwanted)) = reply.send(slot) {
                     self.release_slot(unwanted.number);
@@ -179,16 +177,6 @@ impl Worker {
             SlotState { lane, text: Vec::new(), cached: 0, sampler, output_vocabulary, row: Vec::new() };
         self.slots.insert(number, taken);
         Some(number)
-    }
-
-    /// True if two slots are free.
-    fn has_two(&mut self) -> bool {
-        let lanes: Vec<Lane> = (0..2).map_while(|_| self.model.reserve()).collect();
-        let two = lanes.len() == 2;
-        for lane in lanes {
-            self.model.release(lane);
-        }
-        two
     }
 
     fn release_slot(&mut self, slot: usize) {

@@ -1,7 +1,6 @@
 //! Shadow passes of the model drafter: its own choices, requested during plain decoding.
 
 use super::{EVIDENCE, SpeculationController, score};
-use crate::control::hedge::rounds;
 use crate::control::{Measurements, Quote, RoundCosts};
 use crate::draft::{Features, Tree};
 use crate::session::shadow::ShadowSchedule;
@@ -147,4 +146,16 @@ impl SpeculationController {
         let survival = learnt.survival.chain(self.bucket, self.model, gamma_max, adjust);
         Some(round_costs.cut(&survival, rate, true)).filter(|quote| quote.nodes > 0)
     }
+}
+
+/// The rounds that drafts of at most `gamma` tokens make of a text: for each the number of accepted
+/// draft tokens. One more token comes with each.
+fn rounds(hits: &[bool], gamma: usize) -> Vec<usize> {
+    let (mut rounds, mut rest) = (Vec::new(), hits);
+    while !rest.is_empty() {
+        let run = rest.iter().take(gamma).take_while(|hit| **hit).count();
+        rounds.push(run);
+        rest = rest.get(run + 1..).unwrap_or_default();
+    }
+    rounds
 }

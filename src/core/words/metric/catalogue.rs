@@ -110,10 +110,6 @@ sections! {
         counter DRAFTS = "foretell_drafts_total" ["kind"] "Requests to model drafters: a `draft`, one `sampled` from their distribution, or a `shadow` draft.";
         counter DRAFTS_LOST = "foretell_drafts_lost_total" ["kind", "cause"]
             "Requests to model drafters without an answer, or with one that came too late: `timeout`, `patience`, `fault`, `no_slot`.";
-        counter DRAFTERS_DRAWN = "foretell_drafter_drawn_total" ["policy", "drafter"]
-            "Requests that each model drafter of a policy was drawn for, to draft alone or together with the lookups.";
-        counter DRAFTER_EVALUATIONS = "foretell_drafter_evaluations_total" ["result"]
-            "Evaluations of all model drafters of a policy on a served text: `evaluated` if complete, or not for want of a free drafter slot (`no_slot`), by a `fault`, or because a drafter was too `late`.";
         counter ANOMALIES = "foretell_acceptance_anomaly_total" ["kind"]
             "Quality alarms: `collapse` of an acceptance that used to be high, `plateau` of an output that repeats itself.";
         counter DRIFT_TV = "foretell_drift_tv_total" ["policy"]

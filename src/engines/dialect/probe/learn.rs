@@ -1,8 +1,8 @@
 //! Measurements and conclusions of a probe from the answers.
 
 use super::script::Task;
-use super::{Cache, Dialect, Findings, SEEDED};
-use crate::dialect::{Engine, Noise};
+use super::{Cache, Findings, SEEDED};
+use crate::dialect::{CacheSetting, Engine, Noise};
 use foretell_core::control::prospect::{Measured, Timed};
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
@@ -189,15 +189,13 @@ impl Learning {
             let much = again.cached.is_some_and(|(cached, all)| 2 * cached < all);
             again.nodes >= 2 && !again.fresh && much
         };
-        let refuse = match engine.dialect {
-            Dialect::LlamaCpp => {
+        let refuse = match engine.dialect.quirks().cache_setting {
+            CacheSetting::FanOut(why) => {
                 let last = self.again.iter().rev().find(|again| again.method == VerifyMethod::FanOut);
-                let cleared = last.as_ref().is_some_and(anew);
-                cleared.then_some("its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots")
+                last.as_ref().is_some_and(anew).then_some(why)
             }
-            Dialect::Lmdeploy => (self.cache.works == Some(false))
-                .then_some("its prefix cache is off: start it with --enable-prefix-caching"),
-            _ => None,
+            CacheSetting::Prefix(why) => (self.cache.works == Some(false)).then_some(why),
+            CacheSetting::None => None,
         };
         if let Some(why) = refuse {
             for method in std::mem::take(&mut engine.methods) {

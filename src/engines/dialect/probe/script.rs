@@ -181,7 +181,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     } else {
         [main, ProbeContext::Short]
     };
-    let seeded = engine.noise == Noise::Call && may_be_placed(engine.dialect);
+    let seeded = engine.noise == Noise::Call && engine.dialect.quirks().noise_may_be_placed;
     for (turn, position) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
         if position == main {
             tasks.push_back(Task::Cold(position));
@@ -227,19 +227,4 @@ fn plain_tasks(engine: &Engine, position: ProbeContext, leaves: bool) -> Vec<Tas
         return vec![Task::Plain { position, leaves }];
     }
     [true, false].map(|one| Task::Whole { position, one }).to_vec()
-}
-
-/// True if the noise of a seeded request may be a function of the position in some version or
-/// setting.
-const fn may_be_placed(dialect: Dialect) -> bool {
-    match dialect {
-        Dialect::Vllm | Dialect::Sglang | Dialect::TrtLlm | Dialect::Lmdeploy => true,
-        Dialect::Onnx
-        | Dialect::LlamaCpp
-        | Dialect::Tgi
-        | Dialect::Triton
-        | Dialect::OpenAi
-        | Dialect::Ollama
-        | Dialect::Mlx => false,
-    }
 }

@@ -8,6 +8,7 @@ use crate::policy::{
     Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
     Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
+use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, VerifyMethod};
 
 const OPEN: &str = "nobody knows";
@@ -28,7 +29,7 @@ fn policy(mode: PolicyMode) -> Policy {
         revision: Revision::default(),
         mode,
         matcher: Match::default(),
-        drafters: vec![Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 }],
+        drafters: vec![Drafter::Lookup(LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }))],
         gamma: Gamma::default(),
         accept: Accept::default(),
         gates: Gates::default(),

@@ -3,9 +3,7 @@
 use std::io::{self, Write};
 
 use foretell_engines::policy::Explanation;
-use foretell_engines::policy::explain::{
-    AcceptLine, DrafterLine, GateLine, ModelLine, Now, ParameterLine, PolicyLine,
-};
+use foretell_engines::policy::explain::{AcceptLine, DrafterLine, GateLine, Now, ParameterLine, PolicyLine};
 
 /// Writes it line by line, the result first.
 pub(super) fn words(told: &Explanation, out: &mut dyn Write) -> io::Result<()> {
@@ -52,10 +50,6 @@ fn now(now: &Now, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  {:<12} {gain}", "gain")?;
     writeln!(out, "  {:<12} {:.1} plain tokens that speculation may lose", "regret left", now.regret_budget)?;
     now.gates.iter().try_for_each(|line| gate(line, out))?;
-    for model in &now.models {
-        let ModelLine { model, chance } = model;
-        writeln!(out, "  {:<12} {model} drafts for {:.0} % of requests of this kind", "model", chance * 1e2)?;
-    }
     for why in &now.not_speculating {
         writeln!(out, "  {:<12} {}: {}", "plain", why.reason, why.words)?;
     }

@@ -10,7 +10,7 @@ use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::{HEADER_NAME, described, version};
 use crate::config::read::{Item, Section};
 use crate::config::yaml::{self, Node, Value};
-use foretell_core::draft::Phrases;
+use foretell_core::draft::{LookupSpec, Ngram, Phrases, Source};
 use foretell_engines::openai::Route;
 use foretell_engines::openai::control_header::GAMMA_MAX;
 use foretell_engines::policy::{
@@ -69,7 +69,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
         .map(|item| item.items());
     let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
     let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);
-    let default = vec![Drafter::PromptLookup { ngram_min: 2, ngram_max: 8 }];
+    let default = vec![Drafter::Lookup(LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }))];
     let drafters = items.map_or(default, |items| items.iter().filter_map(drafter).collect());
     let gamma = gamma(top.section(
         "gamma",
@@ -157,70 +157,65 @@ fn bounds(mut section: Section<'_>, most: f64) -> Bounds {
     bounds
 }
 
-/// A kind of drafter.
-#[derive(Clone, Copy, PartialEq)]
-enum DrafterKind {
-    PromptLookup,
-    Suffix,
-    Phrasebook,
-    Recycling,
-    Prediction,
-    Model,
+/// Every kind of drafter, by its name in files.
+const KINDS: &[(&str, Source)] = &[
+    named(Source::PromptLookup),
+    named(Source::Suffix),
+    named(Source::Phrasebook),
+    named(Source::Recycling),
+    named(Source::Prediction),
+    named(Source::Model),
+];
+const _: () = assert!(KINDS.len() == Source::ALL.len(), "every drafter can be configured");
+
+const fn named(source: Source) -> (&'static str, Source) {
+    (source.name(), source)
 }
 
-/// Every kind of drafter, by its name in files.
-const KINDS: &[(&str, DrafterKind)] = &[
-    ("prompt_lookup", DrafterKind::PromptLookup),
-    ("suffix", DrafterKind::Suffix),
-    ("phrasebook", DrafterKind::Phrasebook),
-    ("recycling", DrafterKind::Recycling),
-    ("prediction", DrafterKind::Prediction),
-    ("model", DrafterKind::Model),
-];
-
-impl DrafterKind {
-    const fn says(self) -> &'static str {
-        match self {
-            Self::PromptLookup => {
-                "Copies the tokens that followed the longest match of the last tokens in the request's own text."
-            }
-            Self::Suffix => {
-                "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
-            }
-            Self::Phrasebook => {
-                "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt; at least one."
-            }
-            Self::Recycling => {
-                "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
-            }
-            Self::Prediction => "The client's own prediction; drafting resumes after an edit.",
-            Self::Model => "A language model in this process.",
+/// The meaning of a kind of drafter.
+const fn says(kind: Source) -> &'static str {
+    match kind {
+        Source::PromptLookup => {
+            "Copies the tokens that followed the longest match of the last tokens in the request's own text."
         }
+        Source::Suffix => {
+            "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
+        }
+        Source::Phrasebook => {
+            "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt; at least one."
+        }
+        Source::Recycling => {
+            "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
+        }
+        Source::Prediction => "The client's own prediction; drafting resumes after an edit.",
+        Source::Model => "A language model in this process.",
     }
 }
 
 fn drafter(item: &Item<'_>) -> Option<Drafter> {
-    item.variants("kind", KINDS, DrafterKind::says, |kind, section| match kind {
-        DrafterKind::PromptLookup => {
-            let (ngram_min, ngram_max) = ngram(section.section("ngram", "Lengths of the match, tokens."));
-            Some(Drafter::PromptLookup { ngram_min, ngram_max })
-        }
-        DrafterKind::Suffix => Some(Drafter::Suffix { scope: scope(section) }),
-        DrafterKind::Phrasebook => phrasebook(section),
-        DrafterKind::Recycling => Some(Drafter::Recycling),
-        DrafterKind::Prediction => Some(Drafter::Prediction),
-        DrafterKind::Model => model(section),
+    item.variants("kind", KINDS, says, |kind, section| {
+        let lookup = match kind {
+            Source::PromptLookup => {
+                LookupSpec::PromptLookup(ngram(section.section("ngram", "Lengths of the match, tokens.")))
+            }
+            Source::Suffix => LookupSpec::Suffix(scope(section)),
+            Source::Phrasebook => phrasebook(section)?,
+            Source::Recycling => LookupSpec::Recycling,
+            Source::Prediction => LookupSpec::Prediction,
+            Source::Model => return model(section),
+        };
+        Some(Drafter::Lookup(lookup))
     })
 }
 
-fn ngram(mut section: Section<'_>) -> (u32, u32) {
+fn ngram(mut section: Section<'_>) -> Ngram {
     let min = section.or("min", "Shortest match.", 2, &whole(1..=64));
     let max = section.or("max", "Longest match.", 8_u32.max(min), &whole(1..=64));
     if min > max {
         section.refuse("max", Refusal::new("below min", format!("{min}..=64")), &max.to_string());
     }
     section.close();
-    (min, max)
+    Ngram { min, max }
 }
 
 /// Reads `scope`. Sharing text between tenants (`global`) needs an explicit `i_accept_sharing:
@@ -238,12 +233,12 @@ fn scope(section: &mut Section<'_>) -> Scope {
     scope
 }
 
-fn phrasebook(section: &mut Section<'_>) -> Option<Drafter> {
+fn phrasebook(section: &mut Section<'_>) -> Option<LookupSpec> {
     let says =
         "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt.";
     let schemas = section.or("schemas", says, true, &boolean());
     let phrases = phrases(section, schemas)?;
-    Some(Drafter::Phrasebook { schemas, phrases })
+    Some(LookupSpec::Phrasebook { schemas, phrases })
 }
 
 /// Reads `phrases`, which is optional only if the prompt's `schemas` are used.

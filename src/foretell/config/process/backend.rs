@@ -1,5 +1,6 @@
 //! A backend as the process file describes it.
 
+use foretell_engines::dialect::Dialect as Spoken;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,60 +12,37 @@ use foretell_core::words::VerifyMethod;
 
 /// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)] // each is the engine of its name
 pub enum Dialect {
     /// Detected by requests to the server.
     #[default]
     Auto,
-    /// Foretell's own ONNX server (`foretell target`, or a model in this process).
-    Onnx,
-    Vllm,
-    Sglang,
-    LlamaCpp,
-    Tgi,
-    TrtLlm,
-    Triton,
-    Ollama,
-    Lmdeploy,
-    Mlx,
-    OpenAi,
+    /// That of this engine.
+    Of(Spoken),
 }
+
+/// Every dialect with its name in files.
+#[allow(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+const NAMES: [(&str, Dialect); Spoken::ALL.len() + 1] = {
+    let mut names = [("auto", Dialect::Auto); Spoken::ALL.len() + 1];
+    let mut at = 0;
+    while at < Spoken::ALL.len() {
+        names[at + 1] = (Spoken::ALL[at].name(), Dialect::Of(Spoken::ALL[at]));
+        at += 1;
+    }
+    names
+};
 
 impl Dialect {
     /// The configured dialect; `None` for `auto`, where it is detected.
-    pub const fn spoken(self) -> Option<foretell_engines::dialect::Dialect> {
-        use foretell_engines::dialect::Dialect as Spoken;
-        Some(match self {
-            Self::Auto => return None,
-            Self::Onnx => Spoken::Onnx,
-            Self::Vllm => Spoken::Vllm,
-            Self::Sglang => Spoken::Sglang,
-            Self::LlamaCpp => Spoken::LlamaCpp,
-            Self::Tgi => Spoken::Tgi,
-            Self::TrtLlm => Spoken::TrtLlm,
-            Self::Triton => Spoken::Triton,
-            Self::Ollama => Spoken::Ollama,
-            Self::Lmdeploy => Spoken::Lmdeploy,
-            Self::Mlx => Spoken::Mlx,
-            Self::OpenAi => Spoken::OpenAi,
-        })
+    pub const fn spoken(self) -> Option<Spoken> {
+        match self {
+            Self::Auto => None,
+            Self::Of(dialect) => Some(dialect),
+        }
     }
 
     /// Every value with its name in files.
-    pub const NAMES: &'static [(&'static str, Self)] = &[
-        ("auto", Self::Auto),
-        ("onnx", Self::Onnx),
-        ("vllm", Self::Vllm),
-        ("sglang", Self::Sglang),
-        ("llamacpp", Self::LlamaCpp),
-        ("tgi", Self::Tgi),
-        ("trtllm", Self::TrtLlm),
-        ("triton", Self::Triton),
-        ("ollama", Self::Ollama),
-        ("lmdeploy", Self::Lmdeploy),
-        ("mlx", Self::Mlx),
-        ("openai", Self::OpenAi),
-    ];
+    pub const NAMES: &'static [(&'static str, Self)] = &NAMES;
 
     /// Name in files, metrics and logs.
     pub fn name(self) -> &'static str {
@@ -73,7 +51,7 @@ impl Dialect {
 
     /// True if a model in this process may have this dialect: `auto` or `onnx`.
     pub const fn is_here(self) -> bool {
-        matches!(self, Self::Auto | Self::Onnx)
+        matches!(self, Self::Auto | Self::Of(Spoken::Onnx))
     }
 }
 

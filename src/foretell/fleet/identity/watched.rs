@@ -212,7 +212,7 @@ impl Watched {
                         model = identity.epoch.model,
                         "backend known"
                     );
-                    if identity.engine.dialect.is_experimental() {
+                    if identity.engine.dialect.quirks().experimental {
                         tracing::warn!(
                             replica = self.replica.label(),
                             dialect = identity.engine.dialect.name(),

@@ -55,48 +55,10 @@ impl DraftLoss {
     }
 }
 
-/// Result of an evaluation of all model drafters of a policy on one text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvaluationEnd {
-    /// All were evaluated.
-    Evaluated,
-    /// One of them had no spare slot.
-    NoSlot,
-    /// One of them failed.
-    Fault,
-    /// One of them took too long.
-    Late,
-}
-
-impl EvaluationEnd {
-    const ALL: [Self; 4] = [Self::Evaluated, Self::NoSlot, Self::Fault, Self::Late];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Evaluated => "evaluated",
-            Self::NoSlot => "no_slot",
-            Self::Fault => "fault",
-            Self::Late => "late",
-        }
-    }
-}
-
-impl From<DraftLoss> for EvaluationEnd {
-    fn from(loss: DraftLoss) -> Self {
-        match loss {
-            DraftLoss::NoSlot => Self::NoSlot,
-            DraftLoss::Fault => Self::Fault,
-            DraftLoss::Timeout | DraftLoss::Patience => Self::Late,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct DraftCounts {
     asked: IntCounterVec,
     lost: IntCounterVec,
-    evaluations: IntCounterVec,
-    drawn: IntCounterVec,
 }
 
 impl DraftCounts {
@@ -105,12 +67,7 @@ impl DraftCounts {
         let counts = Self {
             asked: new.kept(make::counters(metric::DRAFTS))?,
             lost: new.kept(make::counters(metric::DRAFTS_LOST))?,
-            evaluations: new.kept(make::counters(metric::DRAFTER_EVALUATIONS))?,
-            drawn: new.kept(make::counters(metric::DRAFTERS_DRAWN))?,
         };
-        for end in EvaluationEnd::ALL {
-            counts.evaluations.with_label_values(&[end.name()]);
-        }
         for kind in DraftKind::ALL {
             counts.asked.with_label_values(&[kind.name()]);
             for cause in DraftLoss::ALL {
@@ -126,13 +83,5 @@ impl DraftCounts {
 
     pub(super) fn lost(&self, kind: DraftKind, cause: DraftLoss) {
         self.lost.with_label_values(&[kind.name(), cause.name()]).inc();
-    }
-
-    pub(super) fn evaluated(&self, end: EvaluationEnd) {
-        self.evaluations.with_label_values(&[end.name()]).inc();
-    }
-
-    pub(super) fn drawn(&self, policy: &str, drafter: &str) {
-        self.drawn.with_label_values(&[policy, drafter]).inc();
     }
 }
