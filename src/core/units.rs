@@ -1,6 +1,6 @@
-//! Units that every layer uses: a token id, a moment, and seeded random numbers.
+//! Units that every crate uses: a token id, a moment, and seeded random numbers.
 //!
-//! The pure layers read no clock and draw no random numbers of their own. A moment reaches them as
+//! The pure crates read no clock and draw no random numbers of their own. A moment reaches them as
 //! a [`Tick`], so a test can play hours in a microsecond and a replay is the run itself.
 
 use serde::{Deserialize, Serialize};

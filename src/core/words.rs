@@ -1,8 +1,8 @@
 //! Shared types: verification methods and results, modes, the reasons for relayed and plain
 //! requests, and the tokens of a request.
 //!
-//! PURE, and below every other layer but `units`, so that no two layers depend on each other for a
-//! name.
+//! PURE, and below every other module but `units`, so that no two modules or crates depend on each
+//! other for a name.
 
 pub mod context;
 mod distribution;

@@ -2,7 +2,7 @@
 //!
 //! PURE. The proxy takes the steps of an [`Admission`] while a request comes in, the session runner
 //! those of [`plan`] once the server is known, and `foretell explain` all of them for a
-//! hypothetical request, so all three give the same answer. Policy files are read by `config`.
+//! hypothetical request, so all three give the same answer. `foretell` reads the policy files.
 
 pub mod decide;
 pub mod explain;

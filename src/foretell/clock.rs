@@ -1,4 +1,4 @@
-//! The only place where the gateway reads a clock; the pure layers receive its [`Tick`]s.
+//! The clock of sessions and of all that is learnt: the pure crates receive its [`Tick`]s.
 
 use std::time::Duration;
 

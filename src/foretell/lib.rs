@@ -17,7 +17,7 @@
 //! | [`fleet`] | the servers behind: backends, replicas, the process that answers there, health, load, probes |
 //! | [`config`] | the process file and the policy files: text to validated values, with every error at once |
 //! | [`http`] | the base of servers and clients: listeners, bodies, headers, workers |
-//! | [`clock`], [`random`] | the only reader of the clock, the only source of random seeds |
+//! | [`clock`], [`random`] | the moments and the random seeds that the pure crates receive |
 //!
 //! # The path of a request
 //!

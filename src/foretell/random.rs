@@ -1,4 +1,4 @@
-//! The only source of random seeds; the pure crates receive them.
+//! Random seeds for sessions and for all that is learnt; the pure crates receive them.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -1,7 +1,7 @@
 //! Serving of eligible requests: from the policy's ruling to the running session.
 //!
-//! Anything missing (an unknown backend, no policy, a drafter that did not load) leads to a relay
-//! with a reason; nothing here can fail a request that the backend would answer.
+//! Anything missing leads to a relay with a reason (an unknown backend, no policy) or to plain
+//! decoding (no drafter); nothing here can fail a request that the backend would answer.
 
 mod again;
 mod busy;
@@ -52,7 +52,6 @@ use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Route, Sampling};
-use foretell_engines::policy::part::TranslationMode;
 use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
 
 /// Maximum number of answers on which drafters are scored concurrently.
@@ -278,11 +277,10 @@ impl Inner {
         remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
     }
 
-    /// The first model of a ruling that is loaded.
+    /// The model drafter of a ruling, if it is loaded.
     fn drafter(&self, ruling: &Ruling, identity: &Identity) -> Option<SessionModel> {
-        let loaded =
-            |(name, mode): &(String, TranslationMode)| self.setup.drafters.get(name, *mode, identity);
-        ruling.models.iter().find_map(loaded)
+        let (name, mode) = ruling.model.as_ref()?;
+        self.setup.drafters.get(name, *mode, identity)
     }
 
     /// The requests to the model drafter of a request, if it has one.

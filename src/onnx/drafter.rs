@@ -231,8 +231,8 @@ impl DrafterSlot {
         Ok(self.order(token_context, None, gamma.into()).await?.tokens)
     }
 
-    /// As [`Self::draft`], with the order's settings. With `spoken` the slot drafts in the target's
-    /// tokens, which the answer consists of; `token_context` is in the model's own.
+    /// As [`Self::draft`], with the order's settings. With `target_context` the slot drafts in the
+    /// target's tokens, which the answer consists of; `token_context` is in the model's own.
     pub async fn order(
         &self,
         token_context: TokenContext,

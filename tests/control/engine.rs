@@ -3,7 +3,7 @@
 //!
 //! The cost of a verify request rises in steps of four tokens, step times have a heavy tail, and
 //! the drafter shares the engine's processor, as on a machine where both run on the same cores.
-//! Fleets are tested in `tests/control`.
+//! Fleets are tested by `fleet` and by the tables of this folder.
 
 use foretell_core::units::Tick;
 use foretell_lab::sim::drafter::DrafterSpec;

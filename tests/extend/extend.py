@@ -19,6 +19,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = ROOT / "target"  # of dependencies nothing is compiled again
+PROGRAM = "foretell-extended"
 MOST = {"drafter": 3, "dialect": 4, "accept rule": 3, "metric": 2, "setting": 2}
 
 ECHO = '''//! `echo`: proposes the last token again.
@@ -161,7 +162,7 @@ def cargo(copy, *argv):
 
 
 def asked(copy, *argv):
-    done = subprocess.run([TARGET / "debug/foretell", "check", *argv], cwd=copy, capture_output=True, text=True)
+    done = subprocess.run([TARGET / "debug" / PROGRAM, "check", *argv], cwd=copy, capture_output=True, text=True)
     return done.stdout + done.stderr, done.returncode
 
 
@@ -176,8 +177,11 @@ def main():
             files = add(copy, edits)
             print(f"{what}: {len(files)} files (at most {MOST[what]}): {', '.join(files)}")
             wrong += [f"{what} touches {len(files)} files"] if len(files) > MOST[what] else []
-        # As an edit would be: without what is compiled for tests.
-        cargo(copy, "build", "--quiet", "--package", "foretell", "--bin", "foretell")
+        # A name of its own: tests that run beside this take `target/debug/foretell`.
+        manifest = (copy / "Cargo.toml").read_text()
+        (copy / "Cargo.toml").write_text(manifest.replace('name = "foretell"\npath', f'name = "{PROGRAM}"\npath')
+                                         .replace('default-run = "foretell"', f'default-run = "{PROGRAM}"'))
+        cargo(copy, "build", "--quiet", "--package", "foretell", "--bin", PROGRAM)
         (copy / "try/policies").mkdir(parents=True)
         (copy / "try/policies/extended.yaml").write_text(POLICY)
         (copy / "try/foretell.yaml").write_text(PROCESS)

@@ -79,7 +79,7 @@ impl Drafter {
 }
 
 /// How the drafters of a policy take part, in its order; `model` gives the state of each by name.
-/// If several models can draft, one is drawn for each request.
+/// Of several models that can draft, the first one that is loaded drafts.
 pub fn parts(drafters: &[Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'_>> {
     drafters.iter().map(|drafter| drafter.part(&model)).collect()
 }

@@ -23,9 +23,8 @@ pub struct Ruling {
     /// Rules of the session. The session runner fills in the deadlines, the control-group draw and
     /// the drafter model.
     pub rules: Rules,
-    /// The policy's drafter models that can draft, in its order, each with its translation mode.
-    /// One of them drafts for a request.
-    pub models: Vec<(String, TranslationMode)>,
+    /// The first of the policy's drafter models that can draft, and how its drafts are translated.
+    pub model: Option<(String, TranslationMode)>,
     /// Maximum bytes of a round's request, and maximum bytes of its answer.
     pub bytes_max: usize,
     /// Gates that may close while the session runs.
@@ -75,16 +74,15 @@ impl Ruling {
             segment: server.engine.segment,
             ..Rules::default()
         };
-        let models = parts.iter().filter_map(|part| match part {
+        let model = parts.iter().find_map(|part| match part {
             Part::ModelDrafter(name, translation_mode) => Some(((*name).to_owned(), *translation_mode)),
             _ => None,
         });
-        let models = models.collect();
         Self {
             name: policy.label(),
             sampling,
             rules,
-            models,
+            model,
             bytes_max: server.terms.bytes_max,
             gates: LiveGates::of(policy),
             policy: Arc::clone(policy),

@@ -1,5 +1,5 @@
 //! Explains a request: collects the facts as they are now and passes them to
-//! [`policy::decide`](foretell_engines::policy::decide()).
+//! [`policy::explain`](foretell_engines::policy::explain::explain()).
 //!
 //! The running proxy uses what it knows about its servers. `foretell explain` without a running
 //! proxy asks the server, and passes the answers to the same function.

@@ -40,13 +40,6 @@ enum Shape {
 }
 
 impl Slot {
-    /// A value with this meaning.
-    pub fn saying(says: &str) -> Self {
-        let slot = Self::default();
-        slot.says(says);
-        slot
-    }
-
     /// Sets its meaning.
     pub fn says(&self, says: &str) {
         says.clone_into(&mut self.0.borrow_mut().says);

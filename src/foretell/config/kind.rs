@@ -44,7 +44,7 @@ impl<T> Kind<T> {
     }
 
     /// The schema, and the default that a file would write; `Null` if it has no form.
-    pub(super) fn schema(&self, default: Option<&T>) -> (Json, Json) {
+    pub(super) fn declared(&self, default: Option<&T>) -> (Json, Json) {
         (self.schema.clone(), default.map_or(Json::Null, |default| (self.show)(default)))
     }
 }
@@ -60,7 +60,7 @@ pub fn boolean() -> Kind<bool> {
 
 /// A text; an empty one is refused.
 pub fn text() -> Kind<String> {
-    Kind::new(json!({ "type": "string", "minLength": 1 }), text_of)
+    Kind::new(json!({ "type": "string", "minLength": 1 }), text_of).shown(|text| json!(text))
 }
 
 fn text_of(node: &Node) -> Result<String, Refusal> {

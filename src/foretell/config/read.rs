@@ -87,10 +87,15 @@ impl<'n> Item<'n> {
     /// The value; if it is not of this kind, that is reported and `None` returned.
     pub fn read<T>(&self, kind: &Kind<T>) -> Option<T> {
         if let Some(slot) = self.slot() {
-            let (schema, default) = kind.schema(None);
+            let (schema, default) = kind.declared(None);
             slot.leaf(schema, default);
         }
         kind.read(self.node).map_err(|refusal| self.refuse(refusal)).ok()
+    }
+
+    /// True if the value is a map with `key`.
+    pub fn has(&self, key: &str) -> bool {
+        matches!(&self.node.value, Value::Map(entries) if entries.iter().any(|(name, _)| name.name == key))
     }
 
     /// The value as a map. `null` reads as an empty map; any other type is reported and also reads
@@ -243,7 +248,7 @@ impl<'n> Section<'n> {
     /// Notes kind and default of `key` in the schema, if one is made.
     fn declare<T>(&self, key: &'static str, kind: &Kind<T>, default: Option<&T>) -> Option<Slot> {
         let slot = self.declared.as_ref()?.slot.member(key);
-        let (schema, default) = kind.schema(default);
+        let (schema, default) = kind.declared(default);
         slot.leaf(schema, default);
         Some(slot)
     }

@@ -25,12 +25,14 @@ fn page(head: &str, schema: &Value) -> String {
     }
     for (name, value) in all.iter().filter(|(_, value)| !is_leaf(value)) {
         let _ = write!(text, "\n## `{name}`\n\n{}\n", says(value));
-        match kinds(value) {
-            kinds if kinds.is_empty() => {
-                text.push_str(TABLE);
-                rows(&mut text, name, value);
+        let kinds = kinds(value);
+        if kinds.iter().any(|kind| constant(kind).is_some()) {
+            for kind in kinds {
+                section(&mut text, name, kind);
             }
-            kinds => kinds.iter().for_each(|kind| section(&mut text, name, kind)),
+        } else {
+            text.push_str(TABLE);
+            entry(&mut text, name, value);
         }
     }
     text
@@ -67,18 +69,29 @@ fn kinds(schema: &Value) -> Vec<&Value> {
 }
 
 fn is_leaf(schema: &Value) -> bool {
-    members(schema).is_empty() && kinds(schema).is_empty()
+    let inner = element(schema).is_none();
+    members(schema).is_empty() && kinds(schema).is_empty() && inner
+}
+
+/// What a list or a map with free keys holds, and how its path is written.
+fn element(schema: &Value) -> Option<(&'static str, &Value)> {
+    let list = schema.get("items").filter(|items| items.is_object()).map(|items| ("[]", items));
+    let map = || schema.get("additionalProperties").filter(|any| any.is_object()).map(|any| (".NAME", any));
+    list.or_else(map).filter(|(_, inner)| !is_leaf(inner))
 }
 
 fn says(schema: &Value) -> &str {
     schema.get("description").and_then(Value::as_str).unwrap_or("")
 }
 
+/// The member that identifies one of several shapes, and its value.
+fn constant(kind: &Value) -> Option<(&str, &str)> {
+    members(kind).into_iter().find_map(|(name, value)| Some((name, value.get("const")?.as_str()?)))
+}
+
 /// One shape of a setting, under the constant that identifies it.
 fn section(text: &mut String, path: &str, kind: &Value) {
-    let word =
-        members(kind).into_iter().find_map(|(name, value)| Some((name, value.get("const")?.as_str()?)));
-    let Some((name, word)) = word else { return };
+    let Some((name, word)) = constant(kind) else { return };
     let _ = write!(text, "\n### `{name}: {word}`\n\n{}\n", says(kind));
     if members(kind).len() > 1 {
         text.push_str(TABLE);
@@ -89,11 +102,23 @@ fn section(text: &mut String, path: &str, kind: &Value) {
 /// A row for each member, including nested ones.
 fn rows(text: &mut String, path: &str, schema: &Value) {
     for (name, value) in members(schema).into_iter().filter(|(_, value)| value.get("const").is_none()) {
-        let path = format!("{path}.{name}");
-        if is_leaf(value) {
-            row(text, &path, value);
-        } else {
-            rows(text, &path, value);
+        entry(text, &format!("{path}.{name}"), value);
+    }
+}
+
+/// The rows of one setting: its own, or those of what it holds.
+fn entry(text: &mut String, path: &str, schema: &Value) {
+    let schema = optional(schema);
+    if is_leaf(schema) {
+        row(text, path, schema);
+    } else if let Some((index, inner)) = element(schema) {
+        entry(text, &format!("{path}{index}"), inner);
+    } else if kinds(schema).is_empty() {
+        rows(text, path, schema);
+    } else {
+        row(text, path, schema);
+        for kind in kinds(schema) {
+            rows(text, path, kind);
         }
     }
 }
@@ -150,6 +175,7 @@ fn values(schema: &Value) -> String {
             "a duration: `250ms`, `30s`, `5m`, `1h`".to_owned()
         }
         Some("string") => "a text".to_owned(),
+        _ if schema.get("oneOf").is_some() => "a list of URLs, or one of the shapes below".to_owned(),
         _ => "an object".to_owned(),
     }
 }
@@ -158,26 +184,32 @@ fn values(schema: &Value) -> String {
 mod tests {
     use super::*;
 
+    /// Every key of a schema, wherever it is.
+    fn keys<'a>(schema: &'a Value, found: &mut Vec<&'a str>) {
+        if let Some(properties) = schema.get("properties").and_then(Value::as_object) {
+            found.extend(properties.keys().map(String::as_str));
+        }
+        match schema {
+            Value::Object(members) => members.values().for_each(|value| keys(value, found)),
+            Value::Array(values) => values.iter().for_each(|value| keys(value, found)),
+            _ => {}
+        }
+    }
+
     #[test]
     fn every_setting_of_the_schema_is_on_the_page_with_its_meaning() {
-        fn all(path: &str, schema: &Value, paths: &mut Vec<String>) {
-            for (name, value) in members(schema).into_iter().filter(|(_, value)| value.get("const").is_none())
-            {
-                let path = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-                if is_leaf(value) { paths.push(path) } else { all(&path, value, paths) }
-            }
-            for kind in kinds(schema) {
-                all(path, kind, paths);
-            }
-        }
         for (page, schema) in [(policy(), policy::schema()), (process(), process::file::settings())] {
-            let mut paths = Vec::new();
-            all("", &schema, &mut paths);
-            assert!(paths.len() > 30, "{paths:?}");
-            for path in paths {
-                let row = page.lines().find(|line| line.starts_with(&format!("| `{path}` |")));
-                assert!(row.is_some_and(|row| !row.contains("|  |  |")), "{path}: {row:?}");
+            let mut all = Vec::new();
+            keys(&schema, &mut all);
+            assert!(all.len() > 40, "{all:?}");
+            for key in all {
+                let named = |line: &str| {
+                    let path = line.split('`').nth(1).unwrap_or_default();
+                    path.split(['.', '[', ']', ':']).any(|part| part == key)
+                };
+                assert!(page.lines().any(named), "{key} is missing");
             }
+            assert!(!page.contains("|  |  |\n"), "a row without a meaning");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Parsers for durations, sizes and networks. Patterns and revisions are re-exported from `policy`.
+//! Parsers for durations, sizes and networks. Patterns and revisions are re-exported from
+//! [`foretell_engines::policy`].
 
 use std::net::IpAddr;
 use std::str::FromStr;

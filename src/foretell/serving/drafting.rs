@@ -103,7 +103,7 @@ impl Drafting {
     }
 
     /// A chain of at most `gamma` tokens after the context; it ends where its survival probability
-    /// is below `least`.
+    /// is below `min_survival`.
     pub fn draft(
         &mut self,
         id: ActionId,

@@ -187,7 +187,7 @@ fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
 
 impl SessionRunner {
     /// True if, at some temperature, the share of accepted first tokens of all these drafters on a
-    /// replica is below `least`, and at none that of one is above.
+    /// replica is below `min_acceptance`, and at none that of one is above.
     fn refuses(&self, replica: &Arc<Replica>, drafters: &[Drafts<'_>], min_acceptance: f64) -> bool {
         let Some(control) = self.learnt(replica) else { return false };
         let id = |drafter: &Drafts<'_>| match drafter {

@@ -2,7 +2,7 @@
 //!
 //! It is made once, by [`SessionRunner`](super::SessionRunner), from what the policy permits
 //! ([`foretell_engines::policy::plan`]) and from what holds at this moment: the control group, the
-//! traits of the server's answers, the drafter that was drawn. It is never changed afterwards.
+//! traits of the server's answers, the model drafter. It is never changed afterwards.
 
 use std::sync::Arc;
 

@@ -60,7 +60,7 @@ pub fn is_healthy(replica: &Replica) -> bool {
 /// The drafters whose drafts a session with this ruling may verify, by their ids in `learnt`.
 pub fn drafters(ruling: &Ruling, learnt: &foretell_core::control::Control) -> Vec<DrafterId> {
     let lookups = ruling.rules.lookups.iter().map(|spec| DrafterId::from(spec.source()));
-    let models = ruling.models.iter().map(|(name, _)| DrafterId::model(learnt.model(name)));
+    let models = ruling.model.iter().map(|(name, _)| DrafterId::model(learnt.model(name)));
     let mut drafters: Vec<DrafterId> = lookups.chain(models).collect();
     drafters.sort_unstable();
     drafters.dedup();

@@ -249,8 +249,7 @@ impl Work {
         }
     }
 
-    /// Adds the text to the corpus, evaluates drafters on it, raises alarms and notes the projected
-    /// speedup.
+    /// Adds the text to the corpus, raises alarms and notes the projected speedup.
     fn learn(&mut self, summary: &Summary) {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output(), session.successors());

@@ -111,9 +111,9 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
 }
 
 fn permit(ruling: Ruling) -> Permit {
-    let Ruling { policy, rules, models, gates, .. } = ruling;
+    let Ruling { policy, rules, model, gates, .. } = ruling;
     let control_gate = ControlGate { limit: policy.gates.control, reprobe: policy.gates.reprobe };
-    let rules = Rules { model: (!models.is_empty()).then_some(0), ..rules };
+    let rules = Rules { model: model.map(|_| 0), ..rules };
     Permit { rules, gates, holdback: policy.holdback, control_gate, imposed: IMPOSED }
 }
 

@@ -1,5 +1,5 @@
-//! The engines under test. One row puts one engine (or one way to run it) through every test in
-//! this crate.
+//! The engines under test. One row puts one engine (or one way to run it) through every test of
+//! this folder.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -95,7 +95,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             ..plain
         },
         // These take an engine that misbehaves, hundreds of requests, or rounds that are slow and
-        // pay: tests/pure/session.rs, tests/proxy/groups, control/forecast.rs.
+        // pay: tests/pure/session.rs, tests/proxy/groups, src/core/control/forecast.rs.
         PlainReason::UntrustedIds
         | PlainReason::HeldBackText
         | PlainReason::GateControl

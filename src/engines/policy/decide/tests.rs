@@ -226,7 +226,7 @@ fn a_ruling_combines_the_limits_of_policy_client_operator_and_server() {
     assert_eq!((ruling.rules.gamma_max, ruling.rules.methods.as_slice()), (3, &[VerifyMethod::FanOut][..]));
     assert_eq!((ruling.rules.context_max, ruling.bytes_max), (1000, 1 << 20));
     assert!((ruling.sampling.temperature - 0.6).abs() < 1e-12, "the server's default");
-    assert_eq!((ruling.rules.lookups.len(), ruling.models.len()), (1, 0));
+    assert_eq!((ruling.rules.lookups.len(), ruling.model), (1, None));
 }
 
 fn permission(facts: &Facts<'_>) -> foretell_core::session::Permission {
@@ -299,7 +299,7 @@ fn a_match_on_a_server_default_is_undecided_until_the_server_is_known() {
 }
 
 #[test]
-fn every_model_that_can_be_translated_may_draft() {
+fn the_first_model_that_can_draft_drafts() {
     let world = World::new();
     let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
     let drafters = vec![
@@ -314,8 +314,8 @@ fn every_model_that_can_be_translated_may_draft() {
     };
     let facts = Facts { policies: Fact::Known(&set), models: &states, ..world.facts() };
     let Outcome::Serve(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
-    let both = [("foreign".to_owned(), TranslationMode::Tli), ("ready".to_owned(), TranslationMode::Same)];
-    assert_eq!((ruling.models.as_slice(), ruling.rules.lookups.len()), (&both[..], 0));
+    let first = ("foreign".to_owned(), TranslationMode::Tli);
+    assert_eq!((ruling.model, ruling.rules.lookups.len()), (Some(first), 0));
     let refused = set.policies()[0].drafters[0].part(states);
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))

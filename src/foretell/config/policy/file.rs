@@ -254,8 +254,8 @@ fn phrases(section: &mut Section<'_>, schemas: bool) -> Option<Arc<Phrases>> {
     let phrase = |item: &Item<'_>| {
         let mut section = item.section();
         section.with(None, "type", json!("object"));
-        let trigger = section.must("trigger", "", "a text", &text());
-        let continuation = section.must("continuation", "", "a text", &text());
+        let trigger = section.must("trigger", "Text after which it is drafted.", "a text", &text());
+        let continuation = section.must("continuation", "Text that is drafted.", "a text", &text());
         section.close();
         Some((trigger?, continuation?))
     };
@@ -350,7 +350,7 @@ impl RuleName {
 
 fn accept(item: &Item<'_>) -> Accept {
     // Without a rule it is exact; `null` is an empty map.
-    if item.slot().is_none() && !item.section().has("rule") {
+    if item.slot().is_none() && !item.has("rule") {
         return exact(item.section());
     }
     let read = |name, section: &mut Section<'_>| {

@@ -243,7 +243,7 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
         "backend" => Ok(TokenizerSource::Backend),
         _ => path().read(node).map(TokenizerSource::File),
     };
-    let source = Kind::new(json!({ "type": "string", "minLength": 1 }), source);
+    let source = Kind::new(json!({ "type": "string", "minLength": 1 }), source).shown(|_| json!("backend"));
     let says = "backend: fetched from the server; else a tokenizer.json, or a folder with one.";
     let tokenizer = section.or("tokenizer", says, TokenizerSource::Backend, &source);
     if let TokenizerSource::File(path) = &tokenizer {

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-/// Prefix of the targets of this crate.
+/// Prefix of the targets of our own crates.
 const OWN: &str = env!("CARGO_PKG_NAME");
 
 /// Formats an event as one JSON object per line.
