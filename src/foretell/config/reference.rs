@@ -73,7 +73,7 @@ fn is_leaf(schema: &Value) -> bool {
     members(schema).is_empty() && kinds(schema).is_empty() && inner
 }
 
-/// What a list or a map with free keys holds, and how its path is written.
+/// Contents of a list or of a map with free keys, and how their path is written.
 fn element(schema: &Value) -> Option<(&'static str, &Value)> {
     let list = schema.get("items").filter(|items| items.is_object()).map(|items| ("[]", items));
     let map = || schema.get("additionalProperties").filter(|any| any.is_object()).map(|any| (".NAME", any));
