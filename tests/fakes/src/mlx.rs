@@ -2,7 +2,7 @@
 //! token's, a cache of few whole conversations that is copied at every use, and no gauges.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -74,6 +74,10 @@ struct Job {
 struct Told<'a> {
     house: &'a Arc<House>,
     top: usize,
+    mlx: &'a Mlx,
+    /// The conversation is in the cache: before its answer has ended, so that the next request finds
+    /// it.
+    kept: AtomicBool,
 }
 
 impl Form for Told<'_> {
@@ -129,12 +133,22 @@ impl Form for Told<'_> {
     }
 
     fn usage(&self, batch: &Batch, ask: &Ask) -> Value {
+        self.keep(batch);
         usage_with_cached(batch, ask.n)
     }
 
     fn preamble(&self, batch: &Batch) -> Option<String> {
         let len = batch.prompt_tokens();
         Some(format!(": keepalive {len}/{len}\n\n"))
+    }
+}
+
+impl Told<'_> {
+    /// Puts the conversation into the cache, once.
+    fn keep(&self, batch: &Batch) {
+        if !self.kept.swap(true, Ordering::SeqCst) {
+            self.mlx.insert(batch.sequences[0].context.tokens());
+        }
     }
 }
 
@@ -175,9 +189,9 @@ impl Mlx {
         let mut sequence = job.sequence;
         sequence.cache_limit = Some(self.fetch(sequence.context.tokens()) + 1);
         let mut batch = Batch::begin(&self.house, vec![sequence], Reuse::AfterStep).await;
-        let told = Told { house: &self.house, top: job.top };
+        let told = Told { house: &self.house, top: job.top, mlx: self, kept: AtomicBool::new(false) };
         let sent = run(&told, &job.ask, &mut batch, out).await;
-        self.insert(batch.sequences[0].context.tokens());
+        told.keep(&batch);
         sent
     }
 
