@@ -91,7 +91,7 @@ class Structure(unittest.TestCase):
 
     def test_labels_name_the_commit_that_was_built(self):
         found, _ = stages()
-        version = tomllib.loads((kit.ROOT / "Cargo.toml").read_text())["package"]["version"]
+        version = tomllib.loads((kit.ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
         for name in ("cpu", "cuda"):
             words = of(found[name], "LABEL")[0].value
             labels = {key: value.strip('"') for key, value in zip(words[::2], words[1::2])}

@@ -7,7 +7,7 @@ import dashboards
 import promql
 import yaml
 
-RUNBOOKS = dashboards.ROOT / "docs/runbooks.md"
+RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runbooks-service")]
 TESTS = dashboards.RULES.with_name("foretell.rules.test.yaml")
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
           "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh"}
@@ -24,7 +24,7 @@ def below(value):
 
 def chapters():
     """The text of each second-level heading of the runbooks, by the anchor of the heading."""
-    parts = re.split(r"^## (.+)$", RUNBOOKS.read_text(), flags=re.M)[1:]
+    parts = [part for page in RUNBOOKS for part in re.split(r"^## (.+)$", page.read_text(), flags=re.M)[1:]]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): text for title, text in zip(parts[::2], parts[1::2])}
 
 
@@ -134,7 +134,7 @@ class Rules(unittest.TestCase):
         titles = {f"{name}: {panel['title']}" for name, board in dashboards.boards().items() for panel in
                   dashboards.panels(board)}
         named = [(board, title) for board, list_ in re.findall(r"`foretell-(\w+)`,((?:\s+(?:and |, )?“[^”]+”,?)+)",
-                                                        RUNBOOKS.read_text()) for title in re.findall(r"“([^”]+)”", list_)]
+                                                        "\n".join(page.read_text() for page in RUNBOOKS)) for title in re.findall(r"“([^”]+)”", list_)]
         self.assertGreater(len(named), 20)
         self.assertEqual([f"{board}: {title}" for board, title in named if f"{board}: {title}" not in titles], [])
 
