@@ -7,7 +7,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`cli`] | one file per command: the meaning of its arguments, its output, its exit code |
-//! | [`bench`] | a server measured directly and through Foretell, and the demonstration |
+//! | [`mod@bench`] | a server measured directly and through Foretell, and the demonstration |
 //! | [`app`] | from a validated configuration to a running proxy; the one place where all parts meet |
 //! | [`admin`] | the operator's API and status page, above all that they show |
 //! | [`gateway`] | accepts a request, judges it, relays it or hands it over |
