@@ -75,8 +75,7 @@ struct Told<'a> {
     house: &'a Arc<House>,
     top: usize,
     mlx: &'a Mlx,
-    /// The conversation is in the cache: before its answer has ended, so that the next request finds
-    /// it.
+    /// The conversation is in the cache, before its answer has ended: the next request finds it.
     kept: AtomicBool,
 }
 
