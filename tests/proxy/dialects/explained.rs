@@ -170,9 +170,8 @@ async fn agrees(
                 assert_eq!(explained["policy"], header("x-foretell-policy").as_str(), "{context}");
                 let streams = went == "eligible" && why.is_empty();
                 // Ids asked for by a call of their own may come behind the end of a short answer.
-                let late_ids = reason.is_empty()
-                    && why == "untrusted_ids"
-                    && ["llamacpp", "lmdeploy"].contains(&name);
+                let late_ids =
+                    reason.is_empty() && why == "untrusted_ids" && ["llamacpp", "lmdeploy"].contains(&name);
                 let is_plain = went == "plain" && (why == reason || late_ids);
                 let speculates =
                     reason.is_empty() && (went == "speculated" || why == "no_draft" || why == "no_gain");
