@@ -60,7 +60,7 @@ pub struct Measurements<'a> {
     pub regret_budget: &'a mut RegretBudget,
     /// The requests that the engine computes.
     pub concurrency: &'a mut Concurrency,
-    /// Draft tokens that may still be computed in vain while others wait for the engine.
+    /// Rejected draft tokens that may still be computed while requests of others are in flight.
     pub budget: &'a mut Budget,
     /// Its plain windows.
     pub switchback: &'a mut Switchback,
@@ -72,7 +72,7 @@ pub struct Measurements<'a> {
 /// Predictions for a round, made before it, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
-    /// Expected duration.
+    /// Expected duration, drafting included.
     pub expected: f64,
     /// Time that other requests are expected to lose by it, all together.
     pub lost: f64,
@@ -81,7 +81,7 @@ pub struct Round {
 /// Limits of the cost that speculation imposes on the other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Imposed {
-    /// Rejected draft tokens ÷ generated tokens.
+    /// Maximum rejected draft tokens ÷ generated tokens.
     pub extra_tokens: f64,
     /// Plain windows; `None` for none.
     pub windows: Option<Windows>,
@@ -267,7 +267,7 @@ impl Control {
     }
 
     /// The number under which measurements of this model drafter are kept here. It is kept over a
-    /// restart.
+    /// restart. At most 32 have one of their own; those beyond share the last.
     pub fn model(&self, name: &str) -> u8 {
         let models = &mut self.states.lock().1.models;
         let known = models.iter().position(|known| known == name);
@@ -282,7 +282,7 @@ impl Control {
     }
 
     /// Reads or writes the measurements. Keep it short: all sessions of the replica wait for the
-    /// lock.
+    /// lock. A call within `work` deadlocks.
     pub fn with<T>(&self, work: impl FnOnce(&mut Measurements<'_>) -> T) -> T {
         let (replica, epoch) = &mut *self.states.lock();
         let concurrency = replica.costs.concurrency_size();

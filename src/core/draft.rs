@@ -51,7 +51,8 @@ pub struct Lone {
 }
 
 impl Draft {
-    /// The chain that the model drafter drew; `features` of its tokens in order.
+    /// The chain that the model drafter drew; `features` are those of its tokens, one for each, in
+    /// order.
     pub fn drawn(drawn: Sampled, features: impl IntoIterator<Item = Features>) -> Self {
         let mut nodes = Tree::default();
         for (at, (&token, features)) in drawn.chain().iter().zip(features).enumerate() {
@@ -127,10 +128,10 @@ pub enum Origin {
 pub struct VerifyFeedback<'a> {
     /// The token that the draft follows.
     pub after: TokenId,
-    /// The draft.
+    /// The draft that was verified.
     pub draft: &'a Tree,
-    /// Its rows. A drafter may read their distributions, but no sample: most samples do not become
-    /// part of the context.
+    /// Its rows, by node as in [`VerifyResult::rows`]. A drafter may read their distributions, but
+    /// no sample: most samples do not become part of the context.
     pub result: &'a VerifyResult,
 }
 
@@ -145,7 +146,8 @@ pub trait Lookup: Send {
     fn draft(&self, budget: Budget) -> Tree;
     /// Bytes allocated for this session alone; data that sessions share is accounted by its owner.
     fn bytes(&self) -> usize;
-    /// The successors that it has learnt, for later requests.
+    /// The successors that it has learnt, for later requests; `None` for a drafter that learns
+    /// none.
     fn successors(&self) -> Option<&Successors> {
         None
     }
@@ -180,7 +182,8 @@ pub enum Source {
     Model,
 }
 
-/// Number of buckets by which acceptance is counted.
+/// Number of buckets of a draft token's feature ([`Source::bucket`]), by which acceptance is
+/// counted.
 pub const BUCKETS: usize = 6;
 
 impl Source {
@@ -243,7 +246,7 @@ impl Source {
         }
     }
 
-    /// Acceptance of a first token in each bucket before any was observed, 0 to 1.
+    /// Acceptance of a first token before any was observed, 0 to 1, indexed by bucket.
     pub const fn prior(self) -> [f64; BUCKETS] {
         match self {
             Self::PromptLookup | Self::Prediction => [0.5, 0.3, 0.45, 0.6, 0.75, 0.85],

@@ -222,19 +222,20 @@ pub struct Summary {
     pub ahead: SentAhead,
     /// Drift from the target's distribution by the acceptance rule; zero by the exact rule.
     pub drift: Ledger,
-    /// All output tokens.
+    /// Number of output tokens.
     pub output_tokens: u32,
     /// Seconds per token from the first piece of output to the last; `None` where the session was
     /// not free to speculate, or for a short output.
     pub token_seconds: Option<f64>,
     /// Its output repeats itself.
     pub loops: bool,
-    /// Time that its rounds have won and lost.
+    /// Seconds that its rounds and switches have won and lost.
     pub balance: Balance,
-    /// The token ids in doubt, which prevent speculation.
+    /// The token ids in doubt, which prevent speculation; `None` if none are.
     pub doubted: Option<Doubted>,
-    /// Projected speedup by the drafts made in the shadow, and its basis; only where the session
-    /// might not speculate (shadow, observe, control group) and its output was long enough.
+    /// Projected speedup by the drafts made in the shadow (plain time ÷ projected time, 1 where it
+    /// would not have been speculated on), and its basis; only where the session might not
+    /// speculate (shadow, observe, control group) and its output was long enough.
     pub projected_speedup: Option<(f64, Basis)>,
 }
 
@@ -247,7 +248,7 @@ pub struct Judging {
     pub drafted: u32,
     /// Those that became output.
     pub accepted: u32,
-    /// Positions of its longest branch.
+    /// Nodes of its longest branch.
     pub depth: u32,
 }
 
@@ -275,12 +276,12 @@ impl Doubted {
 }
 
 /// Time won and lost by speculation against plain decoding at the measured pace, seconds of the
-/// answer.
+/// answer, both at least 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balance {
-    /// By the rounds that won.
+    /// Seconds won, summed over the rounds that won.
     pub saved: f64,
-    /// By the rounds, and switches back to plain decoding, that lost; at least 0.
+    /// Seconds lost, summed over the rounds, and switches back to plain decoding, that lost.
     pub wasted: f64,
 }
 
@@ -295,9 +296,9 @@ impl Balance {
 /// Verify requests that were sent ahead of the verification result that they build on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentAhead {
-    /// All of them.
+    /// Number of requests sent ahead.
     pub sent: u32,
-    /// Those whose assumption came true, so that their result counted.
+    /// Number of those whose assumption came true, so that their result counted.
     pub used: u32,
 }
 

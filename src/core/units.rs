@@ -65,12 +65,12 @@ impl SplitMix64 {
         if bound == 0 { 0 } else { bits % bound }
     }
 
-    /// A number in [0, 1).
+    /// A uniform number in [0, 1).
     pub const fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// True with probability 1/`n`.
+    /// True with probability 1/`n`; always for an `n` of 0.
     pub const fn chance(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

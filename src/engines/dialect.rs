@@ -154,7 +154,7 @@ impl<'a> Context<'a> {
         Ids::new(self.json, self.prompt, self.output)
     }
 
-    /// Tokens of prompt and output.
+    /// Number of tokens of prompt and output together.
     pub fn len(&self) -> usize {
         self.prompt.len() + self.output.len()
     }
@@ -205,20 +205,20 @@ pub enum Refusal {
     /// The call would be larger than a round may be.
     #[error("the call takes {bytes} bytes, more than {most}")]
     TooLong {
-        /// Size of the call.
+        /// Bytes of all calls of the round together.
         bytes: usize,
         /// Maximum bytes of one round's requests.
         most: usize,
     },
-    /// The engine's memory does not hold several prompts of this length.
+    /// The engine's memory does not hold several prompts of this many tokens.
     #[error("no room for several prompts of {0} tokens")]
     NoRoom(usize),
-    /// The engine has no such verification method.
+    /// The engine has no verification method of this name, or cannot use it for this request.
     #[error("this engine has no verification method {0}")]
     NoVerifyMethod(&'static str),
 }
 
-/// An answer that this dialect cannot read.
+/// An answer that this dialect cannot read; the text says why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unreadable answer: {0}")]
 pub struct Unreadable(pub &'static str);
@@ -226,17 +226,18 @@ pub struct Unreadable(pub &'static str);
 /// One event of a plain request's stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// Ids of the prompt, on the first event.
+    /// Ids of the prompt, on the first event; `None` on all others, and if the engine does not send
+    /// them.
     pub prompt: Option<Vec<TokenId>>,
     /// Token ids of new output, in order.
     pub tokens: Vec<TokenId>,
     /// The text that the backend sent with these tokens.
     pub text: String,
-    /// `finish_reason` in OpenAI's words, on the last event of the choice.
+    /// `finish_reason` in OpenAI's words, on the last event of the choice; `None` before it.
     pub finish: Option<String>,
     /// The last of `tokens` ended the text and adds none.
     pub ends: bool,
-    /// The backend's own usage, where it sent one.
+    /// The backend's own `usage` object; `None` if the event has none.
     pub usage: Option<Value>,
     /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by
     /// name.
@@ -275,14 +276,16 @@ pub enum PromptAnswer {
 /// The constant properties in which engines differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
-    /// The `owned_by` of its list of models, which identifies it.
+    /// The `owned_by` of its list of models, which identifies it; `None` if it is recognised by
+    /// other answers.
     pub owner: Option<&'static str>,
     /// Foretell speculates on it and has never run with the real engine, only with a strict fake
     /// built from its source.
     pub experimental: bool,
     /// The most common configuration, for the page of guarantees; `None` if it is only relayed to.
     pub usual: Option<Usual>,
-    /// The noise of a seeded request may be a function of the position in some version or setting.
+    /// The noise of a seeded request may be a function of the position in some version or setting
+    /// (vLLM: the V2 model runner), so the probe tests for it.
     pub noise_may_be_placed: bool,
     /// The setting without which every prompt is computed anew.
     pub cache_setting: CacheSetting,
@@ -294,37 +297,43 @@ pub struct Quirks {
     pub stop_order: StopOrder,
     /// The part of a streamed text that the engine holds back because a stop text may begin there.
     pub stop_hold: Hold,
-    /// The member of a choice that names the stop that ended it; `None` if there is none.
+    /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
+    /// `matched_stop`); `None` if there is none.
     pub stop_field: Option<&'static str>,
     /// That member also names the token that is the end of the text itself.
     pub stop_field_names_end: bool,
-    /// `completion_tokens` includes the token that is the end of the text itself.
+    /// `completion_tokens` includes the token that is the end of the text itself (not LMDeploy).
     pub usage_counts_end: bool,
-    /// The route on which the last chunk of a stream brings usage that was not asked for.
+    /// The route on which the last chunk of a stream brings usage that was not asked for
+    /// (llama.cpp: completions); `None` if there is none.
     pub unasked_usage: Option<Route>,
-    /// Routes whose streams have no event for usage, though the client asks for it.
+    /// Routes whose streams have no event for usage, though the client asks for it (llama.cpp:
+    /// completions, Triton: both).
     pub no_usage_event: &'static [Route],
     /// The `content-type` of its whole answers.
     pub json_type: &'static str,
-    /// Its first calls ask for usage in every event, and get it.
+    /// Its first calls ask for usage in every event, and every event has it (vLLM): where it is
+    /// missing, the ids are not trusted.
     pub usage_runs: bool,
-    /// `continuous_usage_stats` puts usage on every event even without `include_usage`.
+    /// `continuous_usage_stats` puts usage on every event even without `include_usage` (SGLang).
     pub usage_runs_alone: bool,
-    /// The last event of a chat's text has an empty delta.
+    /// The last event of a chat's text has an empty delta (llama.cpp).
     pub bare_end: bool,
-    /// Asking for token ids adds events with an empty delta, which otherwise do not exist.
+    /// Asking for token ids adds events with an empty delta, which otherwise do not exist (vLLM
+    /// 0.32, `chat_completion/serving.py`).
     pub hollow_deltas: bool,
-    /// The member in which the engine reports the time of an answer, at its end. No single call has
-    /// the time of a speculated output, so there it is left out.
+    /// The member in which the engine reports the time of an answer, at its end (llama.cpp:
+    /// `timings`); `None` if there is none. No single call has the time of a speculated output, so
+    /// there it is left out.
     pub time_report: Option<&'static str>,
     /// The engine refuses the whole request for the client's own `prediction`, so it must not
-    /// receive it.
+    /// receive it (TensorRT-LLM: its schema forbids unknown fields).
     pub refuses_prediction: bool,
     /// The engine does not report whether it puts special tokens in front of a prompt: the ids from
     /// [`Codec::prompt_ids_call`] are used only once the first call has counted as many.
     pub prompt_ids_need_count: bool,
     /// Its texts are made by Hugging Face's own code, which removes spaces before punctuation
-    /// unless the model's configuration forbids that.
+    /// unless the model's configuration forbids that (SGLang, LMDeploy).
     pub tidies_text: bool,
 }
 
@@ -335,7 +344,7 @@ pub struct Usual {
     pub methods: &'static [VerifyMethod],
     /// Inputs of the noise of a seeded request.
     pub noise: Noise,
-    /// Every sampled token needs a seed, and the server reports no defaults.
+    /// It draws with a fixed seed of its own where the client sends none, and reports no defaults.
     pub seeded: bool,
 }
 
@@ -402,10 +411,10 @@ pub trait Codec: Sync {
     /// The engine that gave these answers.
     ///
     /// # Errors
-    /// [`Foreign`]: it is no engine that can verify.
+    /// [`Foreign`]: the answers lack something that has to be known to verify there.
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign>;
 
-    /// The page that reports the start time; `None` if none does.
+    /// Path of the page that reports the start time; `None` if none does.
     fn start_page(&self) -> Option<&'static str> {
         None
     }
@@ -436,7 +445,8 @@ pub trait Codec: Sync {
 
     /// Members that this engine puts into a whole answer, or (`whole` is false) into the last chunk
     /// of a stream, and not into the first chunk, which is the template for all else; each with the
-    /// value that it has if it does not apply. See [`crate::openai::fill`].
+    /// value that it has if it does not apply. `null` if there are none. See
+    /// [`crate::openai::fill`].
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
         let _ = (engine, route, whole);
         Value::Null
@@ -456,7 +466,7 @@ pub trait Codec: Sync {
     /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Ask`].
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`Unreadable`]: it has neither ids nor what the next call needs.
     fn read_prompt_answer(
         &self,
         engine: &Engine,
@@ -468,13 +478,15 @@ pub trait Codec: Sync {
     }
 
     /// The call that aborts an answer under way such that its stream still ends with its usage,
-    /// where [`Engine::aborts`]. `request_id`: the `x-request-id` of the request.
+    /// where [`Engine::aborts`]; `None` if the engine has no such call. `request_id`: the
+    /// `x-request-id` of the request.
     fn abort(&self, route: Route, request_id: &str) -> Option<Call> {
         let _ = (route, request_id);
         None
     }
 
-    /// A plain request that continues from the whole context, by token ids.
+    /// A plain request of at most `max_tokens` output tokens that continues from the whole context,
+    /// by token ids.
     fn plain_request(
         &self,
         engine: &Engine,
@@ -486,11 +498,12 @@ pub trait Codec: Sync {
     /// Reads one event of a plain request's stream.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`Unreadable`]: it carries an error, or has another form.
     fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable>;
 
-    /// The finish reason of a later plain request of `asked` tokens whose stream closed after
-    /// `brought` without a final event; `None` if this engine does not end a stream so.
+    /// The finish reason of a later plain request of at most `asked` tokens whose stream closed
+    /// after `brought` tokens without a final event; `None` if this engine does not end a stream
+    /// so.
     fn closed(&self, brought: u32, asked: u32) -> Option<&'static str> {
         let _ = (brought, asked);
         None
@@ -499,13 +512,13 @@ pub trait Codec: Sync {
     /// The calls that verify a draft.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`]: the engine cannot verify it by the method of the round.
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal>;
 
     /// Reads the answers to the calls of [`Codec::verify`], in their order.
     ///
     /// # Errors
-    /// [`Unreadable`].
+    /// [`Unreadable`]: one has another form, or belongs to another prompt.
     fn result(
         &self,
         engine: &Engine,
@@ -529,14 +542,15 @@ pub trait Codec: Sync {
     }
 
     /// A call to be made once before the first round of a session, so that the engine computes the
-    /// context for all of the round's prompts together. Its answer is not used.
+    /// context for all of the round's prompts together; `None` where that would not help. Its
+    /// answer is not used.
     fn warm(&self, engine: &Engine, round: &Round<'_>) -> Option<Call> {
         let _ = (engine, round);
         None
     }
 
-    /// The rows that this answer to a scored prompt of `prompt` tokens lists, if it shows that; a
-    /// prefix of the prompt was cached.
+    /// The rows that this answer to a scored prompt of `prompt` tokens lists, a prefix of which was
+    /// cached; `None` if it does not show that.
     fn rows(&self, prompt: usize, body: &[u8]) -> Option<RowShape> {
         let _ = (prompt, body);
         None
@@ -554,7 +568,7 @@ pub trait Codec: Sync {
         None
     }
 
-    /// Reads the answer to [`Codec::tokenize`].
+    /// Reads the answer to [`Codec::tokenize`]; `None` if it has no ids.
     fn tokens(&self, body: &[u8]) -> Option<Vec<TokenId>> {
         let answer: Value = serde_json::from_slice(body).ok()?;
         shared::ids(answer.get("tokens")?)

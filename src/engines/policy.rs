@@ -59,7 +59,7 @@ pub struct Policy {
     pub name: String,
     /// Identifies the content of the policy's file.
     pub revision: Revision,
-    /// The mode of its requests.
+    /// Limit on what may be done with its requests.
     pub mode: PolicyMode,
     /// Conditions a request must meet for this policy to apply.
     pub matcher: Match,
@@ -99,7 +99,8 @@ impl PolicySet {
         Self { policies: policies.into_iter().map(Arc::new).collect() }
     }
 
-    /// The first policy that applies; unknown if an earlier policy may or may not apply.
+    /// The first policy that applies, `None` if none does; unknown if an earlier policy may or may
+    /// not apply.
     pub fn first_match(&self, subject: &Subject<'_>) -> Fact<Option<&Arc<Policy>>> {
         for policy in &self.policies {
             match policy.matches(subject) {

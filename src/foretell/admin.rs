@@ -11,10 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Method, Request, Response, StatusCode, request};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tower::ServiceBuilder;
+use tower_http::set_header::SetResponseHeaderLayer;
 
 pub use configured::{Configured, Known, ReloadSource};
 pub use guard::Guard;
@@ -26,6 +29,7 @@ use crate::http::answer::{error_response, json_response};
 use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::{self, Gathered, Stopped};
+use crate::http::listen::App;
 use crate::http::request::RequestBody;
 use crate::serving::failure::Failure;
 use foretell_core::words::Mode;
@@ -92,17 +96,16 @@ impl Admin {
         }
     }
 
-    /// Answers a request on the admin listener. No answer may be cached, or read as another content
-    /// type.
-    pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
-        let mut response = self.answered(request).await;
-        let headers = response.headers_mut();
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        response
+    /// The admin listener's service: no answer may be cached, or read as another content type.
+    pub fn layered(self: Arc<Self>) -> impl App {
+        let set = |name, value| SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value));
+        ServiceBuilder::new()
+            .layer(set(CACHE_CONTROL, "no-store"))
+            .layer(set(X_CONTENT_TYPE_OPTIONS, "nosniff"))
+            .service_fn(move |request| Arc::clone(&self).answer(request).map(Ok))
     }
 
-    async fn answered(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+    async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         match path {

@@ -7,6 +7,7 @@
 pub mod explain;
 pub mod files;
 mod gateway;
+pub mod local;
 pub mod manager;
 pub mod served;
 pub mod signals;

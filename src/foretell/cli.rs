@@ -9,6 +9,7 @@ pub mod bench;
 pub mod check;
 pub mod demo;
 pub mod drain;
+mod exit;
 pub mod explain;
 pub mod pages;
 pub mod probe;
@@ -19,9 +20,10 @@ pub mod target;
 use std::io::Write;
 use std::process::ExitCode;
 
+pub use exit::Exit;
+
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::bench::Exit;
 use crate::config::flags::Environment;
 
 /// Exit code of success.

@@ -18,7 +18,6 @@ pub mod models;
 pub mod probe;
 pub mod replica;
 mod retry;
-mod rng;
 pub mod rounds_seen;
 mod silence;
 pub mod tie;
@@ -34,6 +33,7 @@ use parking_lot::Mutex;
 use prometheus::HistogramVec;
 use tokio::sync::watch as channel;
 
+use crate::random::SharedSplitMix64;
 use foretell_core::words::metric::{Metric, REPLICA_CONNECT};
 
 pub use breaker::BreakerState;
@@ -48,7 +48,6 @@ pub use replica::{Auth, Counters, Fresh, InvalidUrl, Local, Probed, Repeatable, 
 
 use backend::Backend;
 use retry::RetryBudget;
-use rng::SharedSplitMix64;
 
 /// All backends, in the order of the configuration, and their current replicas.
 #[derive(Debug)]

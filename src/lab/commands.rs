@@ -7,7 +7,7 @@ pub mod sim;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 use foretell::cli::{VERSION, complain};
 
 #[derive(Parser)]

@@ -77,11 +77,6 @@ impl History {
     pub fn position(&self) -> u64 {
         (self.prompt + self.output) as u64
     }
-
-    /// Tokens of output so far.
-    pub fn output_len(&self) -> usize {
-        self.output
-    }
 }
 
 impl Sampler {

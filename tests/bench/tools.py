@@ -13,15 +13,24 @@ between <tools> and </tools>, as Hermes and Qwen; `parameters`: indented, as Lla
 is the set's own right answer, every argument with its first right value, optional arguments left
 out. No model wrote it: it measures a drafter's gain for a model that answers correctly, in the
 keys' order of the set and with JSON formatted as by Python (`--compact`: without spaces).
+
+    tools.py --asked FILE --server URL [--count N] > tools.jsonl
+
+The same from a model: N questions of FILE (`prompts/bfcl.jsonl` of `make real-models`), spread over
+the whole set, with their tools in the prompt by the chat template of the llama-server at URL, and
+the tokens that its model writes at temperature 0, right or wrong.
 """
 
 import argparse
 import json
 import pathlib
 import sys
+import urllib.request
 
+import real_prompts
 import tokenizers
 
+MOST = 160  # tokens that a model may write
 SETS = ("live_multiple", "multiple", "parallel_multiple", "parallel", "live_parallel_multiple")
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 TEMPLATES = {
@@ -78,14 +87,26 @@ def streams(data, sets, count):
             yield [standard(tool) for tool in asked["function"]], question, calls
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--form", choices=TEMPLATES, default="arguments")
-    parser.add_argument("--compact", action="store_true")
-    parser.add_argument("--count", type=int, default=20)
-    args = parser.parse_args()
+def answer(url, path, body):
+    """The JSON that a server answers to a call."""
+    asked = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=600) as answered:
+        return json.load(answered)
+
+
+def written(url, asked, count):
+    """Prompts with tools, and what the model of a llama-server writes; token ids of both."""
+    for case in real_prompts.spread(real_prompts.lines(asked), count):
+        tools = [{"type": "function", "function": {**standard(tool), "name": tool["name"].replace(".", "_")}}
+                 for tool in case["function"]]
+        shown = answer(url, "/apply-template", {"messages": case["question"][0], "tools": tools})["prompt"]
+        prompt = answer(url, "/tokenize", {"content": shown, "add_special": True, "parse_special": True})["tokens"]
+        body = {"prompt": prompt, "n_predict": MOST, "temperature": 0, "return_tokens": True}
+        yield {"prompt": prompt, "output": answer(url, "/completion", body)["tokens"]}
+
+
+def right(args):
+    """Prompts with tools, and the right calls; token ids of both."""
     tokenizer = tokenizers.Tokenizer.from_file(args.tokenizer)
     form, template = TEMPLATES[args.form]
     indent = 4 if args.form == "parameters" else None
@@ -93,13 +114,27 @@ def main():
         shown = "\n".join(json.dumps({"type": "function", "function": tool}, indent=indent) for tool in tools)
         prompt = template.format(tools=shown, form=form.format(), question=question)
         separators = (",", ":") if args.compact else None
-        written = [json.dumps({"name": name, args.form: given}, separators=separators, ensure_ascii=False)
-                   for name, given in calls]
+        output = [json.dumps({"name": name, args.form: given}, separators=separators, ensure_ascii=False)
+                  for name, given in calls]
         if args.form == "arguments":
-            written = [f"<tool_call>\n{call}\n</tool_call>" for call in written]
-        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, "\n".join(written))]
-        json.dump({"prompt": ids[0], "output": ids[1]}, sys.stdout)
-        print()
+            output = [f"<tool_call>\n{call}\n</tool_call>" for call in output]
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, "\n".join(output))]
+        yield {"prompt": ids[0], "output": ids[1]}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=pathlib.Path)
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--asked", type=pathlib.Path)
+    parser.add_argument("--server", metavar="URL")
+    parser.add_argument("--form", choices=TEMPLATES, default="arguments")
+    parser.add_argument("--compact", action="store_true")
+    parser.add_argument("--count", type=int, default=20)
+    args = parser.parse_args()
+    for stream in written(args.server, args.asked, args.count) if args.server else right(args):
+        json.dump(stream, sys.stdout)
+        print(flush=True)
 
 
 if __name__ == "__main__":

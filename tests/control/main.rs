@@ -6,7 +6,7 @@ mod fleet;
 
 use std::path::{Path, PathBuf};
 
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 use foretell_lab::commands::sim::{self as command, SimArgs};
 use foretell_lab::sim::figures::Figure;
 use foretell_lab::sim::play;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 use foretell::cli::bench::{BenchArgs, run};
 use rstest::rstest;
 use serde_json::Value;

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use foretell::bench::Exit;
 use foretell::bench::canvas::Canvas;
 use foretell::bench::demo::{About, Stack};
+use foretell::cli::Exit;
 use foretell::cli::demo::{DemoArgs, run_on};
 use tempfile::TempDir;
 

@@ -6,7 +6,7 @@ use crate::client::HELD_BACK;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use foretell::serving::drafters::Drafters;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};

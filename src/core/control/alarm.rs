@@ -25,9 +25,10 @@ const RISEN: f64 = 0.7;
 /// An alarm for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// The acceptance of a drafter has fallen to a fraction of what it was.
+    /// A drafter's acceptance of first draft tokens, averaged over about 100, has fallen below 0.4
+    /// of its average over about 2,000.
     Collapse,
-    /// An output repeats itself.
+    /// An output repeats itself ([`crate::words::looping::loops`]).
     Plateau,
 }
 
@@ -84,7 +85,7 @@ impl Watched {
     }
 }
 
-/// Watches every drafter of an epoch.
+/// Detects collapses of acceptance, for every drafter and temperature bucket of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watch {
     /// By [`DrafterId::row`], as many as were needed so far.

@@ -18,7 +18,8 @@ const SETTLED: f64 = 3.0;
 /// Seconds of idle time after which a measurement weighs half.
 const IDLE_HALF_WEIGHT: f64 = 120.0;
 
-/// The mean of a quantity (seconds, or a share), with decay.
+/// Mean of a quantity (seconds, or a share from 0 to 1) over about its last 8 measurements, and its
+/// weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Belief {
     mean: f64,
@@ -29,13 +30,14 @@ pub struct Belief {
 }
 
 impl Belief {
-    /// Notes a measured time, seconds. Invalid times are ignored.
+    /// Notes a measured time, seconds; it counts as at most three times a settled mean. Negative
+    /// and non-finite times are ignored.
     pub fn observe(&mut self, seconds: f64, now: Tick) {
         self.observe_of(seconds, 0.0, now);
     }
 
-    /// As [`Self::observe`], for a time that may well be zero, and otherwise is of the order of
-    /// `scale` seconds.
+    /// As [`Self::observe`], for times that are often zero: the cap is three times the mean or
+    /// `scale` seconds, whichever is larger.
     pub fn observe_of(&mut self, seconds: f64, scale: f64, now: Tick) {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
@@ -44,14 +46,14 @@ impl Belief {
         self.count(if settled { seconds.min(self.mean.max(scale) * OUTLIER) } else { seconds }, now);
     }
 
-    /// Notes a measured value that has no outliers, for instance a share.
+    /// Notes a value without a cap, for instance a share from 0 to 1.
     pub fn count(&mut self, value: f64, now: Tick) {
         self.weight = (self.weight(now).max(0.0) + 1.0).min(MEMORY);
         self.mean += (value - self.mean) / self.weight;
         self.at = self.at.max(now);
     }
 
-    /// Sets an upper bound that is known from elsewhere.
+    /// Lowers the mean to `most`, in the mean's unit, if it is above.
     pub fn bound(&mut self, most: f64) {
         self.mean = self.mean.min(most);
     }
@@ -61,12 +63,13 @@ impl Belief {
         (self.weight > 0.0).then_some(self.mean)
     }
 
-    /// Time of the last measurement.
+    /// Time of the last measurement; the origin of time before the first.
     pub fn at(&self) -> Tick {
         self.at
     }
 
-    /// Measurements that the mean is based on now: idle time reduces their number, never to none.
+    /// Measurements that the mean is based on at `now`, 0 to 8: half as many after 120 idle
+    /// seconds, and never none once there was one.
     pub fn weight(&self, now: Tick) -> f64 {
         self.weight * IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at))
     }

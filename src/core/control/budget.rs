@@ -9,7 +9,8 @@ const MAX: f64 = 64.0;
 /// Maximum overdraft: rounds of many sessions may be in flight when it runs out.
 const DEEPEST: f64 = 32.0;
 
-/// The budget of one replica, shared by all its sessions.
+/// Rejected draft tokens that one replica may still compute while requests of others are in flight,
+/// shared by all its sessions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
     /// Rejected tokens allowed per generated one.
@@ -29,7 +30,7 @@ impl Budget {
         self.share = share;
     }
 
-    /// Notes tokens that the engine generated.
+    /// Notes tokens that the engine generated: each adds the allowed share to the budget.
     pub fn generated(&mut self, tokens: f64) {
         self.left = (self.left + self.share * tokens).min(MAX);
     }
@@ -39,13 +40,13 @@ impl Budget {
         self.left = (self.left - tokens as f64).max(-DEEPEST);
     }
 
-    /// True if a session may begin to speculate.
+    /// True if a session may begin to speculate: the budget is above 0.
     pub fn may_begin(&self) -> bool {
         self.left > 0.0
     }
 
-    /// True if a session that speculates may go on: it may overdraw a little, so that it need not
-    /// leave at once.
+    /// True if a session that speculates may go on: it may overdraw by up to 16 tokens, so that it
+    /// need not leave at once.
     pub fn may_go_on(&self) -> bool {
         self.left > -DEEPEST / 2.0
     }

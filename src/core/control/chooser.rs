@@ -15,7 +15,7 @@ pub struct Quote {
     pub nodes: usize,
     /// Expected tokens, the bonus token included.
     pub tokens: f64,
-    /// Expected seconds.
+    /// Expected seconds of the round.
     pub seconds: f64,
 }
 
@@ -34,8 +34,9 @@ impl Quote {
 
 /// The cut with the largest surplus of tokens over those that its seconds yield elsewhere, at
 /// `rate` tokens per second: the rate reached in the long run. A cut for its own best rate would
-/// make certain drafts too short. `survival` is the survival probability by node, best first;
-/// `seconds(n)` is the cost of a round with n nodes. Ties go to the shorter cut.
+/// make certain drafts too short. `survival`: survival probabilities, 0 to 1, indexed by node, best
+/// first; `seconds(n)`: seconds of a round with n nodes. Ties go to the shorter cut, which may have
+/// no nodes.
 pub fn best_cut(survival: &[f64], rate: f64, seconds: impl Fn(usize) -> f64) -> Quote {
     let mut best = Quote { nodes: 0, tokens: 1.0, seconds: seconds(0) };
     let mut tokens = 1.0;
@@ -56,7 +57,7 @@ pub struct Outlook {
     pub token: f64,
     /// Yield of speculation: rounds of the session and of its class.
     pub value: Value,
-    /// Seconds of an empty round.
+    /// Seconds of a round without draft nodes, which yields one token.
     pub empty: f64,
     /// Extra seconds of switching from plain decoding to speculation.
     pub switch_in: f64,
@@ -74,8 +75,8 @@ impl Outlook {
     }
 
     /// True if it pays to leave plain decoding for this round and those expected to follow it: they
-    /// must be faster than plain decoding by `margin`, and win the cost of switching there and
-    /// back.
+    /// must be faster than plain decoding by the share `margin` (0.10: 10 %), and win the cost of
+    /// switching there and back.
     pub fn begins(&self, quote: Quote, margin: f64) -> bool {
         if quote.nodes == 0 || quote.gain(self.token) <= 0.0 {
             return false;
@@ -112,8 +113,9 @@ impl Outlook {
         self.value.gap * (self.empty - self.token) <= self.switch_in + self.switch_out
     }
 
-    /// True if a session that speculates goes on with this round. `gap`: consecutive empty rounds
-    /// before it.
+    /// True if a session that speculates goes on with this round. `stay`: share by which
+    /// speculation must be faster than plain decoding (0.05: 5 %); `gap`: consecutive empty rounds
+    /// before this one.
     pub fn goes_on(&self, quote: Quote, stay: f64, gap: usize) -> bool {
         let (tokens, seconds) = (self.value.tokens + quote.tokens, self.value.seconds + quote.seconds);
         let rate = tokens / seconds.max(1e-9);
@@ -134,7 +136,7 @@ impl Outlook {
 }
 
 /// In one round of twenty adds or removes one node, so that the cost table gets values for
-/// neighbouring sizes.
+/// neighbouring sizes. The result is 1 to `most` nodes; no nodes stay none.
 pub fn dither(rng: &mut SplitMix64, nodes: usize, most: usize) -> usize {
     if nodes == 0 || !rng.chance(20) {
         return nodes;

@@ -57,7 +57,8 @@ const HOPE: f64 = 600.0;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
 const REACH_FIRST: usize = 4;
 
-/// The key of a round's cost, besides its draft and the concurrency.
+/// Verification method and context of a round: with its nodes and the concurrency, the key of its
+/// cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     /// Verification method of the draft.
@@ -69,7 +70,7 @@ pub struct Way {
 }
 
 impl Way {
-    /// By this method alone.
+    /// This method without a fallback, with `context` tokens of context.
     pub const fn by(method: VerifyMethod, context: usize) -> Self {
         Self { method, fallback: None, context }
     }
@@ -85,15 +86,15 @@ pub struct Concurrent {
     pub modelled: usize,
 }
 
-/// Basis of an expected cost.
+/// Basis of the expected cost of verify requests, ordered from the weakest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Basis {
-    /// None: a round is assumed to cost a little more than a step.
+    /// No measurement: 1.05 plain tokens, and 0.06 more for each node.
     #[default]
     Guess,
-    /// A probe.
+    /// Verify requests that a probe timed.
     Probe,
-    /// Calls of sessions.
+    /// Verify requests of sessions.
     Measured,
 }
 
@@ -108,7 +109,7 @@ impl Basis {
     }
 }
 
-/// The measured costs of one replica.
+/// The measured costs of one replica, seconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// Present concurrency of the engine, and if there are plain requests concurrent with one that
@@ -171,8 +172,8 @@ impl Costs {
         self.undecided.iter_mut().chain(by_concurrency).for_each(|belief| belief.age(now));
     }
 
-    /// Sets the present concurrency of the engine, and if there are plain requests concurrent with
-    /// one that is speculated on, and requests of others.
+    /// Sets the present state of the engine: requests in flight; if plain requests are concurrent
+    /// with one that is speculated on; if requests of others are in flight (`foreign`).
     pub fn set_concurrency(&mut self, requests: usize, plain_neighbours: bool, foreign: bool) {
         (self.concurrency, self.plain_neighbours, self.foreign) =
             (ConcurrencyBucket::of(requests), plain_neighbours, foreign);
@@ -211,7 +212,7 @@ impl Costs {
         }
     }
 
-    /// Notes seconds of speculation: the plain pace ages.
+    /// Notes seconds of speculation, by which the plain pace ages.
     pub fn speculated(&mut self, seconds: f64) {
         let token = self.plain_token_expected();
         if let Some(speculated) = self.speculated.get_mut(self.concurrency.index()) {
@@ -240,7 +241,8 @@ impl Costs {
         self.speculated.get(self.concurrency.index()).copied().unwrap_or(0.0)
     }
 
-    /// Notes a verify request in the middle of a streak of rounds.
+    /// Notes the seconds of a verify request with `nodes` draft nodes in the middle of a streak of
+    /// rounds.
     pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
         let token = self.plain_token_expected();
         self.verify.observe(self.position(way), nodes, seconds, token, now);
@@ -250,7 +252,8 @@ impl Costs {
         }
     }
 
-    /// Notes a verify request in the middle of a streak that overlapped with another one.
+    /// Notes the seconds of a verify request that overlapped with another one, in the middle of a
+    /// streak; `turn` says how.
     pub fn overlapped(&mut self, way: Way, nodes: usize, seconds: f64, turn: Turn, now: Tick) {
         self.overlap.observe(turn, seconds / self.verify(way, nodes).max(1e-9), now);
     }
@@ -270,7 +273,7 @@ impl Costs {
         self.overlap.ahead_draft_pays(alive, waited / self.verify(way, nodes).max(1e-9))
     }
 
-    /// Notes if a verify request of a method decided anything.
+    /// Notes if a verify request of a method decided at least one token.
     pub fn decided(&mut self, method: VerifyMethod, anything: bool, now: Tick) {
         if let Some(share) = self.undecided.get_mut(method.index()) {
             share.count(f64::from(u8::from(!anything)), now);
@@ -301,12 +304,14 @@ impl Costs {
         }
     }
 
-    /// Notes a draft of the model drafter with this number ([`crate::control::Control::model`]).
+    /// Notes a draft of `tokens` tokens in `seconds`, by the model drafter with this number
+    /// ([`crate::control::Control::model`]).
     pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
         self.drafts.drafted(model, tokens, seconds, now);
     }
 
-    /// Notes a shadow pass of a model drafter. `read`: it had read the prompt before.
+    /// Notes the seconds of a shadow pass of a model drafter. `read`: it had read the prompt
+    /// before.
     pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool, now: Tick) {
         self.drafts.shadowed(model, seconds, read, now);
     }
@@ -342,7 +347,8 @@ impl Costs {
         seconds * paces.filter(|_| concurrency != self.concurrency).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// Notes the concurrent work at a verify request in the middle of a streak.
+    /// Notes the seconds of a verify request in the middle of a streak, and the work concurrent
+    /// with it.
     pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, concurrent: Concurrent) {
         let expected = self.verify(way, nodes);
         let seconds = seconds.min(OUTLIER * expected);
@@ -357,7 +363,8 @@ impl Costs {
     }
 
     /// Seconds of the wait for the engine that a token of the model drafter saves because it is
-    /// drafted while the engine computes for others, and the mean saving per measured request.
+    /// drafted while the engine computes for others, and the mean saving per measured request. Both
+    /// are 0 with one request in flight, and before they are measured.
     pub fn saved_by_drafting(&self, model: u8) -> (f64, f64) {
         let Some(slope) =
             self.wait.slope(self.concurrency).filter(|_| self.concurrency != ConcurrencyBucket::default())
@@ -378,7 +385,7 @@ impl Costs {
         self.plain_token_expected() * (1.05 + NODE * nodes as f64)
     }
 
-    /// Optimistic cost of a verify request for a session that begins to speculate. Sessions that
+    /// Optimistic seconds of a verify request for a session that begins to speculate. Sessions that
     /// decode plainly at the same time decide alike, so those that can speculate begin together,
     /// and without plain neighbours no request waits for a step in progress: the probability that
     /// plain neighbours remain is measured. An old measurement is moved from its mean towards the
@@ -439,12 +446,14 @@ impl Costs {
         self.drafts.of(model).shadow.known()
     }
 
-    /// Expected extra seconds of switching from plain decoding to speculation.
+    /// Expected extra seconds of switching from plain decoding to speculation; a plain token's time
+    /// before it was measured or probed.
     pub fn switch_in(&self) -> f64 {
         self.switch(&self.switch_in, self.prior.as_ref().and_then(|prior| prior.switch_in))
     }
 
-    /// Expected extra seconds of switching from speculation to plain decoding.
+    /// Expected extra seconds of switching from speculation to plain decoding; a plain token's time
+    /// before it was measured or probed.
     pub fn switch_out(&self) -> f64 {
         self.switch(&self.switch_out, self.prior.as_ref().and_then(|prior| prior.switch_out))
     }
@@ -456,14 +465,14 @@ impl Costs {
         smaller.find_map(Belief::known).or(prior).unwrap_or_else(|| self.plain_token_expected())
     }
 
-    /// True if cancelling a plain request takes so long that plain requests should be bounded in
-    /// length.
+    /// True if, by a probe, cancelling a plain request takes longer than three plain tokens, so
+    /// that plain requests should be bounded in length.
     pub fn cancels_slowly(&self) -> bool {
         let cancel = self.prior.as_ref().and_then(|prior| prior.cancel);
         cancel.is_some_and(|cancel| cancel > 3.0 * self.plain_token_expected())
     }
 
-    /// Seconds per plain token, measured here or by a probe, or a guess before either.
+    /// Seconds per plain token, measured here or by a probe; 0.02 before either.
     pub fn plain_token_expected(&self) -> f64 {
         let prior = || self.prior.as_ref()?.token;
         self.plain_token().or_else(prior).unwrap_or(0.02)

@@ -25,7 +25,8 @@ impl<K: Clone + Eq + Hash, V: Default> ExpiringMap<K, V> {
         Self { entries: HashMap::new(), most: most.max(1), oldest }
     }
 
-    /// The state of a key; a new one if there is none.
+    /// The state of a key. If there is none, a default one is inserted; expired states then make
+    /// room, and where that is not enough the least recently requested one.
     pub fn get(&mut self, key: &K, now: Tick) -> &mut V {
         if !self.entries.contains_key(key) {
             self.make_room(now);
@@ -35,7 +36,7 @@ impl<K: Clone + Eq + Hash, V: Default> ExpiringMap<K, V> {
         value
     }
 
-    /// The state of a key if there is one. Does not count as a request.
+    /// The state of a key; `None` if there is none. Does not count as a request.
     pub fn look(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|(value, _)| value)
     }

@@ -26,48 +26,48 @@ pub struct Forecast {
     pub token: Option<f64>,
     /// Projected speedup; `None` before enough rounds of its kind, real or virtual.
     pub gain: Option<Gain>,
-    /// Every reason not to speculate from its first token on, in the order in which sessions check
-    /// them.
+    /// Every reason not to speculate from its first token on, with a sentence for the operator, in
+    /// the order in which sessions check them.
     pub reasons: Vec<(PlainReason, &'static str)>,
 }
 
 /// A projected speedup and its spread, as multiples of plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gain {
-    /// The mean.
+    /// Mean speedup: plain time ÷ time with speculation.
     pub middle: f64,
     /// Lower bound of 95 %, from the variance of the tokens of a round (as of a geometric
     /// distribution of that mean) and the number of rounds. The uncertainty of costs is not
     /// included.
     pub low: f64,
-    /// Upper bound.
+    /// Upper bound of 95 %.
     pub high: f64,
     /// Rounds of its kind that it is based on, decayed.
     pub rounds: f64,
-    /// Basis of the costs.
+    /// Basis of the costs of verify requests.
     pub basis: Basis,
 }
 
 /// The properties of a request that a forecast depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Prospective<'a> {
-    /// Its class by each of its drafters.
+    /// Its class by each of its drafters; empty if none can draft for it.
     pub classes: &'a [Class],
     /// Verification method and context of its drafts.
     pub way: Way,
-    /// Minimum predicted gain for speculation, as a share.
+    /// Minimum predicted gain for speculation, as a share (0.10: 10 % faster).
     pub margin: f64,
     /// Longest pause that a round may cause, seconds.
     pub max_gap: f64,
-    /// The share of first draft tokens below which the acceptance gate is closed where no gain is
-    /// predicted.
+    /// Share of accepted first draft tokens, 0 to 1, below which the acceptance gate is closed
+    /// where no gain is predicted.
     pub min_acceptance: f64,
     /// It is speculated on at every token, whatever the gain: only the lack of a drafter prevents
     /// that.
     pub forced: bool,
 }
 
-/// The forecast for a request.
+/// The forecast at `now` for a request, with the gain of its best drafter.
 pub fn forecast(learnt: &mut Measurements<'_>, asked: &Prospective<'_>, now: Tick) -> Forecast {
     let classes = asked.classes;
     let round_costs = |model| RoundCosts::new(learnt, asked.way, model, None);

@@ -37,17 +37,17 @@ impl Signal {
 /// The limits beyond which speculation is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadGates {
-    /// Maximum waiting requests.
+    /// Maximum requests that wait, without Foretell's own verify requests.
     pub waiting: u32,
-    /// Maximum share of the KV memory in use.
+    /// Maximum share of the KV memory in use, 0 to 1.
     pub kv: f64,
-    /// Maximum age of the signal.
+    /// Maximum age of the load report.
     pub stale: Duration,
 }
 
 impl LoadGates {
-    /// The gate that is closed; `None` if none is. Without a `signal` none is closed: the engine
-    /// has not reported its load yet, or never does.
+    /// `GateStale` or `GateLoad` if a limit is exceeded; `None` if none is. Without a `signal` none
+    /// is: the engine has not reported its load yet, or never does.
     pub fn closed(&self, signal: Option<&Signal>) -> Option<PlainReason> {
         let signal = signal?;
         if signal.age > self.stale {

@@ -65,12 +65,12 @@ impl Sample {
     }
 }
 
-/// The ratio of two times per token, with its confidence interval.
+/// A ratio with its 95 % confidence interval, which is valid however often it is read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Lower bound.
     pub low: f64,
-    /// Best estimate.
+    /// Best estimate: the geometric mean.
     pub middle: f64,
     /// Upper bound.
     pub high: f64,
@@ -130,16 +130,17 @@ pub struct ProjectedSpeedup {
 /// Settings of a policy's `control` gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControlGate {
-    /// It closes where speculation certainly takes more than this multiple of the control group's
-    /// time per token.
+    /// It closes where the lower bound of time per token with speculation ÷ that of the control
+    /// group exceeds this.
     pub limit: f64,
-    /// Time that it stays closed when it closes first.
+    /// Time that it stays closed when it closes first; doubled each further time in a row, up to 32
+    /// times as long.
     pub reprobe: Duration,
 }
 
 impl Groups {
-    /// Draws if the next request is held back, with a share that begins at `start` and falls to
-    /// `floor` as the interval narrows.
+    /// Draws if the next request is held back, with a probability that begins at `start` (0 to 1)
+    /// and falls to `floor` as the interval narrows.
     pub fn holds_back(&self, start: f64, floor: f64, rng: &mut SplitMix64) -> bool {
         rng.unit() < self.share(start, floor)
     }
@@ -150,7 +151,8 @@ impl Groups {
         floor.max(start * width)
     }
 
-    /// Notes a finished request: `seconds` per token after the first. Invalid times are ignored.
+    /// Notes a finished request: `seconds` per token after the first. Invalid times are ignored,
+    /// and so is every request while the gate is closed.
     pub fn note(&mut self, held_back: bool, seconds: f64, gate: ControlGate, now: Tick) {
         // Requests drawn before the gate closed do not count for the time after it.
         if !(seconds.is_finite() && seconds > 0.0) || self.gate.until.is_some() {
@@ -194,16 +196,16 @@ impl Groups {
         self.gate.until.is_some_and(|until| now < until)
     }
 
-    /// Time per token with speculation ÷ that of the control group; `None` before there are enough
-    /// requests of both.
+    /// Time per token with speculation ÷ that of the control group; `None` before there are ten
+    /// requests of each.
     pub fn ratio(&self) -> Option<Interval> {
         let width = self.half_width()?;
         let middle = self.blocks.mean;
         Some(Interval { low: (middle - width).exp(), middle: middle.exp(), high: (middle + width).exp() })
     }
 
-    /// Notes the projected speedup of a request that was not speculated on, and its basis: only the
-    /// best basis so far counts.
+    /// Notes the projected speedup of a request that was not speculated on (2 is twice as fast;
+    /// values that are not positive are ignored), and its basis: only the best basis so far counts.
     pub fn note_projected(&mut self, gain: f64, basis: Basis) {
         if gain.is_finite() && gain > 0.0 {
             if basis > self.basis {
@@ -216,8 +218,8 @@ impl Groups {
         }
     }
 
-    /// The projected speedup of requests that were not speculated on; `None` before there are
-    /// enough of them.
+    /// The projected speedup of requests that were not speculated on; `None` before there are ten
+    /// of them.
     pub fn projected(&self) -> Option<ProjectedSpeedup> {
         let Sample { n, mean, .. } = self.projected;
         (n >= MIN).then(|| {

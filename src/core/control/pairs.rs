@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Writes a map as a list of pairs.
 ///
 /// # Errors
-/// Those of the format.
+/// Those of `serializer`.
 pub fn serialize<'a, S, M, K, V>(map: &'a M, serializer: S) -> Result<S::Ok, S::Error>
 where
     S: Serializer,
@@ -21,7 +21,7 @@ where
 /// Reads a map from a list of pairs.
 ///
 /// # Errors
-/// Those of the format.
+/// Those of `deserializer`, and of a value that is no such list.
 pub fn deserialize<'de, D, M, K, V>(deserializer: D) -> Result<M, D::Error>
 where
     D: Deserializer<'de>,

@@ -7,9 +7,9 @@
 
 use crate::words::VerifyMethod;
 
-/// Acceptances of a single token for which a speedup is predicted.
+/// Acceptance probabilities of a draft token for which a speedup is predicted.
 pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];
-/// Maximum length of a round's draft that is considered, in nodes.
+/// Maximum length of a draft that is considered, nodes.
 pub const MAX_GAMMA: usize = 8;
 /// Minimum predicted speedup that is worth a trial: the margin required to start speculating.
 pub const MIN_GAIN: f64 = 1.10;
@@ -29,16 +29,17 @@ pub struct Timed {
     pub computed: Option<u32>,
 }
 
-/// The measurements at one server. Times in seconds.
+/// The measurements at one server. Times in seconds; `None` where nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     /// Verify requests, in the order in which they were sent.
     pub verify: Vec<Timed>,
-    /// Seconds per plain token, by tokens of the context.
+    /// Tokens of the context, and seconds per plain token there, one pair for each measurement.
     pub token: Vec<(usize, f64)>,
-    /// Extra time of a plain request's first token beyond a step.
+    /// Extra time of a plain request's first token beyond a step: the switch to plain decoding.
     pub t_in: Option<f64>,
-    /// Extra time of the first round after a plain request beyond another round.
+    /// Extra time of the first round after a plain request beyond another round: the switch to
+    /// speculation.
     pub t_out: Option<f64>,
     /// Time from cancelling a plain request until the engine is free again.
     pub cancel: Option<f64>,
@@ -53,19 +54,21 @@ pub struct Prospect {
     pub context: usize,
     /// Probability that a drafted token is accepted.
     pub acceptance: f64,
-    /// The best length of a draft.
+    /// Draft length with the largest gain, nodes.
     pub gamma: usize,
     /// Predicted speedup as a multiple of plain decoding.
     pub gain: f64,
 }
 
-/// Mean acceptance length of a round of `gamma` drafted tokens.
+/// Mean acceptance length of a round of `gamma` drafted tokens that are each accepted with
+/// probability α: Σ α^i for i from 0 to `gamma` (Leviathan et al., arXiv 2211.17192).
 pub fn tokens(acceptance: f64, gamma: usize) -> f64 {
     (0..=gamma).map(|depth| acceptance.powi(depth as i32)).sum()
 }
 
 impl Measured {
-    /// Seconds per plain token at about this context; `None` if nothing was measured.
+    /// Seconds per plain token at the measured context that is nearest to this one, the shortest of
+    /// several measurements; `None` if there is none.
     pub fn token(&self, context: usize) -> Option<f64> {
         let (nearest, _) = self.token.iter().min_by_key(|(at, _)| at.abs_diff(context))?;
         let same = self.token.iter().filter(|(at, _)| at == nearest || near(*at, *nearest));
@@ -86,7 +89,8 @@ impl Measured {
         positions
     }
 
-    /// Expected seconds of a round; `None` beyond the measured range.
+    /// Expected seconds of a verify request with `nodes` nodes, interpolated; `None` beyond the
+    /// measured range.
     pub fn round(&self, method: VerifyMethod, context: usize, nodes: usize) -> Option<f64> {
         let points = self.points(|timed| timed.method == method && near(context, timed.context));
         let below = points.iter().rev().find(|point| point.0 <= nodes)?;
@@ -165,7 +169,7 @@ fn near(one: usize, other: usize) -> bool {
     one.abs_diff(other) < 64 && one.max(other) < 2 * one.min(other)
 }
 
-/// Times of verify requests with contexts of about the same length.
+/// Seconds of verify requests with contexts of about the same length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
     /// Tokens of the context.
@@ -174,7 +178,8 @@ pub struct Curve {
     pub points: Vec<(usize, f64)>,
 }
 
-/// Assumptions of a chooser about an epoch until it has its own measurements. Times in seconds.
+/// Assumptions of a chooser about an epoch until it has its own measurements. Times in seconds;
+/// `None` where nothing was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prior {
     /// Times of verify requests by [`VerifyMethod::index`], one curve for each length of context
@@ -281,8 +286,8 @@ fn short_of_min(gain: f64) -> String {
     format!("{:.2}x (it has to be {MIN_GAIN:.2}x)", (gain * 100.0).floor() / 100.0)
 }
 
-/// The text of a policy file for a server on which rounds of up to `gamma` nodes pay; `plain`: none
-/// does.
+/// The text of a policy file for a server on which rounds of up to `gamma` nodes pay (`None`:
+/// [`MAX_GAMMA`]; at least 2); `plain`: none does.
 pub fn policy(gamma: Option<usize>, plain: bool) -> String {
     let mode = if plain { "plain" } else { "auto" };
     let gamma = gamma.unwrap_or(MAX_GAMMA).max(2);

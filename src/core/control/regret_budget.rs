@@ -44,8 +44,8 @@ const STALL_TOKENS: f64 = 8.0;
 const STALLS: f64 = 2.0;
 const FORGOTTEN: f64 = 1.0 / 64.0;
 
-/// The regret budget of one replica and one concurrency bucket, shared by all sessions: losses at
-/// high concurrency do not apply to a single request.
+/// The regret budget of one replica and one concurrency bucket, plain tokens, shared by all
+/// sessions: losses at high concurrency do not apply to a single request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RegretBudget {
     remaining: f64,
@@ -66,7 +66,8 @@ impl Default for RegretBudget {
 }
 
 impl RegretBudget {
-    /// Notes `tokens` plain tokens.
+    /// Notes `tokens` plain tokens, a small share of which refills the budget; half of it for each
+    /// time in a row that it ran out.
     pub fn note_plain(&mut self, tokens: usize) {
         let refill = REFILL * tokens as f64 * 0.5_f64.powi(self.strikes);
         self.remaining = (self.remaining + refill).min(self.remaining.max(START));
@@ -134,12 +135,12 @@ impl RegretBudget {
         self.remaining >= (BEGIN + BEGIN_EACH * speculating as f64).min(MAX)
     }
 
-    /// True if a session that speculates may go on.
+    /// True if a session that speculates may go on: it may overdraw by up to 10 plain tokens.
     pub fn may_go_on(&self) -> bool {
         self.remaining > GO_ON
     }
 
-    /// Budget left, plain tokens.
+    /// Budget left, plain tokens; negative if overdrawn.
     pub fn remaining(&self) -> f64 {
         self.remaining
     }

@@ -30,8 +30,8 @@ pub struct RoundCosts {
 }
 
 impl RoundCosts {
-    /// Present costs where this model drafts. `hope`: rounds may cost less than measured, by the
-    /// present uncertainty.
+    /// Present costs. `model`: number of the model drafter; `hope`: the time at which they are
+    /// estimated optimistically ([`super::Costs::hopeful`]), `None` for the expected costs.
     pub fn new(learnt: &Measurements<'_>, way: Way, model: u8, hope: Option<Tick>) -> Self {
         let (costs, concurrency) = (&*learnt.costs, &*learnt.concurrency);
         let token = costs.plain_token_expected();
@@ -54,7 +54,7 @@ impl RoundCosts {
         }
     }
 
-    /// Cost of a round with `nodes` nodes.
+    /// Cost of a round with `nodes` nodes; more than [`NODES_MAX`] cost as much as that number.
     pub fn round(&self, nodes: usize) -> f64 {
         let last = self.rounds.last().copied().unwrap_or(0.0);
         self.rounds.get(nodes).copied().unwrap_or(last)
@@ -81,15 +81,15 @@ impl RoundCosts {
         Quote { seconds: spent(cut.nodes), ..cut }
     }
 
-    /// Cost of one more token of the model drafter, drafted and verified: the mean of those behind
-    /// the first.
+    /// Cost of one more token of the model drafter, drafted and verified: the mean of those after
+    /// the first in a draft of `nodes`.
     pub fn one_more(&self, nodes: usize) -> f64 {
         let spent = |nodes: usize| self.model_round(nodes);
         let more = nodes.saturating_sub(1);
         (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64 + self.ours
     }
 
-    /// The value of rounds at these costs.
+    /// The yield of `rounds` at these costs.
     pub fn value(&self, rounds: &Rounds) -> Value {
         rounds.value(&Prices {
             round: &|nodes, modelled| self.drafted(nodes, modelled),

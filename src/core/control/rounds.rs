@@ -44,7 +44,7 @@ pub struct Prices<'a> {
     pub switches: f64,
 }
 
-/// Rounds at given prices.
+/// Yield of rounds at given prices, decayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
     /// Rounds and positions without a draft, decayed.
@@ -55,9 +55,9 @@ pub struct Value {
     pub seconds: f64,
     /// Tokens of rounds with a draft, and their seconds.
     pub drafted: (f64, f64),
-    /// Mean number of rounds with a draft between two gaps.
+    /// Mean number of rounds with a draft between two gaps; `f64::MAX` without a gap.
     pub between_gaps: f64,
-    /// Mean length of a gap, tokens.
+    /// Mean length of a gap, tokens; 0 without a gap.
     pub gap: f64,
 }
 
@@ -97,7 +97,8 @@ impl Rounds {
         self.sums.iter().map(|sum| sum.rounds).sum()
     }
 
-    /// The value of the rounds at `prices`.
+    /// The value of the rounds at `prices`. Gaps are charged as empty rounds or as plain decoding
+    /// with its switches, whichever is less expensive.
     pub fn value(&self, prices: &Prices<'_>) -> Value {
         let mut value = Value::default();
         let mut drafted = 0.0;

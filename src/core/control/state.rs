@@ -26,7 +26,7 @@ pub struct ReplicaState {
     pub regret_budgets: RegretBudgets,
     /// The requests that its engine computes.
     pub concurrency: Concurrency,
-    /// Draft tokens that may still be computed in vain while others wait for the engine.
+    /// Rejected draft tokens that it may still compute while requests of others are in flight.
     pub budget: Budget,
     /// Its plain windows.
     pub switchback: Switchback,
@@ -37,7 +37,8 @@ pub struct ReplicaState {
 pub struct RegretBudgets([RegretBudget; CONCURRENCIES]);
 
 impl RegretBudgets {
-    /// The regret budget of a concurrency bucket.
+    /// The regret budget of the concurrency bucket with index `size`; of the last one beyond the
+    /// end.
     pub fn of(&mut self, size: usize) -> &mut RegretBudget {
         let [first, others @ ..] = &mut self.0;
         let others_len = others.len();
@@ -90,22 +91,23 @@ pub struct InFlight {
 }
 
 impl Concurrency {
-    /// One more of our requests.
+    /// Adds one request of ours.
     pub fn enter(&mut self) {
         self.ours += 1;
     }
 
-    /// One of our requests less.
+    /// Removes one request of ours.
     pub fn leave(&mut self) {
         self.ours = self.ours.saturating_sub(1);
     }
 
-    /// One of our requests is speculated on, or (`false`) decoded plainly again.
+    /// Notes that one more of our requests is speculated on, or (`false`) one less.
     pub fn speculates(&mut self, speculates: bool) {
         self.speculating = if speculates { self.speculating + 1 } else { self.speculating.saturating_sub(1) };
     }
 
-    /// A verify request of ours with `nodes` draft nodes is sent.
+    /// Notes that a verify request of ours with `nodes` draft nodes is sent; [`Self::call_ends`]
+    /// takes the result.
     pub fn call_begins(&mut self, nodes: usize) -> InFlight {
         for calls in [&mut self.in_flight, &mut self.begun] {
             (calls.calls, calls.nodes) = (calls.calls.wrapping_add(1), calls.nodes.wrapping_add(nodes));
@@ -113,8 +115,8 @@ impl Concurrency {
         InFlight { nodes, with: self.in_flight, after: self.begun }
     }
 
-    /// It ends. Returns the mean number of draft nodes of the verify requests that were in flight
-    /// at any time with it, itself included.
+    /// Notes its end. Returns the mean number of draft nodes of the verify requests that were in
+    /// flight at any time with it, itself included.
     pub fn call_ends(&mut self, call: InFlight) -> f64 {
         let InFlight { nodes, with, after } = call;
         self.in_flight.calls = self.in_flight.calls.saturating_sub(1);
@@ -136,8 +138,8 @@ impl Concurrency {
         self.others > 0 || self.ours > self.speculating.max(1)
     }
 
-    /// Takes a load report of the engine. Requests beyond the sequences of our own at that time
-    /// belong to others.
+    /// Takes a load report of the engine, unless it is older than two seconds. Requests beyond the
+    /// sequences of our own at that time belong to others.
     pub fn set_signal(&mut self, signal: &Signal) {
         if signal.age > STALE {
             return;
@@ -165,22 +167,22 @@ impl Concurrency {
         if self.waits { 1.0 } else { busy.max(self.kv).clamp(0.0, 1.0) }
     }
 
-    /// All requests, at least one.
+    /// Requests in flight, ours and those of others, at least one.
     pub fn requests(&self) -> usize {
         (self.ours + self.others).max(1)
     }
 
-    /// Requests of ours that are speculated on.
+    /// Our requests that are speculated on.
     pub fn speculating(&self) -> usize {
         self.speculating
     }
 
-    /// Requests of ours.
+    /// Our requests in flight.
     pub fn ours(&self) -> usize {
         self.ours
     }
 
-    /// Requests that are not ours.
+    /// Requests in flight that are not ours, by the last load report; 0 before the first.
     pub fn others(&self) -> usize {
         self.others
     }
@@ -191,11 +193,11 @@ impl Concurrency {
 pub struct EpochState {
     /// Survival probabilities of drafted tokens.
     pub survival: Survival,
-    /// Lengths of outputs.
+    /// Mean length of outputs, tokens.
     pub length: Length,
     /// Rounds by class of requests.
     pub classes: Classes,
-    /// The names of the models that have drafted, by their numbers.
+    /// Names of the models that have drafted, indexed by their numbers.
     pub models: Vec<String>,
 }
 
@@ -214,7 +216,7 @@ impl Class {
         Self { drafter: drafter.learnt_as(), bucket, kind }
     }
 
-    /// The drafter.
+    /// The drafter, by the id under which its acceptance is learnt.
     pub const fn drafter(self) -> DrafterId {
         self.drafter
     }
@@ -272,7 +274,7 @@ impl Length {
     /// Decay of the mean, in outputs.
     const MEMORY: f64 = 64.0;
 
-    /// Expected number of tokens still to come of an output of `done` tokens.
+    /// Expected number of tokens still to come of an output of `done` tokens, at least 32.
     pub fn expected_remainder(&self, done: usize) -> f64 {
         let length = (self.mean * self.seen + Self::PRIOR * 2.0) / (self.seen + 2.0);
         (length - done as f64).max(Self::MIN_REMAINDER)

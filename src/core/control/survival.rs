@@ -15,7 +15,6 @@ use crate::draft::{Agreement, BUCKETS, DrafterId, Features, Source, Vote};
 const REFUSED_OF: f64 = 200.0;
 /// Positions with cells of their own; deeper ones share the last.
 const POSITIONS: usize = 8;
-/// Buckets of the feature; 0 means unknown.
 /// Weight of the prior of a cell, in observations.
 const PRIOR: f64 = 2.0;
 /// Decay of a cell per observation: half-life about 700.
@@ -80,7 +79,7 @@ impl TemperatureBucket {
     /// Number of buckets.
     pub const COUNT: usize = 7;
 
-    /// Its index among the buckets.
+    /// Its index in [`Self::ALL`].
     pub const fn index(self) -> usize {
         match self {
             Self::Greedy => 0,
@@ -110,7 +109,8 @@ impl Cell {
 /// Cells of one drafter, at all temperatures.
 const ROW: usize = TemperatureBucket::COUNT * BUCKETS * POSITIONS * Agreement::COUNT;
 
-/// The counts of an epoch, shared by its sessions.
+/// Decayed counts of draft tokens that were tried and accepted, by drafter, temperature bucket,
+/// feature bucket, position and agreement; shared by the sessions of an epoch.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(try_from = "Saved")]
 pub struct Survival {
@@ -145,8 +145,8 @@ impl Default for Survival {
 }
 
 impl Survival {
-    /// Notes if a token was accepted that this vote proposed in this company and whose ancestors
-    /// were all accepted.
+    /// Notes if a token at `position` (from 0) was accepted that this vote proposed in this company
+    /// and whose ancestors were all accepted.
     pub fn observe(
         &mut self,
         temperature_bucket: TemperatureBucket,
@@ -166,8 +166,8 @@ impl Survival {
         }
     }
 
-    /// Probability that a token with this vote is accepted at `position` (from 0), given that its
-    /// ancestors are.
+    /// Probability, 0 to 1, that a token with this vote is accepted at `position` (from 0), given
+    /// that its ancestors are.
     pub fn conditional(
         &self,
         temperature_bucket: TemperatureBucket,
@@ -195,8 +195,8 @@ impl Survival {
     }
 
     /// The survival probability of each token of a draft of `tokens` tokens that this drafter makes
-    /// alone: that it and all before it are accepted. `adjust` turns the estimate over all requests
-    /// into the estimate for this one.
+    /// alone, indexed by position: that it and all before it are accepted. `adjust` turns the
+    /// estimate over all requests into the estimate for this one.
     pub fn chain(
         &self,
         temperature_bucket: TemperatureBucket,
@@ -231,14 +231,15 @@ impl Survival {
         cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
-    /// True if of enough first tokens of a drafter less than the share `least` was accepted.
+    /// True if at least 200 first tokens of a drafter, decayed, were tried and a share below
+    /// `least` (0 to 1) was accepted.
     pub fn is_refused(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId, least: f64) -> bool {
         let (accepted, tried) = self.first_tokens(temperature_bucket, drafter);
         tried >= REFUSED_OF && accepted < least * tried
     }
 
-    /// True if at some temperature the first tokens of all these drafters are rejected, and at none
-    /// those of one are accepted.
+    /// True if some of these drafters were tried often enough at some temperature, and all of those
+    /// are refused there ([`Self::is_refused`]).
     pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {
         let mut refused = false;
         for temperature_bucket in TemperatureBucket::ALL {
@@ -305,7 +306,7 @@ fn base(source: Source, bucket: usize) -> f64 {
     source.prior().get(bucket).copied().unwrap_or(0.5)
 }
 
-/// Ratio of this request's acceptance to the shared estimate, per source.
+/// One request's acceptance, compared with the shared estimate, per source.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuning {
     sources: [Tally; Source::ALL.len()],
@@ -337,7 +338,8 @@ impl Tuning {
         }
     }
 
-    /// The shared estimate shifted by this request's own odds.
+    /// The shared estimate, its odds multiplied by (accepted ÷ expected accepted) ÷ (rejected ÷
+    /// expected rejected) over this request's own tokens; 0.005 to 0.995.
     pub fn adjust(&self, drafter: DrafterId, estimate: f64) -> f64 {
         let tally = self.sources.get(drafter.source.index()).copied().unwrap_or_default();
         let up = (tally.accepted + Self::PRIOR) / (tally.expected_accepted + Self::PRIOR);

@@ -22,7 +22,8 @@ const MIN: usize = 100;
 pub struct Windows {
     /// Length of a window.
     pub window: Duration,
-    /// From start to start.
+    /// Mean time from start to start; each is drawn from half to one and a half of it, and is at
+    /// least two windows.
     pub every: Duration,
 }
 
@@ -55,7 +56,7 @@ pub struct Switchback {
 }
 
 impl Switchback {
-    /// Schedules windows, or none.
+    /// Schedules windows; `None` for none.
     pub fn set_windows(&mut self, windows: Option<Windows>) {
         if windows != self.windows {
             (self.windows, self.next) = (windows, None);
@@ -93,12 +94,14 @@ impl Switchback {
         self.groups.requests().1
     }
 
-    /// True if speculation is closed now because all requests together were slower with it.
+    /// True if speculation is closed now because all requests together were certainly more than 2 %
+    /// slower with it.
     pub fn is_closed(&mut self, now: Tick) -> bool {
         self.groups.is_closed(now)
     }
 
-    /// Notes tokens of a session, `seconds` after the ones before.
+    /// Notes tokens of a session, `seconds` after the ones before. During the washout time they do
+    /// not count.
     pub fn emitted(&mut self, tokens: usize, seconds: f64, now: Tick) {
         let over = self.until.is_some_and(|until| until <= now);
         if self.windows.is_none() || over || now < self.settled || !seconds.is_finite() {

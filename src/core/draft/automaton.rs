@@ -71,7 +71,7 @@ pub struct Automaton {
 }
 
 impl Automaton {
-    /// An empty automaton; matches are counted up to `cap` tokens.
+    /// An empty automaton; matches are counted up to `cap` tokens, at least 1.
     pub fn new(cap: u32) -> Self {
         Self {
             text: Vec::new(),
@@ -91,7 +91,8 @@ impl Automaton {
         &self.text
     }
 
-    /// The most recent earlier occurrence of the longest suffix (up to the cap) that has one.
+    /// The most recent earlier occurrence of the longest suffix (up to the cap) that has one;
+    /// `None` if not even the last token has occurred before.
     pub fn found(&self) -> Option<Match> {
         self.found
     }

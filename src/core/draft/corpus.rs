@@ -52,7 +52,7 @@ pub struct Key {
 /// Limits of size and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum bytes of all tenants' texts together.
+    /// Maximum bytes of all tenants' texts and successors together.
     pub bytes: usize,
     /// Time to live of a text that is not used.
     pub ttl: Duration,
@@ -63,9 +63,9 @@ pub struct Limits {
 pub struct Holdings {
     /// Number of texts.
     pub texts: usize,
-    /// Tokens of these texts.
+    /// Tokens stored for these texts.
     pub tokens: usize,
-    /// Tokens whose successors are known.
+    /// Number of tokens whose successors are known, over all epochs.
     pub successors: usize,
     /// Bytes of all of them, their indexes included.
     pub bytes: usize,
@@ -92,7 +92,7 @@ pub type Tables = HashMap<Arc<str>, Arc<Successors>>;
 pub struct Text<'a> {
     /// The key that it is stored under.
     pub key: &'a Key,
-    /// The tenant whose request it is from.
+    /// The tenant whose request it is from; `None` if it had none.
     pub owner: Option<&'a str>,
     /// Time since it was last used.
     pub age: Duration,
@@ -140,7 +140,8 @@ impl Corpus {
         Self { limits, tenants: HashMap::new(), salt, next: 0, events: Events::default() }
     }
 
-    /// Learns a text from a request of the tenant `owner`. True if the view of its key has changed.
+    /// Learns a text from a request of the tenant `owner`; one of fewer than 8 tokens is ignored.
+    /// True if the view of its key has changed.
     pub fn learn(&mut self, key: &Key, owner: Option<&Arc<str>>, text: &[TokenId], now: Tick) -> bool {
         if text.len() < SHORTEST || self.limits.bytes == 0 {
             return false;
@@ -231,12 +232,12 @@ impl Corpus {
         changed
     }
 
-    /// The texts of a key.
+    /// The texts of a key; empty if it has none.
     pub fn view(&self, key: &Key) -> View {
         self.tenants.get(key).map_or_else(View::default, |entry| entry.segments.iter().cloned().collect())
     }
 
-    /// The successors of a key, by epoch.
+    /// The successors of a key, by epoch; empty if it has none.
     pub fn tables(&self, key: &Key) -> Tables {
         let tables = self.tenants.get(key).into_iter().flat_map(|entry| &entry.tables);
         tables.map(|(epoch, (table, _))| (Arc::clone(epoch), Arc::clone(table))).collect()
@@ -247,12 +248,12 @@ impl Corpus {
         self.tenants.iter().map(|(key, entry)| (key, entry.holdings()))
     }
 
-    /// Bytes of all tenants' texts together.
+    /// Bytes of all tenants' texts and successors together.
     pub fn bytes(&self) -> usize {
         self.tenants.values().map(|entry| entry.holdings().bytes).sum()
     }
 
-    /// The events so far.
+    /// The events since the start.
     pub fn events(&self) -> Events {
         self.events
     }

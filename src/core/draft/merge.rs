@@ -6,18 +6,19 @@
 use super::{Agreement, Budget, Node, Tree, Vote};
 use crate::words::Shape;
 
-/// One node of the merged draft and the probability that it and all its ancestors are accepted.
+/// The merged draft, and the probability of each node that it and all its ancestors are accepted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Merged {
     /// The nodes in order of survival probability; any prefix is a tree.
     pub tree: Tree,
-    /// Survival probability of each node, never rising.
+    /// Survival probabilities, 0 to 1, indexed by node, never rising.
     pub survival: Vec<f64>,
 }
 
-/// Merges drafts, cut to `budget`. `accept(vote, company, depth)` is the probability by that vote
-/// that a node is accepted given that its parent is; depth counts from 0. A node proposed twice
-/// keeps both votes and the higher probability.
+/// Merges drafts, cut to `budget`, for [`Shape::Chain`] to the likeliest path.
+/// `accept(vote, company, depth)` is the probability by that vote that a node is accepted given
+/// that its parent is; depth counts from 0. A node proposed twice keeps both votes and the higher
+/// probability.
 pub fn merge(
     drafts: &[Tree],
     budget: Budget,

@@ -24,7 +24,7 @@ use crate::units::TokenId;
 
 /// The target's tokens as bytes, for a drafter of texts.
 pub trait Spelling: Send + Sync + std::fmt::Debug {
-    /// The bytes of a token; none if it is no text.
+    /// The bytes of a token; empty if it is no text.
     fn bytes(&self, token: TokenId) -> Vec<u8>;
     /// The tokens of a text, each with the index of the byte after it.
     fn tokens(&self, text: &str) -> Vec<(TokenId, usize)>;
@@ -58,7 +58,7 @@ impl Phrases {
         Ok(Self { triggers: Some(triggers.map_err(|error| error.to_string())?), texts })
     }
 
-    /// The pairs.
+    /// The pairs of trigger and continuation, in the order of [`Self::new`].
     pub fn texts(&self) -> &[(String, String)] {
         &self.texts
     }

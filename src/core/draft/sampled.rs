@@ -33,12 +33,12 @@ impl Sampled {
         (chain.len() == q.len() && drawable).then_some(Self { chain, q })
     }
 
-    /// The tokens.
+    /// The tokens, in the order of their positions.
     pub fn chain(&self) -> &[TokenId] {
         &self.chain
     }
 
-    /// The distribution of each token.
+    /// The distribution that each token was drawn from, indexed as [`Self::chain`].
     pub fn q(&self) -> &[Distribution] {
         &self.q
     }

@@ -17,13 +17,13 @@ const MISSED: f64 = 0.75;
 const SURER: f64 = 0.62;
 
 /// Acceptance probability of a token drawn from a distribution with this entropy, nats, by the
-/// target's noise or to be tested: 1 − √(λ·H) (`AdaEDL`, arXiv 2410.18351).
+/// target's noise or to be tested: 1 − √(λ·H), at least 0 (`AdaEDL`, arXiv 2410.18351).
 pub fn chance_by_entropy(entropy: f64) -> f64 {
     (1.0 - (LAMBDA * entropy.max(0.0)).sqrt()).max(0.0)
 }
 
 /// Probability that the likeliest token is the target's likeliest, where its logit exceeds the best
-/// of the others by `margin`.
+/// of the others by `margin`: 1 − a·exp(−b·margin), with a and b fitted to measurements.
 pub fn chance_by_margin(margin: f64) -> f64 {
     1.0 - MISSED * (-SURER * margin.max(0.0)).exp()
 }
@@ -36,8 +36,8 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// For a draft whose tokens are worth their cost if their survival probability is at least
-    /// `least`.
+    /// For a draft whose tokens are worth their cost if their survival probability, 0 to 1, is at
+    /// least `least`.
     pub fn new(least: f64) -> Self {
         Self { least, alive: 1.0 }
     }

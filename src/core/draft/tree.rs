@@ -9,12 +9,13 @@ use smallvec::SmallVec;
 use super::Source;
 use crate::units::TokenId;
 
-/// Features of a node known before it is verified, all computed from the context and from q.
+/// Features of a node known before it is verified, all computed from the context and from q; 0
+/// where a drafter does not have one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Features {
     /// Length of the matched context, in tokens (lookup drafters).
     pub match_len: u32,
-    /// Top-1 minus top-2 score of the drafter (model drafters).
+    /// Logit of the token minus the highest of the others, by the drafter (model drafters).
     pub margin: f32,
     /// Share of the earlier occurrences that continued with this token, 0 to 1 (drafters that
     /// count), or its probability after the token before it (drafters of successors).
@@ -176,7 +177,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// A chain of tokens from one drafter.
+    /// A chain of tokens from one drafter, all with the same features.
     pub fn chain(tokens: &[TokenId], drafter: impl Into<DrafterId>, features: Features) -> Self {
         let vote = Vote::new(drafter, features);
         let node = |(index, &token): (usize, &TokenId)| Node::new(token, index.checked_sub(1), vote);
@@ -248,12 +249,13 @@ impl Tree {
         self.nodes.truncate(len);
     }
 
-    /// The child of `parent` that carries `token`.
+    /// Index of the child of `parent` (`None`: of the context) that carries `token`; `None` if
+    /// there is none.
     pub fn child(&self, parent: Option<usize>, token: TokenId) -> Option<usize> {
         self.nodes.iter().position(|node| node.parent == parent && node.token == token)
     }
 
-    /// The subtree below the first node.
+    /// The subtree below the first node, without that node.
     #[must_use]
     pub fn below_first(&self) -> Self {
         let (mut below, mut moved) = (Self::default(), vec![None; self.len()]);
@@ -267,7 +269,7 @@ impl Tree {
         below
     }
 
-    /// The tokens of the path that always takes the first child.
+    /// The tokens of the path that always takes the first child, from the context on.
     pub fn first_path(&self) -> Vec<TokenId> {
         let mut path = Vec::new();
         let mut position = None;
@@ -299,7 +301,8 @@ impl Tree {
         tokens.iter().take_while(on_path).count()
     }
 
-    /// The children of `parent` in the order in which they were added.
+    /// Indices of the children of `parent` (`None`: of the context) in the order in which they were
+    /// added.
     pub fn children(&self, parent: Option<usize>) -> impl Iterator<Item = usize> {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.parent == parent).map(|(index, _)| index)
     }
@@ -323,7 +326,7 @@ impl Tree {
         if twins.any(|twin| other(&twin.votes)) { Agreement::Contested } else { Agreement::Alone }
     }
 
-    /// The tokens from the context down to and including `node`.
+    /// The tokens from the context down to and including `node`; empty if there is no such node.
     pub fn path(&self, node: usize) -> Vec<TokenId> {
         let mut path = Vec::new();
         let mut at = Some(node);

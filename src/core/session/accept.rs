@@ -36,9 +36,9 @@ pub struct Accepted {
     /// The tokens that join the context: the accepted run and one more, unless that was left
     /// undecided.
     pub tokens: Vec<TokenId>,
-    /// The draft nodes that were accepted, from the top down.
+    /// Indices of the draft nodes that were accepted, from the top down.
     pub nodes: Vec<usize>,
-    /// The backend reported that the last of the tokens ends the text.
+    /// True if the backend reported that the last of the tokens ends the text.
     pub ends: bool,
 }
 
@@ -56,12 +56,12 @@ impl Accepted {
 pub struct Accept {
     /// The rule.
     pub rule: Rule,
-    /// Tolerance of a lossy rule.
+    /// Tolerance of a lossy rule, by temperature and load.
     pub tolerance: Tolerance,
-    /// Maximum charge of a whole output; `None`: any amount. It bounds the total-variation distance
-    /// of the distribution of outputs.
+    /// Maximum total variation charged to a whole output; `None`: any amount. It bounds the
+    /// total-variation distance of the distribution of outputs.
     pub max_drift: Option<f64>,
-    /// Maximum charge per output token, on average so far.
+    /// Maximum total variation charged per output token, on average so far.
     pub max_drift_rate: f64,
 }
 
@@ -97,7 +97,7 @@ pub struct Judged<'a> {
     pub context: usize,
     /// Tokens of output before it.
     pub output: usize,
-    /// Tolerance of a lossy rule, fixed when the verify request was sent; zero is exact.
+    /// Tolerance of a lossy rule, 0 to 1, fixed when the verify request was sent; zero is exact.
     pub tolerance: f64,
     /// The choice of the first draft token, or the number of tokens behind it, may depend on the
     /// target's noise in more ways than through the draw of the token itself.
@@ -113,8 +113,8 @@ pub trait Draws {
     /// Number that selects a token of a distribution.
     fn token(&mut self, depth: usize) -> f64;
 
-    /// True with this probability. The draw belongs to the position: a second call returns the
-    /// same.
+    /// True with this probability (0 to 1). The draw belongs to the position: a second call returns
+    /// the same.
     fn chance(&mut self, depth: usize, probability: f64) -> bool;
 }
 

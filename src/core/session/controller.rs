@@ -59,7 +59,7 @@ pub struct Took {
     pub seconds: f64,
     /// Concurrent work.
     pub concurrent: Concurrent,
-    /// It decided something.
+    /// True if it decided at least one token.
     pub decided: bool,
     /// The situation in which it was timed.
     pub turn: Turn,
@@ -331,8 +331,8 @@ impl SpeculationController {
         self.fed = self.fed.max(end);
     }
 
-    /// Passes the verification result of a draft that follows `output` to the lookups, if it is
-    /// used.
+    /// Passes the verification result of a draft that follows `output`, and that is used, to the
+    /// lookups.
     pub fn hear(&mut self, draft: &Tree, result: &VerifyResult, output: &[TokenId]) {
         let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
             return;
@@ -356,7 +356,8 @@ impl SpeculationController {
         self.prompt.as_ref().is_some_and(|prompt| self.fed == prompt.len() + done)
     }
 
-    /// Takes a real round that ended at `now`: its draft and its accepted tokens.
+    /// Takes a real round that ended at `now`: its draft, its accepted tokens, and the number of
+    /// tokens that the model drafter computed for it.
     pub fn round(&mut self, draft: &Tree, accepted: &Accepted, modelled: usize, now: Tick) {
         let mut position = None;
         for (depth, &token) in accepted.tokens.iter().enumerate() {
@@ -434,9 +435,10 @@ impl SpeculationController {
         });
     }
 
-    /// Takes the cost of a draft of the model drafter; returns the start of the round for its
-    /// timing. The first draft after plain decoding waits for the rest of the cancelled request:
-    /// its time beyond the expected one is the cost of switching, and so belongs to the round.
+    /// Takes the cost of a draft of `tokens` tokens by the model drafter, requested at `since`;
+    /// returns the start of the round for its timing. The first draft after plain decoding waits
+    /// for the rest of the cancelled request: its time beyond the expected one is the cost of
+    /// switching, and so belongs to the round.
     pub fn drafted(&mut self, tokens: usize, since: Tick, now: Tick) -> Tick {
         let first = self.streak.is_some_and(|streak| streak.rounds == 0);
         let seconds = now.seconds_since(since);

@@ -183,7 +183,7 @@ impl<W: Walk> Session<W> {
         self.controller.successors()
     }
 
-    /// The end of the output before its limit.
+    /// The cause that ended the output before its limit; `None` while it goes on, and at the limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.output.stopped()
     }

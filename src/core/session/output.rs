@@ -68,7 +68,7 @@ impl Output {
         self.finish
     }
 
-    /// The end of the output before its limit; `None` at the limit.
+    /// The cause that ended the output before its limit; `None` while it goes on, and at the limit.
     pub fn stopped(&self) -> Option<&Stopped> {
         self.stopped.as_ref()
     }

@@ -29,7 +29,7 @@ impl VirtualRound {
     }
 
     /// Follows `token`; when the round ends with it, the number of tokens that the planned round
-    /// would have yielded.
+    /// would have yielded, else `None`.
     pub fn follow(&mut self, token: TokenId) -> Option<usize> {
         if let Some(node) = self.draft.child(self.position, token) {
             self.position = Some(node);
@@ -64,7 +64,7 @@ impl ShadowSchedule {
         Self { next: Self::CHUNK, interval: Self::CHUNK }
     }
 
-    /// The first output index to request, if a pass is due after `len` output tokens.
+    /// The first output index to request; `None` if no pass is due after `len` output tokens.
     pub fn due(&self, len: usize) -> Option<usize> {
         (len >= self.next).then(|| len - Self::CHUNK.min(len))
     }
@@ -81,8 +81,8 @@ impl ShadowSchedule {
         share.map_or(Self::CHUNK, |tokens| tokens.ceil().min(1e6) as usize)
     }
 
-    /// Schedules the next pass after one at `len` output tokens; `earned` is the result of
-    /// [`Self::earned_by`].
+    /// Schedules the next pass after one at `len` output tokens: soon if the model is `promising`,
+    /// else after twice the distance. `earned` is the result of [`Self::earned_by`].
     pub fn passed(&mut self, len: usize, promising: bool, earned: usize) {
         self.interval = if promising { Self::CHUNK } else { (self.interval * 2).min(Self::FAR) };
         self.next = len + self.interval.max(earned);

@@ -18,7 +18,7 @@ pub struct Start {
     pub limit: Limit,
     /// Conditions that end the output before that.
     pub ending: Ending,
-    /// Sampling temperature, the server's default included.
+    /// Sampling temperature, the server's default included; 0 is greedy.
     pub temperature: f64,
     /// Turns output tokens into text.
     pub decode: Box<dyn Decode>,
@@ -122,7 +122,7 @@ pub struct Rules {
     pub methods: Vec<VerifyMethod>,
     /// The acceptance rule.
     pub accept: Accept,
-    /// The largest token id plus one.
+    /// The target's largest token id plus one; a result with an id that is not below it is refused.
     pub vocabulary: TokenId,
     /// Maximum draft nodes of one round.
     pub gamma_max: usize,
@@ -137,13 +137,14 @@ pub struct Rules {
     /// To start, speculation must be expected to beat plain decoding by this share (0.10 is 10 %
     /// faster).
     pub margin: f64,
-    /// To continue, speculation must be expected to beat plain decoding by this share.
+    /// To continue, speculation must be expected to beat plain decoding by this share (0.05 is 5 %
+    /// faster).
     pub stay: f64,
     /// A number for the kind of the request (its policy, its route): measurements of requests of
     /// one kind apply to the next one.
     pub kind: u64,
-    /// Share of accepted first draft tokens below which the acceptance gate is closed, where no
-    /// gain is predicted.
+    /// Share of accepted first draft tokens, 0 to 1, below which the acceptance gate is closed,
+    /// where no gain is predicted.
     pub min_acceptance: f64,
     /// Longest pause in the stream that a round may cause; `None` is without bound.
     pub max_gap: Option<Duration>,

@@ -58,8 +58,8 @@ impl TokenContext {
         self.prompt.iter().chain(self.output.iter()).copied()
     }
 
-    /// Takes over the growth of a request: the prompt once it is known, and new output. Copies only
-    /// the new tokens.
+    /// Takes over the growth of a request: the prompt once it is known, and new output. Both are
+    /// passed as a whole; only the new tokens are copied.
     pub fn follow(&mut self, prompt: &[TokenId], output: &[TokenId]) {
         if self.prompt.len() != prompt.len() {
             *self = Self::new(prompt, output);
@@ -109,7 +109,7 @@ impl TokenContext {
     }
 }
 
-/// Appends ids to those that `text` holds already.
+/// Appends ids in decimal, separated by commas, to those that `text` holds already.
 pub fn write_ids(text: &mut String, ids: &[TokenId]) {
     for id in ids {
         let comma = if text.is_empty() { "" } else { "," };

@@ -30,7 +30,7 @@ impl Distribution {
         Some(Self(weights))
     }
 
-    /// The distribution that an engine reported, if it reported all of it.
+    /// The distribution that an engine reported; `None` if it did not report all of it exactly.
     pub fn told(dist: &Dist) -> Option<Self> {
         (dist.complete && dist.slack <= 0.0).then(|| Self::new(dist.top.clone()))?
     }
@@ -40,7 +40,7 @@ impl Distribution {
         &self.0
     }
 
-    /// The probability of a token.
+    /// The probability of a token; 0 if it is not listed.
     pub fn of(&self, token: TokenId) -> f64 {
         let at = self.0.binary_search_by_key(&token, |entry| entry.0);
         at.ok().and_then(|at| self.0.get(at)).map_or(0.0, |entry| entry.1)
@@ -62,7 +62,7 @@ impl Distribution {
     }
 
     /// The excess of `scale` times this distribution over `other`, at every token where it is
-    /// positive: max(0, scale · p − q).
+    /// positive: max(0, scale · p − q), not normalised, in ascending order of the ids.
     pub fn excess(&self, scale: f64, other: &Self) -> Vec<(TokenId, f64)> {
         let mut rest = other.0.as_slice();
         let beyond = self.0.iter().map(|&(token, p)| {

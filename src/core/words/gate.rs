@@ -5,19 +5,20 @@ use super::PlainReason;
 /// A gate. While one is closed, no request is speculated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
-    /// The engine is loaded.
+    /// More requests wait at the engine, or more of its KV memory is in use, than the policy
+    /// allows.
     Load,
-    /// The load signal is old.
+    /// The engine's last load report is older than the policy allows.
     Stale,
-    /// Too few drafted tokens are accepted.
+    /// The share of first draft tokens that are accepted is below the policy's minimum.
     Acceptance,
     /// Speculation was measured slower than plain decoding (control groups).
     Control,
     /// The regret budget of the replica is used up.
     Regret,
-    /// Memory is short.
+    /// Foretell's memory for bodies and sessions has reached `limits.memory`.
     Memory,
-    /// The replica is not healthy.
+    /// The replica is down, disabled, or its breaker is open.
     Health,
 }
 

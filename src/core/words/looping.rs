@@ -12,8 +12,8 @@ pub const WINDOW: usize = 8;
 /// Minimum share of repeated windows for an output to count as looping.
 pub const LOOPS: f64 = 0.2;
 
-/// Share of the output's windows that occurred earlier in the output and do not occur in the
-/// prompt.
+/// Share, 0 to 1, of the output's windows that occurred earlier in the output and do not occur in
+/// the prompt; 0 for an output shorter than a window.
 pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     let known: HashSet<&[T]> = prompt.windows(WINDOW).collect();
     let mut seen = HashSet::new();
@@ -26,7 +26,7 @@ pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     f64::from(repeated) / f64::from(windows.max(1))
 }
 
-/// True if an output counts as looping.
+/// True if the share of repeated windows is at least [`LOOPS`].
 pub fn loops<T: Eq + Hash>(prompt: &[T], output: &[T]) -> bool {
     repeated(prompt, output) >= LOOPS
 }

@@ -36,7 +36,7 @@ pub struct Gauge(pub Metric);
 pub struct Histogram {
     /// Its name, labels and help text.
     pub metric: Metric,
-    /// Upper bounds of its buckets.
+    /// Upper bounds of its buckets, ascending, in the metric's unit.
     pub buckets: &'static [f64],
 }
 

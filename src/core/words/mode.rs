@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// The mode with this name.
+    /// The mode with this name; `None` if there is none.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }

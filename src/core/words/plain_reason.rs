@@ -6,13 +6,14 @@
 pub enum PlainReason {
     /// Held back as control group.
     Holdback,
-    /// The process or policy only observes.
+    /// The mode of the process or of the backend is `observe`.
     Observe,
     /// Speculation is not expected to pay.
     NoGain,
     /// The cost of a plain token on the replica is not measured yet.
     NotMeasured,
-    /// The replica's budget of extra tokens is spent.
+    /// The replica's budget of rejected draft tokens is spent while requests of others are in
+    /// flight.
     Budget,
     /// Beyond the verification method's limit of context or bytes.
     ContextTooLong,
@@ -20,27 +21,29 @@ pub enum PlainReason {
     MaxGap,
     /// The token ids of the prompt or of the output are not certain.
     UntrustedIds,
-    /// The engine is loaded.
+    /// More requests wait at the engine, or more of its KV memory is in use, than the policy
+    /// allows.
     GateLoad,
-    /// The load signal is old.
+    /// The engine's last load report is older than the policy allows.
     GateStale,
-    /// Too few drafted tokens are accepted.
+    /// The share of first draft tokens that are accepted is below the policy's minimum, and no gain
+    /// is predicted.
     GateAcceptance,
     /// Speculation was measured slower than plain decoding.
     GateControl,
     /// The regret budget is used up.
     GateRegret,
-    /// Memory is short.
+    /// Foretell's memory for bodies and sessions has reached `limits.memory`.
     GateMemory,
-    /// The replica is not healthy.
+    /// The replica is down, disabled, or its breaker is open.
     GateHealth,
     /// The backend speculates itself.
     BackendSpeculates,
     /// The client asked for plain decoding.
     Client,
-    /// The policy says plain.
+    /// The policy that matches has `mode: plain`.
     Policy,
-    /// Plain decoding while drafts are scored in the shadow.
+    /// The policy that matches has `mode: shadow`: drafts are scored and never sent.
     Shadow,
     /// A control window: a few tokens are decoded plainly so that the plain pace is measured again.
     Switchback,
@@ -54,7 +57,7 @@ pub enum PlainReason {
     NoVerifyMethod,
     /// A drafter or verify request failed.
     VerifyFault,
-    /// The backend answered with an error, or with no stream.
+    /// The backend answered with an error or with no stream, or a plain answer broke off.
     UpstreamError,
     /// The backend asked for a pause, or the process that answers cannot be identified at the
     /// moment.
@@ -158,7 +161,7 @@ impl PlainReason {
             Self::HeldBackText => "the backend holds back text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",
             Self::VerifyFault => "a drafter or a verify request failed",
-            Self::UpstreamError => "the backend answered with an error",
+            Self::UpstreamError => "the backend answered with an error, or its answer broke off",
             Self::RetryAfter => {
                 "the server asked for a pause, or does not show at the moment which process it is"
             }

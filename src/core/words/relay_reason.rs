@@ -4,11 +4,11 @@
 /// Reason for relaying a request unchanged, or never speculating on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RelayReason {
-    /// The process is switched off.
+    /// The mode of the process or of the backend is `off`.
     Off,
     /// The client asked for it (`x-foretell: off`).
     Client,
-    /// The policy that matches is switched off.
+    /// The policy that matches has `mode: off`.
     Policy,
     /// No policy matches.
     NoPolicy,
@@ -151,7 +151,8 @@ impl RelayReason {
 pub struct Refused {
     /// The reason.
     pub reason: RelayReason,
-    /// Name of the parameter, as the table of parameters spells it.
+    /// Name of the parameter, as the table of parameters spells it; `None` if no single one causes
+    /// it.
     pub parameter: Option<&'static str>,
 }
 

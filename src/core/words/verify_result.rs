@@ -55,7 +55,8 @@ impl VerifyMethod {
         }
     }
 
-    /// Tokens of all prompts of a round whose draft is a chain.
+    /// Tokens of all prompts of a round whose draft is a chain of `nodes` nodes, behind `context`
+    /// tokens of context.
     pub const fn prompt_tokens(self, context: usize, nodes: usize) -> usize {
         match self {
             Self::FanOut => (nodes + 1) * context + nodes * (nodes + 1) / 2,
@@ -102,9 +103,11 @@ pub struct Dist {
 /// row with neither a sample nor a complete distribution is undecided.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// The token that the target sampled at this position, with the request's own sampling.
+    /// The token that the target sampled at this position, with the request's own sampling; `None`
+    /// if it sampled none, or it is not known.
     pub sample: Option<TokenId>,
-    /// The distribution that the sample was drawn from, or is to be drawn from.
+    /// The distribution that the sample was drawn from, or is to be drawn from; `None` if the
+    /// engine does not report it.
     pub dist: Option<Dist>,
     /// The probability of the node that this row follows, under the row of its parent; `None` if
     /// not known.

@@ -18,7 +18,7 @@ use foretell_core::words::context::write_ids;
 pub struct Ids<'a>(Cow<'a, str>);
 
 impl<'a> Ids<'a> {
-    /// Takes the text if it has been written already, otherwise writes it.
+    /// Takes `text` (the ids of `prompt` and `output`), or writes it if it is `None`.
     pub fn new(text: Option<&'a str>, prompt: &[TokenId], output: &[TokenId]) -> Self {
         Self(text.map_or_else(
             || {

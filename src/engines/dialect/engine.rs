@@ -69,7 +69,8 @@ pub struct Engine {
     /// The name of its process in each of its answers (`system_fingerprint`); `None` if they have
     /// none.
     pub mark: Option<String>,
-    /// The version of its weights, where it reports one: they may be replaced while it runs.
+    /// The version of its weights, which may be replaced while it runs (SGLang); `None` if it does
+    /// not report one.
     pub weights: Option<String>,
     /// Maximum tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
@@ -95,13 +96,15 @@ pub struct Engine {
     /// It reports how many tokens of a prompt were cached.
     pub tells_cached: bool,
     /// An answer under way can be aborted by a call, and still ends with its usage
-    /// ([`super::Codec::abort`]).
+    /// ([`super::Codec::abort`]; vLLM from 0.32).
     pub aborts: bool,
-    /// Its whole completions count reasoning tokens; its streams do not.
+    /// Its whole completions count reasoning tokens; its streams do not (SGLang with a reasoning
+    /// parser).
     pub counts_reasoning: bool,
-    /// It speculates by itself.
+    /// Its own speculative decoding is switched on.
     pub speculates: bool,
-    /// Fields that a client leaves out get values that are not known.
+    /// Fields that a client leaves out get the operator's values, which are not known here
+    /// (SGLang's `preferred_sampling_params`).
     pub own_defaults: bool,
     /// It draws with one fixed seed where the client sends none.
     pub seeded: bool,
@@ -110,15 +113,16 @@ pub struct Engine {
     /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
     /// stream.
     pub segment: Option<u32>,
-    /// Its streams leave out an incomplete character at the end of the output.
+    /// Its streams leave out an incomplete character at the end of the output (llama.cpp).
     pub drops_tail: bool,
     /// True if cache hits of its prefix cache have been seen; `None` if that was not checked.
     pub caches: Option<bool>,
     /// The path at which it reports its load; `None` if it does not.
     pub load_path: Option<&'static str>,
-    /// Tokens that end an output.
+    /// Ids of the tokens that end an output; empty if it does not report them.
     pub eos: Vec<TokenId>,
-    /// Tokens that may end an output or are no text; taken from the tokenizer.
+    /// Ids of the tokens that may end an output or are no text, ascending; taken from the
+    /// tokenizer, and empty as long as that is not known.
     pub special: Vec<TokenId>,
 }
 
@@ -216,7 +220,8 @@ impl Engine {
         }
     }
 
-    /// The verification methods that are exact for this request, best first.
+    /// The verification methods that are exact for this request, best first; `sampling` and
+    /// `settled` as [`Self::sampling`] returns them.
     pub fn methods(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
         self.dialect.codec().methods(self, request, sampling, settled)
     }
@@ -265,7 +270,7 @@ impl Engine {
     /// The calls that verify a draft, together at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`]: they would be longer, or the engine cannot verify it by the round's method.
     pub fn verify(&self, round: &Round<'_>, bytes_max: usize) -> Result<VerifyRequest, Refusal> {
         let asked = self.dialect.codec().verify(self, round)?;
         let bytes = asked.calls.iter().map(|call| call.body.len()).sum();

@@ -36,7 +36,7 @@ impl Question {
 pub struct Reply {
     /// HTTP status of the answer.
     pub status: u16,
-    /// Value of the `server` header, if there is one.
+    /// Value of the `server` header; `None` if the answer has none.
     pub server: Option<String>,
     /// Bytes of the body.
     pub body: Vec<u8>,
@@ -47,7 +47,7 @@ pub struct Reply {
 pub struct Answers(IndexMap<String, Reply>);
 
 impl Answers {
-    /// Adds the answer to `GET path`.
+    /// Adds the answer to the question at `path`; replaces an earlier one.
     pub fn add(&mut self, path: &str, told: Reply) {
         self.0.insert(path.to_owned(), told);
     }
@@ -69,12 +69,12 @@ impl Answers {
         self.0.iter().filter(|(_, told)| told.status == 200).map(|(path, _)| path.as_str())
     }
 
-    /// True if `path` has been asked.
+    /// True if there is an answer of `path`, whatever its status.
     pub fn has(&self, path: &str) -> bool {
         self.0.contains_key(path)
     }
 
-    /// The questions for those of `paths` that have not been asked.
+    /// The `GET` questions for those of `paths` that have not been asked.
     pub fn unasked(&self, paths: &[&'static str]) -> Vec<Question> {
         paths.iter().filter(|path| !self.has(path)).copied().map(Question::get).collect()
     }
@@ -89,28 +89,31 @@ impl Answers {
         Some(self.0.get(path)?.status)
     }
 
-    /// The body of an answer with status 200, as text.
+    /// The body of an answer with status 200, as text; `None` without such an answer, or if it is
+    /// not UTF-8.
     pub fn text(&self, path: &str) -> Option<&str> {
         let told = self.0.get(path).filter(|told| told.status == 200)?;
         std::str::from_utf8(&told.body).ok()
     }
 
-    /// The body of an answer with status 200, as JSON.
+    /// The body of an answer with status 200, as JSON; `None` without such an answer, or if it is
+    /// not JSON.
     pub fn json(&self, path: &str) -> Option<Value> {
         serde_json::from_str(self.text(path)?).ok()
     }
 
-    /// A member of an answer with status 200, by JSON pointer.
+    /// A member of an answer with status 200, by JSON pointer; `None` if there is none.
     pub fn at(&self, path: &str, pointer: &str) -> Option<Value> {
         self.json(path)?.pointer(pointer).cloned()
     }
 
-    /// A text member of an answer with status 200, by JSON pointer.
+    /// A text member of an answer with status 200, by JSON pointer; `None` if there is none.
     pub fn word(&self, path: &str, pointer: &str) -> Option<String> {
         self.at(path, pointer)?.as_str().map(ToOwned::to_owned)
     }
 
-    /// A whole number of an answer with status 200, by JSON pointer.
+    /// A whole number, not negative, of an answer with status 200, by JSON pointer; `None` if there
+    /// is none.
     pub fn number(&self, path: &str, pointer: &str) -> Option<u64> {
         self.at(path, pointer)?.as_u64()
     }
@@ -125,19 +128,19 @@ impl Answers {
         self.word(MODELS, "/data/0/owned_by")
     }
 
-    /// The id of the first model.
+    /// The id of the first model in the server's list; `None` if it lists none.
     pub fn model(&self) -> Option<String> {
         self.word(MODELS, "/data/0/id")
     }
 }
 
-/// A server that cannot verify, with the reason.
+/// A server that cannot verify; the text says why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Foreign(pub String);
 
 impl Foreign {
-    /// The error for a server that does not report something that has to be known.
+    /// The error for a server that does not report `what`, which has to be known.
     pub fn silent(what: &str) -> Self {
         Self(format!("it reports no {what}"))
     }
@@ -169,9 +172,9 @@ pub fn start_page(dialect: Dialect, answers: &Answers) -> Option<&'static str> {
     dialect.codec().engine(answers).ok()?.started.map(|_| page)
 }
 
-/// The questions to a server whose dialect the operator may have named. One that is only relayed
-/// gets no questions about other dialects: a hosted service receives a request for its list of
-/// models only.
+/// The questions to a server whose dialect the operator has named, or not (`None`). One that is
+/// only relayed gets no questions about other dialects: a hosted service receives a request for its
+/// list of models only.
 pub fn introduction_to(dialect: Option<Dialect>) -> Vec<Question> {
     match dialect {
         Some(Dialect::OpenAi | Dialect::Mlx) => vec![Question::get(MODELS)],

@@ -33,8 +33,8 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     (width <= most).then_some(width)
 }
 
-/// The target's row at a position, if it can be reconstructed: the token that it takes, or the
-/// distribution that it draws from. `top` holds the most probable tokens with their raw
+/// The target's row at a position: the token that it takes, or the distribution that it draws from;
+/// `None` if that cannot be reconstructed. `top` holds the most probable tokens with their raw
 /// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order. A
 /// token of `special` must not be decided here, because only the engine knows whether it ends the
 /// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
@@ -57,9 +57,10 @@ pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> 
     Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
 }
 
-/// The rows of a scored chain up to the first undecided position; after the last of them `bonus`,
-/// which the engine has sampled. `told` lists each position's tokens with their log-probabilities.
-/// `bounds`: an undecided position still gets a row if its probabilities are known between bounds.
+/// The rows of a scored chain up to the first undecided position, one per draft node; if all are
+/// decided, then `bonus`, which the engine has sampled. `told` lists each position's tokens with
+/// their log-probabilities. `bounds`: an undecided position still gets a row if its probabilities
+/// are known between bounds.
 pub fn rows(
     engine: &Engine,
     sampling: &Sampling,

@@ -50,10 +50,9 @@ const QUIRKS: Quirks = Quirks {
     experimental: true,
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
-        noise: Noise::Call,
+        noise: Noise::Ignored,
         seeded: false,
     }),
-    noise_may_be_placed: true,
     stop_field: Some("matched_stop"),
     stop_field_names_end: true,
     tidies_text: true,

@@ -85,7 +85,8 @@ pub fn only(bodies: &[Vec<u8>]) -> Result<&[u8], Unreadable> {
     }
 }
 
-/// The tokens after the context in the prompts of a fan-out: none, and each node's path.
+/// The tokens after the context in the prompts of a fan-out: entry 0 is empty, entry `i + 1` is the
+/// path of node `i`.
 pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
     let nodes = (0..nodes.min(draft.len())).map(|node| draft.path(node));
     std::iter::once(Vec::new()).chain(nodes).collect()
@@ -152,8 +153,8 @@ pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// Reason why an engine that draws with a fixed seed of its own cannot carry this request: it
-/// carries only temperature 0, set by the client.
+/// Reason why an engine that draws with a fixed seed of its own cannot carry this request, `None`
+/// if it can: it carries only temperature 0, set by the client.
 pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
     match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
         (false, _) => Some(Refused::by(RelayReason::DefaultsUnknown, "temperature")),
@@ -234,12 +235,12 @@ pub fn ended(kind: RequestKind, chunk: &Chunk) -> bool {
     kind == RequestKind::Later && chunk.finish.as_deref() == Some("stop")
 }
 
-/// A list of token ids.
+/// A list of token ids; `None` if the value is anything else.
 pub fn ids(value: &Value) -> Option<Vec<TokenId>> {
     value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| TokenId::try_from(id).ok())).collect()
 }
 
-/// `usage` of a completion.
+/// The part of a completion's `usage` that counts the tokens of its prompts.
 #[derive(Deserialize)]
 pub struct PromptUsage {
     prompt_tokens: u32,
@@ -283,7 +284,8 @@ pub fn fan_out_tokens(round: &Round<'_>, nodes: usize) -> usize {
     paths(round.draft, nodes).iter().map(|path| round.context.len() + path.len()).sum()
 }
 
-/// Compares the number of prompt tokens that an answer reports with those that were sent.
+/// Compares the number of prompt tokens that an answer reports with those that were sent; passes an
+/// answer without `usage`.
 ///
 /// # Errors
 /// They differ, so it is the answer to another prompt.
@@ -333,8 +335,8 @@ pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
     Some(numbers)
 }
 
-/// The value of a metric in Prometheus' text format, summed over its labels; `None` if it is not
-/// there or no number.
+/// The value of a metric in Prometheus' text format, which has one of `names`, summed over its
+/// labels; `None` if it is not there or no finite number.
 pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
     let lines = exposition.lines().filter(|line| !line.starts_with('#'));
     let values = lines.filter_map(|line| {
@@ -360,7 +362,8 @@ pub fn started(exposition: &str) -> Option<u64> {
     metric(exposition, &["process_start_time_seconds"]).map(|seconds| (seconds * 1e6).round() as u64)
 }
 
-/// A load in Prometheus' text format; the share of the KV cache has had several names.
+/// A load in Prometheus' text format, by the names of its metrics (the share of the KV cache has
+/// had several); `None` if the running or waiting requests are not among them.
 pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -> Option<Load> {
     Some(Load {
         running: metric(exposition, &[running])? as u32,
@@ -370,7 +373,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
     })
 }
 
-/// The value of a label in the first line of a metric.
+/// The value of a label in the first line of a metric; `None` if there is none.
 pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
     let line =
         exposition.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;

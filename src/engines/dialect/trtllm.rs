@@ -46,7 +46,6 @@ const QUIRKS: Quirks = Quirks {
     owner: Some("tensorrt_llm"),
     experimental: true,
     usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: true }),
-    noise_may_be_placed: true,
     stop_hold: Hold::Longest,
     first_request_ids: false,
     refuses_prediction: true,

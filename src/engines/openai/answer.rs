@@ -21,9 +21,9 @@ pub struct Additive {
     pub members: &'static [&'static str],
     /// Members of its choices that are there only because Foretell asked for them.
     pub choice: &'static [&'static str],
-    /// Where token ids were not asked for, their members are there and null.
+    /// Where token ids were not asked for, their members are there and null (vLLM, TensorRT-LLM).
     pub nulls: bool,
-    /// Where usage was not asked for, its member is there and null.
+    /// Where usage was not asked for, its member is there and null (SGLang).
     pub null_usage: bool,
 }
 
@@ -97,6 +97,7 @@ pub fn fill(answer: &mut Value, missing: &Value) {
 }
 
 /// Sorts the members of an object into the order of these names; others follow in their old order.
+/// Without an object it does nothing.
 pub fn order(object: Option<&mut Value>, names: &[&str]) {
     let Some(members) = object.and_then(Value::as_object_mut) else { return };
     let mut ordered = Map::with_capacity(members.len());
@@ -148,7 +149,8 @@ impl Template {
         })
     }
 
-    /// A chunk of a stream.
+    /// A chunk of a stream with this text and its tokens; `finish` is `None` while the output
+    /// continues.
     pub fn chunk(&self, text: &str, tokens: &[TokenId], finish: Option<Finish>) -> Value {
         let mut choice = self.choice(tokens, finish);
         match self.route {
@@ -216,7 +218,8 @@ impl Template {
     }
 }
 
-/// The prompt's ids, from the member in which the first chunk of either route has them.
+/// The prompt's ids, a list, from the member in which the first chunk of either route has them;
+/// `None` if it has none.
 pub fn prompt_token_ids(chunk: &Value) -> Option<&Value> {
     let of_choice = || chunk.pointer("/choices/0/prompt_token_ids");
     chunk.get("prompt_token_ids").filter(|ids| ids.is_array()).or_else(of_choice).filter(|ids| ids.is_array())

@@ -20,13 +20,16 @@ pub enum Control {
     Gamma(u8),
 }
 
-/// The header has none of the allowed values.
+/// The header has none of the allowed values; holds the first 40 characters of its value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("x-foretell must be off, plain or gamma=N with N from 1 to {GAMMA_MAX}, got {0:?}")]
 pub struct ControlError(pub String);
 
 impl Control {
-    /// Reads the value of the header.
+    /// Reads the value of the header, without the spaces around it.
+    ///
+    /// # Errors
+    /// It is none of the three forms, or gamma is not 1 to 32.
     pub fn parse(value: &str) -> Result<Self, ControlError> {
         match value.trim() {
             "off" => Ok(Self::Off),

@@ -49,7 +49,7 @@ pub fn edited(json: &str, whole: impl Fn(&str) -> Edit, choice: impl Fn(&str) ->
     Some(out)
 }
 
-/// `json`, an object, with one more member at its end.
+/// `json`, an object, with one more member at its end; `None` if it does not end like an object.
 pub fn appended(json: &str, name: &str, value: &serde_json::Value) -> Option<String> {
     let end = json.trim_end();
     let (body, comma) = match end.strip_suffix('}')? {

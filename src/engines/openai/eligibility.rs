@@ -30,7 +30,7 @@ pub enum Judgement {
 pub struct Finding {
     /// The parameter's name; members of an object are written `object.member`.
     pub parameter: String,
-    /// Its row in the table, if it is known.
+    /// Its row in the table; `None` if the parameter is unknown.
     pub row: Option<&'static Parameter>,
     /// Reason why it prevents speculation; `None` if it does not.
     pub refused: Option<RelayReason>,
@@ -48,7 +48,7 @@ pub fn judge(route: Route, body: &[u8]) -> Judgement {
 }
 
 /// Reason why a request with these parameters may not be speculated on, and the parameter that
-/// caused it.
+/// caused it; `None` if it may.
 pub fn refusal(findings: &[Finding]) -> Option<(RelayReason, &str)> {
     findings.iter().find_map(|finding| Some((finding.refused?, finding.parameter.as_str())))
 }

@@ -21,7 +21,7 @@ pub fn read(value: &Value) -> Result<Prompt, R> {
     Ok(Prompt::Messages(value.clone()))
 }
 
-/// A text, or a list of text parts as one text.
+/// A text, or a list of text parts as one text; `None` if it is or has anything else.
 pub fn plain_text(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),
@@ -30,7 +30,8 @@ pub fn plain_text(content: &Value) -> Option<String> {
     }
 }
 
-/// Bytes of text in all messages, for estimating the length of the prompt.
+/// Bytes of text in all messages, for estimating the length of the prompt; 0 for a message that has
+/// more than text.
 pub fn text_bytes(messages: &Value) -> usize {
     let contents = messages.as_array().into_iter().flatten().filter_map(|message| message.get("content"));
     contents.filter_map(plain_text).map(|text| text.len()).sum()

@@ -23,7 +23,7 @@ pub enum Routes {
 }
 
 impl Routes {
-    /// In words.
+    /// Names of the routes, separated by commas.
     pub const fn told(self) -> &'static str {
         match self {
             Self::Both => "completions, chat",
@@ -196,7 +196,7 @@ pub struct Parameter {
     pub treatment: Treatment,
 }
 
-/// The row of `name` on `route`, if it is known there.
+/// The row of `name` on `route`; `None` if it is unknown there.
 pub fn find(route: Route, name: &str) -> Option<&'static Parameter> {
     TABLE.iter().find(|row| row.name == name && row.routes.has(route))
 }

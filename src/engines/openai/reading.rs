@@ -5,15 +5,16 @@ use serde_json::Value;
 /// The content of an answer or an event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading<'a> {
-    /// Text of its choice: the content, or the text of a completion.
+    /// Text of its choice: the content, or the text of a completion; empty if there is none.
     pub text: &'a str,
-    /// Reasoning that the server's parser has taken out of the text.
+    /// Reasoning that the server's parser has taken out of the text; empty if there is none.
     pub reasoning: &'a str,
     /// The choice holds something other than text, such as tool calls or log-probabilities.
     pub other: bool,
     /// Finish reason; `None` while the output continues.
     pub finish: Option<&'a str>,
-    /// Tokens of prompt and output, as the server counts them.
+    /// Tokens of the prompt and tokens of the output, as the server counts them; `None` if it does
+    /// not report both here.
     pub usage: Option<(u64, u64)>,
 }
 

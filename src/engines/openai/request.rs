@@ -24,7 +24,7 @@ impl Route {
         }
     }
 
-    /// The route of that name.
+    /// The route of that name; `None` if there is none.
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Completions, Self::Chat].into_iter().find(|route| route.name() == name)
     }

@@ -97,11 +97,12 @@ impl Defaults {
 pub struct Sampling {
     /// Temperature; 0 is greedy.
     pub temperature: f64,
-    /// Smallest set of tokens whose probability reaches this; 1 keeps all.
+    /// Share of probability, above 0 to 1: the smallest set of the likeliest tokens that reaches it
+    /// is kept; 1 keeps all.
     pub top_p: f64,
     /// Maximum tokens kept; `None` keeps all.
     pub top_k: Option<u32>,
-    /// Minimum probability relative to the most probable token; 0 keeps all.
+    /// Minimum probability ÷ that of the most probable token, 0 to 1; 0 keeps all.
     pub min_p: f64,
     /// Subtracted once from the logit of every token of the output so far.
     pub presence_penalty: f64,
@@ -109,7 +110,7 @@ pub struct Sampling {
     pub frequency_penalty: f64,
     /// Divides positive and multiplies negative logits of tokens of prompt and output; 1 is none.
     pub repetition_penalty: f64,
-    /// Added to the logits of these tokens.
+    /// Added to the logits of these tokens, −100 to 100; ascending by token id.
     pub logit_bias: Vec<(TokenId, f32)>,
     /// Seed of the noise; `None` if none is given.
     pub seed: Option<u64>,
@@ -212,7 +213,7 @@ impl Sampling {
         self.left_open().is_none()
     }
 
-    /// The first field that the client has not set.
+    /// The first field that the client has not set; `None` if it has set all.
     pub fn left_open(&self) -> Option<SamplingField> {
         SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
     }

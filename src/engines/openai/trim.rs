@@ -17,7 +17,7 @@ pub struct Trim {
     /// The event with the finish reason has usage even if the client did not ask for it.
     pub usage_at_end: bool,
     /// A member that the last event of every stream has; earlier events have it only because it was
-    /// requested.
+    /// requested. `None` if there is none.
     pub at_end: Option<&'static str>,
     /// Asking for token ids adds events with an empty delta.
     pub hollow: bool,
@@ -76,7 +76,8 @@ impl Trim {
     }
 }
 
-/// The event with these bytes, and one more member in its data.
+/// The event with these bytes, and one more member in its data; `None` if the data is not an object
+/// in one line.
 pub fn appended(raw: &[u8], name: &str, value: &Value) -> Option<Vec<u8>> {
     data_of(raw, |json| cut::appended(json, name, value))
 }

@@ -33,7 +33,7 @@ pub struct SpeculatedUsage<'a> {
     pub path: Path,
     /// Reason why it was not speculated on, or not to the end; `None` if it was.
     pub reason: Option<&'a str>,
-    /// `name@revision` of its policy.
+    /// `name@revision` of its policy; `None` without one.
     pub policy: Option<&'a str>,
     /// Counts of its rounds; `None` where they depend on texts of other clients and would reveal
     /// them.
@@ -49,7 +49,7 @@ pub struct Counts {
     pub drafted: u32,
     /// Draft tokens accepted in them.
     pub accepted: u32,
-    /// Drift from the target's distribution charged for them.
+    /// Drift from the target's distribution charged for them, in total variation.
     pub drift: Ledger,
     /// All output tokens.
     pub output_tokens: u32,
@@ -129,7 +129,7 @@ impl Usage {
     }
 
     /// The object for the client: prompt as the backend reported it, output as the client received
-    /// it.
+    /// it, and `foretell` as a member of that name if it is given.
     pub fn to_value(&self, completion_tokens: u64, foretell: Option<&SpeculatedUsage<'_>>) -> Value {
         let mut usage = self.base.clone();
         usage.insert("prompt_tokens".to_owned(), self.prompt_tokens.into());

@@ -17,7 +17,8 @@ use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
 pub struct Explanation {
     /// `eligible`, `relayed`, `failed` (no backend) or `undecided`.
     pub path: String,
-    /// Name of the reason why it is relayed or would only be decoded plainly.
+    /// Name of the reason why it is relayed, fails or would only be decoded plainly; `null` if
+    /// nothing known prevents speculation.
     pub reason: Option<String>,
     /// The result in one sentence.
     pub words: String,
@@ -27,33 +28,34 @@ pub struct Explanation {
     pub asked: String,
     /// Name of the API route.
     pub route: String,
-    /// Model id as sent by the client.
+    /// Model id as sent by the client; `null` if the body has none or was not read.
     pub model: Option<String>,
-    /// Tenant of the request.
+    /// Name of the request's tenant; `null` if it has none.
     pub tenant: Option<String>,
-    /// Name of the chosen backend.
+    /// Name of the chosen backend; `null` if there is none or it is not known.
     pub backend: Option<String>,
-    /// URL of the replica that would be chosen now.
+    /// The replica that would be chosen now, as `LABEL at URL`; `null` if there is none.
     pub replica: Option<String>,
-    /// Effective temperature, if it is known.
+    /// Effective sampling temperature; `null` if it is not known.
     pub temperature: Option<f64>,
-    /// Length of the prompt, tokens.
+    /// Length of the prompt, tokens; `null` if the body was not read or not understood.
     pub prompt_tokens: Option<usize>,
     /// True if that length was counted; otherwise it is estimated as a quarter of the bytes.
     pub prompt_tokens_exact: bool,
     /// Every step, in order.
     pub steps: Vec<StepLine>,
-    /// Every parameter of the body.
+    /// Every parameter of the body, and an omitted one whose default is refused.
     pub parameters: Vec<ParameterLine>,
-    /// The policy that applies, as `name@revision`.
+    /// The policy that applies, as `name@revision`; `null` if none is known to apply.
     pub policy: Option<String>,
     /// Every policy, in match order.
     pub policies: Vec<PolicyLine>,
-    /// Names of the methods that would verify drafts, preferred first.
+    /// Names of the methods that would verify drafts, preferred first; empty where no session would
+    /// serve the request.
     pub verify: Vec<String>,
-    /// Maximum draft tokens of a round.
+    /// Maximum draft tokens of a round; `null` where no session would serve the request.
     pub gamma_max: Option<usize>,
-    /// The drafters of the policy that applies.
+    /// The drafters of the policy that applies, in its order; empty if none is known to apply.
     pub drafters: Vec<DrafterLine>,
     /// How drafts would be judged; `null` where no session would serve the request.
     pub accept: Option<AcceptLine>,
@@ -65,11 +67,12 @@ pub struct Explanation {
 /// How drafts would be judged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AcceptLine {
-    /// The rule of the policy.
+    /// Name of the policy's rule.
     pub rule: String,
-    /// Its tolerance at this temperature and the present load.
+    /// Its tolerance at this temperature and the present load, 0 (exact) to 1; `null` if the load
+    /// is not known.
     pub tolerance: Option<f64>,
-    /// Minimum and maximum of its tolerance at this temperature over all loads.
+    /// Minimum and maximum of its tolerance at this temperature over all loads, 0 to 1.
     pub between: (f64, f64),
     /// Reason why nothing is relaxed; `null` if the rule is relaxed.
     pub exact: Option<String>,
@@ -82,17 +85,18 @@ pub struct Now {
     pub load: f64,
     /// Regret budget: plain tokens that speculation may still lose on the replica.
     pub regret_budget: f64,
-    /// Seconds per plain token.
+    /// Seconds per plain token; `null` before any was measured.
     pub token_seconds: Option<f64>,
-    /// Projected speedup: plain time divided by expected time with speculation.
+    /// Projected speedup; `null` before enough rounds of this kind of request.
     pub gain: Option<GainLine>,
-    /// The gates by the engine's load report, with their readings.
+    /// The gates by the engine's load report, with their readings; empty with `gamma.fixed`, where
+    /// they do not apply.
     pub gates: Vec<GateLine>,
-    /// Every reason not to speculate from the first token on.
+    /// Every reason not to speculate from the first token on, in the order of the checks.
     pub not_speculating: Vec<WhyLine>,
 }
 
-/// A projected speedup and its 95 % interval.
+/// A projected speedup (plain time ÷ expected time with speculation) and its 95 % interval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GainLine {
     /// Lower bound.
@@ -107,12 +111,13 @@ pub struct GainLine {
     pub costs: String,
 }
 
-/// A gate, its reading, and the limit above which it is closed.
+/// A gate, its reading, and the limit above which it is closed: requests for `waiting`, a share of
+/// 0 to 1 for `kv`, seconds for `stale`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GateLine {
     /// Its name under `gates` of the policy.
     pub gate: String,
-    /// The reading; `null` if the engine does not report it.
+    /// The reading; `null` if the engine has not reported it.
     pub reads: Option<f64>,
     /// Above this it is closed.
     pub limit: f64,
@@ -123,9 +128,9 @@ pub struct GateLine {
 /// A reason not to speculate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhyLine {
-    /// Its name.
+    /// Name of the reason.
     pub reason: String,
-    /// It in words.
+    /// The reason in words.
     pub words: String,
 }
 
@@ -136,7 +141,7 @@ pub struct StepLine {
     pub step: String,
     /// `passed`, `plain`, `relayed`, `failed` or `unknown`.
     pub result: String,
-    /// Name of the reason, for a plain, relayed or failed request.
+    /// Name of the reason for `plain`, `relayed` and `failed`; otherwise `null`.
     pub reason: Option<String>,
     /// The result in words.
     pub words: String,
@@ -165,7 +170,8 @@ pub struct PolicyLine {
     pub mode: String,
     /// True if it applies; `null` if that is not known.
     pub matches: Option<bool>,
-    /// Every condition that does not hold or is not known to hold, in words.
+    /// Every condition that does not hold or is not known to hold, in words; empty if the body was
+    /// not understood.
     pub mismatches: Vec<String>,
 }
 
@@ -176,7 +182,8 @@ pub struct DrafterLine {
     pub drafter: String,
     /// True if it drafts; `null` if that is not known.
     pub drafts: Option<bool>,
-    /// How a model with another vocabulary drafts, why it does not draft, or why that is not known.
+    /// How a model with another vocabulary drafts, why it does not draft, or why that is not known;
+    /// `null` if there is nothing to add.
     pub why: Option<String>,
 }
 
@@ -185,18 +192,19 @@ pub struct DrafterLine {
 pub struct Besides {
     /// Where the facts about the server come from: `proxy`, `server` or `nobody` (not known).
     pub asked: &'static str,
-    /// URL of the replica that would be chosen now.
+    /// The replica that would be chosen now, as `LABEL at URL`; `None` if there is none.
     pub replica: Option<String>,
     /// Further remarks, one sentence each.
     pub notes: Vec<String>,
 }
 
 /// Looks up the present measurements for a session with this ruling, at this effective temperature,
-/// with a prompt of this many tokens.
+/// with a prompt of this many tokens; `None` where there are none, as without a running proxy.
 pub type AskNow<'a> = &'a dyn Fn(&Ruling, f64, usize) -> Option<Now>;
 
-/// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: the gate
-/// that is closed now for a session with this ruling. `now`: a running proxy's measurements for it.
+/// Explains a request. `parameters`: how each parameter of its body was judged. `closed`: reason of
+/// the gate that is closed now for a session with this ruling, `None` if none is. `now`: a running
+/// proxy's measurements for it.
 pub fn explain(
     facts: &Facts<'_>,
     parameters: &[openai::Finding],

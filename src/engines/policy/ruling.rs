@@ -23,7 +23,8 @@ pub struct Ruling {
     /// Rules of the session. The session runner fills in the deadlines, the control-group draw and
     /// the drafter model.
     pub rules: Rules,
-    /// The first of the policy's drafter models that can draft, and how its drafts are translated.
+    /// Name of the first of the policy's drafter models that can draft, and how its drafts are
+    /// translated; `None` if no model can.
     pub model: Option<(String, TranslationMode)>,
     /// Maximum bytes of a round's request, and maximum bytes of its answer.
     pub bytes_max: usize,
@@ -113,7 +114,7 @@ impl LiveGates {
         Self { load: LoadGates { waiting, kv, stale }, forced: policy.gamma.fixed.is_some() }
     }
 
-    /// The gates that are closed now, each evaluated independently. `signal` as in
+    /// The gates that are closed now, each evaluated independently. Arguments as in
     /// [`Self::closed`].
     pub fn all_closed(&self, healthy: bool, signal: Option<&Signal>) -> impl Iterator<Item = Gate> {
         let load = self.load.closed(signal.filter(|_| !self.forced)).and_then(|reason| match reason {
@@ -124,8 +125,8 @@ impl LiveGates {
         (!healthy).then_some(Gate::Health).into_iter().chain(load)
     }
 
-    /// The gate that is closed now, if any. `signal`: the engine's last load report; `None` if it
-    /// never sent one.
+    /// Reason of the first gate that is closed now; `None` if all are open. `healthy`: true
+    /// if the replica is. `signal`: the engine's last load report; `None` if it never sent one.
     pub fn closed(&self, healthy: bool, signal: Option<&Signal>) -> Option<PlainReason> {
         if !healthy {
             return Some(PlainReason::GateHealth);

@@ -9,7 +9,7 @@ use foretell_core::draft::{LookupSpec, Source};
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Drafter {
-    /// It needs no model.
+    /// A lookup drafter, which needs no model.
     Lookup(LookupSpec),
     /// A drafter model in this process.
     Model {
@@ -50,8 +50,8 @@ pub enum Vocabulary {
 pub struct Gamma {
     /// Maximum draft tokens of a round.
     pub max: u32,
-    /// If set: speculate at every token with at most this many draft tokens, whatever gain is
-    /// predicted (for tests).
+    /// Speculate at every token with at most this many draft tokens, whatever gain is predicted
+    /// (for tests); `None`: the controller chooses.
     pub fixed: Option<u32>,
     /// Maximum verify requests sent ahead of the result that they build on; `None`: as many as pay,
     /// and none with `fixed`.
@@ -75,23 +75,25 @@ pub struct Gates {
     pub kv: f64,
     /// Maximum age of the engine's last load report.
     pub stale: Duration,
-    /// Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.
+    /// Minimum accepted ÷ drafted of the first tokens of drafts, 0 to 1, where no gain is
+    /// predicted.
     pub acceptance: f64,
-    /// Time per token with speculation ÷ that of the control group: closes when certainly above.
+    /// Maximum of time per token with speculation ÷ that of the control group: the gate closes when
+    /// the ratio is certainly above it.
     pub control: f64,
     /// Longest pause in the client's stream that a round may cause, or two plain tokens' time if
     /// that is longer.
     pub max_gap: Duration,
-    /// Time that the `control` gate stays closed when it closes first.
+    /// Time that the `control` gate stays closed when it closes for the first time.
     pub reprobe: Duration,
 }
 
 /// The control group: a share of the requests is only decoded plainly, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holdback {
-    /// Share at the start; it falls as the comparison becomes certain.
+    /// Share of requests at the start, 0 to 1; it falls as the comparison becomes certain.
     pub start: f64,
-    /// Minimum share.
+    /// Minimum share of requests, 0 to 1.
     pub floor: f64,
 }
 

@@ -31,6 +31,9 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// From a model's folder: `chat_template.jinja`, or the one in `tokenizer_config.json`, which
     /// also names the special tokens.
+    ///
+    /// # Errors
+    /// A file cannot be read, there is no template, or as for [`Self::new`].
     pub fn from_folder(folder: &Path) -> Result<Self, TextError> {
         let config_path = folder.join("tokenizer_config.json");
         let config: Value = serde_json::from_slice(&read(&config_path)?)
@@ -47,7 +50,11 @@ impl ChatTemplate {
         Self::new(source, special("bos_token"), special("eos_token"))
     }
 
-    /// From the text of a template.
+    /// From the text of a Jinja template and the texts of its BOS and EOS tokens, empty if it has
+    /// none.
+    ///
+    /// # Errors
+    /// The template is not valid.
     pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
@@ -61,6 +68,10 @@ impl ChatTemplate {
     }
 
     /// The text of a prompt. Content that is a list of text parts is joined by line feeds first.
+    /// `add_generation_prompt`: the text ends with the beginning of the assistant's answer.
+    ///
+    /// # Errors
+    /// The template refuses these messages, fails, or takes more than ten million steps.
     pub fn render(&self, messages: &Value, add_generation_prompt: bool) -> Result<String, TextError> {
         let messages = flatten(messages);
         let template = self.environment.get_template(NAME).map_err(wrong)?;

@@ -35,6 +35,9 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`, or that of a folder.
+    ///
+    /// # Errors
+    /// The file cannot be read, or as for [`Self::from_bytes`].
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let inside = path.join("tokenizer.json");
         Self::from_bytes(&read(if path.is_dir() { &inside } else { path })?)
@@ -42,6 +45,9 @@ impl Tokenizer {
 
     /// From the text of a `tokenizer.json`. The library panics at some invalid files, which is
     /// caught and returned as an error: the file may come from any backend.
+    ///
+    /// # Errors
+    /// The library cannot read it, or as for [`Self::new`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, TextError> {
         let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes));
         read.map_err(|_| TextError::Tokenizer("the library cannot read it".to_owned()))?
@@ -51,6 +57,9 @@ impl Tokenizer {
 
     /// From a tokenizer that was built in memory. Truncation and padding are switched off: a
     /// silently truncated prompt would be another prompt.
+    ///
+    /// # Errors
+    /// A token has an id of 2²² or more.
     pub fn new(mut inner: tokenizers::Tokenizer) -> Result<Self, TextError> {
         inner.with_truncation(None).map_err(wrong)?;
         inner.with_padding(None);
@@ -68,11 +77,17 @@ impl Tokenizer {
 
     /// The ids of a text; `special` adds the tokens that the tokenizer puts around every prompt
     /// (such as a BOS token).
+    ///
+    /// # Errors
+    /// The tokenizer cannot encode this text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<TokenId>, TextError> {
         self.inner.encode_fast(text, special).map(|encoding| encoding.get_ids().to_vec()).map_err(wrong)
     }
 
     /// The tokens of a text, each with its end; nothing is put around the text.
+    ///
+    /// # Errors
+    /// The tokenizer cannot encode this text.
     pub fn pieces(&self, text: &str) -> Result<Vec<Piece>, TextError> {
         if let Some(pieces) = self.bytes.as_ref().and_then(|table| self.laid_out(table, text)) {
             return Ok(pieces);
@@ -114,13 +129,17 @@ impl Tokenizer {
     }
 
     /// The text of ids, with U+FFFD for bytes that are not valid UTF-8. Ids without a token are
-    /// left out.
+    /// left out, and special tokens if `skip_special`.
+    ///
+    /// # Errors
+    /// The tokenizer cannot decode these ids.
     pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> Result<String, TextError> {
         self.inner.decode(ids, skip_special).map_err(wrong)
     }
 
-    /// An incremental detokenizer. `context` is the text before the output: some tokenizers write
-    /// the first token of a text differently (byte-level ones do not, and ignore it).
+    /// An incremental detokenizer; `skip_special` leaves special tokens out. `context` is the
+    /// tokens before the output: some tokenizers write the first token of a text differently
+    /// (byte-level ones do not, and ignore it).
     pub fn detokenizer(self: &Arc<Self>, context: &[TokenId], skip_special: bool) -> Detokenizer {
         match &self.bytes {
             Some(table) => Detokenizer::bytes(Arc::clone(table), skip_special),
@@ -128,12 +147,12 @@ impl Tokenizer {
         }
     }
 
-    /// The token of an id, as the vocabulary spells it.
+    /// The token of an id, as the vocabulary spells it; `None` if no token has this id.
     pub fn token(&self, id: TokenId) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The id of a token, as the vocabulary spells it.
+    /// The id of a token, as the vocabulary spells it; `None` if there is no such token.
     pub fn id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)
     }

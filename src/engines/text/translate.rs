@@ -73,6 +73,9 @@ pub struct Ends<'a> {
 impl Pair {
     /// Prepares the translation; takes time proportional to both vocabularies (tens of milliseconds
     /// for 150,000 tokens).
+    ///
+    /// # Errors
+    /// One of the tokenizers cannot encode the empty text.
     pub fn new(target: Arc<Tokenizer>, drafter: Arc<Tokenizer>, ends: Ends<'_>) -> Result<Self, TextError> {
         let marks = marks(&target, &drafter, ends.target, ends.drafter);
         let marks_back = marks_back(&drafter, &target, ends.drafter, ends.target);
@@ -87,8 +90,8 @@ impl Pair {
         &self.common
     }
 
-    /// Share of the drafter's tokens, by frequency in the texts translated so far, that the target
-    /// has as well; `None` before enough tokens were seen.
+    /// Share of the drafter's tokens, 0 to 1 by frequency in the texts translated so far, that the
+    /// target has as well; `None` before 256 of its tokens were seen.
     pub fn overlap(&self) -> Option<f64> {
         let seen = self.seen.load(Ordering::Relaxed);
         (seen >= OVERLAP_OF).then(|| self.shared.load(Ordering::Relaxed) as f64 / seen as f64)

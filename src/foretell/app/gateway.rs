@@ -8,6 +8,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::service_fn;
 
 use crate::admin::{Admin, Configured, Guard, ReloadSource, status};
 use crate::app::manager::Manager;
@@ -130,8 +131,7 @@ impl Gateway {
                 stop: gateway.shared.life.stop.clone(),
             };
             gateway.proxies.push(tokio::spawn(async move {
-                let app = move |request| Arc::clone(&proxy).answer(request);
-                listen::serve_on(&workers, listener, app, listening).await
+                listen::serve_on(&workers, listener, proxy.layered(), listening).await
             }));
         }
         gateway.shared.life.listening();
@@ -149,13 +149,13 @@ impl Gateway {
             let (listener, address) = bind(address, "--admin, or `admin.address`,").await?;
             self.admin = Some(address);
             let admin = Arc::clone(&admin);
-            let app = move |request| Arc::clone(&admin).answer(request);
+            let app = Arc::clone(&admin).layered();
             self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
         if let Some(address) = settings.metrics {
             let (listener, address) = bind(address, "`metrics.address`").await?;
             self.metrics = Some(address);
-            let app = move |request| std::future::ready(admin.answer_metrics(&request));
+            let app = service_fn(move |request| std::future::ready(Ok(admin.answer_metrics(&request))));
             self.admins.push(tokio::spawn(listen::serve(listener, app, self.for_operators())));
         }
         Ok(())
@@ -195,17 +195,6 @@ impl Gateway {
             self.admin_stop.cut.cancel();
         }
         Ended::Drained { cut }
-    }
-
-    /// As [`Self::until`], for the signals of the process from now on.
-    pub async fn until_signal(self) -> Ended {
-        match Signals::catch() {
-            Ok(signals) => self.until(signals, Arc::default()).await,
-            Err(error) => {
-                tracing::warn!(%error, "signals cannot be caught; stop by POST /api/drain");
-                self.ended().await
-            }
-        }
     }
 
     /// Serves until a signal arrives. The first starts draining; one that comes at least

@@ -1,6 +1,5 @@
 //! Models that run in this process: as a backend without a server of its own, or served to others.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use foretell_onnx::open::Options;
@@ -10,13 +9,14 @@ use foretell_onnx::target::server::App;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use tokio::net::TcpListener;
+use tower::ServiceBuilder;
 
 use crate::config::process::{Backend, Replicas, ServedModel};
 use crate::fleet::{Local, ReplicaSettings};
 use crate::http::connections::{Connections, max_clients};
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::request::RequestBody;
-use crate::serving::failure::Failure;
+use crate::serving::failure::shielded;
 
 /// A model that a backend names cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +54,9 @@ fn local(model: &ServedModel) -> Result<Local, ServedError> {
     let opened = load(model, None).map_err(fault)?;
     tracing::info!(name = opened.name, device = opened.device, "model runs in this process");
     let app = Arc::new(opened.app);
-    Ok(Local::new(move |request| {
-        // A panic must fail one request only, as it would in a server of its own.
-        let answer = AssertUnwindSafe(Arc::clone(&app).answer(request)).catch_unwind();
-        answer.map(|answer| answer.unwrap_or_else(|_| Failure::Internal.response())).boxed()
-    }))
+    // A panic must fail one request only, as it would in a server of its own.
+    let service = ServiceBuilder::new().map_future(shielded);
+    Ok(Local::new(service.service_fn(move |request| Arc::clone(&app).answer(request).map(Ok))))
 }
 
 /// Opens a model as a backend of the process file describes it, with emulated run times if a pace
@@ -80,9 +78,9 @@ pub fn load(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartErro
 /// Serves a model's API until stopped; returns the number of connections that were cut.
 pub async fn serve(app: App, listener: TcpListener, stop: Stop) -> usize {
     let app = Arc::new(app);
-    let answer = move |request: http::Request<RequestBody>| {
-        Arc::clone(&app).answer(request.map(BodyExt::boxed_unsync))
-    };
+    let service = ServiceBuilder::new()
+        .map_request(|request: http::Request<RequestBody>| request.map(BodyExt::boxed_unsync))
+        .service_fn(move |request| Arc::clone(&app).answer(request).map(Ok));
     let connections = Connections::new(max_clients());
-    listen::serve(listener, answer, Listening::new(Bounds::default(), connections, stop)).await
+    listen::serve(listener, service, Listening::new(Bounds::default(), connections, stop)).await
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use super::Exit;
 use super::alternate::Side;
 use super::canvas::Canvas;
 use super::client::{Client, Entry, Url};
@@ -93,25 +92,11 @@ impl Shown {
 
 /// Shows `prompts` of every workload from both sides, alternately at temperature 0 and seeded at
 /// 0.8; prompts whose plain answers loop are skipped, because a loop is easy to draft and shows
-/// nothing. Returns `FellShort` if any text differs, `Unreachable` if a server does not answer.
+/// nothing. True if no text differs.
+///
+/// # Errors
+/// A server does not answer.
 pub async fn show(
-    stack: &Stack,
-    workloads: &[Workload],
-    prompts: usize,
-    canvas: Canvas,
-    out: &mut impl Write,
-) -> Exit {
-    match compare(stack, workloads, prompts, canvas, out).await {
-        Ok(true) => Exit::Done,
-        Ok(false) => Exit::FellShort,
-        Err(stopped) => {
-            eprintln!("foretell demo: {stopped}");
-            Exit::Unreachable
-        }
-    }
-}
-
-async fn compare(
     stack: &Stack,
     workloads: &[Workload],
     prompts: usize,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::Exit;
 use super::access::{Access, Denied, Granted};
 use super::progress;
 use crate::bench::about::{self, About};
@@ -18,7 +19,7 @@ use crate::bench::run::{self, Bench, CostSource, Stopped, TargetCosts};
 use crate::bench::stream::Failure;
 use crate::bench::tally::Run;
 use crate::bench::workload::{BUILTIN, Prompt, Workload};
-use crate::bench::{Exit, html, report};
+use crate::bench::{html, report};
 use crate::config::process::Dialect;
 use crate::fleet::Replica;
 use crate::fleet::identity::{self, Recognised};

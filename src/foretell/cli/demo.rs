@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use self::places::DemoEndpoints;
-use crate::bench::Exit;
+use super::Exit;
 use crate::bench::canvas::Canvas;
 use crate::bench::demo::{Stack, invitation, show, showcase};
 use crate::bench::workload::{self, Workload};
@@ -103,9 +103,15 @@ pub async fn run_on(
             return Exit::Usage;
         }
     };
-    let exit = show(stack, &workloads, args.prompts, canvas, out).await;
-    if args.once || exit == Exit::Unreachable {
-        return exit;
+    let same = match show(stack, &workloads, args.prompts, canvas, out).await {
+        Ok(same) => same,
+        Err(stopped) => {
+            super::complain(&format_args!("foretell demo: {stopped}"));
+            return Exit::Unreachable;
+        }
+    };
+    if args.once {
+        return if same { Exit::Done } else { Exit::FellShort };
     }
     let _ = writeln!(out, "\n{}", invitation(stack));
     interrupted().await;
@@ -154,8 +160,8 @@ mod servers {
     use super::DemoArgs;
     use super::places::DemoEndpoints;
     use crate::app::Running;
+    use crate::app::local::{self, LocalError, LocalTarget};
     use crate::bench::demo::{About, Stack};
-    use crate::bench::local::{self, LocalError, LocalTarget};
     use crate::serving::drafters::Drafters;
     use foretell_onnx::open::Options;
     use foretell_onnx::target::open::open;

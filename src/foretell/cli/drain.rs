@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use http::{HeaderMap, StatusCode};
 use indicatif::ProgressBar;
 
+use super::Exit;
 use super::admin_port::{AdminPort, Fault};
 use super::progress;
-use crate::bench::Exit;
 use crate::config::flags::OPEN;
 use crate::config::problem::DOCUMENT;
 use crate::config::{Flags, Problem, Strings, attempt};

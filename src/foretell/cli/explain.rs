@@ -12,11 +12,11 @@ use std::path::PathBuf;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::Exit;
 use super::access::{Access, Denied};
 use super::{OK, USAGE};
 use crate::admin::explain::{ExplainQuery, Question};
 use crate::app;
-use crate::bench::Exit;
 use crate::config::{Flags, Loaded, Process, Strings, load};
 use foretell_engines::openai::Route;
 use foretell_engines::policy::Explanation;

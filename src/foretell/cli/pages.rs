@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::bench::Exit;
+use super::Exit;
 
 /// Print the completions for a shell, such as `foretell completions bash >
 /// /etc/bash_completion.d/foretell`.

@@ -8,14 +8,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::Exit;
 use super::access::Access;
 use super::{OK, USAGE, progress};
-use crate::bench::Exit;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{MethodName, Probe, VerifyLimits};
 use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, rounds_seen};
+use crate::random::fresh_seed;
 use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
 use foretell_engines::dialect::Engine;
@@ -196,7 +197,7 @@ async fn measure(
         allow: allow.iter().filter_map(|name| name.method()).collect(),
     };
     if engine.started.is_none() {
-        let shown = probe::is_one(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
+        let shown = probe::is_one(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
         if probe::not_asked(&shown).is_some() {
             return Ok(Outcome::Report(Box::new(Report::new(shown, seen, 0.0))));
         }
@@ -207,7 +208,7 @@ async fn measure(
         limits.calls = limits.calls.saturating_sub(shown.calls);
     }
     let begun = Instant::now();
-    let findings = probe::measure(replica, &engine, &tokenizer, &limits, probe::nonce()).await;
+    let findings = probe::measure(replica, &engine, &tokenizer, &limits, fresh_seed()).await;
     Ok(Outcome::Report(Box::new(Report::new(findings, seen, begun.elapsed().as_secs_f64()))))
 }
 

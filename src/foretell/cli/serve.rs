@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
+use super::Exit;
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::app::{self, Ended, Gateway, Running, files};
-use crate::bench::Exit;
 use crate::config::flags::{Environment, Flags};
 use crate::config::load::Loaded;
 use crate::config::process::LogFormat;

@@ -13,7 +13,7 @@ use prometheus::HistogramVec;
 
 use super::models::Fit;
 use super::replica::{InvalidUrl, Replica, ReplicaKey, ReplicaSettings};
-use super::rng::SharedSplitMix64;
+use crate::random::SharedSplitMix64;
 
 /// The replicas of one backend.
 #[derive(Debug)]

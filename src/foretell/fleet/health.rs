@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use super::breaker::{Breaker, BreakerState};
 use super::error::SendErrorKind;
-use super::rng::SharedSplitMix64;
 use crate::clock::Clock;
+use crate::random::SharedSplitMix64;
 use foretell_core::units::Tick;
 
 /// Interval of the health checks of a replica that is down, before jitter.

@@ -5,7 +5,6 @@
 
 mod report;
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE};
@@ -52,11 +51,6 @@ pub struct Limits {
     pub context_max: usize,
     /// The verification methods that the operator allows.
     pub allow: Vec<VerifyMethod>,
-}
-
-/// A random number that makes a probe's text new to the engine.
-pub fn nonce() -> u64 {
-    RandomState::new().hash_one(Instant::now())
 }
 
 /// Measures an engine. `nonce` makes a text that it has not seen.

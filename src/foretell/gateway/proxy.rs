@@ -1,6 +1,5 @@
 //! One request from its head to the hand-over to the relay or the session runner.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -8,10 +7,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
+use tower::ServiceBuilder;
+use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
 use super::facts;
@@ -26,14 +27,14 @@ use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::Stopped;
 use crate::http::headers;
-use crate::http::listen::Peer;
+use crate::http::listen::{App, Peer};
 use crate::http::memory::{Level, Reservation};
 use crate::http::replay::Replay;
 use crate::http::request::RequestBody;
 use crate::observe::Record;
 use crate::observe::metrics::Stage;
 use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, fit};
-use crate::serving::failure::Failure;
+use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::dialect;
 use foretell_engines::openai::{self, Judgement, Route};
@@ -56,7 +57,33 @@ pub struct Proxy {
     serving: Option<Arc<dyn Serve>>,
     tenants: Tenant,
     tunnels: Tunnels,
-    ids: AtomicU64,
+}
+
+/// Ids of requests that bring none.
+#[derive(Clone)]
+struct Ids(Arc<AtomicU64>);
+
+impl Default for Ids {
+    fn default() -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(Arc::new(AtomicU64::new((epoch.as_micros() as u64) << 20)))
+    }
+}
+
+impl MakeRequestId for Ids {
+    fn make_request_id<B>(&mut self, _: &Request<B>) -> Option<RequestId> {
+        let id = format!("ft-{:x}", self.0.fetch_add(1, Ordering::Relaxed));
+        Some(RequestId::new(HeaderValue::try_from(id).ok()?))
+    }
+}
+
+/// The request with one `x-request-id` of the client, or none if that is no text or too long.
+fn with_usable_id(mut request: Request<RequestBody>) -> Request<RequestBody> {
+    let usable = |id: &HeaderValue| (1..=LONGEST_ID).contains(&id.len()) && id.to_str().is_ok();
+    if let Some(id) = request.headers_mut().remove(headers::REQUEST_ID).filter(usable) {
+        request.headers_mut().insert(headers::REQUEST_ID, id);
+    }
+    request
 }
 
 /// A request that is being answered.
@@ -160,7 +187,6 @@ impl Proxy {
         shared: Shared,
         tunnels: Tunnels,
     ) -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             shared,
             limits: settings.limits,
@@ -168,25 +194,29 @@ impl Proxy {
             serving,
             tenants: settings.tenant.clone(),
             tunnels,
-            ids: AtomicU64::new((epoch.as_micros() as u64) << 20),
         }
     }
 
-    /// Answers one request. Its id is sent to the backend, and back to the client; an answer with
-    /// an id of the backend's own keeps that.
-    pub(crate) async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+    /// The clients' service. A request's id is sent to the backend, and back to the client; an
+    /// answer with an id of the backend's own keeps that. A panic fails one request.
+    pub(crate) fn layered(self: Arc<Self>) -> impl App {
+        ServiceBuilder::new()
+            .map_request(with_usable_id)
+            .layer(SetRequestIdLayer::new(headers::REQUEST_ID, Ids::default()))
+            .layer(PropagateRequestIdLayer::new(headers::REQUEST_ID))
+            .map_future(shielded)
+            .service_fn(move |request| Arc::clone(&self).answer(request).map(Ok))
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
-        let (id, field) = self.id(&parts.headers);
-        parts.headers.insert(headers::REQUEST_ID, field.clone());
-        let record = Record::begin(&self.shared.observer, id, &parts.headers);
+        let id = parts.headers.get(headers::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
+        let record = Record::begin(&self.shared.observer, id.to_owned(), &parts.headers);
         if let Some(trace) = &record.so_far().trace {
             trace.inject(None, &mut parts.headers);
         }
         let span = record.span().clone();
-        let mut response =
-            self.answer_recorded(Request::from_parts(parts, body), record).instrument(span).await;
-        response.headers_mut().entry(headers::REQUEST_ID).or_insert(field);
-        response
+        self.answer_recorded(Request::from_parts(parts, body), record).instrument(span).await
     }
 
     async fn answer_recorded(&self, request: Request<RequestBody>, record: Record) -> Response<Body> {
@@ -473,14 +503,9 @@ impl Proxy {
             client,
             slot,
         });
-        // A panic of the session runner may cost this answer, but never the client's connection.
-        match AssertUnwindSafe(answer).catch_unwind().await {
-            Ok(Ok(response)) => response,
-            Ok(Err(declined)) => self.relay_declined(*declined).await,
-            Err(_) => {
-                tracing::error!("a session panicked");
-                Failure::Internal.response()
-            }
+        match answer.await {
+            Ok(response) => response,
+            Err(declined) => self.relay_declined(*declined).await,
         }
     }
 
@@ -504,17 +529,5 @@ impl Proxy {
     /// The client's `x-foretell`, if the operator allows it.
     fn wish(&self, parts: &request::Parts) -> Wish {
         Wish::read(parts.headers.get(headers::CONTROL).filter(|_| self.client_control))
-    }
-
-    /// The client's `x-request-id`, or one of our own.
-    fn id(&self, headers: &HeaderMap) -> (String, HeaderValue) {
-        let given = headers.get(headers::REQUEST_ID).filter(|id| (1..=LONGEST_ID).contains(&id.len()));
-        if let Some((field, id)) = given.and_then(|field| Some((field, field.to_str().ok()?))) {
-            return (id.to_owned(), field.clone());
-        }
-        let id = format!("ft-{:x}", self.ids.fetch_add(1, Ordering::Relaxed));
-        // Only letters, digits and a dash.
-        let field = HeaderValue::try_from(&id).unwrap_or(HeaderValue::from_static("ft"));
-        (id, field)
     }
 }

@@ -3,6 +3,7 @@
 //! Shared by the proxy, the admin listener and `foretell target`, so that limits, timeouts and
 //! shutdown are the same everywhere.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tower::Service;
 
 use crate::http::body::Body;
 use crate::http::connections::{ConnectionSlot, Connections};
@@ -90,6 +92,25 @@ pub struct Peer {
     pub secure: bool,
 }
 
+/// Service that a listener serves, with its layers: always ready, and never an error.
+pub trait App:
+    Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> App for S where
+    S: Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
 /// Settings of a listener, besides its socket and its service.
 #[derive(Clone, Debug)]
 pub struct Listening {
@@ -113,20 +134,17 @@ impl Listening {
 
 /// Serves `listener` with `app` until stopped, then waits until the open connections have ended or
 /// are cut. Returns the number that were cut.
-pub async fn serve<A, F>(listener: TcpListener, app: A, listening: Listening) -> usize
-where
-    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
+pub async fn serve(listener: TcpListener, app: impl App, listening: Listening) -> usize {
     serve_on(&Workers::none(), listener, app, listening).await
 }
 
 /// As [`serve`], with the connections spread over `workers`.
-pub async fn serve_on<A, F>(workers: &Workers, listener: TcpListener, app: A, listening: Listening) -> usize
-where
-    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
+pub async fn serve_on(
+    workers: &Workers,
+    listener: TcpListener,
+    app: impl App,
+    listening: Listening,
+) -> usize {
     let Listening { bounds, connections, tls, stop } = listening;
     let tls = tls.map(TlsAcceptor::from);
     let serving = Arc::new(Serving { app, bounds, tls });

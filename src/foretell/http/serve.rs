@@ -21,12 +21,13 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
 
 use crate::http::activity::{Activity, Overdue, UnderWay};
 use crate::http::body::{Body, BoxError};
 use crate::http::connections::{ConnectionSlot, Connections};
 use crate::http::head;
-use crate::http::listen::{Bounds, Peer};
+use crate::http::listen::{App, Bounds, Peer};
 use crate::http::opening::Protocol;
 use crate::http::request::RequestBody;
 use crate::http::socket::Socket;
@@ -89,15 +90,12 @@ fn http2_builder(bounds: &Bounds, streams: usize) -> http2::Builder<TokioExecuto
 }
 
 /// Serves an accepted connection, after a TLS handshake if TLS is set.
-pub async fn accepted<A, F>(
+pub async fn accepted(
     stream: TcpStream,
     address: std::net::SocketAddr,
     position: ConnectionSlot,
-    serving: Arc<Serving<A>>,
-) where
-    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
-{
+    serving: Arc<Serving<impl App>>,
+) {
     // Tokens are small writes; Nagle's algorithm would delay them.
     let _ = stream.set_nodelay(true);
     let _ = sockopt::set_socket_keepalive(&stream, true);
@@ -120,11 +118,9 @@ pub async fn accepted<A, F>(
     }
 }
 
-async fn connection<S, A, F>(stream: S, peer: Peer, position: ConnectionSlot, serving: Arc<Serving<A>>)
+async fn connection<S>(stream: S, peer: Peer, position: ConnectionSlot, serving: Arc<Serving<impl App>>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    A: Fn(Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<Body>> + Send + 'static,
 {
     let bounds = serving.bounds;
     let activity = Arc::clone(position.activity());
@@ -222,17 +218,13 @@ impl Until<'_> {
 ///
 /// hyper moves the returned future and keeps room for it on every connection. So it holds the
 /// request, and the much larger future of its answer is created when it is polled.
-fn answer<A, F>(
+fn answer<A: App>(
     serving: &Arc<Serving<A>>,
     activity: &Arc<Activity>,
     connections: &Connections,
     peer: Peer,
     request: Request<Incoming>,
-) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A, F>
-where
-    A: Fn(Request<RequestBody>) -> F + Send + Sync,
-    F: Future<Output = Response<Body>> + Send,
-{
+) -> impl Future<Output = Result<Response<Answered>, Infallible>> + Send + use<A> {
     let mut under_way = activity.request(request.version());
     let (serving, activity) = (Arc::clone(serving), Arc::clone(activity));
     let old = request.version() <= Version::HTTP_11;
@@ -253,7 +245,7 @@ where
         let room = room.await;
         let refused = request.is_err();
         let mut response = match request {
-            Ok(request) => Box::pin((serving.app)(request)).await,
+            Ok(request) => Box::pin(serving.app.clone().oneshot(request)).await?,
             Err(refusal) => refusal.response(),
         };
         // The request was not read to its end, so the connection will close, which the header

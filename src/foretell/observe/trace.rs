@@ -9,9 +9,6 @@
 mod export;
 mod spans;
 
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
@@ -21,6 +18,7 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
 
 pub use self::export::{Collector, CollectorError, Spans};
 use super::Finished;
+use crate::random::SharedSplitMix64;
 
 /// The field that carries the ids of trace and parent, by W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -76,23 +74,18 @@ pub struct Sampling {
     /// Share of the requests that have a line in the log, and spans if the client has not decided
     /// that; 0 to 1.
     share: f64,
-    random: RandomState,
-    requests: AtomicU64,
+    random: SharedSplitMix64,
 }
 
 impl Sampling {
     /// Samples this share of the requests.
     pub fn new(share: f64) -> Self {
-        Self { share, random: RandomState::new(), requests: AtomicU64::new(0) }
+        Self { share, random: SharedSplitMix64::default() }
     }
 
     /// True if the next request is sampled.
     fn draw(&self) -> bool {
-        if self.share >= 1.0 {
-            return true;
-        }
-        let drawn = self.random.hash_one(self.requests.fetch_add(1, Ordering::Relaxed));
-        (drawn as f64) < self.share * u64::MAX as f64
+        self.share >= 1.0 || self.random.fraction() < self.share
     }
 
     /// The sampling decision for a request with these header fields. If the client does not sample

@@ -1,5 +1,9 @@
 //! One mapping of causes to the errors that clients see, in the shape of the OpenAI API.
 
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, Response, StatusCode};
 
@@ -145,4 +149,14 @@ impl Failure {
     pub fn body(&self) -> serde_json::Value {
         error_body(self.status(), &self.to_string(), None, self.code())
     }
+}
+/// Layer (for `map_future`) behind which a panic costs its request alone, and not the connection
+/// with all that is on it.
+pub async fn shielded(
+    answer: impl Future<Output = Result<Response<Body>, Infallible>>,
+) -> Result<Response<Body>, Infallible> {
+    AssertUnwindSafe(answer).catch_unwind().await.unwrap_or_else(|_| {
+        tracing::error!("a request panicked");
+        Ok(Failure::Internal.response())
+    })
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::complain;
 use crate::replay::{self, Contestant, Game, Row, Stream};
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 use foretell_core::draft::Spelling;
 use foretell_core::words::Shape;
 use foretell_engines::text::Tokenizer;

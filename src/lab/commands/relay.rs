@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::complain;
 use crate::relay::load::Load;
 use crate::relay::{self, Options};
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 
 /// Compare Foretell with nginx as plain reverse proxies in front of the same server, turn by turn.
 #[derive(Clone, Debug, clap::Args)]

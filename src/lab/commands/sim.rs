@@ -9,7 +9,7 @@ use crate::sim::report::Report;
 use crate::sim::table::{self, Table};
 use crate::sim::world::{Broken, Mode};
 use crate::sim::{grid, html, permit, play, report, source, sweep, workloads};
-use foretell::bench::Exit;
+use foretell::cli::Exit;
 use foretell::cli::progress;
 
 /// Simulate a fleet in virtual time.

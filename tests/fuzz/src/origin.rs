@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use serde_json::Value;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;

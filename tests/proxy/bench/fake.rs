@@ -12,12 +12,13 @@ use foretell::http::body::Body;
 use foretell::http::connections::Connections;
 use foretell::http::listen::{Bounds, Listening, Stop, serve};
 use foretell::http::request::RequestBody;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use hyper::{Request, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+use tower::service_fn;
 
 /// The only model that the fake lists.
 pub const MODEL: &str = "fake-model";
@@ -70,8 +71,9 @@ impl Fake {
         let url = Url::from(listener.local_addr().unwrap());
         let (seen, stop) = (Arc::new(Mutex::new(Vec::new())), Stop::default());
         let (requests, pages) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
-        let app =
-            move |request| answer(request, behaviour.clone(), Arc::clone(&requests), Arc::clone(&pages));
+        let app = service_fn(move |request| {
+            answer(request, behaviour.clone(), Arc::clone(&requests), Arc::clone(&pages)).map(Ok)
+        });
         let listening = Listening::new(Bounds::default(), Connections::new(1 << 10), stop.clone());
         tokio::spawn(serve(listener, app, listening));
         Self { url, seen, stop }

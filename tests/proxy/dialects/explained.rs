@@ -1,7 +1,7 @@
 //! `POST /api/explain` says what then happens to a request: random requests, before every engine.
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use foretell_core::units::SplitMix64;
 use foretell_engines::openai::Route;
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use serde_json::Value;
 
 use super::table::{Row, Server};

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use foretell::app::Running;
+use foretell::app::local::{self, LocalTarget};
 use foretell::app::served;
-use foretell::bench::local::{self, LocalTarget};
 use foretell::config::process::{Device, ServedModel};
 use foretell_engines::openai::Route;
 use serde_json::{Value, json};

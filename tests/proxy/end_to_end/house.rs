@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell::app::Running;
-use foretell::bench::local::{self, LocalTarget};
+use foretell::app::local::{self, LocalTarget};
 use foretell::serving::drafters::Drafters;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::target::hugging::FolderWords;

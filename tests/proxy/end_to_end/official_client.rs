@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use foretell::bench::local;
+use foretell::app::local;
 use foretell::serving::drafters::Drafters;
 
 use super::house::{FORCED, House, Setup};

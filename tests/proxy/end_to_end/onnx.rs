@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use foretell::bench::local::{self, LocalTarget};
+use foretell::app::local::{self, LocalTarget};
 use foretell_engines::openai::Route;
 use foretell_onnx::noise;
 use foretell_onnx::open::DeviceChoice;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretell::app::Running;
-use foretell::bench::local::{self, LocalTarget};
+use foretell::app::local::{self, LocalTarget};
 use foretell_engines::openai::Route;
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::open::Options;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use foretell::bench::local::{self, LocalTarget};
+use foretell::app::local::{self, LocalTarget};
 use foretell_engines::openai::Route;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::target::hugging::FolderWords;

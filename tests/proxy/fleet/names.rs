@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use foretell::bench::local;
+use foretell::app::local;
 use foretell::fleet::{Auth, KeyFile, ModelName, ReplicaSettings};
 use tokio::time::timeout;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use foretell::app::Gateway;
-use foretell::bench::local;
+use foretell::app::local;
 use foretell::fleet::{ReplicaSettings, tls};
 use foretell::gateway::Settings;
 use foretell::http::listen::Endpoint;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foretell::app::Ended;
+use foretell::app::local;
 use foretell::app::signals::SAME_WISH;
-use foretell::bench::local;
+use foretell::app::signals::Signals;
 use foretell::gateway::Settings;
 use foretell::http::drain::DrainTimes;
 use tokio::sync::watch;
@@ -71,7 +72,7 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let gateway = house::start(times(house::settings(server.address), 0, 600_000)).await;
     let address = gateway.addresses[0];
     let life = Arc::clone(&gateway.shared.life);
-    let ended = tokio::spawn(gateway.until_signal());
+    let ended = tokio::spawn(gateway.until(Signals::catch().unwrap(), Arc::default()));
     let mut streams = Vec::new();
     for _ in 0..200 {
         streams.push(begun(address).await);
@@ -92,7 +93,7 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
     let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
     let (address, admin) = (gateway.addresses[0], gateway.admin.unwrap());
     let life = Arc::clone(&gateway.shared.life);
-    let ended = tokio::spawn(gateway.until_signal());
+    let ended = tokio::spawn(gateway.until(Signals::catch().unwrap(), Arc::default()));
     let _stream = begun(address).await;
     let ready =
         || async { Wire::connect(admin).await.ask("GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n").await };
@@ -114,7 +115,7 @@ async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed(
     let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;
     let address = gateway.addresses[0];
     let life = Arc::clone(&gateway.shared.life);
-    let ended = tokio::spawn(gateway.until_signal());
+    let ended = tokio::spawn(gateway.until(Signals::catch().unwrap(), Arc::default()));
     let _stream = begun(address).await;
     terminate();
     life.draining().await;

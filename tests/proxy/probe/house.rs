@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use foretell::cli::access::Access;
 use foretell::cli::probe::{ProbeArgs, run};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use foretell::app::Running;
-use foretell::bench::local;
+use foretell::app::local;
 use serde_json::{Value, json};
 
 use crate::fakes::toy;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use foretell::bench::local;
+use foretell::app::local;
 use serde_json::{Value, json};
 
 use crate::client::{FORCED, send};

@@ -30,12 +30,13 @@ pub enum Turn {
     AfterMiss,
     /// With the model drafter drafting ahead while it was in flight.
     DraftedAhead,
-    /// The time that was left when the request before it had been answered.
+    /// Sent ahead, and timed from the answer to the request before it.
     Promoted,
 }
 
 impl Turn {
-    /// With another request sent behind it.
+    /// This situation once another request is sent behind it: `Alone` becomes `Accompanied`, any
+    /// other stays.
     #[must_use]
     pub const fn accompanied(self) -> Self {
         match self {
@@ -46,7 +47,8 @@ impl Turn {
 }
 
 impl Turn {
-    /// With the model drafter drafting concurrently.
+    /// This situation once the model drafter drafts concurrently: `Alone` becomes `DraftedAhead`,
+    /// any other stays.
     #[must_use]
     pub const fn drafted_ahead(self) -> Self {
         match self {
@@ -68,15 +70,16 @@ pub(super) struct Overlap {
 /// A verify request that could be sent ahead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Offer {
-    /// Probability that its assumption comes true.
+    /// Probability, 0 to 1, that its assumption comes true.
     pub alive: f64,
-    /// Seconds of its round by itself, and those in which the engine then idles.
+    /// Seconds of its round by itself.
     pub seconds: f64,
+    /// Seconds of that round in which the engine idles.
     pub idle: f64,
 }
 
 impl Overlap {
-    /// Notes a request that took `times` times as long as by itself.
+    /// Notes a request that took `times` times as long as by itself; a factor counts as at most 3.
     pub(super) fn observe(&mut self, turn: Turn, times: f64, now: Tick) {
         let belief = match turn {
             Turn::Alone => return,
@@ -91,7 +94,7 @@ impl Overlap {
     }
 
     /// True if drafting ahead is expected to win more than it costs: with probability `alive` the
-    /// draft fits, and then saves this share of a round.
+    /// draft fits, and then saves the share `saved` of a round.
     pub(super) fn ahead_draft_pays(&self, alive: f64, saved: f64) -> bool {
         let longer = (self.drafted_ahead.known().unwrap_or(1.0) - 1.0).max(0.0);
         alive * saved - longer > MARGIN

@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 use crate::control::belief::Belief;
 use crate::units::Tick;
 
-/// The times of every model drafter, by its number.
+/// Times of every model drafter, indexed by its number.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Drafts(Vec<Times>);
 
-/// The measured times of one model drafter.
+/// Measured times of one model drafter, seconds.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Times {
-    /// Per drafted token.
+    /// Seconds per drafted token.
     pub token: Belief,
-    /// A shadow pass.
+    /// Seconds of a shadow pass, of either kind below.
     pub shadow: Belief,
-    /// A shadow pass of a drafter that had read the prompt before.
+    /// Seconds of a shadow pass of a drafter that had read the prompt before.
     pub chunk: Belief,
-    /// A shadow pass that read the prompt.
+    /// Seconds of a shadow pass that read the prompt.
     pub reading: Belief,
 }
 
@@ -28,12 +28,12 @@ impl Drafts {
         self.0.get(usize::from(model)).copied().unwrap_or_default()
     }
 
-    /// Notes a draft of `tokens` tokens.
+    /// Notes a draft of `tokens` tokens that took `seconds`.
     pub fn drafted(&mut self, model: u8, tokens: usize, seconds: f64, now: Tick) {
         self.times(model, |times| times.token.observe(seconds / tokens.max(1) as f64, now));
     }
 
-    /// Notes a shadow pass. `read`: the prompt had been read before.
+    /// Notes a shadow pass that took `seconds`. `read`: the prompt had been read before.
     pub fn shadowed(&mut self, model: u8, seconds: f64, read: bool, now: Tick) {
         self.times(model, |times| {
             times.shadow.observe(seconds, now);

@@ -46,14 +46,15 @@ impl Moments {
     }
 }
 
-/// Seconds per additional node or drafted token, by concurrency.
+/// Slope of seconds over nodes, or over drafted tokens, by concurrency bucket.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Joint {
     concurrencies: [Moments; SIZES],
 }
 
 impl Joint {
-    /// Notes a request that took `seconds`, or this many seconds beyond the expected ones.
+    /// Notes a request with `nodes` nodes or drafted tokens that took `seconds`, or this many
+    /// seconds beyond the expected ones.
     pub(super) fn observe(&mut self, concurrency: ConcurrencyBucket, nodes: f64, seconds: f64) {
         if let Some(moments) = self.concurrencies.get_mut(concurrency.index()).filter(|_| seconds.is_finite())
         {
@@ -61,12 +62,12 @@ impl Joint {
         }
     }
 
-    /// The slope; `None` with too few requests.
+    /// Seconds per additional node or drafted token; `None` with fewer than 16 requests, decayed.
     pub(super) fn slope(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
         self.concurrencies.get(concurrency.index())?.slope()
     }
 
-    /// Mean nodes or drafted tokens per request.
+    /// Mean nodes or drafted tokens per request; 0 before the first.
     pub(super) fn mean(&self, concurrency: ConcurrencyBucket) -> f64 {
         self.concurrencies.get(concurrency.index()).map_or(0.0, |moments| moments.nodes)
     }

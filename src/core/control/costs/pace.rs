@@ -23,7 +23,7 @@ const IDLE_HALF_WEIGHT: f64 = 120.0;
 
 /// Bounds of the concurrency buckets, requests in flight: below the first, and from each one on.
 const CONCURRENCIES: [usize; 5] = [2, 3, 5, 9, 17];
-/// Number of concurrency buckets.
+/// Number of concurrency buckets: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 or more requests in flight.
 pub const SIZES: usize = CONCURRENCIES.len() + 1;
 
 /// Bucket of the engine's concurrency, by which costs are kept.
@@ -36,7 +36,7 @@ impl ConcurrencyBucket {
         Self(CONCURRENCIES.iter().filter(|&&edge| requests >= edge).count())
     }
 
-    /// Its index among the buckets.
+    /// Its index, below [`SIZES`].
     pub fn index(self) -> usize {
         self.0
     }
@@ -75,14 +75,14 @@ impl Stretch {
     }
 }
 
-/// Seconds per plain token.
+/// Seconds per plain token, by concurrency bucket.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Pace {
     stretches: [Stretch; SIZES],
 }
 
 impl Pace {
-    /// Notes that `tokens` came `seconds` after the ones before.
+    /// Notes that `tokens` plain tokens came `seconds` after the ones before.
     pub fn note_plain(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
         if tokens == 0 || !seconds.is_finite() {
             return;
@@ -117,14 +117,14 @@ impl Pace {
     }
 
     /// Seconds per plain token at this concurrency, or at the nearest measured one, of two the
-    /// lower.
+    /// lower; `None` before four were timed at any.
     pub fn token(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
         let known =
             self.stretches.iter().enumerate().filter_map(|(at, stretch)| Some((at, stretch.token()?)));
         known.min_by_key(|&(at, _)| at.abs_diff(concurrency.0)).map(|(_, token)| token)
     }
 
-    /// Seconds per plain token at exactly this concurrency.
+    /// Seconds per plain token at exactly this concurrency; `None` before four were timed there.
     pub fn token_of(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
         self.stretches.get(concurrency.0).and_then(Stretch::token)
     }

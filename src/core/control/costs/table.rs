@@ -44,6 +44,8 @@ pub(super) struct TableKey {
 }
 
 impl TableKey {
+    /// Key of a request by this method with `context` tokens of context. `plain_neighbours`: plain
+    /// requests are in flight with it.
     pub(super) fn new(
         method: VerifyMethod,
         context: usize,
@@ -74,7 +76,7 @@ fn waits(here: bool, there: bool, token: f64) -> f64 {
     }
 }
 
-/// Seconds of verify requests.
+/// Seconds of verify requests, by key and number of draft nodes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Verify {
     #[serde(with = "crate::control::pairs")]
@@ -85,7 +87,8 @@ pub(super) struct Verify {
 type Points = Vec<(usize, f64)>;
 
 impl Verify {
-    /// Notes a request that took `took` seconds; a plain token takes `token`.
+    /// Notes a request with `nodes` draft nodes that took `took` seconds, where a plain token takes
+    /// `token` seconds.
     pub(super) fn observe(&mut self, key: TableKey, nodes: usize, took: f64, token: f64, now: Tick) {
         if !self.tables.contains_key(&key) {
             let lent = self.nearest_key(key).map(|(known, table)| {
@@ -121,8 +124,9 @@ impl Verify {
         }
     }
 
-    /// Expected seconds of a request where a plain token takes `token`, and the concurrency at
-    /// which it was measured; `None` if nothing is known of its method.
+    /// Expected seconds of a request with `nodes` draft nodes where a plain token takes `token`
+    /// seconds, and the concurrency at which it was measured; `None` if nothing is known of its
+    /// method.
     pub(super) fn seconds(
         &self,
         key: TableKey,

@@ -61,7 +61,7 @@ impl Shape {
 pub struct Field {
     /// Its name as it is written, without quotes.
     pub key: String,
-    /// It is always there.
+    /// False only if its schema lists the required members without it.
     pub required: bool,
     /// The shape of its value.
     pub shape: ShapeId,
@@ -116,7 +116,7 @@ impl Shapes {
             + self.held
     }
 
-    /// The shape of this id.
+    /// The shape of this id; `None` beyond the last.
     pub fn get(&self, id: ShapeId) -> Option<&Shape> {
         self.all.get(id)
     }

@@ -96,13 +96,15 @@ impl Row {
         Self::of(self.entries().chain(behind))
     }
 
-    /// The successors, each with its probability: the reported one, otherwise that of its rank.
+    /// The successors, each with its probability, 0 to 1: the reported one, otherwise that of its
+    /// rank.
     pub fn iter(&self) -> impl Iterator<Item = (TokenId, f32)> {
         self.entries().zip(RANKED).map(|(entry, ranked)| (entry.token(), entry.p().unwrap_or(ranked)))
     }
 }
 
-/// The successors of all tokens that were seen.
+/// The successors of all tokens that were seen; successors with ids of more than 24 bits are left
+/// out.
 #[derive(Clone, Debug, Default)]
 pub struct Successors {
     pages: HashMap<u32, Arc<Page>>,
@@ -136,7 +138,8 @@ impl Successors {
         }
     }
 
-    /// Learns the target's probabilities of the tokens after `token`, the most probable first.
+    /// Learns the target's probabilities (0 to 1) of the tokens after `token`, the most probable
+    /// first.
     pub fn tell(&mut self, token: TokenId, top: &[(TokenId, f64)]) {
         let told = Row::of(top.iter().map(|&(next, p)| Entry::told(next, p)));
         if told != Row::default() {
@@ -144,7 +147,7 @@ impl Successors {
         }
     }
 
-    /// Adds the rows of a later request.
+    /// Adds the rows of a later request, whose successors come first.
     pub fn adopt(&mut self, newer: &Self) {
         for (token, row) in newer.rows() {
             self.put(token, row.before(self.row(token)));
@@ -159,7 +162,7 @@ impl Successors {
         self.pages.iter().flat_map(of_page).filter(|(_, row)| *row != Row::default())
     }
 
-    /// Tokens whose successors are known.
+    /// Number of tokens whose successors are known.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

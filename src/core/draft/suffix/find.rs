@@ -18,16 +18,17 @@ const TRIALS: usize = 2;
 /// intervals, and finds them with fewer reads than `reach`.
 const SHORT: usize = 4;
 
-/// Limits of the size of a draft, and of the probability of its tokens.
+/// Limits of the size of a draft, and of the probability of its tokens (SuffixDecoding, arXiv
+/// 2411.04975).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     /// Maximum tokens of a draft.
     pub max_nodes: usize,
-    /// Tokens per token of match.
+    /// Maximum tokens of a draft per token of match.
     pub max_spec_factor: f64,
-    /// Tokens in addition to that.
+    /// Tokens added to that maximum; may be negative.
     pub max_spec_offset: f64,
-    /// A token whose probability is below this is not proposed.
+    /// A token is not proposed if its [`super::Proposal::chance`] is below this, 0 to 1.
     pub min_token_prob: f64,
 }
 
@@ -38,7 +39,8 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Tokens that may be proposed from a match of `len` tokens. Never grows as `len` shrinks.
+    /// Maximum tokens proposed from a match of `len` tokens: ⌊`len` · factor + offset⌋, at most
+    /// `max_nodes`. Never grows as `len` shrinks.
     pub fn budget(&self, len: usize) -> usize {
         let tokens = len as f64 * self.max_spec_factor.max(0.0) + self.max_spec_offset + 1e-6;
         self.max_nodes.min(tokens.floor() as usize)

@@ -110,8 +110,8 @@ impl<'a> Located<'a> {
         self.len
     }
 
-    /// The entries of the order whose contexts agree for `len` tokens; empty for a `len` above the
-    /// longest match.
+    /// The range of entries of the order whose contexts agree for `len` tokens; empty for a `len`
+    /// above the longest match.
     pub fn interval(&self, len: usize) -> Range<usize> {
         self.widened(self.nothing(), len)
     }
@@ -121,12 +121,13 @@ impl<'a> Located<'a> {
         self.at..self.at
     }
 
-    /// The position of an entry of the order.
+    /// Position in the text of an entry of the order; `None` beyond its end.
     pub fn position(&self, index: usize) -> Option<usize> {
         self.order.get(index).map(|&position| position as usize)
     }
 
-    /// The text from an entry's position on, at most `len` tokens.
+    /// The text from an entry's position on, at most `len` tokens; empty beyond the end of the
+    /// order.
     pub fn following(&self, index: usize, len: usize) -> &'a [TokenId] {
         let rest = self.position(index).and_then(|position| self.text.get(position..)).unwrap_or_default();
         rest.get(..len).unwrap_or(rest)

@@ -20,7 +20,8 @@ const FLY_ENTROPY: f64 = 0.3;
 /// mismatch.
 pub const FLY_WINDOW: usize = 6;
 
-/// The acceptance rule for draft tokens. All but `Exact` are lossy.
+/// The acceptance rule for draft tokens. All but `Exact` are lossy. p: the target's probability of
+/// the draft token; R: the probability with which the rule emits it; τ: the tolerance, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rule {
     /// Sample and match: the text has the target's own distribution.
@@ -29,9 +30,10 @@ pub enum Rule {
     /// EARS as published (arXiv 2512.13194, one-hot drafts): R = p + τ(1 − max p), where p is at
     /// least 0.01.
     Ears,
-    /// EARS, only where the draft token is likely in comparison with the most probable one.
+    /// EARS, only where the draft token is likely in comparison with the most probable one:
+    /// `p ≥ κ · max p`.
     EarsGated {
-        /// Minimum probability of the draft token ÷ that of the most probable token.
+        /// κ: minimum probability of the draft token ÷ that of the most probable token.
         kappa: f64,
     },
     /// EARS in proportion to the probability of the draft token: R = p / (1 − τ(1 − max p)).
@@ -39,9 +41,9 @@ pub enum Rule {
     /// Typical acceptance (Medusa, arXiv 2401.10774): R = 1 where p > min(ε, δ·exp(−H)), with H the
     /// entropy of the distribution. τ is the share of it that is used; 1 is as published.
     Typical {
-        /// Threshold on the token's probability.
+        /// ε: maximum of the threshold on the token's probability.
         epsilon: f64,
-        /// Factor of the threshold that depends on the entropy.
+        /// δ: factor of exp(−H) in that threshold.
         delta: f64,
     },
     /// FLy (arXiv 2511.22972): a mismatch is accepted where the entropy of the three most probable
@@ -51,7 +53,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Name in files.
+    /// The name in policy files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -64,8 +66,9 @@ impl Rule {
     }
 
     /// The probability of keeping the token that `known` describes where the target chose another
-    /// one, at tolerance `tau`: the minimum over all distributions that the bounds allow. `None` if
-    /// too little is known. For `Fly` it is the probability before the next tokens have been read.
+    /// one, (R − p) / (1 − p), at tolerance `tau`: the minimum over all distributions that the
+    /// bounds allow. `None` if too little is known. For `Fly` it is the probability before the next
+    /// tokens have been read.
     pub fn keeps(self, known: &Known, tau: f64) -> Option<f64> {
         let Known { low, peak, entropy, .. } = *known;
         if low <= 0.0 {
@@ -112,7 +115,7 @@ pub struct Known {
 
 impl Known {
     /// The figures of a row for `token`, whose probability the backend may have reported separately
-    /// (`told`).
+    /// (`told`); `None` if the row does not bound that probability, or lists no token.
     pub fn of(
         dist: &Dist,
         entropy: Option<f64>,

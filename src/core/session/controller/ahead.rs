@@ -143,8 +143,8 @@ impl SpeculationController {
         (!draft.is_empty()).then_some(Ahead { assumed, draft })
     }
 
-    /// Number of tokens that the model drafter should draft ahead during this round; `None` where
-    /// that does not pay.
+    /// Number of tokens, at most `room`, that the model drafter should draft ahead during this
+    /// round; `None` where that does not pay.
     pub fn ahead_draft(&mut self, room: usize, done: usize, now: Tick) -> Option<usize> {
         if !self.model().is_some_and(|(slot, _)| slot.health.is_well(done)) {
             return None;

@@ -7,9 +7,10 @@ use crate::session::shadow::ShadowSchedule;
 use crate::units::{Tick, TokenId};
 
 impl SpeculationController {
-    /// The first output index to request from the model drafter, if a pass is due. The first pass
-    /// also lets the drafter read the prompt, so it comes early where drafts are likely to pay, and
-    /// seldom where earlier requests show that they are not.
+    /// The first output index to request from the model drafter; `None` if no pass is due after
+    /// `done` output tokens. The first pass also lets the drafter read the prompt, so it comes
+    /// early where drafts are likely to pay, and seldom where earlier requests show that they are
+    /// not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
         let (slot, asked) = self.model()?;
         let (warm, explored, due) = (asked.warm, asked.explored, asked.shadow.due(done));
@@ -69,7 +70,7 @@ impl SpeculationController {
     }
 
     /// Minimum survival probability with which one more token of a draft of at most `gamma` is
-    /// worth its time.
+    /// worth its time; 0 with `gamma.fixed`.
     pub fn min_worth(&self, gamma: usize) -> f64 {
         if self.gamma_fixed.is_some() {
             return 0.0;
@@ -81,7 +82,7 @@ impl SpeculationController {
     }
 
     /// Takes a shadow pass of `seconds`: the model drafter's own choices at the output positions
-    /// `from..`.
+    /// `from..`, `None` where its choice is no token of the target's.
     pub fn shadowed(
         &mut self,
         output: &[TokenId],

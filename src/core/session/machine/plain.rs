@@ -185,7 +185,7 @@ impl<W: Walk> Session<W> {
             let held = self.output.take_over();
             self.emit(held);
         }
-        self.decode_plainly(PlainReason::VerifyFault, false, now);
+        self.decode_plainly(PlainReason::UpstreamError, false, now);
     }
 
     /// Continues plainly from the whole context, by token ids.

@@ -61,12 +61,12 @@ impl Common {
         }
     }
 
-    /// The target's id of a token of the drafter.
+    /// The target's id of a token of the drafter; `None` if the target does not have it.
     pub fn target(&self, drafter: TokenId) -> Option<TokenId> {
         self.to_target.get(drafter as usize).copied().filter(|&id| id != NONE)
     }
 
-    /// The drafter's id of a token of the target.
+    /// The drafter's id of a token of the target; `None` if the drafter does not have it.
     pub fn drafter(&self, target: TokenId) -> Option<TokenId> {
         self.to_drafter.get(target as usize).copied().filter(|&id| id != NONE)
     }
@@ -76,9 +76,9 @@ impl Common {
         self.size
     }
 
-    /// Writes a row of the drafter's logits as one of the target's: a token that the drafter does
-    /// not have gets −∞, so that the distribution over the common tokens is the drafter's own,
-    /// renormalised.
+    /// Writes a row of the drafter's logits, indexed by its token ids, into `target`, indexed by
+    /// the target's. A token that the drafter does not have gets −∞, so that the distribution over
+    /// the common tokens is the drafter's own, renormalised.
     pub fn row(&self, drafter: &[f32], target: &mut Vec<f32>) {
         target.clear();
         let logit = |&id: &TokenId| drafter.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);

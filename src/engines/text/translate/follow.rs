@@ -92,7 +92,8 @@ impl Translator {
         &self.ids
     }
 
-    /// Drafter tokens per target token; 1.25 before 16 target tokens were read.
+    /// Drafter tokens per target token of the context, 0.25 to 4; 1.25 before 16 target tokens were
+    /// read.
     pub fn ratio(&self) -> f64 {
         match self.heard.len() {
             0..16 => 1.25,
@@ -109,9 +110,9 @@ impl Translator {
         Anchor::new(Arc::clone(&self.pair), behind, &self.open, &self.ids)
     }
 
-    /// The first position of the drafter that covers the text of the target's token `position`
-    /// (both counted from the first token of all; there is a token before it), and for each
-    /// position from there on the number of target tokens before it.
+    /// `first`, the index in [`Self::ids`] (at least 1) of the first token that covers the text of
+    /// the target's token `position`, an index into the context; and a list whose entry `i` is the
+    /// number of target tokens before index `first + i`, up to the end of the drafter's context.
     pub fn positions(&self, position: usize) -> (usize, Vec<usize>) {
         let begin = self.begin(position);
         let first = self.ends.partition_point(|&end| end <= begin).max(1);
@@ -119,9 +120,9 @@ impl Translator {
         (first, (first..=self.ids.len()).map(before).collect())
     }
 
-    /// For each target token from `position` on, true if the drafter would have generated it: every
-    /// drafter token of its text is the one that the drafter chose. `chosen[i]` is its choice at
-    /// its position `first + i`.
+    /// Entry `i` is true if the drafter would have generated the target's token `position + i`:
+    /// every drafter token of its text is the one that the drafter chose. `chosen[i]` is its choice
+    /// at its position `first + i`.
     pub fn agreed(&self, position: usize, first: usize, chosen: &[TokenId]) -> Vec<bool> {
         let agrees = |at: usize| at < first || chosen.get(at - first) == self.ids.get(at);
         let mut begin = self.begin(position);
@@ -141,8 +142,8 @@ impl Translator {
     }
 
     /// As [`Self::agreed`] for a drafter that answers in the target's tokens: `right` are the
-    /// positions at which it chose the target's token. Positions where its own tokens do not end
-    /// where the target's do were not evaluated.
+    /// target's positions at which it chose the target's token. False at positions where its own
+    /// tokens do not end where the target's do: they were not evaluated.
     pub fn agreed_at(&self, position: usize, right: &[usize]) -> Vec<bool> {
         let meets = |at: usize| {
             let begin = self.begin(at);

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use super::DemoArgs;
-use crate::bench::local::FREE;
+use crate::app::local::FREE;
 use crate::bench::workload::{Error, Workload};
 use crate::config::Strings;
 use crate::config::kind::parse_address;

@@ -1,6 +1,5 @@
 //! The state and the tasks of one replica: recognition, load, probe.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Probed, Replica};
+use crate::random::{SharedSplitMix64, fresh_seed};
 use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Engine;
@@ -99,7 +99,7 @@ pub(super) struct Watched {
     said: Mutex<Option<String>>,
     /// Cancelled once it has left the fleet.
     left: CancellationToken,
-    random: RandomState,
+    random: SharedSplitMix64,
 }
 
 impl Watched {
@@ -123,7 +123,7 @@ impl Watched {
             asked: AtomicBool::new(false),
             said: Mutex::default(),
             left: CancellationToken::new(),
-            random: RandomState::new(),
+            random: SharedSplitMix64::default(),
         }
     }
 
@@ -344,7 +344,7 @@ impl Watched {
             None => {
                 let Identity { engine, tokenizer, .. } = &*identity;
                 let limits = &self.asking.limits;
-                let shown = probe::is_one(&self.replica, engine, tokenizer, limits, probe::nonce()).await;
+                let shown = probe::is_one(&self.replica, engine, tokenizer, limits, fresh_seed()).await;
                 if let Some((method, why)) = probe::not_asked(&shown) {
                     return Err(Unknown::Foreign(
                         RelayReason::NoVerifyMethod,
@@ -368,9 +368,8 @@ impl Watched {
     /// Reads the load repeatedly, one request at a time.
     pub(super) async fn keep_reading(self: Arc<Self>) {
         let every = self.asking.every;
-        for turn in 0_u64.. {
-            let jitter = every.mul_f64(0.2 * (self.random.hash_one(turn) % 1_000) as f64 / 1_000.0);
-            tokio::time::sleep(every.mul_f64(0.9) + jitter).await;
+        loop {
+            tokio::time::sleep(every.mul_f64(0.9 + 0.2 * self.random.fraction())).await;
             let Some(identity) = self.identity() else { continue };
             let dialect = identity.engine.dialect;
             let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
@@ -398,8 +397,7 @@ impl Watched {
                 continue;
             }
             if !asked {
-                let share = (self.random.hash_one(probe::nonce()) % 1_000) as f64 / 1_000.0;
-                tokio::time::sleep(JITTER.mul_f64(share)).await;
+                tokio::time::sleep(JITTER.mul_f64(self.random.fraction())).await;
             }
             if !self.is_idle().await {
                 if asked {
@@ -433,7 +431,7 @@ impl Watched {
         let engine = Engine { caches: identity.engine.caches, ..identity.recognised.engine.clone() };
         let limits = &self.asking.limits;
         let findings =
-            probe::measure(&self.replica, &engine, &identity.tokenizer, limits, probe::nonce()).await;
+            probe::measure(&self.replica, &engine, &identity.tokenizer, limits, fresh_seed()).await;
         let seen = Seen {
             missing: identity.recognised.missing.clone(),
             starts: identity.recognised.starts,

@@ -1,26 +1,35 @@
 //! A replica in this process, which is called directly and not over a connection.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
+use tower::util::BoxCloneSyncService;
+use tower::{Service, ServiceExt};
 
 use crate::fleet::error::SendError;
 use crate::http::body::{Body, BoxError};
 
 /// A server in this process. Dropping its future, or the body of its answer, cancels the request.
 #[derive(Clone)]
-pub struct Local(Arc<dyn Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync>);
+pub struct Local(BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>);
 
 impl Local {
-    /// A server whose answers are those of `answer`.
-    pub fn new(
-        answer: impl Fn(Request<Body>) -> BoxFuture<'static, Response<Body>> + Send + Sync + 'static,
-    ) -> Self {
-        Self(Arc::new(answer))
+    /// A server whose answers are those of `service`.
+    pub fn new<S>(service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        Self(BoxCloneSyncService::new(service))
     }
 
     /// Sends it a request. If the request's body failed, that is the error, regardless of the
@@ -32,9 +41,13 @@ impl Local {
             *noted.lock() = Some(SendError::of_body(error.as_ref()));
             error
         };
-        let response = (self.0)(request.map(|body| body.map_err(note).boxed_unsync())).await;
+        let Ok(response) = self.call(request.map(|body| body.map_err(note).boxed_unsync())).await;
         let failed = failed.lock().take();
         failed.map_or(Ok(response), Err)
+    }
+
+    fn call(&self, request: Request<Body>) -> BoxFuture<'static, Result<Response<Body>, Infallible>> {
+        self.0.clone().oneshot(request).boxed()
     }
 }
 
@@ -49,11 +62,11 @@ mod tests {
     use std::time::Duration;
 
     use bytes::Bytes;
-    use futures_util::FutureExt;
     use http::StatusCode;
     use http_body_util::{Limited, StreamBody};
     use hyper::body::Frame;
     use tokio::sync::mpsc;
+    use tower::service_fn;
 
     use super::*;
     use crate::fleet::{Answer, BreakerState, BrokenOff, Replica, ReplicaSettings, SendErrorKind};
@@ -80,15 +93,15 @@ mod tests {
     /// A server whose answer's body is sent later by the test.
     fn scripted() -> (Local, Frames) {
         let (frames, said) = mpsc::unbounded_channel();
-        let said = Mutex::new(Some(said));
-        let local = Local::new(move |_| {
+        let said = Arc::new(Mutex::new(Some(said)));
+        let local = Local::new(service_fn(move |_| {
             let said = said.lock().take().expect("one call");
             let frames =
                 futures_util::stream::unfold(said, |mut said: mpsc::UnboundedReceiver<_>| async move {
                     said.recv().await.map(|frame| (frame, said))
                 });
-            std::future::ready(Response::new(StreamBody::new(frames).boxed_unsync())).boxed()
-        });
+            std::future::ready(Ok(Response::new(StreamBody::new(frames).boxed_unsync())))
+        }));
         (local, frames)
     }
 
@@ -131,7 +144,7 @@ mod tests {
         let mut answer = backend.send(question()).await.unwrap().into_body();
         assert!(matches!(next(&mut answer).await, Some(Err(BrokenOff::Silent(_)))));
 
-        let never = Local::new(|_| std::future::pending().boxed());
+        let never = Local::new(service_fn(|_| std::future::pending()));
         let first_byte = Some(Duration::from_secs(3));
         let backend = built(ReplicaSettings { first_byte, ..self::backend(never) });
         let error = backend.send(question()).await.map(|_| ()).unwrap_err();
@@ -149,11 +162,11 @@ mod tests {
 
     #[tokio::test]
     async fn its_faults_open_the_breaker() {
-        let faulty = Local::new(|_| {
+        let faulty = Local::new(service_fn(|_| {
             let mut response = Response::new(full(b"no".to_vec()));
             *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-            std::future::ready(response).boxed()
-        });
+            std::future::ready(Ok(response))
+        }));
         let backend = built(backend(faulty));
         for _ in 0..20 {
             let answer = backend.send(question()).await.unwrap();
@@ -164,10 +177,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_fails_is_the_clients_fault() {
-        let reading = Local::new(|request: Request<Body>| {
+        let reading = Local::new(service_fn(|request: Request<Body>| {
             let read = request.into_body().collect();
-            read.map(|_| Response::new(full(Vec::new()))).boxed()
-        });
+            read.map(|_| Ok(Response::new(full(Vec::new()))))
+        }));
         let backend = built(backend(reading));
         let long = Limited::new(full(b"12345".to_vec()), 4).boxed_unsync();
         let error = backend.send(asked(long)).await.map(|_| ()).unwrap_err();
