@@ -361,8 +361,8 @@ fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "a token      {} at context {context}", millis(*token))?;
     }
     let switches = [
-        ("into plain decoding", measured.t_in),
-        ("out of it", measured.t_out),
+        ("into plain decoding", measured.switch_out),
+        ("out of it", measured.switch_in),
         ("cancelling", measured.cancel),
     ];
     let told: Vec<_> = switches
