@@ -131,7 +131,13 @@ impl Codec for Sglang {
             })
     }
 
-    fn methods(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<VerifyMethod> {
+    fn methods_for(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        _: bool,
+    ) -> Vec<VerifyMethod> {
         let scores = told(engine, request) && scores(engine, sampling);
         engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
     }
@@ -212,10 +218,6 @@ impl Codec for Sglang {
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
         Some(Question::post(TOKENIZE, body))
-    }
-
-    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
-        engine.load_path
     }
 
     fn load(&self, body: &str) -> Option<Load> {

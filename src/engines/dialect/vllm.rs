@@ -168,6 +168,7 @@ impl Codec for Vllm {
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
     }
@@ -182,7 +183,13 @@ impl Codec for Vllm {
         Refused::by_first(RelayReason::Parameter, &sampling.counting())
     }
 
-    fn methods(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+    fn methods_for(
+        &self,
+        engine: &Engine,
+        _: &Request,
+        sampling: &Sampling,
+        settled: bool,
+    ) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
         let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
@@ -348,10 +355,6 @@ impl Codec for Vllm {
     fn tokenize(&self, engine: &Engine, text: &str) -> Option<Question> {
         let body = json!({ "model": engine.model, "prompt": text, "add_special_tokens": false });
         Some(Question::post(TOKENIZE, body))
-    }
-
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        Some(METRICS)
     }
 
     fn load(&self, body: &str) -> Option<Load> {
