@@ -408,9 +408,7 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
 /// text; and where cached rows are invalid and the server does not report how many there are, no
 /// further than the next block, because only whole blocks are cached.
 fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
-    let chain = round.draft.stem();
-    let text = round.draft.nodes().iter().take(chain);
-    let text = text.take_while(|node| !engine.special.contains(&node.token)).count();
+    let text = shared::text_stem(engine, round.draft);
     if engine.rows == RowShape::Tail || engine.tells_cached {
         return text;
     }
