@@ -47,6 +47,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use self::gates::Signal;
 use crate::units::Tick;
 
 /// The state of a replica and of its epoch, which sessions read and write.
@@ -95,7 +96,7 @@ impl Measurements<'_> {
     }
 
     /// Applies a change of the concurrency: one request of ours more or less, or a load report of
-    /// the engine.
+    /// the engine ([`Self::set_signal`]).
     pub fn concurrency_changes(&mut self, change: impl FnOnce(&mut Concurrency)) {
         change(self.concurrency);
         let concurrency = &*self.concurrency;
@@ -104,6 +105,11 @@ impl Measurements<'_> {
             concurrency.has_plain_neighbours(),
             concurrency.others() > 0,
         );
+    }
+
+    /// Takes a load report of the engine.
+    pub fn set_signal(&mut self, signal: &Signal) {
+        self.concurrency_changes(|concurrency| concurrency.set_signal(signal));
     }
 
     /// Seconds that all our plain requests together lose per draft node of one verify request.

@@ -58,6 +58,7 @@ impl Draft {
         for (at, (&token, features)) in drawn.chain().iter().zip(features).enumerate() {
             nodes.push(Node::new(token, at.checked_sub(1), Vote::new(Source::Model, features)));
         }
+        debug_assert_eq!(nodes.len(), drawn.chain().len(), "features of every token");
         Self::Sampled(Lone { nodes, drawn: Arc::new(drawn) })
     }
 

@@ -423,15 +423,19 @@ pub trait Codec: Sync {
     /// if it can. `sampling` is the effective one.
     fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused>;
 
-    /// The verification methods that are exact for this request, best first. `sampling` is the
-    /// effective one; `settled`: nothing in it is a guess about the server's defaults.
-    fn methods(
+    /// The verification methods that are exact for this request, best first: all of the engine's,
+    /// unless the dialect says otherwise. `sampling` is the effective one; `settled`: nothing in it
+    /// is a guess about the server's defaults.
+    fn methods_for(
         &self,
         engine: &Engine,
         request: &Request,
         sampling: &Sampling,
         settled: bool,
-    ) -> Vec<VerifyMethod>;
+    ) -> Vec<VerifyMethod> {
+        let _ = (request, sampling, settled);
+        engine.methods.clone()
+    }
 
     /// Maximum output tokens of this request if the client sets no limit.
     fn max_tokens(&self, engine: &Engine, request: &Request) -> MaxTokens;
@@ -574,9 +578,9 @@ pub trait Codec: Sync {
         shared::ids(answer.get("tokens")?)
     }
 
-    /// The path at which the engine reports its load; `None` if it does not.
-    fn load_path(&self, engine: &Engine) -> Option<&'static str>;
-
-    /// Reads the answer at [`Codec::load_path`]; `None` if it cannot be read.
-    fn load(&self, body: &str) -> Option<Load>;
+    /// Reads the answer at [`Engine::load_path`]; `None` if it cannot be read.
+    fn load(&self, body: &str) -> Option<Load> {
+        let _ = body;
+        None
+    }
 }

@@ -126,7 +126,7 @@ impl SessionRunner {
         let signal = replica.load().map(|load| load.signal());
         control.with(|learnt| {
             if let Some(signal) = &signal {
-                learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
+                learnt.set_signal(signal);
             }
             Some(forecast(learnt, &asked, self.inner.clock.now()))
         })

@@ -50,6 +50,18 @@ pub fn best_cut(survival: &[f64], rate: f64, seconds: impl Fn(usize) -> f64) -> 
     best
 }
 
+/// True if `seconds` with speculation are faster by the share `margin` (0.10: 10 %) than the
+/// `plain` seconds of plain decoding.
+pub fn is_faster(plain: f64, seconds: f64, margin: f64) -> bool {
+    plain >= seconds * (1.0 + margin)
+}
+
+/// True if `seconds` with speculation instead of `plain` seconds win the cost of the `switches`
+/// there and back, seconds.
+pub fn wins_switches(plain: f64, seconds: f64, switches: f64) -> bool {
+    plain - seconds >= switches
+}
+
 /// Inputs of the choice between speculation and plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
@@ -82,8 +94,8 @@ impl Outlook {
             return false;
         }
         let (tokens, seconds) = self.ahead(quote);
-        tokens * self.token >= seconds * (1.0 + margin)
-            && tokens * self.token - seconds >= self.switch_in + self.switch_out
+        let plain = tokens * self.token;
+        is_faster(plain, seconds, margin) && wins_switches(plain, seconds, self.switch_in + self.switch_out)
     }
 
     /// Tokens and seconds of this round and of those that follow until speculation ends: with the

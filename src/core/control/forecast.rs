@@ -2,7 +2,9 @@
 //! now: for an operator who asks why. Nothing here decides, and no state that sessions decide by is
 //! changed.
 
+use super::chooser::{is_faster, wins_switches};
 use super::costs::{Basis, Way};
+use super::gates::{self, Closed, GateInputs};
 use super::state::Class;
 use super::{Measurements, RoundCosts};
 use crate::units::Tick;
@@ -10,8 +12,6 @@ use crate::words::PlainReason;
 
 /// Minimum rounds of a class for a projection.
 const FEW: f64 = 4.0;
-/// Duration that a round may always take, in plain tokens, as in sessions.
-const GAP_TOKENS: f64 = 2.0;
 /// Two-sided 95 % of a normal distribution.
 const NORMAL: f64 = 1.96;
 
@@ -28,7 +28,7 @@ pub struct Forecast {
     pub gain: Option<Gain>,
     /// Every reason not to speculate from its first token on, with a sentence for the operator, in
     /// the order in which sessions check them.
-    pub reasons: Vec<(PlainReason, &'static str)>,
+    pub reasons: Vec<Closed>,
 }
 
 /// A projected speedup and its spread, as multiples of plain decoding.
@@ -93,17 +93,24 @@ fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Op
     Some(Gain { middle, low, high, rounds: value.rounds, basis: round_costs.basis })
 }
 
-const UNDRAFTED: (PlainReason, &str) = (PlainReason::NoDraft, "the policy has no drafter that drafts here");
+const UNDRAFTED: Closed = (PlainReason::NoDraft, "the policy has no drafter that drafts here");
+const UNSEEN: Closed = (
+    PlainReason::NoGain,
+    "too few rounds of this kind of request were seen; they are simulated while it is decoded plainly",
+);
+const REFUSED: Closed = (PlainReason::GateAcceptance, "hardly any first token of a draft is accepted");
+const SHORT: Closed =
+    (PlainReason::NoGain, "outputs are too short to win back the cost of switching to speculation");
+const SMALL: Closed = (PlainReason::NoGain, "the projected speedup is below gamma.margin");
 
-fn forced(classes: &[Class]) -> Vec<(PlainReason, &'static str)> {
+fn forced(classes: &[Class]) -> Vec<Closed> {
     if classes.is_empty() { vec![UNDRAFTED] } else { Vec::new() }
 }
 
 /// True if hardly any first token of any of these drafters is accepted.
 fn refused(learnt: &Measurements<'_>, asked: &Prospective<'_>) -> bool {
-    let refused =
-        |class: &Class| learnt.survival.is_refused(class.bucket(), class.drafter(), asked.min_acceptance);
-    !asked.classes.is_empty() && asked.classes.iter().all(refused)
+    let drafters = asked.classes.iter().map(|class| (class.bucket(), class.drafter()));
+    learnt.survival.all_refused(drafters, asked.min_acceptance)
 }
 
 fn reasons(
@@ -112,69 +119,35 @@ fn reasons(
     asked: &Prospective<'_>,
     round_costs: &RoundCosts,
     now: Tick,
-) -> Vec<(PlainReason, &'static str)> {
-    let undrafted = asked.classes.is_empty();
-    let mut found = Vec::new();
-    let mut add = |holds: bool, reason: PlainReason, says: &'static str| {
-        if holds {
-            found.push((reason, says));
-        }
-    };
+) -> Vec<Closed> {
+    let gates = gates::closed(GateInputs { learnt: &mut *learnt, speculating: false, rng: None, now });
+    let mut found: Vec<Closed> = gates.collect();
+    if asked.classes.is_empty() {
+        found.push(UNDRAFTED);
+    }
     let measured = learnt.costs.plain_token().is_some();
-    add(
-        !measured,
-        PlainReason::NotMeasured,
-        "no plain token was measured on this replica yet: the time per token is not known",
-    );
-    add(
-        measured && learnt.costs.pace_is_old(),
-        PlainReason::Switchback,
-        "the plain pace is to be measured again",
-    );
-    add(
-        learnt.switchback.in_window(now),
-        PlainReason::Switchback,
-        "a plain window (switchback) is in progress",
-    );
-    let concurrent = learnt.concurrency.others() > 0;
-    add(
-        concurrent && !learnt.budget.may_begin(),
-        PlainReason::Budget,
-        "too many rejected tokens while requests of others are in flight",
-    );
-    let speculating = learnt.concurrency.speculating();
-    add(
-        !learnt.regret_budget.may_begin(speculating),
-        PlainReason::GateRegret,
-        "speculation has used up the regret budget here; plain tokens refill it",
-    );
-    add(
-        learnt.switchback.is_closed(now),
-        PlainReason::GateControl,
-        "the plain windows were faster than the time between them",
-    );
-    add(undrafted, UNDRAFTED.0, UNDRAFTED.1);
-    let gap = asked.max_gap.max(GAP_TOKENS * round_costs.token);
-    add(
-        measured && round_costs.within(1, gap).is_none_or(|nodes| nodes == 0),
-        PlainReason::MaxGap,
-        "even the shortest round takes longer than gates.max_gap",
-    );
-    let unseen = gain.is_none() && !undrafted;
-    add(
-        unseen,
-        PlainReason::NoGain,
-        "too few rounds of this kind of request were seen; they are simulated while it is decoded plainly",
-    );
-    let small = gain.is_some_and(|gain| gain.middle < 1.0 + asked.margin);
-    let refuses = (small || unseen) && refused(learnt, asked);
-    add(refuses, PlainReason::GateAcceptance, "hardly any first token of a draft is accepted");
-    let rest = learnt.expected_remainder(0) * round_costs.token;
-    let wins = |gain: Gain| rest - rest / gain.middle >= round_costs.switch_in + round_costs.switch_out;
-    let short = !small && gain.is_some_and(|gain| !wins(gain));
-    add(short, PlainReason::NoGain, "outputs are too short to win back the cost of switching to speculation");
-    add(small, PlainReason::NoGain, "the projected speedup is below gamma.margin");
+    if measured && round_costs.within_gap(1, asked.max_gap).is_none_or(|nodes| nodes == 0) {
+        found.push((PlainReason::MaxGap, PlainReason::MaxGap.words()));
+    }
+    found.extend(yields(learnt, gain, asked, round_costs));
     found
+}
+
+/// The reasons that follow from the projected speedup, or from the lack of one.
+fn yields(
+    learnt: &Measurements<'_>,
+    gain: Option<Gain>,
+    asked: &Prospective<'_>,
+    round_costs: &RoundCosts,
+) -> impl Iterator<Item = Closed> {
+    let unseen = gain.is_none() && !asked.classes.is_empty();
+    let small = gain.is_some_and(|gain| !is_faster(gain.middle, 1.0, asked.margin));
+    let refuses = (small || unseen) && refused(learnt, asked);
+    let rest = learnt.expected_remainder(0) * round_costs.token;
+    let switches = round_costs.switch_in + round_costs.switch_out;
+    let short = !small && gain.is_some_and(|gain| !wins_switches(rest, rest / gain.middle, switches));
+    let reasons = [(unseen, UNSEEN), (refuses, REFUSED), (short, SHORT), (small, SMALL)];
+    reasons.into_iter().filter_map(|(holds, reason)| holds.then_some(reason))
 }
 
 #[cfg(test)]

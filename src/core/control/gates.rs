@@ -1,11 +1,108 @@
-//! Load gates: reasons for plain decoding from an engine's own load report.
+//! Gates of a replica: those of its load, from the engine's own report, and those of its
+//! measurements.
 //!
-//! The share of Foretell's own verify requests is subtracted first: a fan-out that waits for its
-//! slots must not close the gate on itself.
+//! From a load report the share of Foretell's own verify requests is subtracted first: a fan-out
+//! that waits for its slots must not close the gate on itself.
 
 use std::time::Duration;
 
+use super::Measurements;
+use crate::units::{SplitMix64, Tick};
 use crate::words::PlainReason;
+
+/// A reason not to speculate on a replica, with a sentence for the operator.
+pub type Closed = (PlainReason, &'static str);
+
+/// The state of a replica and of one session when its gates are checked.
+#[derive(Debug)]
+pub struct GateInputs<'a, 'b> {
+    /// The measurements of the replica.
+    pub learnt: &'a mut Measurements<'b>,
+    /// True for a session that speculates already: its limits are wider.
+    pub speculating: bool,
+    /// Random numbers for the start of a plain window, which a check may open; `None` for a
+    /// forecast, which opens none.
+    pub rng: Option<&'a mut SplitMix64>,
+    /// The present moment.
+    pub now: Tick,
+}
+
+/// A gate of the measurements.
+struct MeasuredGate {
+    reason: PlainReason,
+    words: &'static str,
+    is_closed: fn(&mut GateInputs<'_, '_>) -> bool,
+}
+
+/// Every gate of the measurements, in the order in which they are checked.
+const MEASURED: [MeasuredGate; 6] = [
+    MeasuredGate {
+        reason: PlainReason::NotMeasured,
+        words: "no plain token was measured on this replica yet: the time per token is not known",
+        is_closed: |inputs| !inputs.is_measured(),
+    },
+    MeasuredGate {
+        reason: PlainReason::Switchback,
+        words: "the plain pace is to be measured again",
+        is_closed: |inputs| inputs.is_measured() && inputs.pace_is_due(),
+    },
+    MeasuredGate {
+        reason: PlainReason::Switchback,
+        words: "a plain window (switchback) is in progress",
+        is_closed: |inputs| match &mut inputs.rng {
+            Some(rng) => inputs.learnt.switchback.starts_plain(inputs.now, rng),
+            None => inputs.learnt.switchback.in_window(inputs.now),
+        },
+    },
+    MeasuredGate {
+        reason: PlainReason::Budget,
+        words: "too many rejected tokens while requests of others are in flight",
+        is_closed: |inputs| inputs.learnt.concurrency.others() > 0 && !inputs.is_within_budget(),
+    },
+    MeasuredGate {
+        reason: PlainReason::GateRegret,
+        words: "speculation has used up the regret budget here; plain tokens refill it",
+        is_closed: |inputs| !inputs.is_solvent(),
+    },
+    MeasuredGate {
+        reason: PlainReason::GateControl,
+        words: "the plain windows were faster than the time between them",
+        is_closed: |inputs| inputs.learnt.switchback.is_closed(inputs.now),
+    },
+];
+
+/// The closed gates of the measurements, in order. A gate is checked only when the iterator reaches
+/// it: behind the first closed one no plain window is started.
+pub fn closed(mut inputs: GateInputs<'_, '_>) -> impl Iterator<Item = Closed> {
+    MEASURED.iter().filter(move |gate| (gate.is_closed)(&mut inputs)).map(|gate| (gate.reason, gate.words))
+}
+
+impl GateInputs<'_, '_> {
+    fn is_measured(&self) -> bool {
+        self.learnt.costs.plain_token().is_some()
+    }
+
+    /// True if the plain pace has to be measured again. A session that is alone goes on for longer.
+    fn pace_is_due(&self) -> bool {
+        let goes_on = self.speculating && self.learnt.concurrency.requests() <= 1;
+        let costs = &self.learnt.costs;
+        if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() }
+    }
+
+    fn is_within_budget(&self) -> bool {
+        let budget = &self.learnt.budget;
+        if self.speculating { budget.may_go_on() } else { budget.may_begin() }
+    }
+
+    fn is_solvent(&self) -> bool {
+        let regret_budget = &self.learnt.regret_budget;
+        if self.speculating {
+            regret_budget.may_go_on()
+        } else {
+            regret_budget.may_begin(self.learnt.concurrency.speculating())
+        }
+    }
+}
 
 /// The last load report of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +159,7 @@ impl LoadGates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::{Control, Windows};
 
     const GATES: LoadGates = LoadGates { waiting: 0, kv: 0.9, stale: Duration::from_secs(2) };
     const QUIET: Signal = Signal {
@@ -96,5 +194,36 @@ mod tests {
         let old = Signal { age: Duration::from_secs(3), ..QUIET };
         assert_eq!(GATES.closed(Some(&old)), Some(PlainReason::GateStale));
         assert_eq!(GATES.closed(None), None);
+    }
+    #[test]
+    fn a_forecast_lists_all_closed_gates_and_a_session_stops_at_the_first() {
+        let (control, mut rng) = (Control::new(), SplitMix64::new(1));
+        control.with(|learnt| {
+            let length = Duration::from_secs(1);
+            learnt.switchback.set_windows(Some(Windows { window: length, every: length }));
+            learnt.concurrency.set_signal(&QUIET);
+            learnt.budget.allow(0.0);
+            learnt.budget.refused(64);
+            let later = Tick(60_000_000);
+            let mut gates = |speculating: bool, measures: bool, now: Tick| {
+                let rng = measures.then_some(&mut rng);
+                closed(GateInputs { learnt: &mut *learnt, speculating, rng, now })
+                    .map(|gate| gate.0)
+                    .collect::<Vec<_>>()
+            };
+            let [unmeasured, window, budget] =
+                [PlainReason::NotMeasured, PlainReason::Switchback, PlainReason::Budget];
+            assert_eq!(gates(false, false, Tick(0)), [unmeasured, budget]);
+            assert_eq!(gates(true, false, Tick(0)), [unmeasured], "it may overdraw");
+            assert_eq!(gates(false, true, Tick(0)), [unmeasured, budget]);
+            assert_eq!(gates(false, false, later), [unmeasured, budget], "a forecast starts no window");
+            let inputs =
+                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), now: later };
+            assert_eq!(closed(inputs).next().map(|gate| gate.0), Some(unmeasured));
+            assert!(!learnt.switchback.in_window(later), "nor does a check that stops before it");
+            let inputs =
+                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), now: later };
+            assert_eq!(closed(inputs).map(|gate| gate.0).collect::<Vec<_>>(), [unmeasured, window, budget]);
+        });
     }
 }

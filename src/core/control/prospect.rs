@@ -37,10 +37,10 @@ pub struct Measured {
     /// Tokens of the context, and seconds per plain token there, one pair for each measurement.
     pub token: Vec<(usize, f64)>,
     /// Extra time of a plain request's first token beyond a step: the switch to plain decoding.
-    pub t_in: Option<f64>,
+    pub switch_out: Option<f64>,
     /// Extra time of the first round after a plain request beyond another round: the switch to
     /// speculation.
-    pub t_out: Option<f64>,
+    pub switch_in: Option<f64>,
     /// Time from cancelling a plain request until the engine is free again.
     pub cancel: Option<f64>,
 }
@@ -157,8 +157,8 @@ impl Measured {
         Prior {
             verify: VerifyMethod::ALL.map(curves),
             token: (tokens > 0.0).then_some(token),
-            switch_in: self.t_out,
-            switch_out: self.t_in,
+            switch_in: self.switch_in,
+            switch_out: self.switch_out,
             cancel: self.cancel,
         }
     }

@@ -6,6 +6,9 @@ use super::rounds::{Prices, Rounds, Value};
 use super::{Basis, Measurements};
 use crate::units::Tick;
 
+/// Duration that a round may always take, in plain tokens.
+const GAP_TOKENS: f64 = 2.0;
+
 /// Costs of rounds by one method and context, in seconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RoundCosts {
@@ -98,9 +101,16 @@ impl RoundCosts {
         })
     }
 
+    /// The largest number of nodes up to `most` whose round pauses the client's stream no longer
+    /// than `max_gap` seconds, or [`GAP_TOKENS`] plain tokens if that is more; `None` if not even
+    /// an empty one does.
+    pub fn within_gap(&self, most: usize, max_gap: f64) -> Option<usize> {
+        self.within(most, max_gap.max(GAP_TOKENS * self.token))
+    }
+
     /// The largest number of nodes up to `most` whose round takes no longer than `seconds`; `None`
     /// if not even an empty one does.
-    pub fn within(&self, most: usize, seconds: f64) -> Option<usize> {
+    fn within(&self, most: usize, seconds: f64) -> Option<usize> {
         (0..=most).rev().find(|&nodes| self.round(nodes) <= seconds)
     }
 }

@@ -238,6 +238,16 @@ impl Survival {
         tried >= REFUSED_OF && accepted < least * tried
     }
 
+    /// True if there are drafters here, and each is refused at its temperature
+    /// ([`Self::is_refused`]).
+    pub fn all_refused(
+        &self,
+        mut drafters: impl ExactSizeIterator<Item = (TemperatureBucket, DrafterId)>,
+        least: f64,
+    ) -> bool {
+        drafters.len() > 0 && drafters.all(|(bucket, drafter)| self.is_refused(bucket, drafter, least))
+    }
+
     /// True if some of these drafters were tried often enough at some temperature, and all of those
     /// are refused there ([`Self::is_refused`]).
     pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {

@@ -75,7 +75,7 @@ pub struct Engine {
     /// Maximum tokens of prompt and output together; `None` if not known.
     pub context: Option<usize>,
     /// The verification methods that this server supports, best first; those for one request are
-    /// [`Engine::methods`].
+    /// [`Engine::methods_for`].
     pub methods: Vec<VerifyMethod>,
     /// Verification methods that it also supports, but whose first call may crash it, depending on
     /// what is installed there, which no answer shows. Used only where the operator names them
@@ -222,8 +222,8 @@ impl Engine {
 
     /// The verification methods that are exact for this request, best first; `sampling` and
     /// `settled` as [`Self::sampling`] returns them.
-    pub fn methods(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
-        self.dialect.codec().methods(self, request, sampling, settled)
+    pub fn methods_for(&self, request: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+        self.dialect.codec().methods_for(self, request, sampling, settled)
     }
 
     /// See [`super::Codec::first_request`].

@@ -59,7 +59,7 @@ impl Fate {
         if !engine.dialect.codec().tells_ids(route) {
             return Self::Plain;
         }
-        let first = engine.methods(&request, &sampling, settled).first().copied();
+        let first = engine.methods_for(&request, &sampling, settled).first().copied();
         // Where a plain request brings no ids, they are recovered by verifying its text as a draft:
         // at temperature 0 only.
         let named = engine.dialect.quirks().first_request_ids || sampling.temperature <= 0.0;

@@ -134,10 +134,6 @@ impl Codec for LlamaCpp {
         Refused::by_first(RelayReason::Parameter, &parameters)
     }
 
-    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
-        engine.methods.clone()
-    }
-
     fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
         engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens)
     }
@@ -275,10 +271,6 @@ impl Codec for LlamaCpp {
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
         let body = json!({ "content": text, "add_special": false, "parse_special": true });
         Some(Question::post(TOKENIZE, body))
-    }
-
-    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
-        engine.load_path
     }
 
     fn load(&self, body: &str) -> Option<Load> {

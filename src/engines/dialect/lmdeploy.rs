@@ -96,7 +96,7 @@ impl Codec for Lmdeploy {
         route == Route::Completions
     }
 
-    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+    fn methods_for(&self, engine: &Engine, _: &Request, _: &Sampling, settled: bool) -> Vec<VerifyMethod> {
         let cached = engine.caches == Some(true) && !engine.special.is_empty();
         if cached && settled { engine.methods.clone() } else { Vec::new() }
     }
@@ -199,10 +199,6 @@ impl Codec for Lmdeploy {
         shared::ids(answer.get("input_ids")?)
     }
 
-    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
-        engine.load_path
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         let waiting = shared::metric(body, &["lmdeploy:num_requests_waiting"])?
             + shared::metric(body, &["lmdeploy:num_api_requests_waiting"]).unwrap_or(0.0);
@@ -297,7 +293,7 @@ mod tests {
         let (sampling, settled) = engine.sampling(&request);
         match engine.refuses(&request, &sampling) {
             Some(_) => Vec::new(),
-            None => Lmdeploy.methods(engine, &request, &sampling, settled),
+            None => Lmdeploy.methods_for(engine, &request, &sampling, settled),
         }
     }
 

@@ -70,6 +70,7 @@ impl Codec for Onnx {
             noise: Noise::Position,
             tells_cached: true,
             eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
+            load_path: Some("/metrics"),
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }
@@ -80,10 +81,6 @@ impl Codec for Onnx {
 
     fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
         None
-    }
-
-    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
-        engine.methods.clone()
     }
 
     fn max_tokens(&self, _: &Engine, request: &Request) -> MaxTokens {
@@ -151,10 +148,6 @@ impl Codec for Onnx {
             return Err(Unreadable("not one row for each node and one for the context"));
         }
         Ok(result)
-    }
-
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        Some("/metrics")
     }
 
     fn load(&self, body: &str) -> Option<Load> {

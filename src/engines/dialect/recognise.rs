@@ -52,18 +52,6 @@ impl Answers {
         self.0.insert(path.to_owned(), told);
     }
 
-    /// A copy without the answer of one path.
-    #[must_use]
-    pub fn without(&self, path: &str) -> Self {
-        Self(
-            self.0
-                .iter()
-                .filter(|(asked, _)| *asked != path)
-                .map(|(path, told)| (path.clone(), told.clone()))
-                .collect(),
-        )
-    }
-
     /// The paths that were answered with 200.
     pub fn good(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|(_, told)| told.status == 200).map(|(path, _)| path.as_str())

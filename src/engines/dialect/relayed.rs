@@ -20,12 +20,11 @@ use serde_json::Value;
 
 use super::recognise::{INFO, OLLAMA_VERSION, VERSION};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Question, Refusal,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, MaxTokens, Question, Refusal,
     RequestKind, Round, Unreadable, VerifyRequest, shared,
 };
 use crate::openai::{Additive, Request, Sampling};
-use foretell_core::words::{Refused, RelayReason};
-use foretell_core::words::{VerifyMethod, VerifyResult};
+use foretell_core::words::{Refused, RelayReason, VerifyResult};
 
 /// The dialects of servers that are relayed to, whatever they answer.
 pub const RELAYED: [Dialect; 4] = [Dialect::Ollama, Dialect::Mlx, Dialect::OpenAi, Dialect::Tgi];
@@ -46,10 +45,6 @@ impl Codec for Relayed {
 
     fn refuses(&self, _: &Engine, _: &Request, _: &Sampling) -> Option<Refused> {
         Some(RelayReason::NoVerifyMethod.into())
-    }
-
-    fn methods(&self, _: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
-        Vec::new()
     }
 
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
@@ -84,14 +79,6 @@ impl Codec for Relayed {
         _: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         Err(Unreadable("this server is only relayed"))
-    }
-
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        None
-    }
-
-    fn load(&self, _: &str) -> Option<Load> {
-        None
     }
 }
 
@@ -130,12 +117,11 @@ mod tests {
             let engine = Engine::new(dialect, "m", "");
             assert_eq!(engine.first_request(&request, 1).body, body.to_string().into_bytes());
             assert_eq!(engine.additive(&request), Additive::default());
-            assert_eq!(engine.methods(&request, &request.sampling, true), []);
+            assert_eq!(engine.methods_for(&request, &request.sampling, true), []);
             assert_eq!(
                 dialect.codec().refuses(&engine, &request, &request.sampling),
                 Some(RelayReason::NoVerifyMethod.into())
             );
-            assert_eq!(dialect.codec().load_path(&engine), None);
         }
     }
 }

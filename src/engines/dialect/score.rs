@@ -24,7 +24,7 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
     }
-    let penalized = sampling.counts_output() || !is_one(sampling.repetition_penalty);
+    let penalized = sampling.counts_output() || sampling.penalizes_repetition();
     if penalized || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
         return None;
     }
@@ -118,11 +118,6 @@ fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>
         debug_assert!(kept.len() == index + 1);
     }
     Some(kept)
-}
-
-#[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
-fn is_one(value: f64) -> bool {
-    value == 1.0
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ impl Codec for Sglang {
         // With `ignore_eos` it ignores stop tokens too.
         let deaf = sampling.ignore_eos && !request.stop_token_ids.is_empty();
         let parameters = [
-            (!neutral(sampling.repetition_penalty), "repetition_penalty"),
+            (sampling.penalizes_repetition(), "repetition_penalty"),
             (request.include_stop, "include_stop_str_in_output"),
             (foreign, "return_token_ids"),
             (deadly, "min_p"),
@@ -131,7 +131,13 @@ impl Codec for Sglang {
             })
     }
 
-    fn methods(&self, engine: &Engine, request: &Request, sampling: &Sampling, _: bool) -> Vec<VerifyMethod> {
+    fn methods_for(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        sampling: &Sampling,
+        _: bool,
+    ) -> Vec<VerifyMethod> {
         let scores = told(engine, request) && scores(engine, sampling);
         engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
     }
@@ -214,10 +220,6 @@ impl Codec for Sglang {
         Some(Question::post(TOKENIZE, body))
     }
 
-    fn load_path(&self, engine: &Engine) -> Option<&'static str> {
-        engine.load_path
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         match serde_json::from_str::<Loads>(body) {
             Ok(loads) => loads.sum(),
@@ -257,11 +259,6 @@ impl Loads {
             limit: None,
         })
     }
-}
-
-#[expect(clippy::float_cmp, reason = "a penalty of exactly one is none")]
-fn neutral(penalty: f64) -> bool {
-    penalty == 1.0
 }
 
 /// The first field left out by the client that gets another value on the completions route than on

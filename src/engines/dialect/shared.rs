@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::Body;
 use super::{Call, Chunk, Context, Engine, Load, RequestKind, Round, Unreadable, VerifyRequest};
+pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
@@ -233,11 +234,6 @@ pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
 /// client's stop texts.
 pub fn ended(kind: RequestKind, chunk: &Chunk) -> bool {
     kind == RequestKind::Later && chunk.finish.as_deref() == Some("stop")
-}
-
-/// A list of token ids; `None` if the value is anything else.
-pub fn ids(value: &Value) -> Option<Vec<TokenId>> {
-    value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| TokenId::try_from(id).ok())).collect()
 }
 
 /// The part of a completion's `usage` that counts the tokens of its prompts.

@@ -17,6 +17,7 @@
 //!   refused.
 //! * Without streaming the client expects usage, which the frontend's stream need not contain: no
 //!   verification method.
+//! * Its metrics are on another port: its load is not read.
 //!
 //! Names and shapes are those of the published model repository (`preprocessing`, `tensorrt_llm`;
 //! `ensemble` or `tensorrt_llm_bls` before them); a repository with other names is relayed. An
@@ -30,8 +31,8 @@ use super::body::Body;
 use super::recognise::{KSERVE, MODELS};
 use super::shared::{self, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, MaxTokens, Noise, PromptAnswer, Question,
+    Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Prompt, Request, Route, Sampling};
 use foretell_core::units::TokenId;
@@ -107,10 +108,6 @@ impl Codec for Triton {
             .or_else(|| Refused::by_first(RelayReason::Parameter, &parameters))
             .or_else(|| Refused::by_first(RelayReason::Parameter, &sampling.counting()))
             .or_else(|| shared::refuses_all_but_greedy(sampling))
-    }
-
-    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
-        engine.methods.clone()
     }
 
     fn max_tokens(&self, _: &Engine, _: &Request) -> MaxTokens {
@@ -206,15 +203,6 @@ impl Codec for Triton {
         }
         let row = |token: TokenId| Row { ends: engine.eos.contains(&token), ..Row::of(token) };
         Ok(VerifyResult { rows: tokens.into_iter().map(row).collect(), ..VerifyResult::default() })
-    }
-
-    /// Its metrics are on another port.
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        None
-    }
-
-    fn load(&self, _: &str) -> Option<Load> {
-        None
     }
 }
 

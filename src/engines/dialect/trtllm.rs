@@ -14,6 +14,7 @@
 //!   where output has become prompt, as long as no call sends it: the length of the original prompt
 //!   would take the prompt's tokens out of a count that includes them. A repetition penalty is
 //!   refused: the tokens that it counts are not documented.
+//! * The server's defaults need not be known: the same fields are left out on the same route.
 //! * Stop texts are matched as token sequences by some versions and as text by others: refused.
 //!
 //! `GET /metrics` empties a queue that another client may be reading; the load is read from
@@ -72,6 +73,7 @@ impl Codec for TrtLlm {
             methods: vec![VerifyMethod::FanOut],
             noise: Noise::Call,
             block: block.map_or(BLOCK, |block| (block as usize).max(1)),
+            load_path: Some(METRICS),
             ..Engine::new(Dialect::TrtLlm, model, version)
         })
     }
@@ -91,11 +93,6 @@ impl Codec for TrtLlm {
         ];
         Refused::by_first(RelayReason::Parameter, &parameters)
             .or_else(|| shared::refuses_all_but_greedy(sampling))
-    }
-
-    /// The server's defaults need not be known: the same fields are left out on the same route.
-    fn methods(&self, engine: &Engine, _: &Request, _: &Sampling, _: bool) -> Vec<VerifyMethod> {
-        engine.methods.clone()
     }
 
     /// The end of the context, whose length it does not report.
@@ -163,10 +160,6 @@ impl Codec for TrtLlm {
 
     fn tokenize(&self, _: &Engine, text: &str) -> Option<Question> {
         Some(Question::post(TOKENIZE, json!({ "prompt": text })))
-    }
-
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        Some(METRICS)
     }
 
     fn load(&self, body: &str) -> Option<Load> {
@@ -413,7 +406,7 @@ mod tests {
         assert!(TrtLlm.questions(&answers).is_empty());
         let engine = TrtLlm.engine(&answers).unwrap();
         assert_eq!((engine.block, engine.started, engine.defaults), (64, Some(17_500_000), None));
-        assert_eq!(TrtLlm.load_path(&engine), Some("/prometheus/metrics"));
+        assert_eq!(engine.load_path, Some("/prometheus/metrics"));
         assert_eq!(
             TrtLlm.load(metrics),
             Some(Load { running: 2, waiting: 1, kv_usage: Some(0.5), limit: None })

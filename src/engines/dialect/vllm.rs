@@ -168,6 +168,7 @@ impl Codec for Vllm {
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
     }
@@ -182,7 +183,13 @@ impl Codec for Vllm {
         Refused::by_first(RelayReason::Parameter, &sampling.counting())
     }
 
-    fn methods(&self, engine: &Engine, _: &Request, sampling: &Sampling, settled: bool) -> Vec<VerifyMethod> {
+    fn methods_for(
+        &self,
+        engine: &Engine,
+        _: &Request,
+        sampling: &Sampling,
+        settled: bool,
+    ) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
         let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
@@ -350,10 +357,6 @@ impl Codec for Vllm {
         Some(Question::post(TOKENIZE, body))
     }
 
-    fn load_path(&self, _: &Engine) -> Option<&'static str> {
-        Some(METRICS)
-    }
-
     fn load(&self, body: &str) -> Option<Load> {
         let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
         shared::load(body, "vllm:num_requests_running", "vllm:num_requests_waiting", &kv)
@@ -405,9 +408,7 @@ fn defaults(params: &Map<String, Value>) -> Defaults {
 /// text; and where cached rows are invalid and the server does not report how many there are, no
 /// further than the next block, because only whole blocks are cached.
 fn scored_nodes(engine: &Engine, round: &Round<'_>) -> usize {
-    let chain = round.draft.stem();
-    let text = round.draft.nodes().iter().take(chain);
-    let text = text.take_while(|node| !engine.special.contains(&node.token)).count();
+    let text = shared::text_stem(engine, round.draft);
     if engine.rows == RowShape::Tail || engine.tells_cached {
         return text;
     }

@@ -103,7 +103,8 @@ fn top_k(value: &Value) -> Result<Option<u32>, R> {
     }
 }
 
-fn ids(value: &Value) -> Option<Vec<TokenId>> {
+/// A list of token ids; `None` if the value is anything else.
+pub fn ids(value: &Value) -> Option<Vec<TokenId>> {
     value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| TokenId::try_from(id).ok())).collect()
 }
 

@@ -174,7 +174,7 @@ pub(super) fn exact(
     if let Some(refused) = server.engine.refuses(request, sampling) {
         return Err(refused.into());
     }
-    let methods = server.engine.methods(request, sampling, *settled);
+    let methods = server.engine.methods_for(request, sampling, *settled);
     if !methods.is_empty() {
         return Ok(methods);
     }

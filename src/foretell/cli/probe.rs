@@ -215,7 +215,7 @@ async fn measure(
 /// Waits up to [`IDLE_WITHIN`] until no request runs or waits there; true if so. A server that
 /// reports no load counts as idle.
 async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
-    let Some(path) = engine.dialect.codec().load_path(engine) else { return true };
+    let Some(path) = engine.load_path else { return true };
     let until = Instant::now() + IDLE_WITHIN;
     loop {
         *calls += 1;
@@ -361,8 +361,8 @@ fn write_times(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "a token      {} at context {context}", millis(*token))?;
     }
     let switches = [
-        ("into plain decoding", measured.t_in),
-        ("out of it", measured.t_out),
+        ("into plain decoding", measured.switch_out),
+        ("out of it", measured.switch_in),
         ("cancelling", measured.cancel),
     ];
     let told: Vec<_> = switches

@@ -16,7 +16,7 @@ impl SessionRunner {
         let signal = replica.load().map(|load| load.signal());
         Some(control.with(|learnt| {
             if let Some(signal) = &signal {
-                learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
+                learnt.set_signal(signal);
             }
             learnt.concurrency.load()
         }))

@@ -224,9 +224,7 @@ impl Run {
             Mode::Auto => {
                 let signal = replica.load().map(|load| load.signal());
                 if let Some(signal) = &signal {
-                    control.with(|learnt| {
-                        learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal));
-                    });
+                    control.with(|learnt| learnt.set_signal(signal));
                 }
                 ruling::closed(&gates, &replica, signal.as_ref())
             }

@@ -110,8 +110,7 @@ impl Sidecar {
             age: now - report.at,
         });
         if let Some(signal) = &signal {
-            self.control
-                .with(|learnt| learnt.concurrency_changes(|concurrency| concurrency.set_signal(signal)));
+            self.control.with(|learnt| learnt.set_signal(signal));
         }
         self.permit.gates.closed(true, signal.as_ref())
     }

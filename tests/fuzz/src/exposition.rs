@@ -76,7 +76,6 @@ fn engine(dialect: Dialect, world: &mut World<'_>, mut answers: Answers) {
         let values = [defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty];
         assert!(values.iter().all(|value| value.is_finite()), "{values:?}");
     }
-    let _ = codec.load_path(&engine);
     let _ = codec.tokenize(&engine, "text");
 }
 

@@ -112,7 +112,7 @@ fn eligible(request: &Request, body: &[u8], read: Option<&Value>, dialect: Diale
     let (sampling, settled) = engine.sampling(request);
     let _ = (
         engine.refuses(request, &sampling),
-        engine.methods(request, &sampling, settled),
+        engine.methods_for(request, &sampling, settled),
         engine.limit(request),
     );
     sent(&engine, request);

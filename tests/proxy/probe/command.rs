@@ -171,15 +171,11 @@ async fn the_text_agrees_with_the_figures() {
 #[test]
 fn without_the_page_with_the_start_time_the_engine_is_not_identified() {
     let mut answers = Answers::default();
-    let mut say = |path: &str, body: &str| {
+    let mut page_after = |path: &str, body: &str| {
         answers.add(path, Reply { status: 200, server: None, body: body.as_bytes().to_vec() });
+        foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers)
     };
-    say("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
-    say("/version", r#"{"version":"0.33.0"}"#);
-    say("/metrics", "process_start_time_seconds 12\n");
-    assert_eq!(foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers), Some("/metrics"));
-    assert_eq!(
-        foretell_engines::dialect::recognise::start_page(Dialect::Vllm, &answers.without("/metrics")),
-        None
-    );
+    page_after("/v1/models", r#"{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}"#);
+    assert_eq!(page_after("/version", r#"{"version":"0.33.0"}"#), None);
+    assert_eq!(page_after("/metrics", "process_start_time_seconds 12\n"), Some("/metrics"));
 }

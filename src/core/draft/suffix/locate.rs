@@ -32,7 +32,8 @@ impl<'a> Source<'a> {
     }
 
     /// Finds the positions whose context has the longest end in common with `context`.
-    pub fn locate(&self, context: &'a [TokenId]) -> Located<'a> {
+    #[cfg(test)]
+    pub(super) fn locate(&self, context: &'a [TokenId]) -> Located<'a> {
         let context = order::usable(context);
         self.located(context, self.near(context))
     }

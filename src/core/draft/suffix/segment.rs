@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::TokenId;
-use super::locate::{Located, Source};
+use super::locate::Source;
 use super::order::{self, Run, SEPARATOR};
 
 /// Maximum tokens of all texts of one segment: a position is a `u32`.
@@ -106,11 +106,6 @@ impl Segment {
     pub fn source(&self) -> Source<'_> {
         Source::sorted(&self.text, &self.run)
     }
-
-    /// Finds the positions whose context has the longest end in common with `context`.
-    pub fn locate<'a>(&'a self, context: &'a [TokenId]) -> Located<'a> {
-        self.source().locate(context)
-    }
 }
 
 /// The texts of a segment that is being built.
@@ -196,10 +191,10 @@ mod tests {
     #[test]
     fn no_context_crosses_from_one_document_to_the_next() {
         let segment = Segment::build(&[(1, &[1, 2, 3]), (2, &[4, 5])]);
-        assert_eq!(segment.locate(&[1, 2, 3]).match_len(), 0, "nothing follows 3");
-        assert_eq!(segment.locate(&[3, 4]).match_len(), 1, "3 is not before 4");
-        assert_eq!(segment.locate(&[1, 2, SEPARATOR, 2]).match_len(), 1);
-        let located = segment.locate(&[1, 2]);
+        assert_eq!(segment.source().locate(&[1, 2, 3]).match_len(), 0, "nothing follows 3");
+        assert_eq!(segment.source().locate(&[3, 4]).match_len(), 1, "3 is not before 4");
+        assert_eq!(segment.source().locate(&[1, 2, SEPARATOR, 2]).match_len(), 1);
+        let located = segment.source().locate(&[1, 2]);
         assert_eq!(located.interval(2).map(|index| located.following(index, 1)).collect::<Vec<_>>(), [[3]]);
     }
 }

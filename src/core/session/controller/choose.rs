@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::slot::{ModelDrafter, SessionDrafter, leading};
 use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
 use crate::control::costs::Basis;
+use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value, dither};
 use crate::draft::{Budget, Draft, Tree};
 use crate::units::{Tick, TokenId};
@@ -14,8 +15,6 @@ use crate::words::PlainReason;
 const PROJECTED_OF: f64 = 4.0;
 /// Share of a plain token's time that reading the prompt may take while the client waits.
 const MAX_READ: f64 = 0.5;
-/// Duration that a round may always take, in plain tokens.
-const GAP_TOKENS: f64 = 2.0;
 
 /// Inputs of a choice.
 struct Scene<'a, 'b> {
@@ -63,28 +62,9 @@ impl SpeculationController {
         learnt: &mut Measurements,
         now: Tick,
     ) -> Option<PlainReason> {
-        if learnt.costs.plain_token().is_none() {
-            return Some(PlainReason::NotMeasured);
-        }
-        let goes_on = stand.speculating && learnt.concurrency.requests() <= 1;
-        let costs = &learnt.costs;
-        let measures = if goes_on { costs.pace_is_overdue() } else { costs.pace_is_old() };
-        if measures || learnt.switchback.starts_plain(now, &mut self.rng) {
-            return Some(PlainReason::Switchback);
-        }
-        let (regret_budget, budget) = (&learnt.regret_budget, &learnt.budget);
-        let (solvent, within) = if stand.speculating {
-            (regret_budget.may_go_on(), budget.may_go_on())
-        } else {
-            (regret_budget.may_begin(learnt.concurrency.speculating()), budget.may_begin())
-        };
-        if learnt.concurrency.others() > 0 && !within {
-            return Some(PlainReason::Budget);
-        }
-        if !solvent {
-            return Some(PlainReason::GateRegret);
-        }
-        learnt.switchback.is_closed(now).then_some(PlainReason::GateControl)
+        let rng = Some(&mut self.rng);
+        let inputs = GateInputs { learnt, speculating: stand.speculating, rng, now };
+        gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 
     /// Present costs; `hope`: as low as they may be at this moment.
@@ -96,8 +76,7 @@ impl SpeculationController {
     /// than it may. No nodes at all if even an empty round would.
     fn budget(&self, stand: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
         let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(self.way()));
-        let wait = self.max_gap.max(GAP_TOKENS * round_costs.token);
-        Budget { nodes: round_costs.within(most, wait).unwrap_or(0), depth: stand.room.depth }
+        Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: stand.room.depth }
     }
 
     fn weigh(&self, scene: &Scene<'_, '_>) -> Step {
@@ -163,9 +142,8 @@ impl SpeculationController {
     /// True if hardly any first token of any drafter is accepted. Virtual rounds go on, so a change
     /// is seen.
     fn refused(&self, learnt: &Measurements) -> bool {
-        let refused =
-            |slot: &SessionDrafter| learnt.survival.is_refused(self.bucket, slot.id, self.min_acceptance);
-        !self.slots.is_empty() && self.slots.iter().all(refused)
+        let drafters = self.slots.iter().map(|slot| (self.bucket, slot.id));
+        learnt.survival.all_refused(drafters, self.min_acceptance)
     }
 
     /// True if a round of the drafter in this slot pays, by the present measurements.

@@ -99,7 +99,7 @@ impl Learning {
         let count: usize = rest.iter().map(|(_, tokens)| tokens.len()).sum();
         let token = (last - first) / count.max(1) as f64;
         self.measured.token.push((context, token));
-        self.measured.t_in.get_or_insert((first - token).max(0.0));
+        self.measured.switch_out.get_or_insert((first - token).max(0.0));
     }
 
     /// A plain request that was answered whole, of one token or, after that, of several.
@@ -109,7 +109,7 @@ impl Learning {
         } else if let Some((_, one)) = self.one.take() {
             let token = ((seconds - one) / (tokens - 1) as f64).max(0.0);
             self.measured.token.push((context, token));
-            self.measured.t_in.get_or_insert((one - token).max(0.0));
+            self.measured.switch_out.get_or_insert((one - token).max(0.0));
         }
     }
 
@@ -145,7 +145,7 @@ impl Learning {
         let round = |timed: &&Again| timed.nodes == 0 && !timed.fresh;
         let usual = self.again.iter().filter(round).map(|again| again.seconds).fold(f64::MAX, f64::min);
         let extra = self.after.filter(|_| usual < f64::MAX).map(|after| (after - usual).max(0.0));
-        self.measured.t_out = extra;
+        self.measured.switch_in = extra;
         self.measured.cancel = extra;
     }
 

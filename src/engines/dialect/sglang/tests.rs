@@ -139,7 +139,7 @@ fn a_chat_is_speculated_on_only_if_it_sets_all_that_the_model_may_set() {
         if let Some(refused) = engine.refuses(&request, &sampling) {
             return Err(refused.parameter.unwrap());
         }
-        Ok(Sglang.methods(engine, &request, &sampling, settled))
+        Ok(Sglang.methods_for(engine, &request, &sampling, settled))
     };
     let may_be_the_models = Err("repetition_penalty");
     assert_eq!(methods(&engine(), json!({"temperature": 0})), may_be_the_models);

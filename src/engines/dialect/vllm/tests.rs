@@ -181,7 +181,7 @@ fn all_prompts_of_a_fan_out_have_the_same_tokens_cached() {
 fn verification_methods_depend_on_the_sampling() {
     let methods = |sampling: &Sampling, settled: bool| {
         let request = request(&json!({"model": "m", "prompt": "x"}));
-        Vllm.methods(&engine(), &request, sampling, settled)
+        Vllm.methods_for(&engine(), &request, sampling, settled)
     };
     let fan_out = vec![VerifyMethod::FanOut];
     assert_eq!(methods(&greedy(), true), [VerifyMethod::Score, VerifyMethod::FanOut]);

@@ -372,7 +372,7 @@ impl Watched {
             tokio::time::sleep(every.mul_f64(0.9 + 0.2 * self.random.fraction())).await;
             let Some(identity) = self.identity() else { continue };
             let dialect = identity.engine.dialect;
-            let path = self.asking.load.as_deref().or_else(|| dialect.codec().load_path(&identity.engine));
+            let path = self.asking.load.as_deref().or(identity.engine.load_path);
             if let Some(path) = path {
                 self.rounds_seen.take(&self.replica, dialect, path).await;
             }

@@ -113,8 +113,8 @@ impl Report {
             "verify": verify,
             "times": {
                 "token": token,
-                "t_in_ms": measured.t_in.map(millis),
-                "t_out_ms": measured.t_out.map(millis),
+                "t_in_ms": measured.switch_out.map(millis),
+                "t_out_ms": measured.switch_in.map(millis),
                 "cancel_ms": measured.cancel.map(millis),
             },
             "predictions": predictions,
