@@ -34,13 +34,13 @@ pub(super) enum Task {
     /// A round on a connection of its own.
     Fresh(ProbeContext),
     /// A round that only fills the caches of the slots.
-    Warm { method: VerifyMethod, position: ProbeContext, nodes: usize },
+    Warm { method: VerifyMethod, context: ProbeContext, nodes: usize },
     /// A round that is timed.
-    Round { method: VerifyMethod, position: ProbeContext, nodes: usize },
+    Round { method: VerifyMethod, context: ProbeContext, nodes: usize },
     /// A plain request, streamed to its end or left early.
-    Plain { position: ProbeContext, leaves: bool },
+    Plain { context: ProbeContext, leaves: bool },
     /// A plain request that is answered whole: of one token, or of several.
-    Whole { position: ProbeContext, one: bool },
+    Whole { context: ProbeContext, one: bool },
     /// The round after a stream that was left early.
     After(ProbeContext),
     /// A seeded plain request from the start or from a cut.
@@ -79,16 +79,16 @@ impl Task {
         matches!(self, Self::Fresh(_))
     }
 
-    fn position(&self) -> ProbeContext {
+    fn context(&self) -> ProbeContext {
         match self {
             Self::Same { .. } | Self::Seeded { .. } => ProbeContext::Short,
-            Self::Cold(position)
-            | Self::Fresh(position)
-            | Self::After(position)
-            | Self::Warm { position, .. }
-            | Self::Round { position, .. }
-            | Self::Whole { position, .. }
-            | Self::Plain { position, .. } => *position,
+            Self::Cold(context)
+            | Self::Fresh(context)
+            | Self::After(context)
+            | Self::Warm { context, .. }
+            | Self::Round { context, .. }
+            | Self::Whole { context, .. }
+            | Self::Plain { context, .. } => *context,
         }
     }
 
@@ -121,10 +121,10 @@ impl Script {
     /// Four calls on four connections, to detect more than one engine.
     pub(super) fn of_one(engine: &Engine, room: usize, long: bool) -> Self {
         let mut script = Self::empty(engine, room);
-        let position = if long && script.long.is_some() { ProbeContext::Long } else { ProbeContext::Short };
+        let context = if long && script.long.is_some() { ProbeContext::Long } else { ProbeContext::Short };
         if script.short + SLACK <= room {
             script.tasks =
-                [Task::Cold(position), Task::Fresh(position), Task::Fresh(position), Task::Fresh(position)]
+                [Task::Cold(context), Task::Fresh(context), Task::Fresh(context), Task::Fresh(context)]
                     .into();
         }
         script
@@ -149,7 +149,7 @@ impl Script {
     /// Tokens of the context of a task; the next task with the same context gets one more.
     pub(super) fn length(&mut self, task: &Task) -> Option<usize> {
         let [short, long] = &mut self.grown;
-        let (base, grown) = match task.position() {
+        let (base, grown) = match task.context() {
             ProbeContext::Short => (self.short, short),
             ProbeContext::Long => (self.long?, long),
         };
@@ -182,18 +182,18 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
         [main, ProbeContext::Short]
     };
     let seeded = engine.noise == Noise::Call && engine.dialect.quirks().noise_may_be_placed;
-    for (turn, position) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
-        if position == main {
-            tasks.push_back(Task::Cold(position));
+    for (turn, context) in order.into_iter().enumerate().take(if long { 2 } else { 1 }) {
+        if context == main {
+            tasks.push_back(Task::Cold(context));
         }
-        tasks.extend(rounds(engine, first, position));
-        tasks.extend(plain_tasks(engine, position, position == main));
-        if position == main && engine.segment.is_none() {
-            tasks.push_back(Task::After(position));
+        tasks.extend(rounds(engine, first, context));
+        tasks.extend(plain_tasks(engine, context, context == main));
+        if context == main && engine.segment.is_none() {
+            tasks.push_back(Task::After(context));
         }
         for &method in engine.methods.iter().skip(1) {
             if turn == 0 {
-                tasks.extend(rounds(engine, method, position));
+                tasks.extend(rounds(engine, method, context));
             }
         }
     }
@@ -206,25 +206,25 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     }
     // A second time, if calls are left: the shorter of two times is the more accurate one.
     let again = order.into_iter().take(if long { 2 } else { 1 });
-    tasks.extend(again.flat_map(|position| {
-        let rounds = GAMMAS.map(|nodes| Task::Round { method: first, position, nodes });
-        rounds.into_iter().chain(plain_tasks(engine, position, false))
+    tasks.extend(again.flat_map(|context| {
+        let rounds = GAMMAS.map(|nodes| Task::Round { method: first, context, nodes });
+        rounds.into_iter().chain(plain_tasks(engine, context, false))
     }));
     tasks
 }
 
 /// The timed rounds of a verification method.
-fn rounds(engine: &Engine, method: VerifyMethod, position: ProbeContext) -> Vec<Task> {
+fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<Task> {
     let slots = engine.dialect == Dialect::LlamaCpp && method == VerifyMethod::FanOut;
-    let warm = slots.then_some(Task::Warm { method, position, nodes: MAX_GAMMA });
-    warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, position, nodes })).collect()
+    let warm = slots.then_some(Task::Warm { method, context, nodes: MAX_GAMMA });
+    warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, context, nodes })).collect()
 }
 
 /// The plain requests that time a decode step: a stream, or two whole answers, whose difference
 /// counts.
-fn plain_tasks(engine: &Engine, position: ProbeContext, leaves: bool) -> Vec<Task> {
+fn plain_tasks(engine: &Engine, context: ProbeContext, leaves: bool) -> Vec<Task> {
     if engine.segment.is_none() {
-        return vec![Task::Plain { position, leaves }];
+        return vec![Task::Plain { context, leaves }];
     }
-    [true, false].map(|one| Task::Whole { position, one }).to_vec()
+    [true, false].map(|one| Task::Whole { context, one }).to_vec()
 }

@@ -17,13 +17,13 @@ pub(super) fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[To
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
-    let positions = nucleus(&truncated(&top, sampling)?, sampling.top_p);
+    let entries = nucleus(&truncated(&top, sampling)?, sampling.top_p);
     let (least, greatest) =
-        (sum(&positions, |position| position.sure), sum(&positions, |position| position.maybe));
-    let first = positions.first().filter(|position| position.sure && !special.contains(&position.token));
+        (sum(&entries, |entry| entry.sure), sum(&entries, |entry| entry.maybe));
+    let first = entries.first().filter(|entry| entry.sure && !special.contains(&entry.token));
     first?;
-    let listed = positions.iter().filter(|position| position.sure && !special.contains(&position.token));
-    let top = listed.map(|position| (position.token, position.weight / greatest)).collect();
+    let listed = entries.iter().filter(|entry| entry.sure && !special.contains(&entry.token));
+    let top = listed.map(|entry| (entry.token, entry.weight / greatest)).collect();
     let dist = Dist { top, complete: false, slack: greatest / least - 1.0 };
     Some(Row { dist: Some(dist), ..Row::default() })
 }
@@ -40,8 +40,8 @@ struct ListedToken {
     maybe: bool,
 }
 
-fn sum(positions: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
-    positions.iter().filter(|position| counts(position)).map(|position| position.weight).sum()
+fn sum(entries: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
+    entries.iter().filter(|entry| counts(entry)).map(|entry| entry.weight).sum()
 }
 
 /// The tokens that top-k and min-p keep. `None` where tokens that are not listed may be kept: those
@@ -55,7 +55,7 @@ fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<ListedTo
         return None;
     }
     let floor = EDGE * sampling.min_p.max(EDGE);
-    let position = |(index, &(token, logprob)): (usize, &(TokenId, f64))| {
+    let entry = |(index, &(token, logprob)): (usize, &(TokenId, f64))| {
         let weight = ((logprob - most) / sampling.temperature).exp();
         let level = tied && (edge - logprob).abs() <= TIE;
         ListedToken {
@@ -65,36 +65,36 @@ fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<ListedTo
             maybe: (index < keep || level) && weight > sampling.min_p - floor,
         }
     };
-    Some(top.iter().enumerate().map(position).collect())
+    Some(top.iter().enumerate().map(entry).collect())
 }
 
 /// The tokens that top-p keeps of them: a token is kept where the share of those before it is below
 /// `top_p`. Engines differ in which of equal tokens at the edge they keep.
-fn nucleus(positions: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
+fn nucleus(entries: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
     if top_p >= 1.0 {
-        return positions.to_vec();
+        return entries.to_vec();
     }
     let (least, greatest) =
-        (sum(positions, |position| position.sure), sum(positions, |position| position.maybe));
-    let before = |index: usize| positions.iter().take(index).map(|position| position.weight).sum::<f64>();
-    let weight = |index: usize| positions.get(index).map_or(0.0, |position| position.weight);
+        (sum(entries, |entry| entry.sure), sum(entries, |entry| entry.maybe));
+    let before = |index: usize| entries.iter().take(index).map(|entry| entry.weight).sum::<f64>();
+    let weight = |index: usize| entries.get(index).map_or(0.0, |entry| entry.weight);
     let level = |a: f64, b: f64| (a - b).abs() <= TIE * a.max(b);
     let inside = |index: usize| before(index) / least < top_p - EDGE;
     // Where the edge lies within a run of equal tokens, none of them is certain.
     let at_edge = |index: usize| {
-        let run = (index + 1..positions.len()).take_while(|&other| level(weight(index), weight(other)));
+        let run = (index + 1..entries.len()).take_while(|&other| level(weight(index), weight(other)));
         run.last().is_some_and(|last| !inside(last))
     };
-    let kept = |(index, position): (usize, &ListedToken)| ListedToken {
-        sure: position.sure && inside(index) && !at_edge(index),
-        maybe: position.maybe
+    let kept = |(index, entry): (usize, &ListedToken)| ListedToken {
+        sure: entry.sure && inside(index) && !at_edge(index),
+        maybe: entry.maybe
             && (before(index) / greatest < top_p + EDGE
                 || (0..index).any(|above| {
-                    level(weight(above), position.weight) && before(above) / greatest < top_p + EDGE
+                    level(weight(above), entry.weight) && before(above) / greatest < top_p + EDGE
                 })),
-        ..*position
+        ..*entry
     };
-    positions.iter().enumerate().map(kept).collect()
+    entries.iter().enumerate().map(kept).collect()
 }
 
 #[cfg(test)]
