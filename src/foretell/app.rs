@@ -29,8 +29,8 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, MethodName, Process,
-    Replicas, Switchback, TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, MethodName, Process, Replicas,
+    Switchback, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
@@ -94,12 +94,6 @@ pub enum AssembleError {
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
-    /// A setting that is accepted by the configuration but not supported by this version.
-    #[error("{setting} is not implemented in this version")]
-    NotBuilt {
-        /// The setting and its value.
-        setting: &'static str,
-    },
 }
 
 /// A running proxy.
@@ -435,17 +429,13 @@ fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
 /// Settings that all replicas of a backend share; the address is filled in by the caller.
 fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
     let connect = &backend.connect;
-    if connect.http == HttpVersion::Http2 {
-        return Err(AssembleError::NotBuilt { setting: "backends[].connect.http: http2" });
-    }
     let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
     let tls = (connect.ca.is_some() || identity.is_some())
         .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
-    let models = backend.models.iter().map(|model| ModelName {
-        id: model.id.as_str().to_owned(),
-        aliases: model.aliases.clone(),
-        base: model.base.clone(),
-    });
+    let models = backend
+        .models
+        .iter()
+        .map(|model| ModelName { id: model.id.as_str().to_owned(), aliases: model.aliases.clone() });
     Ok(ReplicaSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),

@@ -15,8 +15,8 @@ use indexmap::IndexMap;
 use super::values::Network;
 
 pub use backend::{
-    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe, ProbeWhen,
-    Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen, Replicas,
+    ServedModel, Switchback, TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};
 

@@ -134,9 +134,6 @@ pub struct Model {
     pub id: Glob,
     /// Further names of the same model; a request is forwarded with the name that the client used.
     pub aliases: Vec<String>,
-    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other
-    /// model).
-    pub base: Option<String>,
     /// Source of its tokenizer.
     pub tokenizer: TokenizerSource,
 }
@@ -154,8 +151,6 @@ pub enum TokenizerSource {
 /// How connections to a backend are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// HTTP version.
-    pub http: HttpVersion,
     /// Value of the `Host` header.
     pub host: HostHeader,
     /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
@@ -170,16 +165,6 @@ pub struct Connect {
     /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is
     /// never used for a client's request. `None`: these calls are signed as set by `token_file`.
     pub own_token_file: Option<PathBuf>,
-}
-
-/// HTTP version for a backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HttpVersion {
-    /// HTTP/1.1.
-    #[default]
-    Http1,
-    /// HTTP/2 with prior knowledge, or by ALPN over TLS.
-    Http2,
 }
 
 /// Value of the `Host` header that a backend receives.

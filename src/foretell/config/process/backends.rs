@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe,
-    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Device, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen,
+    Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
 };
 use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
 use crate::config::named::FileKind;
@@ -20,7 +20,6 @@ use crate::config::yaml::{Node, Value};
 impl Default for Connect {
     fn default() -> Self {
         Self {
-            http: HttpVersion::default(),
             host: HostHeader::default(),
             ca: None,
             identity: None,
@@ -238,7 +237,6 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
     section.with(None, "description", json!("A model."));
     let id = section.must("id", "Its id, or a pattern with * and ?.", "a model id or a pattern", &text());
     let aliases = section.list("aliases", "Further names of it.", Vec::new(), &text());
-    let base = section.maybe("base", "The model that it is an adapter of.", None, &text());
     let source = |node: &Node| match text().read(node)?.as_str() {
         "backend" => Ok(TokenizerSource::Backend),
         _ => path().read(node).map(TokenizerSource::File),
@@ -254,13 +252,11 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
         section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
     }
     section.close();
-    Some(Model { id: Glob::new(&id?), aliases, base, tokenizer })
+    Some(Model { id: Glob::new(&id?), aliases, tokenizer })
 }
 
 fn connect(mut section: Section<'_>) -> Connect {
     let default = Connect::default();
-    let versions = &[("http1", HttpVersion::Http1), ("http2", HttpVersion::Http2)];
-    let http = section.or("http", "HTTP version.", default.http, &word(versions));
     let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
     let host = section.or("host", "Source of the Host field.", default.host, &word(hosts));
     let mut tls = section.section("tls", "Certificates for https.");
@@ -274,7 +270,7 @@ fn connect(mut section: Section<'_>) -> Connect {
     let own_token_file = auth.file("own_token_file", own, FileKind::Secret);
     auth.close();
     section.close();
-    Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
+    Connect { host, ca, identity, pass_auth, token_file, own_token_file }
 }
 
 /// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None`
