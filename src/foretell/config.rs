@@ -6,7 +6,6 @@
 
 pub mod declared;
 pub mod difference;
-pub mod effect;
 pub mod flags;
 pub mod kind;
 pub mod load;

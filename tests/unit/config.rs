@@ -6,7 +6,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use foretell::config::effect::{self, Kind};
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
@@ -468,13 +467,15 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         "version: 1\nname: y\naccept: { rule: exact }\ngamma: { fixed: null }\n",
     );
     let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, text: false }\ntenant: { header: x-t }\n\
-                   limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n";
+                   limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n\
+                   backends:\n- name: a\n  replicas: [\"http://a\"]\n  budget:\n    slots: 0.2\n- { name: b, replicas: [\"http://b\"] }\n";
     let loaded = load_from(folder.path(), process).unwrap();
     let named = folder.path().display().to_string();
     let told: Vec<String> = loaded.warnings.iter().map(|line| line.replace(&named, "")).collect();
     assert_eq!(
         told,
         [
+            "/foretell.yaml:12: backends[0].budget.slots: 0.2 has no effect yet: the engine's free slots are not counted",
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
              max_drift_rate, and each answer says what it was charged",
             "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
@@ -530,10 +531,8 @@ fn every_file_that_is_shipped_is_good() {
     // The other files of that folder belong to other programs; tests/deploy reads those.
     for (file, text) in yaml_in("deploy").into_iter().filter(|(file, _)| file.ends_with("/foretell.yaml")) {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
-        assert_eq!(
-            effect::warnings(Kind::Policy, &root.join("policies/default.yaml"), &BTreeMap::new()),
-            Vec::<String>::new()
-        );
+        let built_in = policy::parse("default.yaml", policy::DEFAULT).unwrap();
+        assert_eq!(built_in.warnings, Vec::<String>::new());
         for folder in ["policies", "policies/examples"] {
             parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
         }

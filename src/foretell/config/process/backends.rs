@@ -364,6 +364,7 @@ fn budget(mut section: Section<'_>) -> Budget {
         ),
         switchback: section.maybe("switchback", windows, default.switchback, &switchback()),
     };
+    section.warn("slots", "has no effect yet: the engine's free slots are not counted");
     section.close();
     budget
 }

@@ -117,6 +117,8 @@ pub struct Parsed {
     pub process: Process,
     /// Files and folders that the settings name; none has been opened.
     pub named: Vec<Named>,
+    /// Settings that have no effect.
+    pub warnings: Vec<String>,
     /// Every problem in the file, in the order of its lines.
     pub problems: Vec<Problem>,
 }
@@ -131,7 +133,8 @@ pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed 
     let problems = Problems::new(file);
     variables::substitute(&mut root, environment, &problems);
     let process = read(&Item::root(&root, &problems));
-    Parsed { process, named: problems.named(), problems: problems.into_vec() }
+    let (named, warnings) = (problems.named(), problems.warnings());
+    Parsed { process, named, warnings, problems: problems.into_vec() }
 }
 
 /// The JSON Schema of a process file, draft 2020-12.
