@@ -36,10 +36,9 @@ use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
 use crate::fleet::identity::{Identities, RecognitionSettings};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, TraceSettings};
-use crate::http::connections::max_clients;
-use crate::http::drain::{DrainTimes, Lifecycle};
-use crate::http::listen::{Bounds, Endpoint};
+use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
+use crate::http::drain::Lifecycle;
+use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
 use crate::learning::comparison::windows::WindowMetrics;
 use crate::learning::comparison::{Comparisons, GroupMetrics};
@@ -358,15 +357,6 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             }
         }
     }
-    let limits = &process.limits;
-    let head = Bounds {
-        headers: limits.headers,
-        header_bytes: usize_of(limits.header_bytes),
-        uri: usize_of(limits.uri),
-        header_timeout: process.timeouts.header,
-        body: process.timeouts.body,
-        keep_alive: process.timeouts.keep_alive,
-    };
     let admin_token = process.admin.token_file.as_ref().map(|path| {
         let read = fleet::key::secret(path);
         read.map_err(|error| AssembleError::File { path: path.clone(), error })
@@ -384,40 +374,15 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             texts: process.observe.text,
         },
         metrics: process.metrics,
-        mode: process.mode.into(),
+        mode: process.mode,
         tenant: process.tenant.clone(),
         client_control: process.client == ClientControl::Bounded,
-        limits: Limits {
-            head,
-            speculate_body: usize_of(limits.speculate_body),
-            relay_body: limits.relay_body,
-            sessions: limits.sessions,
-            memory: limits.memory,
-            connections: clients(limits.connections),
-        },
-        drain: DrainTimes {
-            delay: process.drain.delay,
-            early: process.drain.early,
-            grace: process.drain.grace,
-        },
+        limits: process.limits,
+        drain: process.drain,
         backends,
         resolver: Arc::new(SystemResolver),
         workers: proxy::default_workers(),
     })
-}
-
-/// Maximum number of client connections: as set by the operator, if there are enough file
-/// descriptors.
-fn clients(wanted: Option<usize>) -> usize {
-    let fit = max_clients();
-    match wanted {
-        Some(wanted) if wanted > fit => {
-            tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
-            fit
-        }
-        Some(wanted) => wanted,
-        None => fit,
-    }
 }
 
 fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {

@@ -9,15 +9,17 @@ use std::time::Duration;
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
 use foretell::config::process::{
-    self, Device, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
+    self, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
 };
-use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
+use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
+use foretell_core::words::Mode;
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Route;
 use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
+use foretell_onnx::open::DeviceChoice;
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -140,7 +142,7 @@ backends:
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
     let here = ServedModel {
-        device: Device::Cpu,
+        device: DeviceChoice::Cpu,
         lanes: 4,
         context: Some(512),
         ..ServedModel::of("some/folder".into())

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::explain::{self, Question, ServerFacts};
 use super::status;
 use crate::admin::FileError;
+use crate::config::difference;
 use crate::config::flags::Environment;
 use crate::config::load::{self, parse_with_warnings, policy_sources};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
-use crate::config::{Mode, difference};
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, ServerKnowledge};
 use crate::gateway::Shared;
@@ -31,7 +31,7 @@ use crate::serving::gates::GateWatch;
 use crate::serving::ruling;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
-use foretell_core::words::PlainReason;
+use foretell_core::words::{Mode, PlainReason};
 use foretell_engines::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
@@ -296,11 +296,8 @@ impl Configured {
         last.warnings = warnings;
         self.known.drafters.retain(&self.known.policies.current());
         if std::mem::replace(&mut last.mode, mode) != mode {
-            shared.modes.set_base(mode.into());
-            tracing::info!(
-                mode = foretell_core::words::Mode::from(mode).name(),
-                "the process file sets another mode"
-            );
+            shared.modes.set_base(mode);
+            tracing::info!(mode = mode.name(), "the process file sets another mode");
         }
         Ok(pending)
     }
@@ -350,7 +347,7 @@ impl Configured {
 
     /// Maximum body that is read for speculation, bytes.
     pub fn speculate_body(&self) -> usize {
-        usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
+        self.process.limits.speculate_body
     }
 
     /// Texts of earlier requests that drafters read.

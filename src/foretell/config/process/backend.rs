@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::Uri;
 
-use super::Device;
 use crate::config::values::Glob;
 use foretell_core::words::VerifyMethod;
+use foretell_onnx::open::DeviceChoice;
 
 /// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct ServedModel {
     /// Model id that requests name; `None`: the folder's name.
     pub name: Option<String>,
     /// Device that it runs on.
-    pub device: Device,
+    pub device: DeviceChoice,
     /// Maximum number of concurrent sequences in memory.
     pub lanes: u32,
     /// Maximum number of tokens of a sequence; `None`: as many as the model supports.
@@ -123,7 +123,7 @@ pub struct ServedModel {
 impl ServedModel {
     /// The model of a folder with every other setting at its default.
     pub fn of(path: PathBuf) -> Self {
-        Self { path, name: None, device: Device::default(), lanes: 16, context: None, threads: 0 }
+        Self { path, name: None, device: DeviceChoice::default(), lanes: 16, context: None, threads: 0 }
     }
 }
 

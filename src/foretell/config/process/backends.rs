@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Budget, Connect, Device, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen,
-    Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen, Replicas,
+    ServedModel, Switchback, TokenizerSource, VerifyLimits,
 };
 use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
 use crate::config::named::FileKind;
@@ -16,6 +16,7 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
+use foretell_onnx::open::DeviceChoice;
 
 impl Default for Connect {
     fn default() -> Self {
@@ -198,7 +199,7 @@ fn served(mut section: Section<'_>) -> Option<Replicas> {
     let default = ServedModel::of(folder.clone().unwrap_or_default());
     let model = ServedModel {
         name: section.maybe("name", "Its id; null: the name of the folder.", default.name, &text()),
-        device: section.or("device", "Device that it runs on.", default.device, &word(Device::NAMES)),
+        device: section.or("device", "Device that it runs on.", default.device, &word(DeviceChoice::NAMES)),
         lanes: section.or("lanes", "Maximum concurrent sequences.", default.lanes, &whole(1..=1024)),
         context: section.maybe(
             "context",
