@@ -29,8 +29,8 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, MethodName, Process, Replicas,
-    Switchback, TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Replicas, Switchback,
+    TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
@@ -54,7 +54,6 @@ use crate::serving::{SessionRunner, SessionRunnerSetup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
-use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::policy::PolicySet;
 
@@ -305,8 +304,7 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
 
 /// Settings by which the replicas of a backend are identified, watched and probed.
 fn asking(backend: &Backend) -> RecognitionSettings {
-    let process::VerifyLimits { allow, explicit, context_max, bytes_max } = &backend.methods;
-    let allow: Vec<VerifyMethod> = allow.iter().filter_map(|name| name.method()).collect();
+    let process::VerifyLimits { allow, explicit, context_max, bytes_max, .. } = &backend.methods;
     let configured = process::Load::default();
     RecognitionSettings {
         dialect: backend.dialect.spoken(),
@@ -321,7 +319,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
             context_max: *context_max as usize,
             allow: allow.clone(),
         },
-        named: if *explicit { allow } else { Vec::new() },
+        named: if *explicit { allow.clone() } else { Vec::new() },
         billed: backend.billed,
     }
 }
@@ -329,7 +327,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
 /// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
 /// tokens.
 fn predicts(backend: &Backend) -> bool {
-    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.allow.contains(&MethodName::Prediction)
+    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.prediction
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

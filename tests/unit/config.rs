@@ -8,14 +8,12 @@ use std::time::Duration;
 
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
-use foretell::config::process::{
-    self, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
-};
+use foretell::config::process::{self, Dialect, Process, Replicas, ServedModel, Timeouts, TokenizerSource};
 use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
-use foretell_core::words::Mode;
+use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Route;
 use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
@@ -136,7 +134,7 @@ backends:
         Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
     );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
-    assert_eq!(backend.methods.allow, [MethodName::Tree]);
+    assert_eq!(backend.methods.allow, [VerifyMethod::Tree]);
     let other = &process.backends[1];
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));

@@ -18,8 +18,8 @@ use foretell_core::words::Mode;
 use foretell_onnx::open::DeviceChoice;
 
 pub use backend::{
-    Backend, Budget, Connect, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen, Replicas,
-    ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Switchback, TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};
 

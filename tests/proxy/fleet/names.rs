@@ -81,7 +81,7 @@ async fn a_name_decides_where_a_request_goes_and_passes_as_it_was_written() {
         models,
         ..ReplicaSettings::new(name, format!("http://{}", replica.address))
     };
-    let one = ModelName { id: "llama-70b".into(), aliases: vec!["llama".into()], ..ModelName::default() };
+    let one = ModelName { id: "llama-70b".into(), aliases: vec!["llama".into()] };
     let lora = ModelName { id: "lora-*".into(), ..ModelName::default() };
     let other = ModelName { id: "tiny".into(), ..ModelName::default() };
     let backends = vec![named("small", &small, vec![other]), named("big", &big, vec![one, lora])];

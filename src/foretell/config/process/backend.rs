@@ -191,7 +191,10 @@ pub struct Load {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
     /// Allowed methods; their order has no effect.
-    pub allow: Vec<MethodName>,
+    pub allow: Vec<VerifyMethod>,
+    /// True if `allow` has `prediction`, OpenAI's field: a likely answer is sent along with the
+    /// client's request, and no verify request is made.
+    pub prediction: bool,
     /// True if `allow` is set in the file. A method that the operator lists is used even where its
     /// first call may crash the engine.
     pub explicit: bool,
@@ -199,35 +202,6 @@ pub struct VerifyLimits {
     pub context_max: u32,
     /// Maximum size of a verify request, and of its answer, bytes.
     pub bytes_max: u64,
-}
-
-/// Verification methods that a file may name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MethodName {
-    /// One call with the draft in the prompt; the prompt's log-probabilities verify it.
-    Score,
-    /// One prompt per node of the draft tree.
-    FanOut,
-    /// The engine verifies a whole draft tree in one call.
-    Tree,
-    /// The engine takes a draft as part of an ordinary request.
-    Native,
-    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify
-    /// request is made.
-    Prediction,
-}
-
-impl MethodName {
-    /// The verification method of this name; `None` for `prediction`, which verifies nothing.
-    pub const fn method(self) -> Option<VerifyMethod> {
-        match self {
-            Self::FanOut => Some(VerifyMethod::FanOut),
-            Self::Tree => Some(VerifyMethod::Tree),
-            Self::Score => Some(VerifyMethod::Score),
-            Self::Native => Some(VerifyMethod::Native),
-            Self::Prediction => None,
-        }
-    }
 }
 
 /// When a backend is probed, and the probe's limits.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Budget, Connect, Dialect, HostHeader, Load, MethodName, Model, Probe, ProbeWhen, Replicas,
-    ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Switchback, TokenizerSource, VerifyLimits,
 };
 use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
 use crate::config::named::FileKind;
@@ -16,6 +16,7 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
+use foretell_core::words::VerifyMethod;
 use foretell_onnx::open::DeviceChoice;
 
 impl Default for Connect {
@@ -39,8 +40,8 @@ impl Default for Load {
 
 impl Default for VerifyLimits {
     fn default() -> Self {
-        let allow = vec![MethodName::Score, MethodName::FanOut, MethodName::Tree];
-        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
+        let allow = vec![VerifyMethod::Score, VerifyMethod::FanOut, VerifyMethod::Tree];
+        Self { allow, prediction: false, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
     }
 }
 
@@ -310,19 +311,28 @@ fn load(mut section: Section<'_>) -> Load {
     load
 }
 
+/// Entries of `verify.allow`; `None` is `prediction`, which verifies nothing.
+const ALLOWED: &[(&str, Option<VerifyMethod>)] = &[
+    named(VerifyMethod::Score),
+    named(VerifyMethod::FanOut),
+    named(VerifyMethod::Tree),
+    named(VerifyMethod::Native),
+    ("prediction", None),
+];
+const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len() + 1, "every method can be allowed");
+
+const fn named(method: VerifyMethod) -> (&'static str, Option<VerifyMethod>) {
+    (method.name(), Some(method))
+}
+
 fn methods(mut section: Section<'_>) -> VerifyLimits {
     let default = VerifyLimits::default();
-    let names = &[
-        ("score", MethodName::Score),
-        ("fan_out", MethodName::FanOut),
-        ("tree", MethodName::Tree),
-        ("native", MethodName::Native),
-        ("prediction", MethodName::Prediction),
-    ];
     let allow = section.item("allow", "Allowed methods. Default: score, fan_out, tree.");
+    let allow = allow.map(|item| item.list(&word(ALLOWED)));
     let methods = VerifyLimits {
         explicit: allow.is_some(),
-        allow: allow.map_or(default.allow, |item| item.list(&word(names))),
+        prediction: allow.as_ref().is_some_and(|allow| allow.contains(&None)),
+        allow: allow.map_or(default.allow, |allow| allow.into_iter().flatten().collect()),
         context_max: section.or(
             "context_max",
             "Maximum context of a verify request, tokens.",
