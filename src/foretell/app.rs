@@ -29,17 +29,16 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, HttpVersion, Listen, MethodName, Process,
-    Replicas, Switchback, TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Replicas, Switchback,
+    TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
 use crate::fleet::identity::{Identities, RecognitionSettings};
 use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
-use crate::gateway::{self as proxy, Limits, Settings, Shared, StartError, TraceSettings};
-use crate::http::connections::max_clients;
-use crate::http::drain::{DrainTimes, Lifecycle};
-use crate::http::listen::{Bounds, Endpoint};
+use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
+use crate::http::drain::Lifecycle;
+use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
 use crate::learning::comparison::windows::WindowMetrics;
 use crate::learning::comparison::{Comparisons, GroupMetrics};
@@ -55,7 +54,6 @@ use crate::serving::{SessionRunner, SessionRunnerSetup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
-use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::policy::PolicySet;
 
@@ -94,12 +92,6 @@ pub enum AssembleError {
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
-    /// A setting that is accepted by the configuration but not supported by this version.
-    #[error("{setting} is not implemented in this version")]
-    NotBuilt {
-        /// The setting and its value.
-        setting: &'static str,
-    },
 }
 
 /// A running proxy.
@@ -312,8 +304,7 @@ async fn until_draining(life: Arc<Lifecycle>, asking: CancellationToken) {
 
 /// Settings by which the replicas of a backend are identified, watched and probed.
 fn asking(backend: &Backend) -> RecognitionSettings {
-    let process::VerifyLimits { allow, explicit, context_max, bytes_max } = &backend.methods;
-    let allow: Vec<VerifyMethod> = allow.iter().filter_map(|name| name.method()).collect();
+    let process::VerifyLimits { allow, explicit, context_max, bytes_max, .. } = &backend.methods;
     let configured = process::Load::default();
     RecognitionSettings {
         dialect: backend.dialect.spoken(),
@@ -328,7 +319,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
             context_max: *context_max as usize,
             allow: allow.clone(),
         },
-        named: if *explicit { allow } else { Vec::new() },
+        named: if *explicit { allow.clone() } else { Vec::new() },
         billed: backend.billed,
     }
 }
@@ -336,7 +327,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
 /// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected
 /// tokens.
 fn predicts(backend: &Backend) -> bool {
-    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.allow.contains(&MethodName::Prediction)
+    backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.prediction
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
@@ -364,15 +355,6 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             }
         }
     }
-    let limits = &process.limits;
-    let head = Bounds {
-        headers: limits.headers,
-        header_bytes: usize_of(limits.header_bytes),
-        uri: usize_of(limits.uri),
-        header_timeout: process.timeouts.header,
-        body: process.timeouts.body,
-        keep_alive: process.timeouts.keep_alive,
-    };
     let admin_token = process.admin.token_file.as_ref().map(|path| {
         let read = fleet::key::secret(path);
         read.map_err(|error| AssembleError::File { path: path.clone(), error })
@@ -390,40 +372,15 @@ fn settings(process: &Process) -> Result<Settings, AssembleError> {
             texts: process.observe.text,
         },
         metrics: process.metrics,
-        mode: process.mode.into(),
+        mode: process.mode,
         tenant: process.tenant.clone(),
         client_control: process.client == ClientControl::Bounded,
-        limits: Limits {
-            head,
-            speculate_body: usize_of(limits.speculate_body),
-            relay_body: limits.relay_body,
-            sessions: limits.sessions,
-            memory: limits.memory,
-            connections: clients(limits.connections),
-        },
-        drain: DrainTimes {
-            delay: process.drain.delay,
-            early: process.drain.early,
-            grace: process.drain.grace,
-        },
+        limits: process.limits,
+        drain: process.drain,
         backends,
         resolver: Arc::new(SystemResolver),
         workers: proxy::default_workers(),
     })
-}
-
-/// Maximum number of client connections: as set by the operator, if there are enough file
-/// descriptors.
-fn clients(wanted: Option<usize>) -> usize {
-    let fit = max_clients();
-    match wanted {
-        Some(wanted) if wanted > fit => {
-            tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
-            fit
-        }
-        Some(wanted) => wanted,
-        None => fit,
-    }
 }
 
 fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
@@ -435,17 +392,13 @@ fn endpoint(listen: &Listen) -> Result<Endpoint, AssembleError> {
 /// Settings that all replicas of a backend share; the address is filled in by the caller.
 fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSettings, AssembleError> {
     let connect = &backend.connect;
-    if connect.http == HttpVersion::Http2 {
-        return Err(AssembleError::NotBuilt { setting: "backends[].connect.http: http2" });
-    }
     let identity = connect.identity.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
     let tls = (connect.ca.is_some() || identity.is_some())
         .then(|| fleet::tls::client(connect.ca.as_deref(), identity));
-    let models = backend.models.iter().map(|model| ModelName {
-        id: model.id.as_str().to_owned(),
-        aliases: model.aliases.clone(),
-        base: model.base.clone(),
-    });
+    let models = backend
+        .models
+        .iter()
+        .map(|model| ModelName { id: model.id.as_str().to_owned(), aliases: model.aliases.clone() });
     Ok(ReplicaSettings {
         dialect: backend.dialect.name().to_owned(),
         models: models.collect(),

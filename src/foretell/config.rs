@@ -6,7 +6,6 @@
 
 pub mod declared;
 pub mod difference;
-pub mod effect;
 pub mod flags;
 pub mod kind;
 pub mod load;
@@ -27,5 +26,5 @@ pub use flags::{Flags, Strings};
 pub use load::{Attempt, Loaded, attempt, load, load_policies};
 pub use named::{FileKind, Named};
 pub use problem::Problem;
-pub use process::{Mode, Process};
+pub use process::Process;
 pub use store::PolicyStore;

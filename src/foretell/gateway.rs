@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::config::process::Tenant;
+use crate::config::process::{Limits, Tenant};
 use crate::fleet::{Fleet, InvalidUrl, ModelName, ReplicaSettings, Resolve, SystemResolver};
-use crate::http::connections::Connections;
+use crate::http::connections::{Connections, max_clients};
 use crate::http::drain::{DrainTimes, Lifecycle};
-use crate::http::listen::{Bounds, Endpoint};
+use crate::http::listen::Endpoint;
 use crate::http::memory::Memory;
 use crate::observe::Observer;
 use crate::observe::edge::EdgeMetrics;
@@ -27,36 +27,6 @@ use crate::observe::trace;
 pub use crate::serving::exchange::Shared;
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
-
-/// Bounds on requests, `limits` of the process file.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bounds of the request head.
-    pub head: Bounds,
-    /// Maximum body that is read to decide whether a request may be speculated on, bytes.
-    pub speculate_body: usize,
-    /// Maximum body of any request, bytes; `None` is unlimited.
-    pub relay_body: Option<u64>,
-    /// Maximum number of concurrent sessions; beyond it, requests are relayed.
-    pub sessions: usize,
-    /// Maximum memory for bodies and sessions, bytes; beyond it, completions are relayed unread.
-    pub memory: u64,
-    /// Maximum number of connected clients.
-    pub connections: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            head: Bounds::default(),
-            speculate_body: 8 << 20,
-            relay_body: None,
-            sessions: 1024,
-            memory: 512 << 20,
-            connections: 1 << 20,
-        }
-    }
-}
 
 /// The settings of the gateway.
 #[derive(Clone, Debug)]
@@ -79,7 +49,7 @@ pub struct Settings {
     pub client_control: bool,
     /// How the tenant of a request is found.
     pub tenant: Tenant,
-    /// Bounds on requests.
+    /// Limits on requests and connections.
     pub limits: Limits,
     /// Time limits of draining.
     pub drain: DrainTimes,
@@ -134,6 +104,16 @@ impl Settings {
     }
 }
 
+/// Maximum number of client connections: as set by the operator, if there are enough file
+/// descriptors.
+fn clients(wanted: Option<usize>) -> usize {
+    let fit = max_clients();
+    if let Some(wanted) = wanted.filter(|wanted| *wanted > fit) {
+        tracing::warn!(wanted, fit, "limits.connections is more than the limit of open files allows");
+    }
+    wanted.map_or(fit, |wanted| wanted.min(fit))
+}
+
 /// One thread per core, at most 8: with more threads, fewer chunks wait behind another one.
 pub fn default_workers() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8))
@@ -178,7 +158,7 @@ impl Shared {
         let fleet = Fleet::new(backends.map(|backend| ReplicaSettings { lanes, ..backend.clone() }))?;
         let fleet = Arc::new(fleet);
         let memory = Memory::new(settings.limits.memory);
-        let connections = Connections::new(settings.limits.connections);
+        let connections = Connections::new(clients(settings.limits.connections));
         Ok(Self {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {

@@ -14,8 +14,14 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// CUDA, or an error.
+    /// CUDA, or an error that names the missing part.
     Cuda,
+}
+
+impl DeviceChoice {
+    /// Every choice with its name in files and flags.
+    pub const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("cpu", Self::Cpu), ("cuda", Self::Cuda)];
 }
 
 /// Settings for opening a model.

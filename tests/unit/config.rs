@@ -6,19 +6,18 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use foretell::config::effect::{self, Kind};
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
-use foretell::config::process::{
-    self, Device, Dialect, MethodName, Process, Replicas, ServedModel, Timeouts, TokenizerSource,
-};
-use foretell::config::{Flags, Loaded, Mode, PolicyStore, Problem, load, load_policies};
+use foretell::config::process::{self, Dialect, Process, Replicas, ServedModel, Timeouts, TokenizerSource};
+use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
 use foretell_core::draft::{LookupSpec, Ngram};
+use foretell_core::words::{Mode, VerifyMethod};
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::openai::Route;
 use foretell_engines::policy::{Bounds, Drafter, Fact, Match, Policy, PolicyMode, Rule, Scope, Subject};
+use foretell_onnx::open::DeviceChoice;
 use http::HeaderMap;
 use proptest::prelude::*;
 
@@ -135,13 +134,13 @@ backends:
         Replicas::Dns { name: "a:1".to_owned(), every: Duration::from_secs(5), https: false }
     );
     assert_eq!(backend.models[0].tokenizer, TokenizerSource::File("some/file.json".into()));
-    assert_eq!(backend.methods.allow, [MethodName::Tree]);
+    assert_eq!(backend.methods.allow, [VerifyMethod::Tree]);
     let other = &process.backends[1];
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
     let here = ServedModel {
-        device: Device::Cpu,
+        device: DeviceChoice::Cpu,
         lanes: 4,
         context: Some(512),
         ..ServedModel::of("some/folder".into())
@@ -468,13 +467,15 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
         "version: 1\nname: y\naccept: { rule: exact }\ngamma: { fixed: null }\n",
     );
     let process = "version: 1\ndrafters: { m: { path: x } }\nobserve: { otlp: null, text: false }\ntenant: { header: x-t }\n\
-                   limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n";
+                   limits: { sessions: 3 }\ncorpus:\n  bytes: 1MiB\n\
+                   backends:\n- name: a\n  replicas: [\"http://a\"]\n  budget:\n    slots: 0.2\n- { name: b, replicas: [\"http://b\"] }\n";
     let loaded = load_from(folder.path(), process).unwrap();
     let named = folder.path().display().to_string();
     let told: Vec<String> = loaded.warnings.iter().map(|line| line.replace(&named, "")).collect();
     assert_eq!(
         told,
         [
+            "/foretell.yaml:12: backends[0].budget.slots: 0.2 has no effect yet: the engine's free slots are not counted",
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
              max_drift_rate, and each answer says what it was charged",
             "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \
@@ -530,10 +531,8 @@ fn every_file_that_is_shipped_is_good() {
     // The other files of that folder belong to other programs; tests/deploy reads those.
     for (file, text) in yaml_in("deploy").into_iter().filter(|(file, _)| file.ends_with("/foretell.yaml")) {
         let process = process::parse(&file, &text).map_err(|problems| lines(&problems)).unwrap();
-        assert_eq!(
-            effect::warnings(Kind::Policy, &root.join("policies/default.yaml"), &BTreeMap::new()),
-            Vec::<String>::new()
-        );
+        let built_in = policy::parse("default.yaml", policy::DEFAULT).unwrap();
+        assert_eq!(built_in.warnings, Vec::<String>::new());
         for folder in ["policies", "policies/examples"] {
             parse_policies(&yaml_in(folder), &process).map_err(|problems| lines(&problems)).unwrap();
         }

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Operating mode, ordered from the strictest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Relay everything.
@@ -12,6 +12,7 @@ pub enum Mode {
     /// Relay and draft in the shadow, never speculate.
     Observe,
     /// Speculate where it pays.
+    #[default]
     Auto,
 }
 

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::explain::{self, Question, ServerFacts};
 use super::status;
 use crate::admin::FileError;
+use crate::config::difference;
 use crate::config::flags::Environment;
-use crate::config::load::{self, parse_policies, policy_sources, reload_warnings};
+use crate::config::load::{self, parse_with_warnings, policy_sources};
 use crate::config::problem::Problem;
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
-use crate::config::{Mode, difference};
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, ServerKnowledge};
 use crate::gateway::Shared;
@@ -31,7 +31,7 @@ use crate::serving::gates::GateWatch;
 use crate::serving::ruling;
 use foretell_core::control::Forecast;
 use foretell_core::control::gates::Signal;
-use foretell_core::words::PlainReason;
+use foretell_core::words::{Mode, PlainReason};
 use foretell_engines::policy::explain::{GainLine, GateLine, Now, WhyLine};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
@@ -74,6 +74,8 @@ struct Last {
     mode: Mode,
     /// It was refused, and changed nothing.
     refused: bool,
+    /// Warnings about the policies that it has put in force.
+    warnings: Vec<String>,
 }
 
 /// The files of the configuration, as they were read at one time.
@@ -101,7 +103,7 @@ pub enum ReloadSource {
 impl Configured {
     /// Also sets the metrics about the policies in force.
     pub fn new(process: Process, known: Known, observer: &Observer) -> Self {
-        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false });
+        let last = Mutex::new(Last { files: None, mode: process.mode, refused: false, warnings: Vec::new() });
         let configured = Self { process, known, last, refused: Mutex::default() };
         configured.show(observer, true, true);
         configured
@@ -220,7 +222,7 @@ impl Configured {
             let policies = self.known.policies.current();
             let labels: Vec<String> = policies.policies().iter().map(|policy| policy.label()).collect();
             tracing::info!(policies = labels.join(","), "reloaded");
-            for warning in reload_warnings(&self.process, &policies) {
+            for warning in &last.warnings {
                 tracing::warn!("{warning}");
             }
             self.shown()
@@ -276,11 +278,11 @@ impl Configured {
             // Every problem at once, those of the process file first.
             let (own, policies) = (
                 self.check_process(files.process.as_deref()),
-                parse_policies(&files.policies, &self.process),
+                parse_with_warnings(&files.policies, &self.process),
             );
             match (own, policies) {
-                (Ok(own), Ok(policies)) => {
-                    checked = Some(own);
+                (Ok(own), Ok((policies, warnings))) => {
+                    checked = Some((own, warnings));
                     Ok(policies)
                 }
                 (own, policies) => Err([own.err(), policies.err()].into_iter().flatten().flatten().collect()),
@@ -290,14 +292,12 @@ impl Configured {
             // Drops drafters that were loaded for the refused policies.
             self.known.drafters.retain(&self.known.policies.current());
         })?;
-        let (mode, pending) = checked.unwrap_or((last.mode, Vec::new()));
+        let ((mode, pending), warnings) = checked.unwrap_or(((last.mode, Vec::new()), Vec::new()));
+        last.warnings = warnings;
         self.known.drafters.retain(&self.known.policies.current());
         if std::mem::replace(&mut last.mode, mode) != mode {
-            shared.modes.set_base(mode.into());
-            tracing::info!(
-                mode = foretell_core::words::Mode::from(mode).name(),
-                "the process file sets another mode"
-            );
+            shared.modes.set_base(mode);
+            tracing::info!(mode = mode.name(), "the process file sets another mode");
         }
         Ok(pending)
     }
@@ -347,7 +347,7 @@ impl Configured {
 
     /// Maximum body that is read for speculation, bytes.
     pub fn speculate_body(&self) -> usize {
-        usize::try_from(self.process.limits.speculate_body).unwrap_or(usize::MAX)
+        self.process.limits.speculate_body
     }
 
     /// Texts of earlier requests that drafters read.

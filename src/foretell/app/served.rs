@@ -66,7 +66,7 @@ fn local(model: &ServedModel) -> Result<Local, ServedError> {
 /// The model or its tokenizer cannot be used.
 pub fn load(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartError> {
     let options = Options {
-        device: model.device.into(),
+        device: model.device,
         lanes: model.lanes as usize,
         context: model.context.map(|context| context as usize),
         threads: model.threads as usize,

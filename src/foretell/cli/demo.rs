@@ -13,6 +13,7 @@ use crate::bench::canvas::Canvas;
 use crate::bench::demo::{Stack, invitation, show, showcase};
 use crate::bench::workload::{self, Workload};
 use crate::config::flags::Environment;
+use crate::config::process::LogFormat;
 
 /// Show the bundled models plain and speculated side by side, then serve them until Ctrl-C.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -59,7 +60,7 @@ pub fn main(args: &DemoArgs) -> Exit {
         super::complain(&format_args!("foretell demo: {error}"));
         Exit::Unreachable
     };
-    crate::observe::log::init(crate::observe::log::Format::Text, "warn");
+    crate::observe::log::init(LogFormat::Text, "warn");
     let places = match DemoEndpoints::read(args, &Environment) {
         Ok(places) => places,
         Err(error) => {

@@ -127,7 +127,7 @@ async fn explained(args: &ExplainArgs, loaded: &Loaded, given: &Given) -> Result
             Err(why) => notes.push(format!("{why}, so the server was asked")),
         }
     }
-    let limit = usize::try_from(loaded.process.limits.speculate_body).unwrap_or(usize::MAX);
+    let limit = loaded.process.limits.speculate_body;
     let mut question = Question::new(given.asked.route, given.headers.clone(), &given.body, limit);
     (question.peer, question.tenant) = (given.asked.peer, given.asked.tenant.clone());
     let told = app::explain::explain(&loaded.process, &loaded.policies, &question, !args.offline).await;

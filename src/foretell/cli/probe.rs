@@ -12,7 +12,7 @@ use super::Exit;
 use super::access::Access;
 use super::{OK, USAGE, progress};
 use crate::config::process::Dialect as Named;
-use crate::config::process::{MethodName, Probe, VerifyLimits};
+use crate::config::process::{Probe, VerifyLimits};
 use crate::fleet::identity::{self, Recognised, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, rounds_seen};
@@ -188,13 +188,12 @@ async fn measure(
     seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());
-    let allow = [MethodName::Score, MethodName::FanOut, MethodName::Tree, MethodName::Native];
     let mut limits = Limits {
         calls: calls.saturating_sub(seen.calls),
         within,
         bytes_max: usize::try_from(methods.bytes_max).unwrap_or(usize::MAX),
         context_max: methods.context_max as usize,
-        allow: allow.iter().filter_map(|name| name.method()).collect(),
+        allow: VerifyMethod::ALL.to_vec(),
     };
     if engine.started.is_none() {
         let shown = probe::is_one(replica, &engine, &tokenizer, &limits, fresh_seed()).await;

@@ -11,7 +11,6 @@ use crate::app::signals::Signals;
 use crate::app::{self, Ended, Gateway, Running, files};
 use crate::config::flags::{Environment, Flags};
 use crate::config::load::Loaded;
-use crate::config::process::LogFormat;
 use crate::observe::log;
 
 /// Time that the exit waits for the last log lines to be written.
@@ -46,7 +45,7 @@ pub fn run(args: &ServeArgs) -> Exit {
         super::complain(&"foretell serve: no backend: give --backend URL, or backends in the process file");
         return Exit::Usage;
     }
-    log::init(format(loaded.process.observe.log), loaded.process.observe.level.name());
+    log::init(loaded.process.observe.log, loaded.process.observe.level.name());
     loaded.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let exit = match super::runtime() {
         Ok(runtime) => {
@@ -62,15 +61,6 @@ pub fn run(args: &ServeArgs) -> Exit {
     };
     log::flush(LAST_LINES);
     exit
-}
-
-/// The log format for a configured value.
-pub(super) fn format(configured: LogFormat) -> log::Format {
-    match configured {
-        LogFormat::Auto => log::Format::Auto,
-        LogFormat::Json => log::Format::Json,
-        LogFormat::Text => log::Format::Text,
-    }
 }
 
 async fn serve(loaded: Loaded) -> Exit {

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::config::process::Device;
+use crate::config::process::LogFormat;
 use crate::observe::log;
+use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::pace::Pace;
 
 /// Serves an ONNX model over the OpenAI API.
@@ -23,9 +25,10 @@ pub struct TargetArgs {
     /// The model's id; default: the folder's name.
     #[arg(long)]
     pub name: Option<String>,
-    /// Device to run on.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub device: Device,
+    /// Device to run on: auto is CUDA if it is available, else the CPU; cuda is CUDA, or an error
+    /// that names the missing part.
+    #[arg(long, default_value = "auto", value_parser = one_of(DeviceChoice::NAMES))]
+    pub device: DeviceChoice,
     /// Maximum number of concurrent sequences.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub lanes: u16,
@@ -48,25 +51,26 @@ pub struct TargetArgs {
     pub log_level: String,
     /// Format of log lines; auto is text on a terminal and JSON elsewhere.
     #[arg(long, value_name = "FORMAT", env = "FORETELL_LOG_FORMAT", default_value = "auto",
-        value_parser = ["auto", "json", "text"])]
-    pub log_format: String,
+        value_parser = one_of(LogFormat::NAMES))]
+    pub log_format: LogFormat,
 }
 
 /// Serves until a signal and logs to standard error. Returns the exit code: 0, or 1 if the start
 /// failed.
 pub fn main(args: TargetArgs) -> u8 {
-    log::init(format(&args.log_format), &args.log_level);
+    log::init(args.log_format, &args.log_level);
     let exit = run(args);
     log::flush(Duration::from_secs(1));
     exit
 }
 
-fn format(name: &str) -> log::Format {
-    match name {
-        "json" => log::Format::Json,
-        "text" => log::Format::Text,
-        _ => log::Format::Auto,
-    }
+/// Parses one of these names.
+fn one_of<T: Copy + Send + Sync + 'static>(
+    names: &'static [(&'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let value = |name: String| names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+    PossibleValuesParser::new(names.iter().map(|(name, _)| *name))
+        .try_map(move |name| value(name).ok_or("unknown value"))
 }
 
 /// As [`main`], without starting the log.
@@ -163,7 +167,7 @@ mod tests {
         let args = Cli::try_parse_from(line.split(' ')).unwrap().target;
         assert_eq!(
             (args.lanes, args.context, args.threads, args.device),
-            (4, Some(512), Some(2), Device::Cpu)
+            (4, Some(512), Some(2), DeviceChoice::Cpu)
         );
         assert_eq!(args.pace, None, "nothing is paced by default");
         for wrong in [

@@ -228,12 +228,7 @@ impl Overrides {
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
         let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
         backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
-        Ok(Model {
-            id: Glob::new("*"),
-            aliases: Vec::new(),
-            base: None,
-            tokenizer: TokenizerSource::File(path.into()),
-        })
+        Ok(Model { id: Glob::new("*"), aliases: Vec::new(), tokenizer: TokenizerSource::File(path.into()) })
     }
 }
 

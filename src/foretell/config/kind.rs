@@ -176,7 +176,7 @@ pub fn shown(duration: Duration) -> String {
 }
 
 /// A size, `\d+(B|KiB|MiB|GiB)`, of at least one byte; the result is in bytes.
-pub fn size() -> Kind<u64> {
+pub fn size<T: Copy + TryFrom<u64> + TryInto<u64>>() -> Kind<T> {
     let read = |node: &Node| {
         let size = match &node.value {
             Value::Text(text) => values::size(text),
@@ -185,10 +185,11 @@ pub fn size() -> Kind<u64> {
         match size {
             None => Err(Refusal::new("not a size", r"\d+(B|KiB|MiB|GiB)")),
             Some(0) => Err(Refusal::new("out of range", "at least 1B")),
-            Some(size) => Ok(size),
+            Some(size) => T::try_from(size).map_err(|_| Refusal::new("out of range", "what memory can hold")),
         }
     };
-    let show = |size: &u64| {
+    let show = |size: &T| {
+        let size = (*size).try_into().unwrap_or(u64::MAX);
         let found = [(30, "GiB"), (20, "MiB"), (10, "KiB")]
             .into_iter()
             .find(|(bits, _)| size.trailing_zeros() >= *bits);

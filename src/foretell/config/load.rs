@@ -4,8 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::effect::{self, Kind};
-use super::flags::{Environment, Flags, Overrides, Strings};
+use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
@@ -94,7 +93,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
             Err(problems) => Parsed { problems, ..Parsed::default() },
         };
     }
-    let Parsed { mut process, mut named, mut problems } = parsed;
+    let Parsed { mut process, mut named, mut warnings, mut problems } = parsed;
     let process_is_good = problems.is_empty();
     problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
     named.retain(|named| overrides.leaves(&named.position));
@@ -103,11 +102,13 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
     let sources = sources(&process, &position, &mut files, &mut problems);
     // With an unreadable process file every drafter would be reported as undeclared.
-    let policies = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
+    let (policies, cautions) = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
     process.policies_read = Some(fingerprint(&sources));
     process.policies_must_exist |= process.policies.is_dir();
     process.file = source;
-    let warnings = warnings(&files, file.as_deref(), &process, environment);
+    warnings.extend(cautions);
+    warnings.extend(unbelieved(&process));
+    warnings.extend(unruled(&process, &sources));
     Attempt { process, policies, files, named, warnings, problems }
 }
 
@@ -144,21 +145,9 @@ fn settle_policies(
     }
 }
 
-fn warnings(
-    files: &[PathBuf],
-    process_file: Option<&Path>,
-    process: &Process,
-    environment: &dyn Strings,
-) -> Vec<String> {
-    let kind = |path: &Path| if Some(path) == process_file { Kind::Process } else { Kind::Policy };
-    let settings = files.iter().flat_map(|path| effect::warnings(kind(path), path, environment));
-    settings.chain(unbelieved(process)).chain(unruled(process)).collect()
-}
-
 /// Warning that the policy folder has no policy, so the built-in one is in force.
-fn unruled(process: &Process) -> Option<String> {
-    let empty =
-        process.policies_must_exist && policy_files(&process.policies).is_ok_and(|files| files.is_empty());
+fn unruled(process: &Process, sources: &[(String, String)]) -> Option<String> {
+    let empty = process.policies_must_exist && sources.is_empty();
     let dir = process.policies.display();
     empty.then(|| format!("no policy files in {dir}: the built-in policy `default` (mode auto) is in force"))
 }
@@ -178,15 +167,6 @@ fn unbelieved(process: &Process) -> Option<String> {
     let Tenant { header, trusted_peers, .. } = &process.tenant;
     let header = header.as_ref().filter(|_| trusted_peers.is_empty())?;
     Some(format!("tenant.header: {header} is never trusted: tenant.trusted_peers is empty"))
-}
-
-/// Warnings about policies that were just read: settings of their files, rules that relax nothing,
-/// and a lack of files.
-pub fn reload_warnings(process: &Process, policies: &PolicySet) -> Vec<String> {
-    let files = policy_files(&process.policies).unwrap_or_default();
-    let settings = files.iter().flat_map(|path| effect::warnings(Kind::Policy, path, &Environment));
-    let inert = policies.policies().iter().filter_map(|policy| inert(policy));
-    settings.chain(inert).chain(unruled(process)).collect()
 }
 
 /// The policy files as they are on disk now, as (path, text) in match order: the input of a reload.
@@ -215,9 +195,26 @@ pub fn load_policies(process: &Process) -> Result<PolicySet, Vec<Problem>> {
 /// # Errors
 /// Every problem, in the order of files and lines.
 pub fn parse_policies(sources: &[(String, String)], process: &Process) -> Result<PolicySet, Vec<Problem>> {
+    parse_with_warnings(sources, process).map(|(policies, _)| policies)
+}
+
+/// As [`parse_policies`], with warnings: settings that are not meant for production, rules that
+/// relax nothing, and a lack of files.
+///
+/// # Errors
+/// Every problem, in the order of files and lines.
+pub fn parse_with_warnings(
+    sources: &[(String, String)],
+    process: &Process,
+) -> Result<(PolicySet, Vec<String>), Vec<Problem>> {
     let mut problems = Vec::new();
-    let policies = parse_all(sources, Some(process), &mut problems);
-    if problems.is_empty() { Ok(policies) } else { Err(problems) }
+    let (policies, mut warnings) = parse_all(sources, Some(process), &mut problems);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
+    warnings.extend(unruled(process, sources));
+    Ok((policies, warnings))
 }
 
 /// A hash of files, as (path, text), that identifies them.
@@ -289,29 +286,32 @@ fn read_policy(path: &Path, left: u64) -> Result<String, Vec<Problem>> {
     text.map_err(|error| unreadable(path, &error))
 }
 
+/// The policies without problems, and the warnings about their settings.
 fn parse_all(
     sources: &[(String, String)],
     process: Option<&Process>,
     problems: &mut Vec<Problem>,
-) -> PolicySet {
-    let mut policies: Vec<Policy> = Vec::new();
+) -> (PolicySet, Vec<String>) {
+    let (mut policies, mut warnings): (Vec<Policy>, _) = (Vec::new(), Vec::new());
     for (file, text) in sources {
         match policy::parse(file, text) {
             Ok(placed) => {
                 problems.extend(against_others(file, &placed, &policies));
                 problems.extend(process.into_iter().flat_map(|process| undeclared(file, &placed, process)));
+                warnings.extend(placed.warnings);
                 policies.push(placed.policy);
             }
             Err(found) => problems.extend(found),
         }
     }
     if sources.is_empty() {
-        return policy::built_in().unwrap_or_else(|found| {
+        let built_in = policy::built_in().unwrap_or_else(|found| {
             problems.extend(found);
             PolicySet::default()
         });
+        return (built_in, warnings);
     }
-    PolicySet::new(policies)
+    (PolicySet::new(policies), warnings)
 }
 
 fn against_others(file: &str, placed: &ParsedPolicy, others: &[Policy]) -> Option<Problem> {

@@ -71,18 +71,25 @@ impl Problem {
     }
 }
 
-/// Collects the problems of one file and the paths of other files that it names.
+/// Collects the problems of one file, the warnings about its settings and the paths of other files
+/// that it names.
 #[derive(Debug)]
 pub struct Problems {
     file: String,
     found: RefCell<Vec<Problem>>,
+    warnings: RefCell<Vec<(u64, String)>>,
     named: RefCell<Vec<Named>>,
 }
 
 impl Problems {
     /// An empty collection for this file.
     pub fn new(file: &str) -> Self {
-        Self { file: file.to_owned(), found: RefCell::default(), named: RefCell::default() }
+        Self {
+            file: file.to_owned(),
+            found: RefCell::default(),
+            warnings: RefCell::default(),
+            named: RefCell::default(),
+        }
     }
 
     /// The file that is being read.
@@ -101,6 +108,19 @@ impl Problems {
             got,
             suggestion: refusal.suggestion,
         });
+    }
+
+    /// Adds a warning about a setting on this line.
+    pub fn warn(&self, line: u64, path: &str, warning: &str) {
+        let text = format!("{}:{line}: {path}: {warning}", self.file);
+        self.warnings.borrow_mut().push((line, text));
+    }
+
+    /// The warnings, as `FILE:LINE: PATH: TEXT`, sorted by line.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.warnings.borrow().clone();
+        warnings.sort_by_key(|(line, _)| *line);
+        warnings.into_iter().map(|(_, text)| text).collect()
     }
 
     /// Adds a file that this one names.

@@ -4,7 +4,6 @@ mod backend;
 mod backends;
 pub(super) mod file;
 
-use foretell_onnx::open::DeviceChoice;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,47 +12,16 @@ use http::Uri;
 use indexmap::IndexMap;
 
 use super::values::Network;
+use crate::http::drain::DrainTimes;
+use crate::http::listen::Bounds;
+use foretell_core::words::Mode;
+use foretell_onnx::open::DeviceChoice;
 
 pub use backend::{
-    Backend, Budget, Connect, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe, ProbeWhen,
-    Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Switchback, TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};
-
-/// Operating mode of the whole process (`mode` in the file); the admin API can change it at run
-/// time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Relay every request; no drafting.
-    Off,
-    /// Relay every request and draft in the background only to measure acceptance; no draft is
-    /// verified.
-    Observe,
-    /// Speculate (draft and verify) where the controller expects it to pay.
-    #[default]
-    Auto,
-}
-
-impl From<Mode> for foretell_core::words::Mode {
-    fn from(mode: Mode) -> Self {
-        match mode {
-            Mode::Off => Self::Off,
-            Mode::Observe => Self::Observe,
-            Mode::Auto => Self::Auto,
-        }
-    }
-}
-
-impl Mode {
-    /// Every value with its name in files and in the admin interface.
-    pub const NAMES: &'static [(&'static str, Self)] =
-        &[("off", Self::Off), ("observe", Self::Observe), ("auto", Self::Auto)];
-
-    /// Name in files and in the admin interface.
-    pub fn name(self) -> &'static str {
-        name_of(Self::NAMES, self)
-    }
-}
 
 /// The name listed for `value`; empty if it is not in the list.
 pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
@@ -63,7 +31,7 @@ pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T
 /// The validated process file, with flags and environment variables applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
-    /// Operating mode of the whole process.
+    /// Operating mode of the whole process; the admin API can change it at run time.
     pub mode: Mode,
     /// Listeners for clients; at least one.
     pub listen: Vec<Listen>,
@@ -74,10 +42,10 @@ pub struct Process {
     pub metrics: Option<SocketAddr>,
     /// Limits on client requests and connections.
     pub limits: Limits,
-    /// Time limits for clients and backends.
+    /// Time limits for backends and drafters.
     pub timeouts: Timeouts,
     /// Durations of an orderly shutdown.
-    pub drain: Drain,
+    pub drain: DrainTimes,
     /// How the tenant of a request is determined.
     pub tenant: Tenant,
     /// Permissions of the client header `x-foretell`.
@@ -149,15 +117,12 @@ pub struct Admin {
 /// Limits on client requests and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of header fields of a request.
-    pub headers: usize,
-    /// Maximum size of all header fields of a request, bytes.
-    pub header_bytes: u64,
-    /// Maximum length of a URI, bytes.
-    pub uri: u64,
+    /// Limits of a request's head, with the time limits of a client's requests (`timeouts.header`,
+    /// `timeouts.body`, `timeouts.keep_alive`).
+    pub head: Bounds,
     /// Maximum size of a request body considered for speculation, bytes; larger ones are relayed
     /// without being read.
-    pub speculate_body: u64,
+    pub speculate_body: usize,
     /// Maximum size of a request body, bytes; larger ones are refused. `None`: no limit.
     pub relay_body: Option<u64>,
     /// Maximum number of concurrent speculated requests; further ones are relayed. 0 relays all.
@@ -170,15 +135,10 @@ pub struct Limits {
     pub connections: Option<usize>,
 }
 
-/// Time limits for clients and backends; `None` means no limit unless the field says otherwise.
+/// Time limits for backends and drafters; `None` means no limit unless the field says otherwise.
+/// Those for clients are in [`Limits::head`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until a request head is complete, from the connection's start or from the head's first byte.
-    pub header: Duration,
-    /// Longest pause between two pieces of a request body.
-    pub body: Duration,
-    /// Time that a client connection may stay open without a request.
-    pub keep_alive: Duration,
     /// For connecting to a backend.
     pub connect: Duration,
     /// From sending a request to the first byte of the backend's answer.
@@ -191,18 +151,6 @@ pub struct Timeouts {
     pub draft: Option<Duration>,
     /// Time that an unused connection to a backend is kept open.
     pub pool_idle: Duration,
-}
-
-/// Durations of an orderly shutdown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drain {
-    /// First phase: `/readyz` fails but new connections are still accepted.
-    pub delay: Duration,
-    /// True if `delay` is the default, not set in the file: the first phase ends early once no
-    /// client is connected.
-    pub early: bool,
-    /// Second phase: time for open requests to finish before they are cut off.
-    pub grace: Duration,
 }
 
 /// Conditions of `/readyz`.
@@ -252,39 +200,11 @@ pub struct DrafterModel {
     /// Its tokenizer file or folder; `None`: the tokenizer is in the model's folder.
     pub tokenizer: Option<PathBuf>,
     /// Device that it runs on.
-    pub device: Device,
+    pub device: DeviceChoice,
     /// Maximum number of sessions that it drafts for at a time.
     pub slots: u32,
     /// Longest context, tokens.
     pub context: u32,
-}
-
-/// Device that a model runs on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Device {
-    /// CUDA if it is available, else CPU.
-    #[default]
-    Auto,
-    /// CPU.
-    Cpu,
-    /// CUDA, or an error that names the missing part.
-    Cuda,
-}
-
-impl From<Device> for DeviceChoice {
-    fn from(device: Device) -> Self {
-        match device {
-            Device::Auto => Self::Auto,
-            Device::Cpu => Self::Cpu,
-            Device::Cuda => Self::Cuda,
-        }
-    }
-}
-
-impl Device {
-    /// Every value with its name in files and flags.
-    pub const NAMES: &'static [(&'static str, Self)] =
-        &[("auto", Self::Auto), ("cpu", Self::Cpu), ("cuda", Self::Cuda)];
 }
 
 /// Limits of the corpus, the texts that drafters keep across requests.

@@ -329,6 +329,15 @@ impl<'n> Section<'n> {
         self.problems.add(self.line(key), &self.position(key), refusal, got.to_owned());
     }
 
+    /// Warns of the value of `key`, if the map has it: a setting without effect, or one that is not
+    /// meant for production.
+    pub fn warn(&self, key: &str, says: &str) {
+        let Some((key, node)) = self.entries.iter().find(|(name, _)| name.name == key) else { return };
+        let shown = node.shown();
+        let warning = format!("{} {says}", shown.trim_matches('"'));
+        self.problems.warn(key.line, &self.position(&key.name), &warning);
+    }
+
     /// The file path under `key`, recorded so that the file is checked later; a missing key and
     /// `null` give `None`.
     pub fn file(&mut self, key: &'static str, says: &str, kind: FileKind) -> Option<PathBuf> {

@@ -12,8 +12,6 @@ pub struct ModelName {
     pub id: String,
     /// Other names under which the backend serves it.
     pub aliases: Vec<String>,
-    /// The model that an adapter is made for; `None` if this is not an adapter.
-    pub base: Option<String>,
 }
 
 /// How well an entry matches, best first.
@@ -60,11 +58,10 @@ mod tests {
 
     #[test]
     fn an_id_goes_before_an_alias_and_an_alias_before_a_pattern() {
-        let name = ModelName { id: "lora-?".into(), aliases: vec!["small".into()], base: Some("m".into()) };
+        let name = ModelName { id: "lora-?".into(), aliases: vec!["small".into()] };
         assert_eq!(name.fit("lora-?"), Some(Fit::Exact));
         assert_eq!(name.fit("small"), Some(Fit::Alias));
         assert_eq!(name.fit("lora-7"), Some(Fit::Glob));
         assert_eq!(name.fit("lora-77"), None);
-        assert_eq!(name.fit("m"), None, "the base is another entry's model");
     }
 }

@@ -30,7 +30,7 @@ const QUIET: Duration = Duration::from_mins(1);
 const BREATH: Duration = Duration::from_millis(20);
 
 /// Limits on what a client may send before its request is interpreted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Maximum number of header fields.
     pub headers: usize,

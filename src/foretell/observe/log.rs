@@ -19,40 +19,28 @@ use self::json::{JsonLines, Members};
 pub use self::writer::{dropped, flush};
 use super::trace::Trace;
 use super::{Finished, Round};
+use crate::config::process::LogFormat;
 use foretell_core::words::{Ledger, Reason};
 use foretell_engines::openai::Api;
 
-/// Format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
-    /// Text on a terminal, JSON elsewhere.
-    #[default]
-    Auto,
-    /// One JSON object per line.
-    Json,
-    /// Plain text for reading on a terminal.
-    Text,
-}
-
-impl Format {
-    fn is_json(self) -> bool {
-        match self {
-            Self::Auto => !std::io::stderr().is_terminal(),
-            Self::Json => true,
-            Self::Text => false,
-        }
+/// True if lines of this format are JSON.
+fn is_json(format: LogFormat) -> bool {
+    match format {
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Json => true,
+        LogFormat::Text => false,
     }
 }
 
 /// Starts logging to standard error from `level` up (`error`, `warn`, `info`, `debug` or `trace`;
 /// any other text means `info`). Panics are logged too. A second call changes nothing.
-pub fn init(format: Format, level: &str) {
+pub fn init(format: LogFormat, level: &str) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level.parse().unwrap_or(LevelFilter::INFO))
         .with_writer(writer::lines())
         // Otherwise they would be printed to standard error directly.
         .log_internal_errors(false);
-    let started = if format.is_json() {
+    let started = if is_json(format) {
         lines.fmt_fields(Members).event_format(JsonLines).finish().try_init()
     } else {
         lines.with_ansi(colours()).compact().finish().try_init()

@@ -225,7 +225,7 @@ fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
     let tokenizer = Tokenizer::from_file(from).map_err(|error| error.to_string())?;
     // A drafter is small: a second thread would only wait for the first.
     let options = Options {
-        device: model.device.into(),
+        device: model.device,
         lanes: model.slots as usize,
         context: Some(model.context as usize),
         threads: 1,

@@ -18,7 +18,7 @@ use foretell_engines::policy::{Admitted, Fact, LiveGates, Relay, Ruling, Server,
 /// The operator's `verify` settings of a backend.
 pub fn terms(methods: &VerifyLimits) -> Terms {
     Terms {
-        allow: methods.allow.iter().filter_map(|name| name.method()).collect(),
+        allow: methods.allow.clone(),
         context_max: methods.context_max as usize,
         bytes_max: usize::try_from(methods.bytes_max).unwrap_or(usize::MAX),
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use foretell::app::Running;
 use foretell::app::local::{self, LocalTarget};
 use foretell::app::served;
-use foretell::config::process::{Device, ServedModel};
+use foretell::config::process::ServedModel;
 use foretell_engines::openai::Route;
+use foretell_onnx::open::DeviceChoice;
 use serde_json::{Value, json};
 
 use crate::client::{Ask, FORCED, get, metric, watch_panics};
@@ -47,7 +48,7 @@ async fn a_model_in_the_proxy_answers_as_on_its_own_server() {
     watch_panics();
     let model = ServedModel {
         name: Some("toy".into()),
-        device: Device::Cpu,
+        device: DeviceChoice::Cpu,
         lanes: 8,
         threads: 2,
         ..ServedModel::of(folder())

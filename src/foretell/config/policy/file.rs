@@ -27,6 +27,8 @@ pub struct ParsedPolicy {
     pub name_line: u64,
     /// The line of each drafter.
     pub drafter_lines: Vec<u64>,
+    /// Settings that have no effect or are not meant for production.
+    pub warnings: Vec<String>,
 }
 
 /// Reads a policy file.
@@ -37,8 +39,9 @@ pub fn parse(file: &str, source: &str) -> Result<ParsedPolicy, Vec<Problem>> {
     let root = yaml::parse(file, source)?;
     let problems = Problems::new(file);
     let placed = read(&Item::root(&root, &problems), Revision::of(source.as_bytes()));
+    let warnings = problems.warnings();
     match (problems.into_vec(), placed) {
-        (none, Some(placed)) if none.is_empty() => Ok(placed),
+        (none, Some(placed)) if none.is_empty() => Ok(ParsedPolicy { warnings, ..placed }),
         (some, _) => Err(some),
     }
 }
@@ -85,7 +88,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     ));
     top.close();
     let policy = Policy { name: name?, revision, mode, matcher, drafters, gamma, accept, gates, holdback };
-    Some(ParsedPolicy { policy, name_line, drafter_lines })
+    Some(ParsedPolicy { policy, name_line, drafter_lines, warnings: Vec::new() })
 }
 
 /// A policy name. It is used in headers and metrics, so few characters are allowed.
@@ -314,6 +317,9 @@ fn gamma(mut section: Section<'_>) -> Gamma {
             &ratio(),
         ),
     };
+    if gamma.fixed.is_some() {
+        section.warn("fixed", "speculates at any cost: it is for tests and sweeps");
+    }
     section.close();
     gamma
 }
@@ -397,14 +403,26 @@ fn forbid(section: &mut Section<'_>) {
     }
 }
 
+/// Warning of a lossy rule.
+const LOSSY: &str = "is lossy: texts may drift from the model's own, within max_drift and max_drift_rate, and each answer says what it was charged";
+
+/// Warning of a lossy rule without `max_drift`.
+const UNBOUNDED: &str =
+    "leaves the drift of a whole output without bound: max_drift_rate allows more with every token";
+
 fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
     let default = Accept::default();
     let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
     let drift = "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.";
+    section.warn("rule", LOSSY);
+    let max_drift = section.maybe("max_drift", drift, default.max_drift, &ratio());
+    if max_drift.is_none() {
+        section.warn("max_drift", UNBOUNDED);
+    }
     Accept {
         rule,
         tolerance: tolerance(section.section("tolerance", relaxed)),
-        max_drift: section.maybe("max_drift", drift, default.max_drift, &ratio()),
+        max_drift,
         max_drift_rate: section.or(
             "max_drift_rate",
             "Maximum that may be charged per output token, on average so far.",

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::Uri;
 
-use super::Device;
 use crate::config::values::Glob;
 use foretell_core::words::VerifyMethod;
+use foretell_onnx::open::DeviceChoice;
 
 /// API of a backend's engine (`dialect` in the file).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct ServedModel {
     /// Model id that requests name; `None`: the folder's name.
     pub name: Option<String>,
     /// Device that it runs on.
-    pub device: Device,
+    pub device: DeviceChoice,
     /// Maximum number of concurrent sequences in memory.
     pub lanes: u32,
     /// Maximum number of tokens of a sequence; `None`: as many as the model supports.
@@ -123,7 +123,7 @@ pub struct ServedModel {
 impl ServedModel {
     /// The model of a folder with every other setting at its default.
     pub fn of(path: PathBuf) -> Self {
-        Self { path, name: None, device: Device::default(), lanes: 16, context: None, threads: 0 }
+        Self { path, name: None, device: DeviceChoice::default(), lanes: 16, context: None, threads: 0 }
     }
 }
 
@@ -134,9 +134,6 @@ pub struct Model {
     pub id: Glob,
     /// Further names of the same model; a request is forwarded with the name that the client used.
     pub aliases: Vec<String>,
-    /// Base model, if this one is an adapter (no effect: an adapter is treated like any other
-    /// model).
-    pub base: Option<String>,
     /// Source of its tokenizer.
     pub tokenizer: TokenizerSource,
 }
@@ -154,8 +151,6 @@ pub enum TokenizerSource {
 /// How connections to a backend are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// HTTP version.
-    pub http: HttpVersion,
     /// Value of the `Host` header.
     pub host: HostHeader,
     /// Authorities (PEM) that may sign the backend's certificate; `None`: the usual public ones.
@@ -170,16 +165,6 @@ pub struct Connect {
     /// File with the bearer token of Foretell's own calls (identity, health, load, probe); it is
     /// never used for a client's request. `None`: these calls are signed as set by `token_file`.
     pub own_token_file: Option<PathBuf>,
-}
-
-/// HTTP version for a backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HttpVersion {
-    /// HTTP/1.1.
-    #[default]
-    Http1,
-    /// HTTP/2 with prior knowledge, or by ALPN over TLS.
-    Http2,
 }
 
 /// Value of the `Host` header that a backend receives.
@@ -206,7 +191,10 @@ pub struct Load {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
     /// Allowed methods; their order has no effect.
-    pub allow: Vec<MethodName>,
+    pub allow: Vec<VerifyMethod>,
+    /// True if `allow` has `prediction`, OpenAI's field: a likely answer is sent along with the
+    /// client's request, and no verify request is made.
+    pub prediction: bool,
     /// True if `allow` is set in the file. A method that the operator lists is used even where its
     /// first call may crash the engine.
     pub explicit: bool,
@@ -214,35 +202,6 @@ pub struct VerifyLimits {
     pub context_max: u32,
     /// Maximum size of a verify request, and of its answer, bytes.
     pub bytes_max: u64,
-}
-
-/// Verification methods that a file may name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MethodName {
-    /// One call with the draft in the prompt; the prompt's log-probabilities verify it.
-    Score,
-    /// One prompt per node of the draft tree.
-    FanOut,
-    /// The engine verifies a whole draft tree in one call.
-    Tree,
-    /// The engine takes a draft as part of an ordinary request.
-    Native,
-    /// OpenAI's `prediction`: a likely answer is sent along with the client's request; no verify
-    /// request is made.
-    Prediction,
-}
-
-impl MethodName {
-    /// The verification method of this name; `None` for `prediction`, which verifies nothing.
-    pub const fn method(self) -> Option<VerifyMethod> {
-        match self {
-            Self::FanOut => Some(VerifyMethod::FanOut),
-            Self::Tree => Some(VerifyMethod::Tree),
-            Self::Score => Some(VerifyMethod::Score),
-            Self::Native => Some(VerifyMethod::Native),
-            Self::Prediction => None,
-        }
-    }
 }
 
 /// When a backend is probed, and the probe's limits.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Budget, Connect, Device, Dialect, HostHeader, HttpVersion, Load, MethodName, Model, Probe,
-    ProbeWhen, Replicas, ServedModel, Switchback, TokenizerSource, VerifyLimits,
+    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Switchback, TokenizerSource, VerifyLimits,
 };
 use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
 use crate::config::named::FileKind;
@@ -16,11 +16,12 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
+use foretell_core::words::VerifyMethod;
+use foretell_onnx::open::DeviceChoice;
 
 impl Default for Connect {
     fn default() -> Self {
         Self {
-            http: HttpVersion::default(),
             host: HostHeader::default(),
             ca: None,
             identity: None,
@@ -39,8 +40,8 @@ impl Default for Load {
 
 impl Default for VerifyLimits {
     fn default() -> Self {
-        let allow = vec![MethodName::Score, MethodName::FanOut, MethodName::Tree];
-        Self { allow, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
+        let allow = vec![VerifyMethod::Score, VerifyMethod::FanOut, VerifyMethod::Tree];
+        Self { allow, prediction: false, explicit: false, context_max: 8192, bytes_max: 2 << 20 }
     }
 }
 
@@ -199,7 +200,7 @@ fn served(mut section: Section<'_>) -> Option<Replicas> {
     let default = ServedModel::of(folder.clone().unwrap_or_default());
     let model = ServedModel {
         name: section.maybe("name", "Its id; null: the name of the folder.", default.name, &text()),
-        device: section.or("device", "Device that it runs on.", default.device, &word(Device::NAMES)),
+        device: section.or("device", "Device that it runs on.", default.device, &word(DeviceChoice::NAMES)),
         lanes: section.or("lanes", "Maximum concurrent sequences.", default.lanes, &whole(1..=1024)),
         context: section.maybe(
             "context",
@@ -238,7 +239,6 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
     section.with(None, "description", json!("A model."));
     let id = section.must("id", "Its id, or a pattern with * and ?.", "a model id or a pattern", &text());
     let aliases = section.list("aliases", "Further names of it.", Vec::new(), &text());
-    let base = section.maybe("base", "The model that it is an adapter of.", None, &text());
     let source = |node: &Node| match text().read(node)?.as_str() {
         "backend" => Ok(TokenizerSource::Backend),
         _ => path().read(node).map(TokenizerSource::File),
@@ -254,13 +254,11 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
         section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
     }
     section.close();
-    Some(Model { id: Glob::new(&id?), aliases, base, tokenizer })
+    Some(Model { id: Glob::new(&id?), aliases, tokenizer })
 }
 
 fn connect(mut section: Section<'_>) -> Connect {
     let default = Connect::default();
-    let versions = &[("http1", HttpVersion::Http1), ("http2", HttpVersion::Http2)];
-    let http = section.or("http", "HTTP version.", default.http, &word(versions));
     let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
     let host = section.or("host", "Source of the Host field.", default.host, &word(hosts));
     let mut tls = section.section("tls", "Certificates for https.");
@@ -274,7 +272,7 @@ fn connect(mut section: Section<'_>) -> Connect {
     let own_token_file = auth.file("own_token_file", own, FileKind::Secret);
     auth.close();
     section.close();
-    Connect { http, host, ca, identity, pass_auth, token_file, own_token_file }
+    Connect { host, ca, identity, pass_auth, token_file, own_token_file }
 }
 
 /// Reads `cert` and `key` of a client certificate. One without the other is a problem, and `None`
@@ -313,19 +311,28 @@ fn load(mut section: Section<'_>) -> Load {
     load
 }
 
+/// Entries of `verify.allow`; `None` is `prediction`, which verifies nothing.
+const ALLOWED: &[(&str, Option<VerifyMethod>)] = &[
+    named(VerifyMethod::Score),
+    named(VerifyMethod::FanOut),
+    named(VerifyMethod::Tree),
+    named(VerifyMethod::Native),
+    ("prediction", None),
+];
+const _: () = assert!(ALLOWED.len() == VerifyMethod::ALL.len() + 1, "every method can be allowed");
+
+const fn named(method: VerifyMethod) -> (&'static str, Option<VerifyMethod>) {
+    (method.name(), Some(method))
+}
+
 fn methods(mut section: Section<'_>) -> VerifyLimits {
     let default = VerifyLimits::default();
-    let names = &[
-        ("score", MethodName::Score),
-        ("fan_out", MethodName::FanOut),
-        ("tree", MethodName::Tree),
-        ("native", MethodName::Native),
-        ("prediction", MethodName::Prediction),
-    ];
     let allow = section.item("allow", "Allowed methods. Default: score, fan_out, tree.");
+    let allow = allow.map(|item| item.list(&word(ALLOWED)));
     let methods = VerifyLimits {
         explicit: allow.is_some(),
-        allow: allow.map_or(default.allow, |item| item.list(&word(names))),
+        prediction: allow.as_ref().is_some_and(|allow| allow.contains(&None)),
+        allow: allow.map_or(default.allow, |allow| allow.into_iter().flatten().collect()),
         context_max: section.or(
             "context_max",
             "Maximum context of a verify request, tokens.",
@@ -368,6 +375,7 @@ fn budget(mut section: Section<'_>) -> Budget {
         ),
         switchback: section.maybe("switchback", windows, default.switchback, &switchback()),
     };
+    section.warn("slots", "has no effect yet: the engine's free slots are not counted");
     section.close();
     budget
 }

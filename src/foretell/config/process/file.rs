@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 use serde_json::{Value as Json, json};
 
 use super::{
-    Admin, ClientControl, Corpus, Device, DrafterModel, Drain, Limits, Listen, LogFormat, LogLevel, Mode,
-    Observe, Process, Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends,
+    Admin, ClientControl, Corpus, DrafterModel, Limits, Listen, LogFormat, LogLevel, Observe, Process, Ready,
+    ServerTls, Tenant, TenantFallback, Timeouts, backends,
 };
 use crate::config::declared::Slot;
 use crate::config::flags::{Environment, Strings};
@@ -22,6 +22,10 @@ use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::read::{Item, Section};
 use crate::config::variables;
 use crate::config::yaml::{self, Value};
+use crate::http::drain::DrainTimes;
+use crate::http::listen::Bounds;
+use foretell_core::words::Mode;
+use foretell_onnx::open::DeviceChoice;
 
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
@@ -36,7 +40,7 @@ impl Default for Process {
             metrics: None,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
-            drain: Drain::default(),
+            drain: DrainTimes::default(),
             tenant: Tenant::default(),
             client: ClientControl::default(),
             backends: Vec::new(),
@@ -61,9 +65,7 @@ impl Default for Admin {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            headers: 100,
-            header_bytes: 32 << 10,
-            uri: 8 << 10,
+            head: Bounds::default(),
             speculate_body: 8 << 20,
             relay_body: None,
             sessions: 1024,
@@ -76,9 +78,6 @@ impl Default for Limits {
 impl Default for Timeouts {
     fn default() -> Self {
         Self {
-            header: Duration::from_secs(10),
-            body: Duration::from_secs(30),
-            keep_alive: Duration::from_secs(75),
             connect: Duration::from_secs(2),
             first_byte: None,
             idle: None,
@@ -86,12 +85,6 @@ impl Default for Timeouts {
             draft: None,
             pool_idle: Duration::from_secs(3),
         }
-    }
-}
-
-impl Default for Drain {
-    fn default() -> Self {
-        Self { delay: Duration::from_secs(5), early: true, grace: Duration::from_mins(2) }
     }
 }
 
@@ -117,6 +110,8 @@ pub struct Parsed {
     pub process: Process,
     /// Files and folders that the settings name; none has been opened.
     pub named: Vec<Named>,
+    /// Settings that have no effect.
+    pub warnings: Vec<String>,
     /// Every problem in the file, in the order of its lines.
     pub problems: Vec<Problem>,
 }
@@ -131,7 +126,8 @@ pub fn parse_all(file: &str, source: &str, environment: &dyn Strings) -> Parsed 
     let problems = Problems::new(file);
     variables::substitute(&mut root, environment, &problems);
     let process = read(&Item::root(&root, &problems));
-    Parsed { process, named: problems.named(), problems: problems.into_vec() }
+    let (named, warnings) = (problems.named(), problems.warnings());
+    Parsed { process, named, warnings, problems: problems.into_vec() }
 }
 
 /// The JSON Schema of a process file, draft 2020-12.
@@ -184,20 +180,32 @@ fn variable(schema: &mut Json) {
     }
 }
 
+/// Every mode with its name in files.
+const MODES: &[(&str, Mode)] = &{
+    let [off, observe, auto] = Mode::ALL;
+    [(off.name(), off), (observe.name(), observe), (auto.name(), auto)]
+};
+
 fn read(root: &Item<'_>) -> Process {
     let default = Process::default();
     let mut top = root.section();
     version(&mut top);
     let mode = "off: relay. observe: relay, and draft in the shadow. auto: speculate where it pays.";
+    let mode = top.or("mode", mode, default.mode, &word(MODES));
+    let listen = top
+        .item("listen", "Listeners for clients, http/1.1 and h2c.")
+        .map_or(default.listen, |item| listen(&item));
+    let admin = admin(top.section("admin", "The operator's listener: status page, API, metrics."));
+    let metrics = metrics(top.section("metrics", "A listener with only /metrics, /healthz and /readyz."));
+    let mut limits = limits(top.section("limits", "Limits of requests and of their memory."));
+    let timeouts = timeouts(top.section("timeouts", "Maximum waits."), &mut limits.head);
     let mut process = Process {
-        mode: top.or("mode", mode, default.mode, &word(Mode::NAMES)),
-        listen: top
-            .item("listen", "Listeners for clients, http/1.1 and h2c.")
-            .map_or(default.listen, |item| listen(&item)),
-        admin: admin(top.section("admin", "The operator's listener: status page, API, metrics.")),
-        metrics: metrics(top.section("metrics", "A listener with only /metrics, /healthz and /readyz.")),
-        limits: limits(top.section("limits", "Limits of requests and of their memory.")),
-        timeouts: timeouts(top.section("timeouts", "Maximum waits.")),
+        mode,
+        listen,
+        admin,
+        metrics,
+        limits,
+        timeouts,
         drain: drain(top.section("drain", "Durations of a shutdown.")),
         tenant: tenant(top.section("tenant", "The tenant of a request.")),
         client: client(top.section("client", "Control by clients.")),
@@ -307,12 +315,14 @@ fn metrics(mut section: Section<'_>) -> Option<SocketAddr> {
 }
 
 fn limits(mut section: Section<'_>) -> Limits {
-    let Limits { headers, header_bytes, uri, speculate_body, relay_body, sessions, memory, connections } =
-        Limits::default();
+    let Limits { head, speculate_body, relay_body, sessions, memory, connections } = Limits::default();
     let limits = Limits {
-        headers: section.or("headers", "Maximum header fields of a request.", headers, &whole(1..=10_000)),
-        header_bytes: section.or("header_bytes", "Maximum size of them.", header_bytes, &size()),
-        uri: section.or("uri", "Maximum size of its target.", uri, &size()),
+        head: Bounds {
+            headers: section.or("headers", "Maximum header fields of a request.", head.headers, &whole(1..=10_000)),
+            header_bytes: section.or("header_bytes", "Maximum size of them.", head.header_bytes, &size()),
+            uri: section.or("uri", "Maximum size of its target.", head.uri, &size()),
+            ..head
+        },
         speculate_body: section.or("speculate_body", "Larger bodies are relayed unread.", speculate_body, &size()),
         relay_body: section.maybe("relay_body", "Larger bodies are refused; null: no limit.", relay_body, &size()),
         sessions: section.or(
@@ -338,18 +348,15 @@ fn limits(mut section: Section<'_>) -> Limits {
     limits
 }
 
-fn timeouts(mut section: Section<'_>) -> Timeouts {
+/// Reads `timeouts`; `head` gets those for clients.
+fn timeouts(mut section: Section<'_>, head: &mut Bounds) -> Timeouts {
     let default = Timeouts::default();
     let header = "From connecting, or its first byte, to the end of a request's head.";
+    head.header_timeout = section.or("header", header, head.header_timeout, &period());
+    head.body = section.or("body", "Silence within a request's body.", head.body, &period());
+    let keep_alive = "A connection without a request.";
+    head.keep_alive = section.or("keep_alive", keep_alive, head.keep_alive, &period());
     let timeouts = Timeouts {
-        header: section.or("header", header, default.header, &period()),
-        body: section.or("body", "Silence within a request's body.", default.body, &period()),
-        keep_alive: section.or(
-            "keep_alive",
-            "A connection without a request.",
-            default.keep_alive,
-            &period(),
-        ),
         connect: section.or("connect", "To connect to a replica.", default.connect, &period()),
         first_byte: section.maybe("first_byte", "To the head of an answer.", default.first_byte, &period()),
         idle: section.maybe("idle", "To the next byte of an answer that has begun.", default.idle, &period()),
@@ -371,11 +378,11 @@ fn timeouts(mut section: Section<'_>) -> Timeouts {
     timeouts
 }
 
-fn drain(mut section: Section<'_>) -> Drain {
-    let default = Drain::default();
+fn drain(mut section: Section<'_>) -> DrainTimes {
+    let default = DrainTimes::default();
     let delay = "Not ready, but still accepting. If not set, it ends as soon as no client is connected.";
     let early = !section.has("delay");
-    let drain = Drain {
+    let drain = DrainTimes {
         delay: section.or("delay", delay, default.delay, &duration()),
         early,
         grace: section.or("grace", "Time for open answers to end.", default.grace, &duration()),
@@ -451,7 +458,8 @@ fn drafter(mut section: Section<'_>) -> Option<DrafterModel> {
     if let Some(model) = &model {
         section.names("path", FileKind::Drafter { tokenizer: tokenizer.is_none() }, model);
     }
-    let device = section.or("device", "Device that it runs on.", Device::default(), &word(Device::NAMES));
+    let device =
+        section.or("device", "Device that it runs on.", DeviceChoice::default(), &word(DeviceChoice::NAMES));
     let slots = section.or("slots", "Maximum concurrent sessions.", 64, &whole(1..=4096));
     let context = section.or("context", "Maximum tokens of a sequence.", 2048, &whole(16..=1 << 20));
     section.close();
