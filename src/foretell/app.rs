@@ -40,15 +40,14 @@ use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings}
 use crate::http::drain::Lifecycle;
 use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
-use crate::learning::comparison::windows::WindowMetrics;
-use crate::learning::comparison::{Comparisons, GroupMetrics};
+use crate::learning::comparison::{Comparisons, shown, windows};
 use crate::learning::corpus::{self, CorpusHandle};
 use crate::observe::trace::{Collector, CollectorError};
 use crate::random;
 use crate::serving::drafters::{DrafterError, Drafters};
 use crate::serving::exchange::Serve;
 use crate::serving::gates::GateWatch;
-use crate::serving::live::LiveMetrics;
+use crate::serving::live;
 use crate::serving::ruling::{self, Rulebook};
 use crate::serving::{SessionRunner, SessionRunnerSetup};
 use foretell_core::control::{Imposed, Windows};
@@ -188,14 +187,14 @@ pub async fn start_with(
         learnt: Arc::clone(&learnt),
     }));
     let metrics = shared.observer.metrics();
-    let groups = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
+    let groups = shown::collector(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
     metrics.register(groups).map_err(StartError::from)?;
-    let windows = WindowMetrics::new(&learnt, &identities).map_err(StartError::from)?;
+    let windows = windows::collector(&learnt, &identities).map_err(StartError::from)?;
     metrics.register(windows).map_err(StartError::from)?;
     let gates =
         GateWatch::new(Arc::clone(&runner), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
     let gates = Arc::new(gates);
-    let live = LiveMetrics::new(&gates, &identities, Arc::clone(&drafters));
+    let live = live::collector(&gates, &identities, Arc::clone(&drafters));
     metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
     let known = Known {
         policies: store,

@@ -21,9 +21,8 @@ use crate::http::drain::{DrainTimes, Lifecycle};
 use crate::http::listen::Endpoint;
 use crate::http::memory::Memory;
 use crate::observe::Observer;
-use crate::observe::edge::EdgeMetrics;
-use crate::observe::replicas::ReplicaMetrics;
 use crate::observe::trace;
+use crate::observe::{edge, replicas};
 pub use crate::serving::exchange::Shared;
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
@@ -164,10 +163,10 @@ impl Shared {
             observer: {
                 let TraceSettings { share, collector, texts } = settings.trace_settings.clone();
                 let observer = Observer::new()?.trace_settings(share, collector)?.with_texts(texts);
-                observer.metrics().register(ReplicaMetrics::new(Arc::clone(&fleet))?)?;
+                observer.metrics().register(replicas::collector(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));
-                let edge = EdgeMetrics::new(Arc::clone(&memory), Arc::clone(&connections))?;
+                let edge = edge::collector(Arc::clone(&memory), Arc::clone(&connections))?;
                 observer.metrics().register(edge)?;
                 Arc::new(observer)
             },

@@ -25,6 +25,7 @@ pub mod sweep;
 pub mod synthetic;
 pub mod table;
 pub mod traffic;
+mod values;
 pub mod workloads;
 pub mod world;
 

@@ -1,15 +1,13 @@
 //! The control groups of the policies: which requests are held back, and how the two groups
 //! compare.
 
-mod shown;
+pub mod shown;
 pub mod windows;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-
-pub use self::shown::GroupMetrics;
 
 use crate::clock::Clock;
 use foretell_core::control::ExpiringMap;

@@ -3,21 +3,23 @@
 
 use std::sync::Arc;
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::core::Collector;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
-use super::make;
+use super::make::{self, AtScrape, Made};
 use crate::http::connections::Connections;
 use crate::http::memory::Memory;
 use foretell_core::words::metric;
 
-/// Collects the metrics of connections and memory.
-pub struct EdgeMetrics {
-    memory: Arc<Memory>,
-    connections: Arc<Connections>,
-    /// Always at zero: only the descriptions are used.
-    described: Families,
+/// A collector for this memory budget and these connections.
+///
+/// # Errors
+/// A metric has an invalid description, which is a bug.
+pub fn collector(memory: Arc<Memory>, connections: Arc<Connections>) -> Made<impl Collector> {
+    AtScrape::new(Families::new, move |families| {
+        families.show(&memory, &connections);
+        Some(())
+    })
 }
 
 struct Families {
@@ -30,51 +32,17 @@ struct Families {
     refused: IntCounterVec,
 }
 
-impl EdgeMetrics {
-    /// A collector for this memory budget and these connections.
-    ///
-    /// # Errors
-    /// A metric has an invalid description, which is a bug.
-    pub fn new(memory: Arc<Memory>, connections: Arc<Connections>) -> Result<Self, prometheus::Error> {
-        Ok(Self { memory, connections, described: Families::new()? })
-    }
-}
-
-impl Collector for EdgeMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.described.all().into_iter().flat_map(Collector::desc).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(families) = Families::new() else { return Vec::new() };
-        families.show(&self.memory, &self.connections);
-        families.all().into_iter().flat_map(Collector::collect).collect()
-    }
-}
-
 impl Families {
-    fn new() -> Result<Self, prometheus::Error> {
+    fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            memory: make::level(metric::MEMORY)?,
-            memory_limit: make::level(metric::MEMORY_LIMIT)?,
-            connections: make::level(metric::CONNECTIONS)?,
-            connections_limit: make::level(metric::CONNECTIONS_LIMIT)?,
-            evicted: make::counter(metric::CONNECTIONS_EVICTED)?,
-            failed: make::counter(metric::CONNECTIONS_FAILED)?,
-            refused: make::counters(metric::REFUSED)?,
+            memory: all.with(make::level(metric::MEMORY))?,
+            memory_limit: all.with(make::level(metric::MEMORY_LIMIT))?,
+            connections: all.with(make::level(metric::CONNECTIONS))?,
+            connections_limit: all.with(make::level(metric::CONNECTIONS_LIMIT))?,
+            evicted: all.with(make::counter(metric::CONNECTIONS_EVICTED))?,
+            failed: all.with(make::counter(metric::CONNECTIONS_FAILED))?,
+            refused: all.with(make::counters(metric::REFUSED))?,
         })
-    }
-
-    fn all(&self) -> [&dyn Collector; 7] {
-        [
-            &self.memory,
-            &self.memory_limit,
-            &self.connections,
-            &self.connections_limit,
-            &self.evicted,
-            &self.failed,
-            &self.refused,
-        ]
     }
 
     fn show(&self, memory: &Memory, connections: &Connections) {

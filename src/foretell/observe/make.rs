@@ -1,5 +1,7 @@
 //! Prometheus metrics made from the entries of the list of metrics.
 
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use prometheus::{
     CounterVec, Gauge as Level, GaugeVec, Histogram as Sizes, HistogramOpts, HistogramVec, IntCounter,
     IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -7,7 +9,8 @@ use prometheus::{
 
 use foretell_core::words::metric::{Counter, Gauge, Histogram, Metric};
 
-type Made<T> = Result<T, prometheus::Error>;
+/// A metric, unless its description is invalid, which is a bug.
+pub type Made<T> = Result<T, prometheus::Error>;
 
 fn options(metric: &Metric) -> Opts {
     Opts::new(metric.name, metric.help)
@@ -60,4 +63,58 @@ pub fn histogram(histogram: Histogram) -> Made<Sizes> {
 /// Histograms with labels.
 pub fn histograms(histogram: Histogram) -> Made<HistogramVec> {
     HistogramVec::new(sized(&histogram), histogram.metric.labels)
+}
+
+/// Metrics that are made anew and set at every scrape, so that the series of a source that is gone
+/// disappear.
+pub struct AtScrape<F> {
+    make: Box<dyn Fn(&mut Families) -> Made<F> + Send + Sync>,
+    set: Box<dyn Fn(&F) -> Option<()> + Send + Sync>,
+    /// Never set: only the descriptions are used.
+    described: Families,
+}
+
+/// The metrics of one scrape.
+#[derive(Default)]
+pub struct Families(Vec<Box<dyn Collector>>);
+
+impl Families {
+    /// Adds a metric.
+    ///
+    /// # Errors
+    /// Its description is invalid.
+    pub fn with<M: Collector + Clone + 'static>(&mut self, metric: Made<M>) -> Made<M> {
+        let metric = metric?;
+        self.0.push(Box::new(metric.clone()));
+        Ok(metric)
+    }
+}
+
+impl<F> AtScrape<F> {
+    /// A collector of the metrics that `make` makes and `set` sets; `set` returns `None` if their
+    /// sources are gone, and nothing is shown then.
+    ///
+    /// # Errors
+    /// A metric has an invalid description, which is a bug.
+    pub fn new(
+        make: impl Fn(&mut Families) -> Made<F> + Send + Sync + 'static,
+        set: impl Fn(&F) -> Option<()> + Send + Sync + 'static,
+    ) -> Made<Self> {
+        let mut described = Families::default();
+        make(&mut described)?;
+        Ok(Self { make: Box::new(make), set: Box::new(set), described })
+    }
+}
+
+impl<F> Collector for AtScrape<F> {
+    fn desc(&self) -> Vec<&Desc> {
+        self.described.0.iter().flat_map(|metric| metric.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut families = Families::default();
+        let made = (self.make)(&mut families).ok();
+        let set = made.and_then(|made| (self.set)(&made));
+        set.map_or_else(Vec::new, |()| families.0.iter().flat_map(|metric| metric.collect()).collect())
+    }
 }

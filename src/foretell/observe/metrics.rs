@@ -6,7 +6,6 @@ mod config;
 mod corpus;
 mod drafts;
 mod drift;
-mod dropped;
 mod models;
 mod requests;
 mod rounds;
@@ -25,11 +24,10 @@ pub use self::corpus::CorpusMetrics;
 use self::drafts::DraftCounts;
 pub use self::drafts::{DraftKind, DraftLoss};
 use self::drift::DriftMetrics;
-use self::dropped::Dropped;
 use self::requests::RequestMetrics;
 use self::rounds::RoundMetrics;
-use self::runtime::RuntimeMetrics;
-use super::{Finished, make, trace};
+use super::make::{self, AtScrape, Made};
+use super::{Finished, trace};
 use foretell_core::control::Alarm;
 use foretell_core::session::Doubted;
 use foretell_core::words::metric;
@@ -109,7 +107,7 @@ impl Metrics {
             registry: new.registry,
         };
         metrics.begin();
-        metrics.register(Dropped::new(metric::LOG_DROPPED, super::log::dropped)?)?;
+        metrics.register(dropped(metric::LOG_DROPPED, super::log::dropped)?)?;
         metrics.register(ProcessCollector::for_self())?;
         Ok(metrics)
     }
@@ -136,7 +134,7 @@ impl Metrics {
     /// # Errors
     /// Some have been added already.
     pub fn runtimes(&self, runtimes: Vec<Handle>) -> Result<(), prometheus::Error> {
-        self.register(RuntimeMetrics::new(runtimes)?)
+        self.register(runtime::collector(runtimes)?)
     }
 
     /// Adds the number of spans that this collector has dropped.
@@ -144,7 +142,7 @@ impl Metrics {
     /// # Errors
     /// It has been added already.
     pub fn spans(&self, collector: trace::Collector) -> Result<(), prometheus::Error> {
-        self.register(Dropped::new(metric::SPANS_DROPPED, move || collector.dropped())?)
+        self.register(dropped(metric::SPANS_DROPPED, move || collector.dropped())?)
     }
 
     /// Counts a request whose token ids were found in doubt.
@@ -243,6 +241,15 @@ impl Maker {
         self.registry.register(Box::new(metric.clone()))?;
         Ok(metric)
     }
+}
+
+/// A collector of the number of items that were dropped instead of waiting.
+fn dropped(metric: metric::Counter, count: impl Fn() -> u64 + Send + Sync + 'static) -> Made<impl Collector> {
+    let make = move |all: &mut make::Families| all.with(make::counter(metric));
+    AtScrape::new(make, move |dropped| {
+        dropped.inc_by(count());
+        Some(())
+    })
 }
 
 #[cfg(test)]

@@ -5,19 +5,27 @@
 
 use std::sync::Arc;
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::core::Collector;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
-use super::make;
+use super::make::{self, AtScrape, Made};
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::metric;
 
-/// Collects the metrics of a fleet.
-pub struct ReplicaMetrics {
-    fleet: Arc<Fleet>,
-    /// Always at zero: only the descriptions are used.
-    described: Families,
+/// A collector for this fleet.
+///
+/// # Errors
+/// A metric has an invalid description, which is a bug.
+pub fn collector(fleet: Arc<Fleet>) -> Made<impl Collector> {
+    let connects = fleet.connects().clone();
+    let make = move |all: &mut make::Families| {
+        all.with(Ok(connects.clone()))?;
+        Families::new(all)
+    };
+    AtScrape::new(make, move |families| {
+        fleet.each(|replica| families.show(replica));
+        Some(())
+    })
 }
 
 /// The metrics of one scrape.
@@ -34,59 +42,20 @@ struct Families {
     probes: IntCounterVec,
 }
 
-impl ReplicaMetrics {
-    /// A collector for this fleet.
-    ///
-    /// # Errors
-    /// A metric has an invalid description, which is a bug.
-    pub fn new(fleet: Arc<Fleet>) -> Result<Self, prometheus::Error> {
-        Ok(Self { fleet, described: Families::new()? })
-    }
-}
-
-impl Collector for ReplicaMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        let all = self.described.all().into_iter();
-        all.flat_map(Collector::desc).chain(self.fleet.connects().desc()).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(families) = Families::new() else { return Vec::new() };
-        self.fleet.each(|replica| families.show(replica));
-        let all = families.all().into_iter();
-        all.flat_map(Collector::collect).chain(self.fleet.connects().collect()).collect()
-    }
-}
-
 impl Families {
-    fn new() -> Result<Self, prometheus::Error> {
+    fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            up: make::levels(metric::REPLICA_UP)?,
-            breaker: make::levels(metric::BREAKER_STATE)?,
-            transitions: make::counters(metric::BREAKER_TRANSITIONS)?,
-            calls: make::counters(metric::REPLICA_REQUESTS)?,
-            in_flight: make::levels(metric::REPLICA_IN_FLIGHT)?,
-            errors: make::counters(metric::REPLICA_ERRORS)?,
-            retries: make::counters(metric::REPLICA_RETRIES)?,
-            load: make::gauges(metric::REPLICA_LOAD)?,
-            load_age: make::gauges(metric::REPLICA_LOAD_AGE)?,
-            probes: make::counters(metric::PROBES)?,
+            up: all.with(make::levels(metric::REPLICA_UP))?,
+            breaker: all.with(make::levels(metric::BREAKER_STATE))?,
+            transitions: all.with(make::counters(metric::BREAKER_TRANSITIONS))?,
+            calls: all.with(make::counters(metric::REPLICA_REQUESTS))?,
+            in_flight: all.with(make::levels(metric::REPLICA_IN_FLIGHT))?,
+            errors: all.with(make::counters(metric::REPLICA_ERRORS))?,
+            retries: all.with(make::counters(metric::REPLICA_RETRIES))?,
+            load: all.with(make::gauges(metric::REPLICA_LOAD))?,
+            load_age: all.with(make::gauges(metric::REPLICA_LOAD_AGE))?,
+            probes: all.with(make::counters(metric::PROBES))?,
         })
-    }
-
-    fn all(&self) -> [&dyn Collector; 10] {
-        [
-            &self.up,
-            &self.breaker,
-            &self.transitions,
-            &self.calls,
-            &self.in_flight,
-            &self.errors,
-            &self.retries,
-            &self.load,
-            &self.load_age,
-            &self.probes,
-        ]
     }
 
     fn show(&self, replica: &Replica) {

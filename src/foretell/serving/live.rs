@@ -1,28 +1,37 @@
 //! Metrics of the current state, read on every scrape: gates, modes, drafters, and whether the
 //! process drains.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::drafters::Drafters;
 use super::gates::GateWatch;
 use crate::fleet::identity::Identities;
-use crate::observe::make;
+use crate::observe::make::{self, AtScrape, Made};
 use foretell_core::words::{Gate, Mode, metric};
 use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{Drafter, PolicySet, Vocabulary};
 
-/// Collects them. Its sources hold the registry that holds this, so they are held weakly: otherwise
-/// neither would ever be dropped.
-pub struct LiveMetrics {
-    gates: Weak<GateWatch>,
-    identities: Weak<Identities>,
+/// A collector for these parts of a running proxy. They hold the registry that holds it, so it
+/// holds them weakly: otherwise neither would ever be dropped.
+///
+/// # Errors
+/// A metric has an invalid description, which is a bug.
+pub fn collector(
+    gates: &Arc<GateWatch>,
+    identities: &Arc<Identities>,
     drafters: Arc<Drafters>,
-    /// Always empty: only the descriptions are used.
-    described: Families,
+) -> Made<impl Collector + use<>> {
+    let (gates, identities) = (Arc::downgrade(gates), Arc::downgrade(identities));
+    AtScrape::new(Families::new, move |families| {
+        let (gates, identities) = (gates.upgrade()?, identities.upgrade()?);
+        families.gates(&gates);
+        families.modes(&gates);
+        families.drafters(&drafters, &gates.policies().current(), &identities);
+        Some(())
+    })
 }
 
 /// The metrics of one scrape.
@@ -36,90 +45,55 @@ struct Families {
 }
 
 impl Families {
-    fn new() -> Result<Self, prometheus::Error> {
+    fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            open: make::levels(metric::GATE_OPEN)?,
-            changes: make::counters(metric::GATE_TRANSITIONS)?,
-            mode: make::levels(metric::MODE)?,
-            draining: make::level(metric::DRAINING)?,
-            queue: make::levels(metric::DRAFTER_QUEUE)?,
-            mismatch: make::levels(metric::TOKENIZER_MISMATCH)?,
+            open: all.with(make::levels(metric::GATE_OPEN))?,
+            changes: all.with(make::counters(metric::GATE_TRANSITIONS))?,
+            mode: all.with(make::levels(metric::MODE))?,
+            draining: all.with(make::level(metric::DRAINING))?,
+            queue: all.with(make::levels(metric::DRAFTER_QUEUE))?,
+            mismatch: all.with(make::levels(metric::TOKENIZER_MISMATCH))?,
         })
     }
 
-    fn all(&self) -> [&dyn Collector; 6] {
-        [&self.open, &self.changes, &self.mode, &self.draining, &self.queue, &self.mismatch]
-    }
-}
-
-impl LiveMetrics {
-    /// A collector for these parts of a running proxy.
-    ///
-    /// # Errors
-    /// A metric has an invalid description, which is a bug.
-    pub fn new(
-        gates: &Arc<GateWatch>,
-        identities: &Arc<Identities>,
-        drafters: Arc<Drafters>,
-    ) -> Result<Self, prometheus::Error> {
-        let (gates, identities) = (Arc::downgrade(gates), Arc::downgrade(identities));
-        Ok(Self { gates, identities, drafters, described: Families::new()? })
-    }
-
-    fn gates(families: &Families, gates: &GateWatch) {
+    fn gates(&self, gates: &GateWatch) {
         for at in gates.look() {
             for gate in Gate::ALL {
                 let open = at.open.get(gate.position()).copied().unwrap_or(true);
-                families.open.with_label_values(&[&*at.policy, &at.replica, gate.name()]).set(open.into());
+                self.open.with_label_values(&[&*at.policy, &at.replica, gate.name()]).set(open.into());
             }
         }
         for (gate, changes) in Gate::ALL.into_iter().zip(gates.changes()) {
             for (to, count) in ["open", "closed"].into_iter().zip(changes) {
-                families.changes.with_label_values(&[gate.name(), to]).inc_by(count);
+                self.changes.with_label_values(&[gate.name(), to]).inc_by(count);
             }
         }
     }
 
-    fn modes(families: &Families, gates: &GateWatch) {
+    fn modes(&self, gates: &GateWatch) {
         let shared = gates.shared();
         for backend in shared.fleet.names() {
             let now = shared.modes.of(backend);
             for mode in Mode::ALL {
-                families.mode.with_label_values(&[backend, mode.name()]).set((mode == now).into());
+                self.mode.with_label_values(&[backend, mode.name()]).set((mode == now).into());
             }
         }
-        families.draining.set(shared.life.is_draining().into());
+        self.draining.set(shared.life.is_draining().into());
     }
 
-    fn drafters(&self, families: &Families, policies: &PolicySet, identities: &Identities) {
-        for (name, waiting) in self.drafters.waiting() {
-            families.queue.with_label_values(&[&*name]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    fn drafters(&self, drafters: &Drafters, policies: &PolicySet, identities: &Identities) {
+        for (name, waiting) in drafters.waiting() {
+            self.queue.with_label_values(&[&*name]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
         }
         let known = identities.all();
         for drafter in policies.policies().iter().flat_map(|policy| &policy.drafters) {
             let Drafter::Model { model, vocabulary: Vocabulary::Same } = drafter else { continue };
-            let differs = known.iter().filter_map(|(_, identity)| identity.as_deref()).any(|identity| {
-                matches!(self.drafters.state(model, identity), ModelState::OtherVocabulary(_))
-            });
-            let gauge = families.mismatch.with_label_values(&[&**model]);
+            let differs = known
+                .iter()
+                .filter_map(|(_, identity)| identity.as_deref())
+                .any(|identity| matches!(drafters.state(model, identity), ModelState::OtherVocabulary(_)));
+            let gauge = self.mismatch.with_label_values(&[&**model]);
             gauge.set(gauge.get().max(differs.into()));
         }
-    }
-}
-
-impl Collector for LiveMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.described.all().into_iter().flat_map(Collector::desc).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let (Some(gates), Some(identities)) = (self.gates.upgrade(), self.identities.upgrade()) else {
-            return Vec::new();
-        };
-        let Ok(families) = Families::new() else { return Vec::new() };
-        Self::gates(&families, &gates);
-        Self::modes(&families, &gates);
-        self.drafters(&families, &gates.policies().current(), &identities);
-        families.all().into_iter().flat_map(Collector::collect).collect()
     }
 }

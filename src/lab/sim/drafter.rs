@@ -1,21 +1,34 @@
 //! The model drafter of a fleet: one queue, one run at a time, which serves all open requests.
 
+use serde::Deserialize;
+
+use super::values::{count, seconds};
 use foretell_core::session::ActionId;
 
 /// Costs of a drafter, in seconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DrafterSpec {
     /// Seconds of a drafted token, for one session.
+    #[serde(deserialize_with = "seconds::<_, 0, 60>")]
     pub token: f64,
     /// Seconds for each token of text that it has not read yet.
+    #[serde(deserialize_with = "seconds::<_, 0, 60>")]
     pub read: f64,
     /// Relative increase of a run's time for each further session in it.
     pub growth: f64,
     /// Maximum number of sessions whose text it keeps (drafter slots); a session beyond them gets a
     /// fault.
+    #[serde(deserialize_with = "count")]
     pub slots: usize,
     /// It computes on the engine's own processor: while one computes, the other waits.
     pub shared: bool,
+}
+
+impl Default for DrafterSpec {
+    fn default() -> Self {
+        Self::BUNDLED
+    }
 }
 
 impl DrafterSpec {

@@ -186,7 +186,7 @@ impl<'a> Cell<'a> {
         let requests = self.workload.scripts.iter().cycle().take(wanted).cloned().collect();
         Setup {
             drafter: Some(DrafterSpec::BUNDLED),
-            net: Net { rtt: 0.5e-3, call: 0.3e-3 },
+            net: Net::usual(),
             mode,
             ..Setup::plain(
                 EngineSpec::paced(self.paced),

@@ -18,6 +18,9 @@
 //! up to 512); a larger batch is launched kernel by kernel. Matrix products come in tiles of 64
 //! tokens.
 
+use serde::Deserialize;
+
+use super::values::{number, seconds};
 use foretell_core::units::{SplitMix64, Tick};
 
 /// The work of one step.
@@ -79,29 +82,49 @@ pub struct Table {
 
 /// A step takes `step`; one that answers a verify request of n drafted tokens takes
 /// `step · (base + node · n)`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Paced {
     /// Seconds of a plain step.
+    #[serde(deserialize_with = "seconds::<_, 1, 60>")]
     pub step: f64,
     /// Plain steps that a verify request takes without a draft.
+    #[serde(default = "one")]
     pub base: f64,
     /// Plain steps for every drafted token.
+    #[serde(default)]
     pub node: f64,
     /// Relative increase for each further sequence that gets an output.
+    #[serde(default)]
     pub growth: f64,
     /// Seconds for each token that is only read.
+    #[serde(default, deserialize_with = "seconds::<_, 0, 60>")]
     pub prompt: f64,
 }
 
+const fn one() -> f64 {
+    1.0
+}
+
 /// Random variation of step times.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Jitter {
     /// Every step is within this share of its time.
+    #[serde(deserialize_with = "number::<_, 0, 1>")]
     pub spread: f64,
     /// Probability that a step is disturbed.
+    #[serde(deserialize_with = "number::<_, 0, 1>")]
     pub rare: f64,
     /// Minimum factor of a disturbed step; the factor has a Pareto tail of index 2, cut at 20.
+    #[serde(deserialize_with = "number::<_, 1, 20>")]
     pub tail: f64,
+}
+
+impl Default for Jitter {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 impl Jitter {
@@ -197,21 +220,27 @@ impl Paced {
 }
 
 /// A named engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Profile {
     /// Llama 2 7B on an L4.
+    #[serde(rename = "7b-l4")]
     Small,
     /// Llama 3.1 8B on an H100.
+    #[serde(rename = "8b-h100")]
     Fast,
     /// Llama 3.1 70B on four H100.
+    #[serde(rename = "70b-4xh100")]
     Large,
     /// vLLM on two CPU cores, as measured here.
     VllmCpu,
     /// llama-server on two CPU cores, as measured here.
+    #[serde(rename = "llama-server")]
     LlamaCpu,
     /// Our own target as it is.
     Onnx,
     /// Our own target at eight times its depth.
+    #[serde(rename = "onnx-inflated")]
     Inflated,
 }
 
@@ -231,23 +260,6 @@ pub struct Shape {
 }
 
 impl Profile {
-    /// Every profile.
-    pub const ALL: [Self; 7] =
-        [Self::Small, Self::Fast, Self::Large, Self::VllmCpu, Self::LlamaCpu, Self::Onnx, Self::Inflated];
-
-    /// Its name in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Small => "7b-l4",
-            Self::Fast => "8b-h100",
-            Self::Large => "70b-4xh100",
-            Self::VllmCpu => "vllm-cpu",
-            Self::LlamaCpu => "llama-server",
-            Self::Onnx => "onnx",
-            Self::Inflated => "onnx-inflated",
-        }
-    }
-
     /// Its figures.
     pub fn shape(self) -> Shape {
         match self {
@@ -303,17 +315,6 @@ impl Profile {
     }
 }
 
-impl std::str::FromStr for Profile {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|profile| profile.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|profile| profile.name()).collect();
-            format!("allowed {}, got {name}", names.join(", "))
-        })
-    }
-}
-
 fn gpu(roofline: Roofline, kv: usize) -> Shape {
     let pace = Curve::Roofline(roofline);
     Shape { pace, sequences: 256, kv, chunk: 2048, block: 16 }
@@ -366,13 +367,5 @@ mod tests {
         let late = drawn.iter().filter(|factor| **factor > 1.5).count();
         assert!((60..150).contains(&late), "{late}");
         assert!(drawn.iter().all(|factor| (0.95..=21.0).contains(factor)));
-    }
-
-    #[test]
-    fn every_profile_is_found_by_its_name() {
-        for profile in Profile::ALL {
-            assert_eq!(profile.name().parse(), Ok(profile));
-        }
-        assert!("h200".parse::<Profile>().is_err());
     }
 }

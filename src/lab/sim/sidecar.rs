@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Deserializer};
+
 use super::permit::Permit;
+use super::values::{DAY, seconds};
 use foretell_core::control::Control;
 use foretell_core::control::gates::Signal;
 use foretell_core::control::groups::Groups;
@@ -12,14 +15,28 @@ use foretell_core::units::{SplitMix64, Tick};
 use foretell_core::words::PlainReason;
 
 /// Load reports of the engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct SignalSpec {
     /// Seconds between two reports; `None` if it never reports.
+    #[serde(deserialize_with = "some_seconds::<_, 1_000>")]
     pub every: Option<f64>,
     /// Age of a report when it arrives, seconds.
+    #[serde(deserialize_with = "seconds::<_, 0, DAY>")]
     pub age: f64,
     /// Second after which no report arrives.
+    #[serde(deserialize_with = "some_seconds::<_, 0>")]
     pub until: Option<f64>,
+}
+
+fn some_seconds<'de, D: Deserializer<'de>, const MIN: u64>(source: D) -> Result<Option<f64>, D::Error> {
+    seconds::<D, MIN, DAY>(source).map(Some)
+}
+
+impl Default for SignalSpec {
+    fn default() -> Self {
+        Self::USUAL
+    }
 }
 
 impl SignalSpec {

@@ -3,16 +3,20 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use super::source::{OUTSIDE, Script, Scripts};
+use super::values::{count, number};
 use foretell_core::units::{SplitMix64, TokenId};
 
 /// Part of the output that copies earlier text. It decides the acceptance of lookup drafters.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Copied {
     /// Nothing but common words.
     Fresh,
     /// The prompt again, with this share of its tokens replaced.
-    Rewrite(f64),
+    Rewrite(#[serde(deserialize_with = "number::<_, 0, 1>")] f64),
     /// A rewrite that turns into fresh text after this number of tokens.
     Until(usize),
     /// Fresh text that repeats its last `period` tokens, from output token `after + period` on.
@@ -20,25 +24,30 @@ pub enum Copied {
         /// Output tokens before the part that is repeated.
         after: usize,
         /// Tokens of the repeated part.
+        #[serde(deserialize_with = "count")]
         period: usize,
     },
 }
 
 /// Accuracy of the model drafter.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Agreement {
     /// There is none.
+    #[serde(rename = "none")]
     Never,
     /// Each choice is right with this probability, independently of the others.
-    Even(f64),
+    Even(#[serde(deserialize_with = "number::<_, 0, 1>")] f64),
     /// By draft position, given that the ones before are right; the last counts for all beyond.
     Fading(Vec<f64>),
     /// One probability before output token `at`, another one after it: a regime change, or with 0 a
     /// collapse.
     Turning {
         /// Before token `at`.
+        #[serde(deserialize_with = "number::<_, 0, 1>")]
         first: f64,
         /// From token `at` on.
+        #[serde(deserialize_with = "number::<_, 0, 1>")]
         then: f64,
         /// Output tokens.
         at: usize,
@@ -46,27 +55,40 @@ pub enum Agreement {
     /// Alternating easy and hard stretches of text, with a margin that tells them apart.
     Mixed {
         /// In easy stretches.
+        #[serde(deserialize_with = "number::<_, 0, 1>")]
         easy: f64,
         /// In hard ones.
+        #[serde(deserialize_with = "number::<_, 0, 1>")]
         hard: f64,
         /// Mean length of a stretch, tokens.
+        #[serde(deserialize_with = "number::<_, 1, 1_000_000>")]
         stretch: f64,
     },
 }
 
 /// A kind of text.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Kind {
     /// Tokens of the prompt.
+    #[serde(deserialize_with = "count")]
     pub prompt: usize,
     /// Mean tokens of the output.
+    #[serde(deserialize_with = "count")]
     pub output: usize,
     /// Outputs are shorter or longer by up to this share of `output`.
+    #[serde(deserialize_with = "number::<_, 0, 1>")]
     pub vary: f64,
     /// The part of it that copies earlier text.
     pub copied: Copied,
     /// Accuracy of the model drafter.
     pub agreement: Agreement,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { prompt: 300, output: 128, vary: 0.5, copied: Copied::Fresh, agreement: Agreement::Never }
+    }
 }
 
 impl Kind {

@@ -1,7 +1,6 @@
 //! Workload tables: a whole setting with its expectations, as a YAML file.
 //!
-//! Every unknown key and every value out of range is an error with its line; all errors are
-//! reported at once.
+//! An unknown key, or a value out of range, is an error with its line; the first one is reported.
 //!
 //! ```yaml
 //! version: 1
@@ -39,9 +38,8 @@
 //! A text is the name of a recording, `traces/NAME.jsonl` in the table's folder, or made from a
 //! seed. Requests have the temperature at which their text was recorded.
 
-mod engine;
+mod keys;
 mod read;
-mod text;
 
 use std::path::Path;
 
@@ -49,7 +47,6 @@ use super::figures::Figure;
 use super::permit;
 use super::sweep::Sweep;
 use super::world::Setup;
-use foretell::config::problem::Problem;
 
 /// A setting and what is expected of it.
 #[derive(Clone, Debug)]
@@ -105,9 +102,16 @@ pub enum Unusable {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Its settings have errors.
-    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
-    Settings(Vec<Problem>),
+    /// A setting has an error.
+    #[error("{file}:{line}: {message}")]
+    Settings {
+        /// The file.
+        file: String,
+        /// Line in it, counted from 1.
+        line: u64,
+        /// The values that are allowed, and the one that was found.
+        message: String,
+    },
     /// Its policy has errors, or relays.
     #[error("{0}")]
     Policy(#[from] permit::Refused),
@@ -117,7 +121,7 @@ impl Table {
     /// Reads a table and the recordings that it names.
     ///
     /// # Errors
-    /// Every error of the file.
+    /// The first error of the file.
     pub fn read(path: &Path) -> Result<Self, Unusable> {
         let source = std::fs::read_to_string(path)
             .map_err(|source| Unusable::File { path: path.to_owned(), source })?;
@@ -128,7 +132,7 @@ impl Table {
     /// As [`Table::read`], from a text; recordings are in the folder `traces`.
     ///
     /// # Errors
-    /// Every error of the text.
+    /// The first error of the text.
     pub fn parse(file: &str, source: &str, traces: &Path) -> Result<Self, Unusable> {
         read::table(file, source, traces)
     }

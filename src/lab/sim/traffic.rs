@@ -1,11 +1,42 @@
 //! Request arrivals.
 
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
 use super::source::Scripts;
+use super::values::parse_seconds;
 use foretell_core::units::SplitMix64;
 
 /// A piecewise constant value: (seconds, value), by rising seconds; zero before the first.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Steps")]
 pub struct Ramp(pub Vec<(f64, f64)>);
+
+/// A ramp in a file: a number, or numbers by the second from which they hold.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "allowed a number, or a map from durations to numbers")]
+enum Steps {
+    Flat(f64),
+    From(HashMap<String, f64>),
+}
+
+impl TryFrom<Steps> for Ramp {
+    type Error = String;
+
+    fn try_from(steps: Steps) -> Result<Self, String> {
+        let step = |(from, value): (String, f64)| Ok((parse_seconds(&from)?, value));
+        let mut steps = match steps {
+            Steps::Flat(value) => vec![(0.0, value)],
+            Steps::From(steps) => steps.into_iter().map(step).collect::<Result<_, String>>()?,
+        };
+        steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        match steps.iter().find(|(_, value)| !(0.0..=100_000.0).contains(value)) {
+            Some((_, value)) => Err(format!("allowed 0..=100000, got {value}")),
+            None => Ok(Self(steps)),
+        }
+    }
+}
 
 impl Ramp {
     /// The same value at all times.
@@ -35,7 +66,8 @@ pub enum Arrivals {
 }
 
 /// Owner of a request: decides if it goes through Foretell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Owner {
     /// It goes through Foretell, unless all traffic goes direct.
     Ours,

@@ -10,6 +10,8 @@ mod traffic;
 
 use std::collections::HashMap;
 
+use serde::Deserialize;
+
 use super::agenda::Agenda;
 use super::drafter::{Drafter, DrafterSpec};
 use super::engine::{Engine, EngineSpec, Job, JobId, Produced};
@@ -18,6 +20,7 @@ use super::record::Record;
 use super::request::Request;
 use super::sidecar::{Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream};
+use super::values::seconds;
 use super::{at, later};
 use foretell_core::session::ActionId;
 use foretell_core::units::{SplitMix64, Tick};
@@ -36,12 +39,22 @@ pub enum Mode {
 }
 
 /// Network delays between client, Foretell and engine.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default = "Net::usual", deny_unknown_fields)]
 pub struct Net {
     /// Round-trip seconds between Foretell and the engine; half of it each way.
+    #[serde(deserialize_with = "seconds::<_, 0, 10>")]
     pub rtt: f64,
     /// Additional seconds per call, for requests that go through Foretell.
+    #[serde(deserialize_with = "seconds::<_, 0, 10>")]
     pub call: f64,
+}
+
+impl Net {
+    /// Foretell and the engine in one data centre.
+    pub const fn usual() -> Self {
+        Self { rtt: 0.5e-3, call: 0.3e-3 }
+    }
 }
 
 /// A whole setting.

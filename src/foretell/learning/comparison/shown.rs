@@ -3,22 +3,28 @@
 use std::sync::Arc;
 
 use prometheus::GaugeVec;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::core::Collector;
 use serde_json::{Value, json};
 
 use super::{Compared, Comparisons};
 use crate::config::store::PolicyStore;
-use crate::observe::make;
+use crate::observe::make::{self, AtScrape, Made};
 use foretell_core::control::groups::Interval;
 use foretell_core::words::metric;
 
-/// Collects the metrics of the groups of all policies in force on every scrape.
-pub struct GroupMetrics {
-    comparisons: Arc<Comparisons>,
-    policies: Arc<PolicyStore>,
-    /// Always empty: only the descriptions are used.
-    described: Families,
+/// A collector for those of these groups whose policies are in force.
+///
+/// # Errors
+/// A metric has an invalid description, which is a bug.
+pub fn collector(comparisons: Arc<Comparisons>, policies: Arc<PolicyStore>) -> Made<impl Collector> {
+    AtScrape::new(Families::new, move |families| {
+        let policies = policies.current();
+        let in_force =
+            |compared: &Compared| policies.policies().iter().any(|policy| policy.name == compared.policy);
+        let all = comparisons.all();
+        all.iter().filter(|compared| in_force(compared)).for_each(|compared| families.show(compared));
+        Some(())
+    })
 }
 
 /// The metrics of one scrape.
@@ -27,21 +33,11 @@ struct Families {
     projected: GaugeVec,
 }
 
-impl GroupMetrics {
-    /// A collector for those of these groups whose policies are in force.
-    ///
-    /// # Errors
-    /// A metric has an invalid description, which is a bug.
-    pub fn new(comparisons: Arc<Comparisons>, policies: Arc<PolicyStore>) -> Result<Self, prometheus::Error> {
-        Ok(Self { comparisons, policies, described: Families::new()? })
-    }
-}
-
 impl Families {
-    fn new() -> Result<Self, prometheus::Error> {
+    fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            ratio: make::gauges(metric::CONTROL_GROUP_RATIO)?,
-            projected: make::gauges(metric::PROJECTED_SPEEDUP)?,
+            ratio: all.with(make::gauges(metric::CONTROL_GROUP_RATIO))?,
+            projected: all.with(make::gauges(metric::PROJECTED_SPEEDUP))?,
         })
     }
 
@@ -66,23 +62,6 @@ pub(super) fn bounds(interval: Interval) -> [(&'static str, f64); 3] {
 pub(super) fn rounded(interval: Interval) -> Value {
     let rounded = |(bound, value): (&str, f64)| (bound.to_owned(), json!((value * 1000.0).round() / 1000.0));
     Value::Object(bounds(interval).map(rounded).into_iter().collect())
-}
-
-impl Collector for GroupMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        let Families { ratio, projected } = &self.described;
-        ratio.desc().into_iter().chain(projected.desc()).collect()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let Ok(families) = Families::new() else { return Vec::new() };
-        let policies = self.policies.current();
-        let in_force =
-            |compared: &Compared| policies.policies().iter().any(|policy| policy.name == compared.policy);
-        let all = self.comparisons.all();
-        all.iter().filter(|compared| in_force(compared)).for_each(|compared| families.show(compared));
-        families.ratio.collect().into_iter().chain(families.projected.collect()).collect()
-    }
 }
 
 impl Comparisons {
@@ -125,7 +104,7 @@ mod tests {
         let policies = crate::config::policy::built_in().unwrap();
         let policy = Arc::clone(&policies.policies()[0]);
         let store = Arc::new(PolicyStore::new(policies));
-        let metrics = GroupMetrics::new(Arc::clone(&comparisons), Arc::clone(&store)).unwrap();
+        let metrics = collector(Arc::clone(&comparisons), Arc::clone(&store)).unwrap();
         let drawn = comparisons.draw(&policy, "llama", true);
         drawn.would_have(1.5, Basis::Probe);
         let shown = comparisons.shown(&policy.name);

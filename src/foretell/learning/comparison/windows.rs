@@ -1,63 +1,37 @@
 //! Results of the replicas' plain windows (switchback): a metric, and a part of `/api/replicas`.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use prometheus::GaugeVec;
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::MetricFamily;
+use prometheus::core::Collector;
 use serde_json::{Value, json};
 
 use super::shown::{bounds, rounded};
 use crate::fleet::Replica;
 use crate::fleet::identity::Identities;
 use crate::learning::Learnt;
-use crate::observe::make;
+use crate::observe::make::{self, AtScrape, Made};
 use foretell_core::control::Switchback;
 use foretell_core::units::Tick;
 use foretell_core::words::metric;
 
-/// Collects the metric of the windows of all replicas on every scrape.
-pub struct WindowMetrics {
-    /// Weak, since they hold the registry that holds this.
-    learnt: Weak<Learnt>,
-    identities: Weak<Identities>,
-    /// Always empty: only the description is used.
-    described: GaugeVec,
-}
-
-impl WindowMetrics {
-    /// A collector for the replicas of these engines.
-    ///
-    /// # Errors
-    /// The metric has an invalid description, which is a bug.
-    pub fn new(learnt: &Arc<Learnt>, identities: &Arc<Identities>) -> Result<Self, prometheus::Error> {
-        let (learnt, identities) = (Arc::downgrade(learnt), Arc::downgrade(identities));
-        Ok(Self { learnt, identities, described: family()? })
-    }
-}
-
-fn family() -> Result<GaugeVec, prometheus::Error> {
-    make::gauges(metric::SWITCHBACK_RATIO)
-}
-
-impl Collector for WindowMetrics {
-    fn desc(&self) -> Vec<&Desc> {
-        self.described.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let (Some(learnt), Some(identities)) = (self.learnt.upgrade(), self.identities.upgrade()) else {
-            return Vec::new();
-        };
-        let Ok(family) = family() else { return Vec::new() };
+/// A collector for the replicas of these engines. They hold the registry that holds it, so it holds
+/// them weakly.
+///
+/// # Errors
+/// The metric has an invalid description, which is a bug.
+pub fn collector(learnt: &Arc<Learnt>, identities: &Arc<Identities>) -> Made<impl Collector + use<>> {
+    let (learnt, identities) = (Arc::downgrade(learnt), Arc::downgrade(identities));
+    let make = |all: &mut make::Families| all.with(make::gauges(metric::SWITCHBACK_RATIO));
+    AtScrape::new(make, move |family| {
+        let (learnt, identities) = (learnt.upgrade()?, identities.upgrade()?);
         for (replica, switchback) in learnt.switchbacks(&identities) {
             let ratio = switchback.groups().ratio();
             for (bound, value) in ratio.map(bounds).into_iter().flatten() {
                 family.with_label_values(&[replica.label(), bound]).set(value);
             }
         }
-        family.collect()
-    }
+        Some(())
+    })
 }
 
 impl Learnt {

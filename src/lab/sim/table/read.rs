@@ -1,260 +1,212 @@
-//! A table's keys.
+//! The setting that a table's keys describe.
 
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Expected, Table, Unusable, engine, text};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+
+use super::keys::{Bounds, Budget, Drafters, Engine, JitterWord, Keys, Overload, Text, Traffic};
+use super::{Expected, Table, Unusable};
+use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
-use crate::sim::permit::{self, Permit, Refused};
+use crate::sim::permit::{self, Permit};
+use crate::sim::profile::{Jitter, Paced, Shape};
 use crate::sim::sidecar::SignalSpec;
+use crate::sim::source::{self, Scripts};
 use crate::sim::sweep::Sweep;
-use crate::sim::traffic::{Arrivals, Owner, Ramp, Stream};
-use crate::sim::world::{Mode, Net, Setup};
-use foretell::config::kind::{Kind, boolean, number, ratio, text as words, whole, word};
-use foretell::config::problem::{Problems, Refusal};
-use foretell::config::read::{Item, Section};
-use foretell::config::yaml::{self, Value};
+use crate::sim::traffic::{Arrivals, Stream};
+use crate::sim::values::WordOr;
+use crate::sim::world::{Mode, Setup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::words::VerifyMethod;
-use serde_json::Value as Json;
 
-/// Maximum simulated time, seconds.
-const DAY: f64 = 86_400.0;
+/// Number of requests generated of a kind before they repeat.
+const GENERATED: usize = 64;
 
 pub(super) fn table(file: &str, source: &str, traces: &Path) -> Result<Table, Unusable> {
-    let root = yaml::parse(file, source).map_err(Unusable::Settings)?;
-    let problems = Problems::new(file);
-    let read = read(file, &Item::root(&root, &problems), traces);
-    let found = problems.into_vec();
-    match read {
-        Some(table) if found.is_empty() => Ok(table?),
-        _ => Err(Unusable::Settings(found)),
-    }
+    let reader = Reader { file, traces };
+    let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+    let keys = serde_saphyr::from_str_with_options(source, options);
+    reader.table(keys.map_err(|error: serde_saphyr::Error| {
+        let line = error.location().map_or(1, |location| location.line());
+        let message = error.to_string();
+        reader.refused(line, message.split(" at line ").next().unwrap_or_default())
+    })?)
 }
 
-fn read(file: &str, root: &Item<'_>, traces: &Path) -> Option<Result<Table, Refused>> {
-    let mut top = root.section();
-    top.must("version", "", "1", &whole::<i64>(1..=1));
-    let name = top.must("name", "", "a text", &words());
-    let about = top.must("about", "", "a text", &words());
-    let held_out = top.or("held_out", "", false, &boolean());
-    let seconds = top.must("for", "", "a duration", &within(1.0, DAY));
-    let seeds = top.or("seeds", "", 1, &whole(1..=64));
-    let interval = top.or("interval", "", 1.0, &within(0.01, DAY));
-    let engine = engine::engine(top.section("engine", ""));
-    let net = net(top.section("network", ""));
-    let signal = top.item("signal", "").map_or(SignalSpec::USUAL, |item| signal(&item));
-    let drafter = top.item("drafter", "").and_then(|item| engine::drafter(&item));
-    let methods = top.list("verify", "", vec![VerifyMethod::Tree], &word(METHODS));
-    let sidecars = top.or("sidecars", "", 1, &whole(1..=64));
-    let permit = permit(file, &mut top, &methods);
-    let imposed = budget(top.section("budget", ""));
-    let streams = streams(top.item("traffic", ""), traces);
-    if streams.is_empty() {
-        top.refuse("traffic", Refusal::new("no traffic", "at least one stream"), "none");
-    }
-    let overload = top.item("overload", "").and_then(|item| overload(item.section()));
-    let sweep = top.item("sweep", "").map(|item| sweep(item.section(), traces)).unwrap_or_default();
-    let expected = top.item("expect", "").map(|item| expected(&item)).unwrap_or_default();
-    if expected.is_empty() {
-        top.refuse("expect", Refusal::new("no expectation", Figure::names()), "none");
-    }
-    top.close();
-    let (engine, seconds) = (engine?, seconds?);
-    let permit = match permit {
-        Ok(permit) => Permit { imposed: imposed.unwrap_or(permit.imposed), ..permit },
-        Err(refused) => return Some(Err(refused)),
-    };
-    let setup = Setup {
-        drafter,
-        net,
-        sidecars,
-        signal,
-        mode: Mode::Auto,
-        until: Some(seconds),
-        interval,
-        ..Setup::plain(engine, permit, streams)
-    };
-    Some(Ok(Table { name: name?, about: about?, held_out, setup, seeds, seconds, overload, sweep, expected }))
+struct Reader<'a> {
+    file: &'a str,
+    traces: &'a Path,
 }
 
-const METHODS: &[(&str, VerifyMethod)] = &[
-    ("tree", VerifyMethod::Tree),
-    ("score", VerifyMethod::Score),
-    ("fan_out", VerifyMethod::FanOut),
-    ("native", VerifyMethod::Native),
-];
-const DRAFTERS: &[(&str, (bool, bool))] =
-    &[("lookup", (true, false)), ("model", (false, true)), ("both", (true, true))];
+impl Reader<'_> {
+    fn refused(&self, line: u64, message: impl Into<String>) -> Unusable {
+        Unusable::Settings { file: self.file.to_owned(), line, message: message.into() }
+    }
 
-/// The policy's permit. Without a policy: one with the named drafters.
-fn permit(file: &str, top: &mut Section<'_>, methods: &[VerifyMethod]) -> Result<Permit, Refused> {
-    let (lookup, model) = top.or("drafters", "", (true, true), &word(DRAFTERS));
-    let own = top.maybe("policy", "", None, &words());
-    let text = own.unwrap_or_else(|| permit::policy(lookup, model));
-    permit::of(&format!("{file} policy"), &text, methods, 1 << 20)
+    fn refuse<T>(&self, at: &Spanned<impl Sized>, message: &str) -> Result<T, Unusable> {
+        Err(self.refused(at.referenced.line(), message))
+    }
+
+    fn table(&self, keys: Keys) -> Result<Table, Unusable> {
+        if keys.version.value != 1 {
+            return self.refuse(&keys.version, "version: allowed 1");
+        }
+        let permit = self.permit(&keys)?;
+        let drafter = keys.drafter.and_then(|drafter| match drafter {
+            WordOr::Word(_) => None,
+            WordOr::Map(spec) => Some(spec),
+        });
+        let signal = keys.signal.map_or(SignalSpec::USUAL, |signal| match signal {
+            WordOr::Word(_) => SignalSpec::ABSENT,
+            WordOr::Map(spec) => spec,
+        });
+        let setup = Setup {
+            drafter,
+            net: keys.network,
+            sidecars: keys.sidecars.map_or(1, NonZeroUsize::get),
+            signal,
+            mode: Mode::Auto,
+            until: Some(keys.seconds),
+            interval: keys.interval,
+            ..Setup::plain(self.engine(keys.engine)?, permit, self.streams(keys.traffic)?)
+        };
+        Ok(Table {
+            name: keys.name,
+            about: keys.about,
+            held_out: keys.held_out,
+            setup,
+            seeds: keys.seeds.map_or(1, NonZeroU64::get),
+            seconds: keys.seconds,
+            overload: keys.overload.map(|overload| self.overload(&overload)).transpose()?,
+            sweep: keys.sweep.map(|sweep| self.sweep(&sweep)).transpose()?.unwrap_or_default(),
+            expected: self.expected(&keys.expect)?,
+        })
+    }
+
+    /// The policy's permit. Without a policy: one with the named drafters.
+    fn permit(&self, keys: &Keys) -> Result<Permit, Unusable> {
+        let (lookup, model) = (keys.drafters != Drafters::Model, keys.drafters != Drafters::Lookup);
+        let text = keys.policy.clone().unwrap_or_else(|| permit::policy(lookup, model));
+        let methods = self.methods(keys)?;
+        let permit = permit::of(&format!("{} policy", self.file), &text, &methods, 1 << 20)?;
+        Ok(Permit { imposed: imposed(&keys.budget).unwrap_or(permit.imposed), ..permit })
+    }
+
+    fn methods(&self, keys: &Keys) -> Result<Vec<VerifyMethod>, Unusable> {
+        let Some(names) = &keys.verify else { return Ok(vec![VerifyMethod::Tree]) };
+        let named = |name: &String| VerifyMethod::ALL.into_iter().find(|method| method.name() == name);
+        let methods = names.value.iter().map(named).collect::<Option<Vec<_>>>();
+        let allowed = VerifyMethod::ALL.map(VerifyMethod::name).join("|");
+        methods.map_or_else(|| self.refuse(names, &format!("verify: allowed {allowed}")), Ok)
+    }
+
+    fn engine(&self, keys: Spanned<Engine>) -> Result<EngineSpec, Unusable> {
+        let base = match (keys.value.profile, keys.value.paced) {
+            (Some(profile), None) => EngineSpec {
+                shape: profile.shape(),
+                jitter: Jitter::USUAL,
+                ..EngineSpec::paced(Paced::default())
+            },
+            (None, Some(paced)) => EngineSpec::paced(paced),
+            _ => return self.refuse(&keys, "engine: allowed either profile or paced, got both or none"),
+        };
+        let (keys, shape) = (keys.value, base.shape);
+        let size = |size: Option<NonZeroUsize>, usual| size.map_or(usual, NonZeroUsize::get);
+        Ok(EngineSpec {
+            shape: Shape {
+                sequences: size(keys.sequences, shape.sequences),
+                kv: size(keys.kv, shape.kv),
+                chunk: size(keys.chunk, shape.chunk),
+                block: size(keys.block, shape.block),
+                pace: shape.pace,
+            },
+            changes: base.changes,
+            prefix_cache: keys.prefix_cache.unwrap_or(base.prefix_cache),
+            cancel: keys.cancel,
+            jitter: keys.jitter.map_or(base.jitter, |jitter| match jitter {
+                WordOr::Word(JitterWord::None) => Jitter::NONE,
+                WordOr::Word(JitterWord::Usual) => Jitter::USUAL,
+                WordOr::Map(jitter) => jitter,
+            }),
+        })
+    }
+
+    fn streams(&self, traffic: Spanned<Vec<Spanned<Traffic>>>) -> Result<Vec<Stream>, Unusable> {
+        if traffic.value.is_empty() {
+            return self.refuse(&traffic, "traffic: allowed at least one stream, got none");
+        }
+        let streams = traffic.value.into_iter().zip(0..);
+        streams.map(|(stream, number)| self.stream(stream, number)).collect()
+    }
+
+    fn stream(&self, mut stream: Spanned<Traffic>, number: u64) -> Result<Stream, Unusable> {
+        let arrivals = match (stream.value.clients.take(), stream.value.rate.take()) {
+            (Some(clients), None) => Arrivals::Closed { clients, think: stream.value.think },
+            (None, Some(rate)) => Arrivals::Poisson(rate),
+            _ => return self.refuse(&stream, "traffic: allowed either clients or rate, got both or none"),
+        };
+        let scripts = self.scripts(&stream.value.text, number)?;
+        Ok(Stream { whose: stream.value.whose, arrivals, scripts, requests: None })
+    }
+
+    fn scripts(&self, text: &Spanned<Text>, seed: u64) -> Result<Scripts, Unusable> {
+        match &text.value {
+            WordOr::Word(name) => source::read(&self.traces.join(format!("{name}.jsonl")))
+                .or_else(|error| self.refuse(text, &format!("text: allowed one of traces/, got {error}"))),
+            WordOr::Map(kind) => Ok(kind.scripts(GENERATED, 1_000 + seed)),
+        }
+    }
+
+    fn overload(&self, overload: &Spanned<Overload>) -> Result<(f64, f64), Unusable> {
+        let Overload { from, until } = overload.value;
+        if from < until {
+            Ok((from, until))
+        } else {
+            self.refuse(overload, "overload: until is not after from")
+        }
+    }
+
+    fn sweep(&self, sweep: &Spanned<super::keys::Sweep>) -> Result<Sweep, Unusable> {
+        let clients: Vec<usize> = sweep.value.clients.iter().map(|clients| clients.get()).collect();
+        let texts = sweep.value.texts.iter().map(|text| self.scripts(text, 0));
+        let texts = texts.collect::<Result<Vec<_>, _>>()?;
+        if clients.is_empty() || texts.is_empty() {
+            return self.refuse(sweep, "sweep: allowed at least one of clients and of texts, got none");
+        }
+        Ok(Sweep { clients, texts })
+    }
+
+    fn expected(&self, expect: &Spanned<Map<String, Value>>) -> Result<Vec<Expected>, Unusable> {
+        if expect.value.is_empty() {
+            return self.refuse(expect, "expect: allowed at least one figure, got none");
+        }
+        let one = |(name, bounds): (&String, &Value)| {
+            let Some(figure) = Figure::named(name) else {
+                return self.refuse(expect, &format!("expect: allowed {}, got {name}", Figure::names()));
+            };
+            match Bounds::deserialize(bounds) {
+                Ok(Bounds { min: None, max: None }) => {
+                    self.refuse(expect, &format!("expect.{name}: allowed min, max or both, got none"))
+                }
+                Ok(Bounds { min, max }) => Ok(Expected { figure, min, max }),
+                Err(error) => self.refuse(expect, &format!("expect.{name}: {error}")),
+            }
+        };
+        expect.value.iter().map(one).collect()
+    }
 }
 
 /// The backend's budget; `None` where the table sets none.
-fn budget(mut section: Section<'_>) -> Option<Imposed> {
-    let extra_tokens = section.maybe("extra_tokens", "", None, &ratio());
-    let windows = section.item("switchback", "").map(|item| {
-        let mut section = item.section();
-        let time = |seconds: f64| Duration::from_secs_f64(seconds);
-        let windows = Windows {
-            window: time(section.or("window", "", 20.0, &within(0.1, DAY))),
-            every: time(section.or("every", "", 1800.0, &within(1.0, DAY))),
-        };
-        section.close();
-        windows
+fn imposed(budget: &Budget) -> Option<Imposed> {
+    let windows = budget.switchback.as_ref().map(|switchback| Windows {
+        window: Duration::from_secs_f64(switchback.window),
+        every: Duration::from_secs_f64(switchback.every),
     });
-    section.close();
-    let set = extra_tokens.is_some() || windows.is_some();
-    set.then(|| Imposed { extra_tokens: extra_tokens.unwrap_or(0.25), windows })
-}
-
-fn net(mut section: Section<'_>) -> Net {
-    let net = Net {
-        rtt: section.or("rtt", "", 0.5e-3, &within(0.0, 10.0)),
-        call: section.or("call", "", 0.3e-3, &within(0.0, 10.0)),
-    };
-    section.close();
-    net
-}
-
-fn signal(item: &Item<'_>) -> SignalSpec {
-    if matches!(&item.node.value, Value::Text(text) if text == "none") {
-        return SignalSpec::ABSENT;
-    }
-    let mut section = item.section();
-    let signal = SignalSpec {
-        every: Some(section.or("every", "", 0.5, &within(0.001, DAY))),
-        age: section.or("age", "", 0.0, &within(0.0, DAY)),
-        until: section.maybe("until", "", None, &within(0.0, DAY)),
-    };
-    section.close();
-    signal
-}
-
-fn streams(item: Option<Item<'_>>, traces: &Path) -> Vec<Stream> {
-    let items = item.map(|item| item.items()).unwrap_or_default();
-    items.iter().enumerate().filter_map(|(number, item)| stream(item, number, traces)).collect()
-}
-
-fn stream(item: &Item<'_>, number: usize, traces: &Path) -> Option<Stream> {
-    let mut section = item.section();
-    let whose =
-        section.must("whose", "", "ours|others", &word(&[("ours", Owner::Ours), ("others", Owner::Others)]));
-    let clients = section.item("clients", "").and_then(|item| ramp(&item));
-    let think = section.or("think", "", 0.0, &within(0.0, DAY));
-    let rate = section.item("rate", "").and_then(|item| ramp(&item));
-    let text = section.item("text", "");
-    if text.is_none() {
-        section.refuse("text", Refusal::new("missing", "a recording's name, or a map"), "nothing");
-    }
-    let scripts = text.and_then(|item| text::scripts(&item, number as u64, traces));
-    let arrivals = match (clients, rate) {
-        (Some(clients), None) => Some(Arrivals::Closed { clients, think }),
-        (None, Some(rate)) => Some(Arrivals::Poisson(rate)),
-        _ => {
-            section.refuse("rate", Refusal::new("not one of two", "either clients or rate"), "both or none");
-            None
-        }
-    };
-    section.close();
-    Some(Stream { whose: whose?, arrivals: arrivals?, scripts: scripts?, requests: None })
-}
-
-/// A number, or numbers by the second from which they hold.
-fn ramp(item: &Item<'_>) -> Option<Ramp> {
-    let value = number(0.0..=100_000.0);
-    if !matches!(item.node.value, Value::Map(_)) {
-        return item.read(&value).map(Ramp::flat);
-    }
-    let mut steps = Vec::new();
-    for (key, member) in item.members() {
-        let Some(from) = seconds(key) else {
-            member.refuse_as(Refusal::new("not a duration", DURATION), key.to_owned());
-            continue;
-        };
-        steps.extend(member.read(&value).map(|value| (from, value)));
-    }
-    steps.sort_by(|a, b| a.0.total_cmp(&b.0));
-    Some(Ramp(steps))
-}
-
-fn overload(mut section: Section<'_>) -> Option<(f64, f64)> {
-    let from = section.must("from", "", "a duration", &within(0.0, DAY));
-    let until = section.must("until", "", "a duration", &within(0.0, DAY));
-    if let (Some(from), Some(until)) = (from, until)
-        && from >= until
-    {
-        section.refuse("until", Refusal::new("not after from", "a later moment"), &until.to_string());
-    }
-    section.close();
-    from.zip(until)
-}
-
-fn sweep(mut section: Section<'_>, traces: &Path) -> Sweep {
-    let clients = section.list("clients", "", Vec::new(), &whole(1..=4096));
-    let texts = section.item("texts", "").map(|item| item.items()).unwrap_or_default();
-    let texts: Vec<_> = texts.iter().map(|item| text::scripts(item, 0, traces)).collect();
-    for (key, empty) in [("clients", clients.is_empty()), ("texts", texts.is_empty())] {
-        if empty {
-            section.refuse(key, Refusal::new("nothing to play", "at least one"), "none");
-        }
-    }
-    section.close();
-    Sweep { clients, texts: texts.into_iter().flatten().collect() }
-}
-
-fn expected(item: &Item<'_>) -> Vec<Expected> {
-    let read = |(name, item): (&str, Item<'_>)| {
-        let Some(figure) = Figure::named(name) else {
-            let names: Vec<&str> = Figure::ALL.iter().map(|figure| figure.name()).collect();
-            item.refuse_as(
-                Refusal::new("unknown figure", Figure::names()).near(name, &names),
-                name.to_owned(),
-            );
-            return None;
-        };
-        let mut section = item.section();
-        let (min, max) = (
-            section.maybe("min", "", None, &number(-1e9..=1e9)),
-            section.maybe("max", "", None, &number(-1e9..=1e9)),
-        );
-        if min.is_none() && max.is_none() {
-            item.refuse(Refusal::new("no bound", "min, max or both"));
-        }
-        section.close();
-        Some(Expected { figure, min, max })
-    };
-    item.members().into_iter().filter_map(read).collect()
-}
-
-const DURATION: &str = r"\d+(.\d+)?(us|ms|s|m|h)";
-
-/// A duration with these bounds, in seconds.
-pub(super) fn within(least: f64, most: f64) -> Kind<f64> {
-    Kind::new(Json::Null, move |node| {
-        let Value::Text(text) = &node.value else { return Err(Refusal::new("not a duration", DURATION)) };
-        let seconds = seconds(text).ok_or_else(|| Refusal::new("not a duration", DURATION))?;
-        let good = (least..=most).contains(&seconds);
-        if good { Ok(seconds) } else { Err(Refusal::new("out of range", format!("{least}s..={most}s"))) }
-    })
-}
-
-/// The seconds of a duration; fractions are allowed.
-fn seconds(text: &str) -> Option<f64> {
-    let unit = text.find(|letter: char| !(letter.is_ascii_digit() || letter == '.'))?;
-    let (count, unit) = text.split_at(unit);
-    let factor = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return None,
-    };
-    Some(count.parse::<f64>().ok()? * factor)
+    let extra_tokens = budget.extra_tokens.as_ref().map(|share| share.0);
+    let is_set = extra_tokens.is_some() || windows.is_some();
+    is_set.then(|| Imposed { extra_tokens: extra_tokens.unwrap_or(0.25), windows })
 }

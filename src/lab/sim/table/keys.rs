@@ -1,0 +1,154 @@
+//! A table's keys, as its file has them.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+
+use crate::sim::drafter::DrafterSpec;
+use crate::sim::profile::{Jitter, Paced, Profile};
+use crate::sim::sidecar::SignalSpec;
+use crate::sim::synthetic::Kind;
+use crate::sim::traffic::{Owner, Ramp};
+use crate::sim::values::{DAY, WordOr, number, seconds};
+use crate::sim::world::Net;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Keys {
+    pub version: Spanned<u64>,
+    pub name: String,
+    pub about: String,
+    #[serde(default)]
+    pub held_out: bool,
+    #[serde(rename = "for", deserialize_with = "seconds::<_, 1_000_000, DAY>")]
+    pub seconds: f64,
+    pub seeds: Option<NonZeroU64>,
+    #[serde(default = "second", deserialize_with = "seconds::<_, 10_000, DAY>")]
+    pub interval: f64,
+    pub engine: Spanned<Engine>,
+    #[serde(default = "Net::usual")]
+    pub network: Net,
+    pub signal: Option<WordOr<Nothing, SignalSpec>>,
+    pub drafter: Option<WordOr<Nothing, DrafterSpec>>,
+    pub verify: Option<Spanned<Vec<String>>>,
+    pub sidecars: Option<NonZeroUsize>,
+    #[serde(default)]
+    pub drafters: Drafters,
+    pub policy: Option<String>,
+    #[serde(default)]
+    pub budget: Budget,
+    pub traffic: Spanned<Vec<Spanned<Traffic>>>,
+    pub overload: Option<Spanned<Overload>>,
+    pub sweep: Option<Spanned<Sweep>>,
+    pub expect: Spanned<Map<String, Value>>,
+}
+
+const fn second() -> f64 {
+    1.0
+}
+
+/// The word `none`.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Nothing {
+    None,
+}
+
+/// The drafters of a table without a policy of its own.
+#[derive(Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Drafters {
+    Lookup,
+    Model,
+    #[default]
+    Both,
+}
+
+/// Either a profile or a paced server, and what differs from it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Engine {
+    pub profile: Option<Profile>,
+    pub paced: Option<Paced>,
+    pub sequences: Option<NonZeroUsize>,
+    pub kv: Option<NonZeroUsize>,
+    pub chunk: Option<NonZeroUsize>,
+    pub block: Option<NonZeroUsize>,
+    pub prefix_cache: Option<bool>,
+    #[serde(deserialize_with = "seconds::<_, 0, 60>")]
+    pub cancel: f64,
+    pub jitter: Option<WordOr<JitterWord, Jitter>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum JitterWord {
+    None,
+    Usual,
+}
+
+/// The backend's budget.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Budget {
+    pub extra_tokens: Option<Share>,
+    pub switchback: Option<Switchback>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Share(#[serde(deserialize_with = "number::<_, 0, 1>")] pub f64);
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Switchback {
+    #[serde(deserialize_with = "seconds::<_, 100_000, DAY>")]
+    pub window: f64,
+    #[serde(deserialize_with = "seconds::<_, 1_000_000, DAY>")]
+    pub every: f64,
+}
+
+impl Default for Switchback {
+    fn default() -> Self {
+        Self { window: 20.0, every: 1800.0 }
+    }
+}
+
+/// A stream: either clients, with their time to think, or a rate.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Traffic {
+    pub whose: Owner,
+    pub clients: Option<Ramp>,
+    #[serde(default, deserialize_with = "seconds::<_, 0, DAY>")]
+    pub think: f64,
+    pub rate: Option<Ramp>,
+    pub text: Spanned<Text>,
+}
+
+/// The name of a recording, or a kind of text.
+pub(super) type Text = WordOr<String, Kind>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Overload {
+    #[serde(deserialize_with = "seconds::<_, 0, DAY>")]
+    pub from: f64,
+    #[serde(deserialize_with = "seconds::<_, 0, DAY>")]
+    pub until: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sweep {
+    pub clients: Vec<NonZeroUsize>,
+    pub texts: Vec<Spanned<Text>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Bounds {
+    pub min: Option<f64>,
+    pub max: Option<f64>,
+}
