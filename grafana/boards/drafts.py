@@ -236,7 +236,7 @@ def model() -> tuple[Panel, ...]:
         lines(
             "Positions under a lossy rule",
             "cps",
-            Query(rate("foretell_drift_places_total", by="outcome"), "{{outcome}}"),
+            Query(rate("foretell_drift_positions_total", by="outcome"), "{{outcome}}"),
             Query(rate("foretell_drift_substitutions_total"), "substituted"),
             absent="exact rules only",
             says=(

@@ -222,7 +222,7 @@ impl Admin {
         });
         let mut shown = json!({
             "name": replica.label(),
-            "backend": replica.name(),
+            "backend": replica.backend(),
             "url": replica.url(),
             "rank": replica.rank(),
             "dialect": *replica.dialect(),

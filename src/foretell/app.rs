@@ -105,7 +105,7 @@ pub struct Running {
     /// without `corpus.snapshot`.
     remembering: Option<JoinHandle<()>>,
     /// The task that sends spans, and the token that stops it; `None` without a collector.
-    trace_settings: Option<(JoinHandle<()>, CancellationToken)>,
+    exporting: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
     _asking: DropGuard,
 }
@@ -119,9 +119,9 @@ impl Running {
             // A disk that hangs does not delay the end.
             let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
         }
-        if let Some((trace_settings, stop)) = self.trace_settings {
+        if let Some((exporting, stop)) = self.exporting {
             stop.cancel();
-            let _ = tokio::time::timeout(SPAN_FLUSH_TIMEOUT, trace_settings).await;
+            let _ = tokio::time::timeout(SPAN_FLUSH_TIMEOUT, exporting).await;
         }
         ended
     }
@@ -148,16 +148,16 @@ pub async fn start_with(
     let Loaded { process, policies, settings, drafters } =
         blocking(move || load(process, policies, drafters)).await?;
     let (stop_tracing, mut settings) = (CancellationToken::new(), settings);
-    let mut trace_settings = None;
+    let mut exporting = None;
     if let Some(url) = &process.observe.otlp {
         let (collector, spans) = Collector::at(url)?;
         settings.trace_settings.collector = Some(collector);
-        trace_settings = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
+        exporting = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
     }
     let shared = Shared::new(&settings)?;
     let asking: HashMap<String, RecognitionSettings> =
         process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
-    let asking = move |replica: &fleet::Replica| asking.get(replica.name()).cloned();
+    let asking = move |replica: &fleet::Replica| asking.get(replica.backend()).cloned();
     let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
     let terms = process
         .backends
@@ -234,7 +234,7 @@ pub async fn start_with(
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
-    Ok(Running { gateway, identities, drafters, remembering, trace_settings, _asking: watching.drop_guard() })
+    Ok(Running { gateway, identities, drafters, remembering, exporting, _asking: watching.drop_guard() })
 }
 
 /// Settings and models that are loaded before a listener opens.

@@ -166,7 +166,7 @@ impl Fleet {
 
     /// Another replica of the same backend that is [`HealthState::Ready`]; `None` if there is none.
     pub fn other(&self, than: &Arc<Replica>) -> Option<Arc<Replica>> {
-        let backend = self.backends.iter().find(|backend| backend.name() == than.name())?;
+        let backend = self.backends.iter().find(|backend| backend.name() == than.backend())?;
         backend.pick(&self.rng, Some(than)).filter(|other| other.health_state() == HealthState::Ready)
     }
 
@@ -197,7 +197,7 @@ impl Fleet {
 
     /// True if its backend has no other replica.
     pub fn is_sole(&self, replica: &Arc<Replica>) -> bool {
-        let backend = self.backends.iter().find(|backend| backend.name() == replica.name());
+        let backend = self.backends.iter().find(|backend| backend.name() == replica.backend());
         backend.is_none_or(|backend| backend.replicas().iter().all(|other| Arc::ptr_eq(other, replica)))
     }
 

@@ -162,7 +162,7 @@ impl Shared {
             modes: Arc::new(ModeSwitch::new(settings.mode)),
             observer: {
                 let TraceSettings { share, collector, texts } = settings.trace_settings.clone();
-                let observer = Observer::new()?.trace_settings(share, collector)?.with_texts(texts);
+                let observer = Observer::new()?.with_tracing(share, collector)?.with_texts(texts);
                 observer.metrics().register(replicas::collector(Arc::clone(&fleet))?)?;
                 let named = settings.backends.iter().flat_map(|backend| &backend.models);
                 observer.metrics().configured_models(named.flat_map(ModelName::exact));

@@ -252,7 +252,7 @@ impl Observer {
     ///
     /// # Errors
     /// Two metrics have the same name, which is a bug.
-    pub fn trace_settings(self, share: f64, collector: Option<Collector>) -> Result<Self, prometheus::Error> {
+    pub fn with_tracing(self, share: f64, collector: Option<Collector>) -> Result<Self, prometheus::Error> {
         if let Some(collector) = &collector {
             self.metrics.spans(collector.clone())?;
         }

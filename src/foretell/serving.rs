@@ -108,7 +108,7 @@ impl SessionRunner {
         let knowledge = self.inner.setup.identities.knowledge(replica)?;
         let ServerKnowledge::Known(identity) = &*knowledge else { return None };
         let control =
-            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.name());
+            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.backend());
         let rules = &ruling.rules;
         let bucket = rules.bucket(temperature);
         let drafters = ruling::drafters(ruling, &control);
@@ -168,7 +168,7 @@ impl Inner {
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
         let request = &exchange.request;
         let knowledge = self.setup.identities.knowledge(&exchange.replica);
-        let backend = exchange.replica.name();
+        let backend = exchange.replica.backend();
         let admitted = Admitted {
             head: Subjects {
                 route: request.route,
@@ -265,7 +265,7 @@ impl Inner {
         let drafts = !matches!(permission, Permission::Plain(_)) && exchange.client.memory;
         let lookups = || ruling.rules.lookups.iter().filter(|_| drafts);
         let scopes = lookups().filter_map(LookupSpec::corpus_scope);
-        let model = format!("{}/{}", exchange.replica.name(), identity.epoch.model);
+        let model = format!("{}/{}", exchange.replica.backend(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);

@@ -112,8 +112,8 @@ impl FromStr for Pace {
     }
 }
 
-fn once<T>(key: &'static str, position: &mut Option<T>, value: T) -> Result<(), NoPace> {
-    if position.replace(value).is_some() { Err(NoPace::Twice(key)) } else { Ok(()) }
+fn once<T>(key: &'static str, field: &mut Option<T>, value: T) -> Result<(), NoPace> {
+    if field.replace(value).is_some() { Err(NoPace::Twice(key)) } else { Ok(()) }
 }
 
 /// A decimal number within a range. `parse` alone would take `inf`, `1e3` and `+1` too.

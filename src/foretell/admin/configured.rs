@@ -359,9 +359,9 @@ impl Configured {
     pub fn explain(&self, question: &Question, shared: &Shared) -> Explanation {
         let replica = shared.fleet.would_pick(question.model());
         let knowledge = replica.as_ref().and_then(|replica| self.known.identities.knowledge(replica));
-        let backend = replica
-            .as_ref()
-            .and_then(|replica| self.process.backends.iter().find(|backend| backend.name == replica.name()));
+        let backend = replica.as_ref().and_then(|replica| {
+            self.process.backends.iter().find(|backend| backend.name == replica.backend())
+        });
         let terms = backend.map(|backend| ruling::terms(&backend.methods)).unwrap_or_default();
         let identity = match knowledge.as_deref() {
             Some(ServerKnowledge::Known(identity)) => Some(identity),

@@ -46,7 +46,7 @@ pub async fn explain(
         shared.fleet.discover(&SystemResolver).await;
     }
     let replica = shared.fleet.would_pick(question.model());
-    let named = |replica: &Replica| process.backends.iter().find(|backend| backend.name == replica.name());
+    let named = |replica: &Replica| process.backends.iter().find(|backend| backend.name == replica.backend());
     let backend = replica.as_deref().and_then(named);
     let answered = match (replica.as_deref(), backend) {
         (Some(replica), Some(backend)) => answered(replica, backend, ask).await,

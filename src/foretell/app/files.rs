@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     fn named(kind: FileKind, path: PathBuf) -> Named {
-        Named { path, kind, file: "f.yaml".into(), line: Some(7), position: "a.b".into() }
+        Named { path, kind, file: "f.yaml".into(), line: Some(7), setting: "a.b".into() }
     }
 
     #[test]

@@ -91,7 +91,7 @@ fn dialects() -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Said {
     text: String,
-    position: String,
+    source: String,
 }
 
 /// Settings from flags and environment; a flag takes precedence.
@@ -114,11 +114,11 @@ impl Overrides {
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
         let said = |flag: &Option<String>, name: &str| {
             if let Some(text) = flag {
-                return Some(Said { text: text.clone(), position: format!("--{name}") });
+                return Some(Said { text: text.clone(), source: format!("--{name}") });
             }
-            let position = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
-            let text = environment.get(&position).filter(|text| !text.is_empty())?;
-            Some(Said { text, position })
+            let source = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
+            let text = environment.get(&source).filter(|text| !text.is_empty())?;
+            Some(Said { text, source })
         };
         Self {
             config: said(&flags.config, "config"),
@@ -144,18 +144,18 @@ impl Overrides {
     }
 
     /// The flag or variable that sets the policy folder, if one does.
-    pub fn policies_place(&self) -> Option<&str> {
-        self.policies.as_ref().map(|said| said.position.as_str())
+    pub fn policies_source(&self) -> Option<&str> {
+        self.policies.as_ref().map(|said| said.source.as_str())
     }
 
     /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
     pub fn named(&self) -> impl Iterator<Item = Named> {
-        let named = |said: &Said, path: &str, kind, position: &str| Named {
+        let named = |said: &Said, path: &str, kind, setting: &str| Named {
             path: path.into(),
             kind,
-            file: said.position.clone(),
+            file: said.source.clone(),
             line: None,
-            position: position.to_owned(),
+            setting: setting.to_owned(),
         };
         let backend = self.backend.as_ref();
         let model = backend.and_then(|said| Some((said, model_folder(&said.text)?)));
@@ -165,12 +165,12 @@ impl Overrides {
         model.into_iter().chain(tokenizer)
     }
 
-    /// True if the process file's setting at `position` stays in force, that is, no flag or
+    /// True if the process file's setting at `setting` stays in force, that is, no flag or
     /// variable replaces it.
-    pub fn leaves(&self, position: &str) -> bool {
+    pub fn leaves(&self, setting: &str) -> bool {
         let replaced =
             [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
-        !replaced.into_iter().any(|(said, prefix)| said.is_some() && position.starts_with(prefix))
+        !replaced.into_iter().any(|(said, prefix)| said.is_some() && setting.starts_with(prefix))
     }
 
     /// Applies these settings to `process`.
@@ -248,7 +248,7 @@ fn set<T>(
 
 fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
     Problem {
-        file: said.position.clone(),
+        file: said.source.clone(),
         line: None,
         path: path.to_owned(),
         message: refusal.message,

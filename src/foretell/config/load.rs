@@ -96,11 +96,11 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     let Parsed { mut process, mut named, mut warnings, mut problems } = parsed;
     let process_is_good = problems.is_empty();
     problems.extend(overrides.apply(&mut process).err().into_iter().flatten());
-    named.retain(|named| overrides.leaves(&named.position));
+    named.retain(|named| overrides.leaves(&named.setting));
     named.extend(overrides.named());
-    let position = settle_policies(&overrides, file.as_deref(), &named, &mut process);
+    let folder = settle_policies(&overrides, file.as_deref(), &named, &mut process);
     let mut files: Vec<PathBuf> = file.iter().cloned().collect();
-    let sources = sources(&process, &position, &mut files, &mut problems);
+    let sources = sources(&process, &folder, &mut files, &mut problems);
     // With an unreadable process file every drafter would be reported as undeclared.
     let (policies, cautions) = parse_all(&sources, process_is_good.then_some(&process), &mut problems);
     process.policies_read = Some(fingerprint(&sources));
@@ -130,9 +130,9 @@ fn settle_policies(
     process: &mut Process,
 ) -> FolderSource {
     const PATH: &str = "policies.dir";
-    if let Some(position) = overrides.policies_place() {
+    if let Some(folder) = overrides.policies_source() {
         process.policies_must_exist = true;
-        return FolderSource { file: position.to_owned(), line: None, path: PATH };
+        return FolderSource { file: folder.to_owned(), line: None, path: PATH };
     }
     let folder = file.and_then(Path::parent).unwrap_or(Path::new(""));
     process.policies = folder.join(&process.policies);
@@ -175,9 +175,9 @@ fn unbelieved(process: &Process) -> Option<String> {
 /// Every file that cannot be read, and a missing folder if it must exist.
 pub fn policy_sources(process: &Process) -> Result<Vec<(String, String)>, Vec<Problem>> {
     let mut problems = Vec::new();
-    let position =
+    let folder =
         FolderSource { file: process.policies.display().to_string(), line: None, path: "policies.dir" };
-    let sources = sources(process, &position, &mut Vec::new(), &mut problems);
+    let sources = sources(process, &folder, &mut Vec::new(), &mut problems);
     if problems.is_empty() { Ok(sources) } else { Err(problems) }
 }
 
@@ -227,20 +227,14 @@ pub fn fingerprint(sources: &[(String, String)]) -> u64 {
 /// Reads the policy files. `files` receives their paths, the unreadable ones included.
 fn sources(
     process: &Process,
-    position: &FolderSource,
+    folder: &FolderSource,
     files: &mut Vec<PathBuf>,
     problems: &mut Vec<Problem>,
 ) -> Vec<(String, String)> {
     let missing = process.policies_must_exist && !process.policies.is_dir();
     if missing {
         let refusal = Refusal::new("no such folder", "a folder with policy files");
-        problems.push(problem(
-            &position.file,
-            position.line,
-            position.path,
-            refusal,
-            shown(&process.policies),
-        ));
+        problems.push(problem(&folder.file, folder.line, folder.path, refusal, shown(&process.policies)));
     }
     let dir = Some(&process.policies).filter(|_| !missing);
     let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
@@ -249,13 +243,7 @@ fn sources(
     });
     if paths.len() > MAX_POLICIES {
         let refusal = Refusal::new("too many policy files", format!("at most {MAX_POLICIES}"));
-        problems.push(problem(
-            &position.file,
-            position.line,
-            position.path,
-            refusal,
-            paths.len().to_string(),
-        ));
+        problems.push(problem(&folder.file, folder.line, folder.path, refusal, paths.len().to_string()));
         return Vec::new();
     }
     let mut sources = Vec::new();

@@ -1,4 +1,4 @@
-//! The files and folders that a process file names: the position of each, and its required content.
+//! The files and folders that a process file names: the setting of each, and its required content.
 //!
 //! Parsing records them and opens none. `serve` and `check` open them all (see `app::files`) and
 //! report problems at the setting that names them.
@@ -43,7 +43,7 @@ pub struct Named {
     /// Line in the process file; `None` for flags and variables.
     pub line: Option<u64>,
     /// Path of the setting, such as `admin.token_file`.
-    pub position: String,
+    pub setting: String,
 }
 
 impl Named {
@@ -53,7 +53,7 @@ impl Named {
         Problem {
             file: self.file.clone(),
             line: self.line,
-            path: self.position.clone(),
+            path: self.setting.clone(),
             message: refusal.message,
             allowed: refusal.allowed,
             got: shown(&self.path),

@@ -148,7 +148,7 @@ impl<'n> Item<'n> {
         }
         let section = self.section();
         let item = |(key, node): &'n (Key, Node)| {
-            let path = section.position(&key.name);
+            let path = section.path_of(&key.name);
             (key.name.as_str(), Item { node, path, problems: self.problems, declared: None })
         };
         section.entries.iter().map(item).collect()
@@ -210,10 +210,10 @@ impl<'n> Section<'n> {
             slot.says(says);
             let declared = Some(declared.at(slot));
             let (node, problems) = (declared.as_ref()?.empty, self.problems);
-            return Some(Item { node, path: self.position(key), problems, declared });
+            return Some(Item { node, path: self.path_of(key), problems, declared });
         }
         let (_, node) = self.entries.iter().find(|(name, _)| name.name == key)?;
-        Some(Item { node, path: self.position(key), problems: self.problems, declared: None })
+        Some(Item { node, path: self.path_of(key), problems: self.problems, declared: None })
     }
 
     /// The map must have `key`; for its schema alone.
@@ -299,7 +299,7 @@ impl<'n> Section<'n> {
             Some(item) => item.section(),
             None => Section {
                 entries: &[],
-                path: self.position(key),
+                path: self.path_of(key),
                 line: self.line,
                 known: Vec::new(),
                 broken: false,
@@ -326,7 +326,7 @@ impl<'n> Section<'n> {
         if self.broken {
             return;
         }
-        self.problems.add(self.line(key), &self.position(key), refusal, got.to_owned());
+        self.problems.add(self.line(key), &self.path_of(key), refusal, got.to_owned());
     }
 
     /// Warns of the value of `key`, if the map has it: a setting without effect, or one that is not
@@ -335,7 +335,7 @@ impl<'n> Section<'n> {
         let Some((key, node)) = self.entries.iter().find(|(name, _)| name.name == key) else { return };
         let shown = node.shown();
         let warning = format!("{} {says}", shown.trim_matches('"'));
-        self.problems.warn(key.line, &self.position(&key.name), &warning);
+        self.problems.warn(key.line, &self.path_of(&key.name), &warning);
     }
 
     /// The file path under `key`, recorded so that the file is checked later; a missing key and
@@ -360,7 +360,7 @@ impl<'n> Section<'n> {
             kind,
             file: self.problems.file().to_owned(),
             line: Some(self.line(key)),
-            position: self.position(key),
+            setting: self.path_of(key),
         });
     }
 
@@ -368,7 +368,7 @@ impl<'n> Section<'n> {
     pub fn forbid(&mut self, key: &'static str, allowed: &str) {
         self.known.push(key);
         if let Some((_, node)) = self.entries.iter().find(|(name, _)| name.name == key) {
-            let path = self.position(key);
+            let path = self.path_of(key);
             Item { node, path, problems: self.problems, declared: None }
                 .refuse(Refusal::new("has no meaning here", allowed));
         }
@@ -381,11 +381,11 @@ impl<'n> Section<'n> {
         let known = |key: &Key| self.known.contains(&key.name.as_str()) || own(key);
         for (key, _) in self.entries.iter().filter(|(key, _)| !known(key)).take(UNKNOWN) {
             let refusal = Refusal::new("unknown key", self.known.join("|")).near(&key.name, &self.known);
-            self.problems.add(key.line, &self.position(&key.name), refusal, key.name.clone());
+            self.problems.add(key.line, &self.path_of(&key.name), refusal, key.name.clone());
         }
     }
 
-    fn position(&self, key: &str) -> String {
+    fn path_of(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
@@ -397,7 +397,7 @@ impl<'n> Section<'n> {
                 Entry::Occupied(first) => {
                     let refusal =
                         Refusal::new("key is there twice", format!("once, as on line {}", first.get()));
-                    self.problems.add(key.line, &self.position(&key.name), refusal, key.name.clone());
+                    self.problems.add(key.line, &self.path_of(&key.name), refusal, key.name.clone());
                 }
             }
         }

@@ -41,8 +41,8 @@ impl Backend {
         for settings in &self.settings {
             // Those with `discover` are built too, so that a bad address is an error at startup.
             for rank in ranks(settings) {
-                let position = ReplicaKey { number: replicas.len(), address: None, rank };
-                let replica = replica(settings, position, connects)?;
+                let key = ReplicaKey { number: replicas.len(), address: None, rank };
+                let replica = replica(settings, key, connects)?;
                 if settings.discover.is_none() {
                     replicas.push(replica);
                 }
@@ -121,21 +121,21 @@ impl Backend {
             for address in addresses {
                 for rank in ranks(settings) {
                     let there = |replica: &Arc<Replica>| {
-                        let position = replica.position();
-                        replica.is_of(settings) && position.address == Some(*address) && position.rank == rank
+                        let key = replica.key();
+                        replica.is_of(settings) && key.address == Some(*address) && key.rank == rank
                     };
                     if now.iter().any(there) {
                         continue;
                     }
-                    let position = ReplicaKey { number: free_number(&now), address: Some(*address), rank };
-                    match replica(settings, position, connects) {
+                    let key = ReplicaKey { number: free_number(&now), address: Some(*address), rank };
+                    match replica(settings, key, connects) {
                         Ok(replica) => now.push(replica),
                         Err(error) => tracing::warn!(%error, %address, "address left out"),
                     }
                 }
             }
         }
-        now.sort_by_key(|replica| replica.position().number);
+        now.sort_by_key(|replica| replica.key().number);
         self.change(&before, now, connects)
     }
 
@@ -164,11 +164,11 @@ impl Backend {
 
 fn replica(
     settings: &ReplicaSettings,
-    position: ReplicaKey,
+    key: ReplicaKey,
     connects: &HistogramVec,
 ) -> Result<Arc<Replica>, InvalidUrl> {
-    let label = format!("{}/{}", settings.name, position.number);
-    Replica::at(settings.clone(), position, connects.with_label_values(&[label])).map(Arc::new)
+    let label = format!("{}/{}", settings.name, key.number);
+    Replica::at(settings.clone(), key, connects.with_label_values(&[label])).map(Arc::new)
 }
 
 fn ranks(settings: &ReplicaSettings) -> Vec<Option<u32>> {
@@ -179,12 +179,12 @@ fn ranks(settings: &ReplicaSettings) -> Vec<Option<u32>> {
 }
 
 fn is_among(replica: &Replica, addresses: &BTreeSet<SocketAddr>) -> bool {
-    replica.position().address.is_some_and(|address| addresses.contains(&address))
+    replica.key().address.is_some_and(|address| addresses.contains(&address))
 }
 
 /// The smallest unused number, so that labels stay few although addresses come and go.
 fn free_number(replicas: &[Arc<Replica>]) -> usize {
-    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.position().number).collect();
+    let taken: BTreeSet<usize> = replicas.iter().map(|replica| replica.key().number).collect();
     (0..taken.len()).find(|number| !taken.contains(number)).unwrap_or(taken.len())
 }
 

@@ -95,7 +95,7 @@ impl Failing {
         SendErrorKind::Changed.code(),
     ];
 
-    const fn position(self) -> usize {
+    const fn index(self) -> usize {
         match self {
             Self::Call(SendErrorKind::Connect) => 0,
             Self::Call(SendErrorKind::Timeout) => 1,
@@ -272,7 +272,7 @@ impl Health {
 
     /// Counts a failure without an effect on the health state.
     pub(super) fn count(&self, failing: Failing) {
-        if let Some(count) = self.errors.get(failing.position()) {
+        if let Some(count) = self.errors.get(failing.index()) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -201,7 +201,7 @@ impl Identities {
             }
             ServerKnowledge::Known(identity) => {
                 let Epoch { model, version, started, vocabulary, .. } = &identity.epoch;
-                let replica = known.replica.name();
+                let replica = known.replica.backend();
                 let vocabulary = vocabulary.get(..8).unwrap_or(vocabulary);
                 let methods: Vec<_> = identity.engine.methods.iter().map(|method| method.name()).collect();
                 json!({

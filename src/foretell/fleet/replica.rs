@@ -65,7 +65,7 @@ pub(super) struct ReplicaKey {
 /// One replica: its address, its connections, and the knowledge about it.
 pub struct Replica {
     settings: ReplicaSettings,
-    position: ReplicaKey,
+    key: ReplicaKey,
     label: String,
     url: String,
     address: Uri,
@@ -110,10 +110,10 @@ impl Replica {
         Self::at(settings, ReplicaKey::default(), connects)
     }
 
-    /// The replica `position`; `connects` records the time of each connect, seconds.
+    /// The replica `key`; `connects` records the time of each connect, seconds.
     pub(super) fn at(
         settings: ReplicaSettings,
-        position: ReplicaKey,
+        key: ReplicaKey,
         connects: prometheus::Histogram,
     ) -> Result<Self, InvalidUrl> {
         let invalid = |detail: &str| InvalidUrl { url: settings.url.clone(), detail: detail.to_owned() };
@@ -131,15 +131,15 @@ impl Replica {
         let host = host_of(&scheme, &authority).ok_or_else(|| invalid("host cannot be a header"))?;
         let path = parts.path_and_query.as_ref().map_or("", PathAndQuery::path).trim_end_matches('/');
         let prefix = path.strip_suffix("/v1").unwrap_or(path).to_owned();
-        let connector = connector(&settings, &scheme, &authority, position)?;
-        let (url, authority) = match position.address {
+        let connector = connector(&settings, &scheme, &authority, key)?;
+        let (url, authority) = match key.address {
             None => (settings.url.clone(), authority),
             Some(address) => {
                 let authority = address.to_string().parse();
                 (format!("{scheme}://{address}{path}"), authority.map_err(|_| invalid("no such address"))?)
             }
         };
-        let label = format!("{}/{}", settings.name, position.number);
+        let label = format!("{}/{}", settings.name, key.number);
         let health = Arc::new(Health::new(&label, &url));
         let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
@@ -148,7 +148,7 @@ impl Replica {
             address: address(scheme, authority).map_err(|error| invalid(&error.to_string()))?,
             connector,
             host,
-            rank: position.rank.map(HeaderValue::from),
+            rank: key.rank.map(HeaderValue::from),
             prefix,
             pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
@@ -159,14 +159,14 @@ impl Replica {
             retries: Default::default(),
             probes: Default::default(),
             connects,
-            position,
+            key,
             unpredicted: Mutex::default(),
             settings,
         })
     }
 
     /// The name of the backend that it is a replica of.
-    pub fn name(&self) -> &str {
+    pub fn backend(&self) -> &str {
         &self.settings.name
     }
 
@@ -182,7 +182,7 @@ impl Replica {
 
     /// Its data-parallel rank, where its engine has several.
     pub fn rank(&self) -> Option<u32> {
-        self.position.rank
+        self.key.rank
     }
 
     /// True if it was made from these settings.
@@ -190,8 +190,8 @@ impl Replica {
         self.settings.name == settings.name && self.settings.url == settings.url
     }
 
-    pub(super) fn position(&self) -> ReplicaKey {
-        self.position
+    pub(super) fn key(&self) -> ReplicaKey {
+        self.key
     }
 
     /// The dialect's name; `auto` until it is known.

@@ -31,8 +31,8 @@ pub fn of_head<'a>(
 /// The backend of a request for `model`, and the replica that it goes to.
 pub fn backend<'a>(replica: &'a Replica, model: &str, modes: &ModeSwitch) -> Backend<'a> {
     Backend {
-        name: replica.name(),
-        mode: modes.of(replica.name()),
+        name: replica.backend(),
+        mode: modes.of(replica.backend()),
         predicts: replica.predicts_for(model),
         billed: replica.is_billed(),
         speculates: replica.speculates(),

@@ -95,7 +95,7 @@ impl Relay {
         match self.exchange(parts, body).await {
             Err(failure) => fail(self.record, &failure),
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let backend = self.replica.name().to_owned();
+                let backend = self.replica.backend().to_owned();
                 fail(self.record, &Failure::UnaskedUpgrade { backend })
             }
             Ok(response) => self.pass_back(response),
@@ -208,7 +208,7 @@ impl Relay {
         body: Body,
     ) -> Result<Response<fleet::Answer>, Failure> {
         headers::frame(&mut parts, &body);
-        self.record.to(self.replica.name());
+        self.record.to(self.replica.backend());
         let body = match self.limit {
             None => body,
             Some(limit) if body.size_hint().lower() > limit => return Err(Failure::BodyTooLarge { limit }),

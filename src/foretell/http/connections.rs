@@ -33,13 +33,13 @@ pub fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
     // If it cannot be raised, the present limit applies.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
-    getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, positions)
+    getrlimit(Resource::Nofile).current.map_or(Semaphore::MAX_PERMITS, slots)
 }
 
 /// Client slots for this many descriptors: each client needs one for itself and one for a backend.
-fn positions(descriptors: u64) -> usize {
-    let positions = descriptors.saturating_sub(KEPT) / 2;
-    usize::try_from(positions).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
+fn slots(descriptors: u64) -> usize {
+    let slots = descriptors.saturating_sub(KEPT) / 2;
+    usize::try_from(slots).unwrap_or(usize::MAX).clamp(FEWEST, Semaphore::MAX_PERMITS)
 }
 
 /// The client connections of a set of listeners.
@@ -220,18 +220,18 @@ mod tests {
 
     #[test]
     fn each_client_has_two_descriptors_and_some_are_kept_back() {
-        assert_eq!([0, 64, 256, 1024].map(positions), [FEWEST, FEWEST, 96, 480]);
+        assert_eq!([0, 64, 256, 1024].map(slots), [FEWEST, FEWEST, 96, 480]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_idle_connection_is_evicted_and_busy_ones_stay() {
         let connections = Connections::new(3);
-        let mut positions = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..3 {
-            positions.push(connections.slot(connections.room().await));
+            slots.push(connections.slot(connections.room().await));
             tokio::time::advance(Duration::from_secs(1)).await;
         }
-        let busy = positions[0].activity().request(Version::HTTP_11);
+        let busy = slots[0].activity().request(Version::HTTP_11);
         let waiting = tokio::spawn({
             let connections = Arc::clone(&connections);
             async move { connections.room().await }
@@ -243,13 +243,12 @@ mod tests {
         let sleep = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(sleep);
         let why =
-            std::future::poll_fn(|cx| positions[1].activity().poll_overdue(cx, &bounds, sleep.as_mut()))
-                .await;
+            std::future::poll_fn(|cx| slots[1].activity().poll_overdue(cx, &bounds, sleep.as_mut())).await;
         assert_eq!(why, crate::http::activity::Overdue::Idle);
-        drop(positions.remove(1));
+        drop(slots.remove(1));
         drop(waiting.await.unwrap());
         assert_eq!((connections.open(), connections.limit()), (2, 3));
-        drop((busy, positions));
+        drop((busy, slots));
         assert!(connections.evicted() >= 1 && connections.open() == 0);
     }
 
@@ -257,11 +256,11 @@ mod tests {
     async fn waiting_ends_when_nobody_is_connected() {
         let connections = Connections::new(3);
         connections.none().await;
-        let position = connections.slot(connections.room().await);
+        let slot = connections.slot(connections.room().await);
         let begun = Instant::now();
         let leaving = async {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            drop(position);
+            drop(slot);
         };
         tokio::join!(connections.none(), leaving);
         assert!(begun.elapsed() >= Duration::from_secs(5));

@@ -155,11 +155,11 @@ pub async fn serve_on(
             () = stop.accept.cancelled() => break,
             came = next(&listener, &connections) => came,
         };
-        let handed = came.and_then(|(stream, address, position)| {
+        let handed = came.and_then(|(stream, address, slot)| {
             let serving = Arc::clone(&serving);
             workers.spawn(stream, &open, move |stream, share| {
-                position.activity().counts_in(share);
-                accepted(stream, address, position, serving)
+                slot.activity().counts_in(share);
+                accepted(stream, address, slot, serving)
             })
         });
         // Out of descriptors, or the peer left while queued: pause, then continue accepting.

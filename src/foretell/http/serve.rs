@@ -93,7 +93,7 @@ fn http2_builder(bounds: &Bounds, streams: usize) -> http2::Builder<TokioExecuto
 pub async fn accepted(
     stream: TcpStream,
     address: std::net::SocketAddr,
-    position: ConnectionSlot,
+    slot: ConnectionSlot,
     serving: Arc<Serving<impl App>>,
 ) {
     // Tokens are small writes; Nagle's algorithm would delay them.
@@ -102,32 +102,32 @@ pub async fn accepted(
     let _ = sockopt::set_tcp_keepidle(&stream, PING);
     let _ = sockopt::set_tcp_keepintvl(&stream, PONG);
     let peer = Peer { address, secure: serving.tls.is_some() };
-    let Some(tls) = &serving.tls else { return connection(stream, peer, position, serving).await };
+    let Some(tls) = &serving.tls else { return connection(stream, peer, slot, serving).await };
     let sleep = tokio::time::sleep(serving.bounds.header_timeout);
     tokio::pin!(sleep);
     let shaken = tokio::select! {
         shaken = Box::pin(tls.accept(stream)) => shaken,
-        _ = poll_fn(|cx| position.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
+        _ = poll_fn(|cx| slot.activity().poll_overdue(cx, &serving.bounds, sleep.as_mut())) => {
             return tracing::debug!("no TLS handshake in time, or it stops");
         }
     };
     match shaken {
         // Boxed, so that a connection without TLS does not reserve room for one with it.
-        Ok(stream) => Box::pin(connection(stream, peer, position, serving)).await,
+        Ok(stream) => Box::pin(connection(stream, peer, slot, serving)).await,
         Err(error) => tracing::debug!(%error, "no TLS handshake"),
     }
 }
 
-async fn connection<S>(stream: S, peer: Peer, position: ConnectionSlot, serving: Arc<Serving<impl App>>)
+async fn connection<S>(stream: S, peer: Peer, slot: ConnectionSlot, serving: Arc<Serving<impl App>>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let bounds = serving.bounds;
-    let activity = Arc::clone(position.activity());
-    let connections = Arc::clone(position.connections());
+    let activity = Arc::clone(slot.activity());
+    let connections = Arc::clone(slot.connections());
     let sleep = tokio::time::sleep(bounds.header_timeout);
     tokio::pin!(sleep);
-    let mut socket = Socket::new(stream, position, bounds.uri);
+    let mut socket = Socket::new(stream, slot, bounds.uri);
     let mut until = Until { activity: &activity, bounds: &bounds, sleep, peer };
     let Some(protocol) = until.open(&mut socket).await else { return };
     let streams = STREAMS.min(connections.limit().div_ceil(4));

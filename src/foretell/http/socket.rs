@@ -21,7 +21,7 @@ const PIECE: usize = 2 << 10;
 /// A client connection.
 pub struct Socket<S> {
     stream: S,
-    position: ConnectionSlot,
+    slot: ConnectionSlot,
     target: Target,
     /// Bytes received before the connection's protocol was known, and the number of them that were
     /// handed on.
@@ -31,8 +31,8 @@ pub struct Socket<S> {
 
 impl<S> Socket<S> {
     /// `uri`: maximum length of the first request's target that is not truncated, bytes.
-    pub fn new(stream: S, position: ConnectionSlot, uri: usize) -> Self {
-        Self { stream, position, target: Target::new(uri), opening: Vec::new(), handed: 0 }
+    pub fn new(stream: S, slot: ConnectionSlot, uri: usize) -> Self {
+        Self { stream, slot, target: Target::new(uri), opening: Vec::new(), handed: 0 }
     }
 
     /// True if nothing has been received yet.
@@ -41,7 +41,7 @@ impl<S> Socket<S> {
     }
 
     fn activity(&self) -> &Arc<Activity> {
-        self.position.activity()
+        self.slot.activity()
     }
 
     /// Reports a write: bytes were taken, or the write waits for the client.
@@ -182,8 +182,8 @@ impl Target {
         let (mut at, mut kept) = (0, 0);
         while let Some(&byte) = bytes.get(at).filter(|_| self.at != At::Beyond) {
             if self.passes(byte) {
-                if let Some(position) = bytes.get_mut(kept) {
-                    *position = byte;
+                if let Some(at) = bytes.get_mut(kept) {
+                    *at = byte;
                 }
                 kept += 1;
             }

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn the_least_loaded_thread_gets_the_next_connection_else_they_take_turns() {
         let workers = Workers::start(3).unwrap();
-        let position = || {
+        let share = || {
             let thread = workers.least().unwrap();
             let mut share = Share { load: Arc::clone(&thread.load), counts: false };
             share.set(true);
@@ -152,7 +152,7 @@ mod tests {
         let loads = || -> Vec<usize> {
             workers.threads.iter().map(|thread| thread.load.load(Ordering::Relaxed)).collect()
         };
-        let mut shares: Vec<Share> = (0..6).map(|_| position()).collect();
+        let mut shares: Vec<Share> = (0..6).map(|_| share()).collect();
         assert_eq!(loads(), [2, 2, 2]);
         // The connections of one thread become idle, twice; one of them ends.
         for index in [1, 4] {
@@ -161,7 +161,7 @@ mod tests {
         }
         assert_eq!(loads(), [2, 0, 2]);
         drop(shares.remove(4));
-        shares.extend([position(), position()]);
+        shares.extend([share(), share()]);
         assert_eq!(loads(), [2, 2, 2]);
         drop(shares);
         assert_eq!(loads(), [0, 0, 0]);

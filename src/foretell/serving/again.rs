@@ -25,7 +25,7 @@ const ERROR_BYTES: usize = 1 << 20;
 pub(super) async fn stream(nothing: Nothing) {
     let Nothing { unsent, shared, mut slot, mut sink } = nothing;
     slot.record.declined(RelayReason::Fault, None);
-    slot.record.to(unsent.replica.name());
+    slot.record.to(unsent.replica.backend());
     let gone = sink.hung_up();
     let answered = async {
         let sent = send(unsent, &shared).await;

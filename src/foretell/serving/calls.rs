@@ -459,7 +459,7 @@ impl Calls {
         // polled state is not needed: the previous process may still finish its answers.
         let told = self.0.process.tie.is_some() || self.0.engine.mark.is_some();
         if !told && self.0.process.replaced.load(Ordering::Relaxed) {
-            return Err(SendError::Changed { backend: self.0.replica.name().to_owned() });
+            return Err(SendError::Changed { backend: self.0.replica.backend().to_owned() });
         }
         let request = self.tied(self.request(call.path, call.body.into(), round), true);
         self.noticed(self.0.replica.ask(request).await)

@@ -93,13 +93,13 @@ pub struct Client {
 pub struct Slot {
     /// The request's one record.
     pub record: Record,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Slot {
     /// The record of a request, with the permit taken for it.
-    pub fn new(record: Record, position: OwnedSemaphorePermit) -> Self {
-        Self { record, _place: position }
+    pub fn new(record: Record, permit: OwnedSemaphorePermit) -> Self {
+        Self { record, _permit: permit }
     }
 
     /// Releases the permit and keeps the record.

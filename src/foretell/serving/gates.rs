@@ -121,7 +121,7 @@ impl GateWatch {
         for policy in policies.policies().iter().filter(drafts) {
             let gates = LiveGates::of(policy);
             let drafters = drafters(policy);
-            for replica in replicas.iter().filter(|replica| policy.matcher.has_backend(replica.name())) {
+            for replica in replicas.iter().filter(|replica| policy.matcher.has_backend(replica.backend())) {
                 let mut open = [true; Gate::ALL.len()];
                 let signal = replica.load().map(|load| load.signal());
                 let mut close = |gate: Gate| {
@@ -130,7 +130,8 @@ impl GateWatch {
                     }
                 };
                 gates.all_closed(ruling::is_healthy(replica), signal.as_ref()).for_each(&mut close);
-                let is_slower = slower.iter().any(|(name, at)| *name == policy.name && at == replica.name());
+                let is_slower =
+                    slower.iter().any(|(name, at)| *name == policy.name && at == replica.backend());
                 self.runner.closed(replica).for_each(&mut close);
                 if is_slower {
                     close(Gate::Control);
@@ -143,7 +144,7 @@ impl GateWatch {
                 }
                 all.push(GatesAt {
                     policy: policy.name.clone(),
-                    backend: replica.name().to_owned(),
+                    backend: replica.backend().to_owned(),
                     replica: replica.label().to_owned(),
                     open,
                 });

@@ -68,7 +68,7 @@ impl Run {
         let route = exchange.request.route;
         let record = &mut exchange.slot.record;
         record.eligible(route, &self.plan.ruling.name);
-        record.to(exchange.replica.name());
+        record.to(exchange.replica.backend());
         if self.drawn.held_back {
             record.held_back();
         }
@@ -216,7 +216,7 @@ impl Run {
             (Arc::clone(&shared.life), Arc::clone(&shared.modes), Arc::clone(&shared.memory));
         let replica = Arc::clone(&exchange.replica);
         let (gates, control) = (self.plan.ruling.gates, Arc::clone(&self.control));
-        Box::new(move || match modes.of(replica.name()) {
+        Box::new(move || match modes.of(replica.backend()) {
             // While the process drains, requests decode plainly to the end.
             _ if life.is_draining() => Some(PlainReason::Draining),
             // Every verify request carries the whole context.

@@ -388,20 +388,20 @@ impl SessionLoop {
 
     /// Compares the number of the prompt's ids with the backend's own count, once both are known.
     /// They differ if the backend prepends a token, which changes the prompt.
-    fn count_prompt(&mut self, plain_stream: ActionId) {
+    fn count_prompt(&mut self, id: ActionId) {
         let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
         let known = self.session.prompt().len() as u64;
         if let (true, Some(told), 1..) = (self.uncounted, told, known) {
             self.uncounted = false;
             if told != known {
                 self.recovery = None;
-                self.session.handle(plain_stream, Event::Doubt, self.clock.now());
+                self.session.handle(id, Event::Doubt, self.clock.now());
             }
         }
     }
 
-    fn start_plain(&mut self, id: ActionId, method: PlainRequest) {
-        let PlainRequest::Continue { max_tokens } = method else { return };
+    fn start_plain(&mut self, id: ActionId, request: PlainRequest) {
+        let PlainRequest::Continue { max_tokens } = request else { return };
         self.round += 1;
         self.first = false;
         self.broken = Failure::BrokeOff;

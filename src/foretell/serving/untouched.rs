@@ -52,7 +52,7 @@ impl Run {
             .await
         {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                let backend = replica.name().to_owned();
+                let backend = replica.backend().to_owned();
                 return Ok(self.failed(slot, &Failure::UnaskedUpgrade { backend }));
             }
             Ok(response) => response,

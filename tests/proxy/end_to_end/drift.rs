@@ -49,7 +49,7 @@ async fn charges_are_reported_in_usage_trailers_metrics_and_log() {
             .abs()
             < 0.5
     );
-    assert!(house.metric("foretell_drift_places_total{outcome=\"relaxed\"} ").await > 0.5);
+    assert!(house.metric("foretell_drift_positions_total{outcome=\"relaxed\"} ").await > 0.5);
     House::assert_calm();
 }
 
@@ -67,14 +67,14 @@ async fn a_rule_that_may_not_be_relaxed_is_exact() {
             assert_eq!(through.foretell()["drift"], json!({"charged": 0.0, "rate": 0.0, "substitutions": 0}));
         }
     }
-    assert!(house.metric("foretell_drift_places_total{outcome=\"relaxed\"} ").await < 0.5);
+    assert!(house.metric("foretell_drift_positions_total{outcome=\"relaxed\"} ").await < 0.5);
     let blind = self::house("[fan_out]").await;
     let answer = ask(false, &json!({})).send(blind.front(), "").await;
     assert_eq!(
         (&answer.foretell()["path"], &answer.foretell()["drift"]["charged"]),
         (&json!("speculated"), &json!(0.0))
     );
-    assert!(blind.metric("foretell_drift_places_total{outcome=\"unknown\"} ").await > 0.5);
+    assert!(blind.metric("foretell_drift_positions_total{outcome=\"unknown\"} ").await > 0.5);
     House::assert_calm();
 }
 

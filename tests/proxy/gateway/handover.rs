@@ -70,7 +70,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
             memory: true
         }
     );
-    assert_eq!((exchange.request.model.as_str(), exchange.replica.name()), ("m", "b"));
+    assert_eq!((exchange.request.model.as_str(), exchange.replica.backend()), ("m", "b"));
     assert_eq!(exchange.slot.record.so_far().id, "r7");
     let headers = &exchange.head.headers;
     assert_eq!(headers["x-request-id"], "r7");

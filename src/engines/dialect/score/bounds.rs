@@ -18,8 +18,7 @@ pub(super) fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[To
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
     let entries = nucleus(&truncated(&top, sampling)?, sampling.top_p);
-    let (least, greatest) =
-        (sum(&entries, |entry| entry.sure), sum(&entries, |entry| entry.maybe));
+    let (least, greatest) = (sum(&entries, |entry| entry.sure), sum(&entries, |entry| entry.maybe));
     let first = entries.first().filter(|entry| entry.sure && !special.contains(&entry.token));
     first?;
     let listed = entries.iter().filter(|entry| entry.sure && !special.contains(&entry.token));
@@ -74,8 +73,7 @@ fn nucleus(entries: &[ListedToken], top_p: f64) -> Vec<ListedToken> {
     if top_p >= 1.0 {
         return entries.to_vec();
     }
-    let (least, greatest) =
-        (sum(entries, |entry| entry.sure), sum(entries, |entry| entry.maybe));
+    let (least, greatest) = (sum(entries, |entry| entry.sure), sum(entries, |entry| entry.maybe));
     let before = |index: usize| entries.iter().take(index).map(|entry| entry.weight).sum::<f64>();
     let weight = |index: usize| entries.get(index).map_or(0.0, |entry| entry.weight);
     let level = |a: f64, b: f64| (a - b).abs() <= TIE * a.max(b);

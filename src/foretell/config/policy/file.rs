@@ -415,13 +415,14 @@ fn lossy(rule: Rule, section: &mut Section<'_>) -> Accept {
     let relaxed = "How far the rule is relaxed: the product of two curves, capped.";
     let drift = "Maximum that may be charged to a whole output; null: no limit, so that the drift of long outputs is unbounded.";
     section.warn("rule", LOSSY);
+    let tolerance = tolerance(section.section("tolerance", relaxed));
     let max_drift = section.maybe("max_drift", drift, default.max_drift, &ratio());
     if max_drift.is_none() {
         section.warn("max_drift", UNBOUNDED);
     }
     Accept {
         rule,
-        tolerance: tolerance(section.section("tolerance", relaxed)),
+        tolerance,
         max_drift,
         max_drift_rate: section.or(
             "max_drift_rate",

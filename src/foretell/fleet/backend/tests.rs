@@ -12,7 +12,7 @@ fn backend(name: &str, url: &str, models: &[&str], default: bool) -> ReplicaSett
 }
 
 fn chosen(fleet: &Fleet, model: Option<&str>) -> String {
-    fleet.pick(model).unwrap().name().to_owned()
+    fleet.pick(model).unwrap().backend().to_owned()
 }
 
 fn three() -> Fleet {

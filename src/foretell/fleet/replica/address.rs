@@ -33,7 +33,7 @@ pub(super) fn connector(
     settings: &ReplicaSettings,
     scheme: &Scheme,
     authority: &Authority,
-    position: ReplicaKey,
+    key: ReplicaKey,
 ) -> Result<Connector, InvalidUrl> {
     let invalid = |detail: String| InvalidUrl { url: settings.url.clone(), detail: format!("TLS: {detail}") };
     let mut tcp = HttpConnector::new();
@@ -46,7 +46,7 @@ pub(super) fn connector(
         None => tls::public().map_err(|error| invalid(error.to_string()))?,
     };
     let tls = HttpsConnectorBuilder::new().with_tls_config(ClientConfig::clone(&config)).https_or_http();
-    if position.address.is_none() || *scheme != Scheme::HTTPS {
+    if key.address.is_none() || *scheme != Scheme::HTTPS {
         return Ok(tls.enable_http1().wrap_connector(tcp));
     }
     // The address is one of several behind the name; the certificate is for the name.

@@ -20,7 +20,7 @@ impl DriftMetrics {
         Ok(Self {
             tv: new.kept(make::sums(metric::DRIFT_TV))?,
             substitutions: new.kept(make::counters(metric::SUBSTITUTIONS))?,
-            positions: new.kept(make::counters(metric::DRIFT_PLACES))?,
+            positions: new.kept(make::counters(metric::DRIFT_POSITIONS))?,
         })
     }
 
