@@ -27,7 +27,7 @@ mod untouched;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::FutureExt;
+use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
@@ -42,7 +42,7 @@ use crate::serving::calls::CallLimits;
 use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
-use crate::serving::exchange::{BoxFuture, Exchange, Serve, Served};
+use crate::serving::exchange::{Exchange, Serve, Served};
 use crate::serving::plan::SessionPlan;
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
@@ -142,7 +142,7 @@ impl SessionRunner {
 }
 
 impl Serve for SessionRunner {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         let inner = Arc::clone(&self.inner);
         async move {
             match inner.prepare(&exchange) {

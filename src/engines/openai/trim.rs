@@ -102,11 +102,13 @@ fn data_of(raw: &[u8], change: impl Fn(&str) -> Option<String>) -> Option<Vec<u8
     Some([text.get(..begin)?, &changed, text.get(begin + json.len()..)?].concat().into_bytes())
 }
 
-fn choices(event: &Value) -> &[Value] {
+/// The choices of an event; empty if it has none.
+pub fn choices(event: &Value) -> &[Value] {
     event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-fn finishes(event: &Value) -> bool {
+/// True if a choice of an event has a finish reason.
+pub fn finishes(event: &Value) -> bool {
     choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
 }
 

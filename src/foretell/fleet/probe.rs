@@ -17,6 +17,7 @@ use super::{Answer, Replica};
 use crate::clock::Clock;
 use crate::http::body::full;
 use crate::http::gather;
+use crate::http::headers::is_json;
 use foretell_core::units::TokenId;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::probe::{Bounds, Findings, ProbeAnswer, Prober, Step, TEXT};
@@ -165,8 +166,7 @@ async fn plain(replica: &Replica, engine: &Engine, call: &Call, leave: usize) ->
         Ok(response) => response,
         Err(answer) => return answer,
     };
-    let kind = response.headers().get(CONTENT_TYPE);
-    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let whole = is_json(response.headers());
     let mut body = response.into_body();
     if whole {
         let Ok(body) = gather::whole(body, sse::EVENT_BYTES).await else { return ProbeAnswer::Silence };

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -110,8 +110,7 @@ impl Relay {
             Err(failure) => return fail(self.record, &failure),
             Ok(response) => response,
         };
-        let kind = response.headers().get(CONTENT_TYPE);
-        if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+        if !headers::is_json(response.headers()) {
             return self.pass_back(response);
         }
         let (mut parts, body) = response.into_parts();

@@ -1,6 +1,5 @@
 //! The tenant of a request, as configured by `tenant` of the process file.
 
-use std::fmt::Write;
 use std::net::IpAddr;
 
 use http::HeaderMap;
@@ -8,9 +7,6 @@ use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
 
 use crate::config::process::{Tenant, TenantFallback};
-
-/// Bytes of the hash that names a tenant: enough that no two keys of a fleet share one.
-const HASHED: usize = 8;
 
 /// The tenant of a request that `peer` has sent: by the header of a trusted peer, else by the
 /// fallback. A request with a doubtful tenant is refused, and has none.
@@ -41,13 +37,11 @@ fn named(configured: &Tenant, peer: Option<IpAddr>, headers: &HeaderMap) -> Opti
     value.to_str().ok().filter(|tenant| !tenant.is_empty()).map(ToOwned::to_owned)
 }
 
-/// The first 16 hex digits of the SHA-256 of the credential.
+/// The first 16 hex digits of the SHA-256 of the credential: enough that no two keys of a fleet
+/// share them.
 fn hashed(headers: &HeaderMap) -> Option<String> {
     let hash = Sha256::digest(headers.get(AUTHORIZATION)?.as_bytes());
-    Some(hash.iter().take(HASHED).fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+    hash.first_chunk().map(|first| format!("{:016x}", u64::from_be_bytes(*first)))
 }
 
 #[cfg(test)]

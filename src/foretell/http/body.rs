@@ -64,14 +64,18 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for Sliced<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (rest, hint) = (self.rest.len() as u64, self.body.size_hint());
-        let mut whole = SizeHint::new();
-        whole.set_lower(hint.lower() + rest);
-        if let Some(upper) = hint.upper() {
-            whole.set_upper(upper + rest);
-        }
-        whole
+        longer(&self.body.size_hint(), self.rest.len() as u64)
     }
+}
+
+/// The size of a body with `more` bytes before it.
+pub fn longer(rest: &SizeHint, more: u64) -> SizeHint {
+    let mut whole = SizeHint::new();
+    whole.set_lower(rest.lower().saturating_add(more));
+    if let Some(upper) = rest.upper() {
+        whole.set_upper(upper.saturating_add(more));
+    }
+    whole
 }
 
 #[cfg(test)]

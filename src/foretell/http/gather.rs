@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
-use crate::http::body::BoxError;
+use crate::http::body::{BoxError, longer};
 use crate::http::memory::{Memory, Reservation};
 
 /// Size of a piece, bytes; the first one starts smaller and grows up to it.
@@ -172,13 +172,7 @@ where
 
     fn size_hint(&self) -> SizeHint {
         let read: usize = self.read.iter().filter_map(|frame| frame.data_ref().map(Bytes::len)).sum();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower() + read as u64);
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper + read as u64);
-        }
-        hint
+        longer(&self.rest.size_hint(), read as u64)
     }
 }
 

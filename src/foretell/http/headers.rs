@@ -3,7 +3,8 @@
 //! Hop-by-hop fields (RFC 9110, 7.6.1) are removed in both directions; all others pass unchanged.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION, TE,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
@@ -34,6 +35,20 @@ const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// True if the content type is `application/json`, in lower case.
+pub fn is_json(headers: &HeaderMap) -> bool {
+    has_type(headers, b"application/json")
+}
+
+/// True if the content type is `text/event-stream`, in lower case.
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
+    has_type(headers, b"text/event-stream")
+}
+
+fn has_type(headers: &HeaderMap, wanted: &[u8]) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(wanted))
+}
 
 /// Removes every hop-by-hop field, including those named by `Connection`. Returns the protocol in
 /// `Upgrade`, if `Connection` names that field.

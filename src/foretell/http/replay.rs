@@ -9,7 +9,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 
-use crate::http::body::{Body, BoxError, full};
+use crate::http::body::{Body, BoxError, full, longer};
 use crate::http::memory::{Memory, Reservation};
 
 /// Sends a body once more. Dropping it frees the kept bytes.
@@ -133,14 +133,7 @@ impl http_body::Body for Sent {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let before = self.before.len() as u64;
-        let rest = self.passing.lock().source.size_hint();
-        let mut whole = SizeHint::new();
-        whole.set_lower(rest.lower().saturating_add(before));
-        if let Some(upper) = rest.upper() {
-            whole.set_upper(upper.saturating_add(before));
-        }
-        whole
+        longer(&self.passing.lock().source.size_hint(), self.before.len() as u64)
     }
 }
 

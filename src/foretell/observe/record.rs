@@ -7,14 +7,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use tracing::Span;
 
 use super::log::request_span;
 use super::text::Text;
 use super::{Finished, Held, Observer, Round};
-use crate::http::headers::REQUEST_ID;
+use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
 use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
@@ -213,8 +212,7 @@ impl Record {
     /// the end.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.status(status);
-        let kind = headers.get(CONTENT_TYPE).map_or(&[][..], |kind| kind.as_bytes());
-        if kind.starts_with(b"text/event-stream") {
+        if is_event_stream(headers) {
             self.stream.get_or_insert_with(|| self.observer.metrics().hold_stream());
         }
         let theirs = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());

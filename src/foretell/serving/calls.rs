@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -20,7 +19,7 @@ use crate::fleet::identity::Identity;
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::{Tie, Tied};
 use crate::fleet::{Answer, Fresh, Repeatable, Replica, SendError};
-use crate::http::body::{Body, BoxError};
+use crate::http::body::{Body, full};
 use crate::http::gather::{self, Unread};
 use crate::http::headers;
 use crate::learning::answer_traits::AnswerTraits;
@@ -501,10 +500,6 @@ impl Calls {
         }
         request
     }
-}
-
-fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| -> BoxError { match never {} }).boxed_unsync()
 }
 
 /// The pause of `Retry-After` in seconds; one second if it is missing or no number.

@@ -1,9 +1,9 @@
 //! Types that the gateway hands to the session runner, and gets back from it.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::header::CONTENT_LENGTH;
 use http::{Response, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,9 +19,6 @@ use foretell_core::words::Mode;
 use foretell_engines::openai::{self, Control};
 use foretell_engines::policy::Relay;
 
-/// A boxed future that borrows nothing.
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
-
 /// The answer, or the request handed back unanswered so that it can be relayed.
 pub type Served = Result<Response<Body>, Box<Declined>>;
 
@@ -29,7 +26,7 @@ pub type Served = Result<Response<Body>, Box<Declined>>;
 pub trait Serve: Send + Sync {
     /// The answer to one request. Dropping the future, or the body of the answer, means that the
     /// client left.
-    fn serve(&self, exchange: Exchange) -> BoxFuture<Served>;
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served>;
 }
 
 /// State shared by the parts of a running gateway.

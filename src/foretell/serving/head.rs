@@ -16,9 +16,7 @@ pub const ELIGIBLE: &str = "eligible";
 
 /// True if a backend's answer is a successful event stream.
 pub fn is_stream<B>(response: &Response<B>) -> bool {
-    let kind = response.headers().get(header::CONTENT_TYPE);
-    response.status().is_success()
-        && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+    response.status().is_success() && headers::is_event_stream(response.headers())
 }
 
 /// Adds `x-foretell-path`, `x-foretell-policy` and, if given, `x-foretell-reason`.

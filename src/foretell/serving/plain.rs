@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
-use hyper::{Response, header};
+use hyper::Response;
 
 use serde_json::Value;
 
 use std::sync::Arc;
 
 use crate::fleet::{Answer, BrokenOff};
+use crate::http::headers::is_json;
 use crate::serving::sink::is_usage;
 use foretell_core::session::{ActionId, Fault};
 use foretell_engines::dialect::{Chunk, Engine, RequestKind};
@@ -297,8 +298,7 @@ impl PlainStream {
 
 /// The state for an answer, which is an event stream or one JSON document.
 fn reading(response: Response<Answer>) -> State {
-    let kind = response.headers().get(header::CONTENT_TYPE);
-    let whole = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let whole = is_json(response.headers());
     let body = response.into_body();
     if whole { State::Gathering(body, Vec::new()) } else { State::Reading(body) }
 }

@@ -3,8 +3,9 @@
 use foretell::app::Gateway;
 use foretell::fleet::ReplicaSettings;
 use foretell::gateway::Settings;
-use foretell::serving::exchange::{BoxFuture, Exchange, Serve, Served};
+use foretell::serving::exchange::{Exchange, Serve, Served};
 use foretell_core::words::RelayReason;
+use futures_util::future::BoxFuture;
 
 use super::house;
 use crate::wire::{Server, Wire, chunk};
@@ -72,7 +73,7 @@ impl SplitMix64 {
 struct Never;
 
 impl Serve for Never {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         Box::pin(async { Err(exchange.decline(RelayReason::Fault)) })
     }
 }

@@ -6,9 +6,10 @@ use foretell::app::Gateway;
 use foretell::fleet::{ModelName, ReplicaSettings};
 use foretell::gateway::Settings;
 use foretell::http::body::full;
-use foretell::serving::exchange::{BoxFuture, Client, Exchange, Serve, Served};
+use foretell::serving::exchange::{Client, Exchange, Serve, Served};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::openai::Control;
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::house;
@@ -21,7 +22,7 @@ const SPACED: &[u8] = br#"{ "model" : "m" ,"prompt":"p"}"#;
 struct Noting(mpsc::UnboundedSender<Exchange>, bool);
 
 impl Serve for Noting {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
         if self.1 {
             return Box::pin(async { Err(exchange.decline(RelayReason::Fault)) });
         }
@@ -133,7 +134,7 @@ async fn a_request_that_the_session_runner_gives_back_is_relayed_unchanged() {
 struct Broken;
 
 impl Serve for Broken {
-    fn serve(&self, _exchange: Exchange) -> BoxFuture<Served> {
+    fn serve(&self, _exchange: Exchange) -> BoxFuture<'static, Served> {
         Box::pin(async { panic!("a planted fault") })
     }
 }

@@ -10,6 +10,7 @@ use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
 use foretell_core::session::{ActionId, Event, Fault, Finish, Tail};
+use foretell_engines::openai::trim::{choices, finishes};
 
 /// Maximum wait for the events that follow the end of an output.
 const LAST: Duration = Duration::from_secs(1);
@@ -112,14 +113,14 @@ impl SessionLoop {
         self.unsent = None;
         let Some(plain_stream) = &mut self.plain_stream else { return Ok(false) };
         let hung_up = self.sink.hung_up();
-        let mut ended = says_end(event);
+        let mut ended = finishes(event);
         self.sink.pass(plain_stream.passing()).await?;
         self.slot.record.emitted();
         let rest = async {
             loop {
                 match plain_stream.next().await {
                     PlainEvent::Chunk(event, _) => {
-                        ended |= says_end(&event);
+                        ended |= finishes(&event);
                         self.sink.pass(plain_stream.passing()).await?;
                     }
                     PlainEvent::Nothing => self.sink.pass(plain_stream.passing()).await?,
@@ -274,18 +275,10 @@ fn prompt_tokens(usage: &Value) -> Option<u64> {
     usage.get("prompt_tokens")?.as_u64()
 }
 
-fn choices(event: &Value) -> &[Value] {
-    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
 /// True if an event holds more choices than the one that was requested.
 pub(super) fn many_choices(event: &Value) -> bool {
     let others = |choice: &Value| choice.get("index").and_then(Value::as_u64).is_some_and(|index| index > 0);
     choices(event).len() > 1 || choices(event).iter().any(others)
-}
-
-fn says_end(event: &Value) -> bool {
-    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
 }
 
 fn finish(reason: &str) -> Result<Finish, Fault> {
