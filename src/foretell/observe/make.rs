@@ -65,11 +65,14 @@ pub fn histograms(histogram: Histogram) -> Made<HistogramVec> {
     HistogramVec::new(sized(&histogram), histogram.metric.labels)
 }
 
+type Make<F> = dyn Fn(&mut Families) -> Made<F> + Send + Sync;
+type Set<F> = dyn Fn(&F) -> Option<()> + Send + Sync;
+
 /// Metrics that are made anew and set at every scrape, so that the series of a source that is gone
 /// disappear.
 pub struct AtScrape<F> {
-    make: Box<dyn Fn(&mut Families) -> Made<F> + Send + Sync>,
-    set: Box<dyn Fn(&F) -> Option<()> + Send + Sync>,
+    make: Box<Make<F>>,
+    set: Box<Set<F>>,
     /// Never set: only the descriptions are used.
     described: Families,
 }
