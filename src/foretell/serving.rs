@@ -226,7 +226,6 @@ impl Inner {
         let identity = Arc::clone(identity);
         Ok(Run {
             plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits }),
-            permission,
             drawn,
             control,
             drafting,

@@ -2,7 +2,8 @@
 //!
 //! It is made once, by [`SessionRunner`](super::SessionRunner), from what the policy permits
 //! ([`foretell_engines::policy::plan`]) and from what holds at this moment: the control group, the
-//! traits of the server's answers, the model drafter. It is never changed afterwards.
+//! traits of the server's answers, the model drafter. Afterwards it changes once at most: where the
+//! first call cannot tell which process answers, its permission narrows to plain decoding.
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use foretell_engines::openai::Sampling;
 use foretell_engines::policy::Ruling;
 
 /// Everything that is decided about a request before its first call.
+#[derive(Clone)]
 pub struct SessionPlan {
     /// Engine and model at the replica's address.
     pub identity: Arc<Identity>,
@@ -31,6 +33,13 @@ pub struct SessionPlan {
     pub limits: CallLimits,
 }
 
+impl SessionPlan {
+    /// Narrows the permission: it is not known which process answers.
+    pub fn without_process(&mut self, closed: Option<PlainReason>) {
+        self.rules.permission = untied(self.rules.permission, closed);
+    }
+}
+
 /// The permission of a ruling, narrowed by the comparison of its policy's groups, and by a reason
 /// for which answers of this server stay plain.
 pub fn permission(ruling: &Ruling, drawn: &Drawn, plain: impl FnOnce() -> Option<PlainReason>) -> Permission {
@@ -39,5 +48,29 @@ pub fn permission(ruling: &Ruling, drawn: &Drawn, plain: impl FnOnce() -> Option
         Permission::Speculate if drawn.closed && !forced => Permission::Shadow(PlainReason::GateControl),
         Permission::Speculate => plain().map_or(Permission::Speculate, Permission::Plain),
         narrower @ (Permission::Shadow(_) | Permission::Plain(_)) => narrower,
+    }
+}
+
+/// Permission of a session whose process is not known: plain decoding only. The reason is that of
+/// the plan, else that of a gate found closed before the call, else `gate_health`.
+fn untied(permission: Permission, closed: Option<PlainReason>) -> Permission {
+    Permission::Plain(match permission {
+        Permission::Plain(reason) | Permission::Shadow(reason) => reason,
+        Permission::Speculate => closed.unwrap_or(PlainReason::GateHealth),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_two_plain_reasons_is_kept() {
+        let stale = Some(PlainReason::GateStale);
+        assert_eq!(untied(Permission::Speculate, None), Permission::Plain(PlainReason::GateHealth));
+        assert_eq!(untied(Permission::Speculate, stale), Permission::Plain(PlainReason::GateStale));
+        for ruled in [Permission::Shadow(PlainReason::Shadow), Permission::Plain(PlainReason::Shadow)] {
+            assert_eq!(untied(ruled, stale), Permission::Plain(PlainReason::Shadow));
+        }
     }
 }

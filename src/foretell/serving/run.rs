@@ -30,9 +30,7 @@ use crate::learning::corpus::CorpusAccess;
 use crate::observe::Recorded;
 use foretell_core::control::{Control, Presence};
 use foretell_core::draft::LookupSpec;
-use foretell_core::session::{
-    Action, Decode, Ending, Limit, Permission, PlainRequest, Rules, Session, Start,
-};
+use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
 use foretell_engines::dialect::MaxTokens;
@@ -46,8 +44,6 @@ const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
 /// A request that is being served: its plan, and what goes on around its session.
 pub(super) struct Run {
     pub plan: Arc<SessionPlan>,
-    /// The permission of the plan; less if the first call shows that less is permitted.
-    pub permission: Permission,
     /// The group of its policy that the request was drawn into.
     pub drawn: Drawn,
     pub control: Arc<Control>,
@@ -75,7 +71,7 @@ impl Run {
         if self.remembering.reads_others() {
             record.reads_others();
         }
-        if let Some(reason) = self.permission.never() {
+        if let Some(reason) = self.plan.rules.permission.never() {
             return self.pass(exchange, reason).await;
         }
         let calls = Calls::new(&self, &exchange);
@@ -87,7 +83,7 @@ impl Run {
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,
             Ok((response, false)) => {
-                self.permission = untied(self.permission, closed);
+                Arc::make_mut(&mut self.plan).without_process(closed);
                 response
             }
             Err(error) => return self.unanswered(exchange, error),
@@ -140,7 +136,7 @@ impl Run {
 
     /// The plain reason of an answer that is no stream, so that there is nothing to draft for.
     fn without_output(&self) -> PlainReason {
-        match self.permission {
+        match self.plan.rules.permission {
             Permission::Plain(reason) | Permission::Shadow(reason) => reason,
             Permission::Speculate => PlainReason::UpstreamError,
         }
@@ -149,7 +145,7 @@ impl Run {
     /// The client's own prediction in the target's tokens, encoded while the backend works on the
     /// first call; empty if none would be used.
     fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
-        let drafts = !matches!(self.permission, Permission::Plain(_));
+        let drafts = !matches!(self.plan.rules.permission, Permission::Plain(_));
         let wanted = drafts && self.plan.rules.lookups.iter().any(LookupSpec::reads_prediction);
         let text =
             request.prediction.as_deref().filter(|_| wanted).map(|text| {
@@ -237,7 +233,7 @@ impl Run {
     pub fn recovery(&self) -> Option<IdRecovery> {
         let rules = &self.plan.rules;
         let speculates =
-            self.permission == Permission::Speculate && (!rules.holdback || rules.gamma_fixed.is_some());
+            rules.permission == Permission::Speculate && (!rules.holdback || rules.gamma_fixed.is_some());
         let method = rules
             .methods
             .first()
@@ -274,7 +270,7 @@ impl Run {
                 Route::Chat => Arc::clone(self.plan.identity.tokenizer.added()),
                 Route::Completions => Arc::default(),
             },
-            rules: Rules { permission: self.permission, ..self.plan.rules.clone() },
+            rules: self.plan.rules.clone(),
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),
         }
@@ -309,15 +305,6 @@ impl<D: Decode> Decode for Tailless<D> {
     }
 }
 
-/// Permission of a session whose process is not known: plain decoding only. The reason is that of
-/// the ruling, else that of a gate found closed before the call, else `gate_health`.
-fn untied(permission: Permission, closed: Option<PlainReason>) -> Permission {
-    Permission::Plain(match permission {
-        Permission::Plain(reason) | Permission::Shadow(reason) => reason,
-        Permission::Speculate => closed.unwrap_or(PlainReason::GateHealth),
-    })
-}
-
 /// Runs a session whose client streams: its head is sent, so errors go into the stream.
 async fn streamed(session_loop: SessionLoop) {
     match session_loop.run().await {
@@ -344,19 +331,4 @@ fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy
     record.status(response.status());
     record.end(gone);
     head::with(response, policy, path, reason)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_of_two_plain_reasons_is_kept() {
-        let stale = Some(PlainReason::GateStale);
-        assert_eq!(untied(Permission::Speculate, None), Permission::Plain(PlainReason::GateHealth));
-        assert_eq!(untied(Permission::Speculate, stale), Permission::Plain(PlainReason::GateStale));
-        for ruled in [Permission::Shadow(PlainReason::Shadow), Permission::Plain(PlainReason::Shadow)] {
-            assert_eq!(untied(ruled, stale), Permission::Plain(PlainReason::Shadow));
-        }
-    }
 }

@@ -112,7 +112,7 @@ struct Work {
 
 impl Listening {
     fn new(run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
-        let drafts = matches!(run.permission, Permission::Shadow(_));
+        let drafts = matches!(run.plan.rules.permission, Permission::Shadow(_));
         let session = drafts.then(|| begun(&run, &request)).flatten();
         let began = run.clock.before(slot.record.started().elapsed());
         Self(Box::new(Work { run, slot, request, reason, session, began }))
