@@ -77,10 +77,6 @@ pub struct SessionRunnerSetup {
 
 /// Runs the sessions of eligible requests.
 pub struct SessionRunner {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     setup: SessionRunnerSetup,
     clock: Clock,
     /// Permits for scoring drafters on an answer; answers without a permit are only counted.
@@ -90,12 +86,9 @@ struct Inner {
 impl SessionRunner {
     /// A session runner that has learnt nothing yet.
     pub fn new(setup: SessionRunnerSetup) -> Self {
-        let inner = Inner { clock: setup.learnt.clock(), setup, scoring: Arc::new(Semaphore::new(SCORING)) };
-        Self { inner: Arc::new(inner) }
+        Self { clock: setup.learnt.clock(), setup, scoring: Arc::new(Semaphore::new(SCORING)) }
     }
-}
 
-impl SessionRunner {
     /// Forecast for a request with this ruling, temperature and prompt length (tokens) on a replica
     /// now; `None` if its engine is not known.
     pub fn forecast(
@@ -105,10 +98,9 @@ impl SessionRunner {
         temperature: f64,
         prompt: usize,
     ) -> Option<Forecast> {
-        let knowledge = self.inner.setup.identities.knowledge(replica)?;
+        let knowledge = self.setup.identities.knowledge(replica)?;
         let ServerKnowledge::Known(identity) = &*knowledge else { return None };
-        let control =
-            self.inner.setup.learnt.for_permission(ruling.rules.permission, identity, replica.backend());
+        let control = self.setup.learnt.for_permission(ruling.rules.permission, identity, replica.backend());
         let rules = &ruling.rules;
         let bucket = rules.bucket(temperature);
         let drafters = ruling::drafters(ruling, &control);
@@ -128,35 +120,13 @@ impl SessionRunner {
             if let Some(signal) = &signal {
                 learnt.set_signal(signal);
             }
-            Some(forecast(learnt, &asked, self.inner.clock.now()))
+            Some(forecast(learnt, &asked, self.clock.now()))
         })
     }
-}
 
-impl SessionRunner {
     /// Reason for which requests of this route stay plain on this engine under every policy,
     /// because of the format of its answers; `None` if there is none.
     pub fn plain_before(&self, identity: &Identity, route: Route) -> Option<PlainReason> {
-        self.inner.plain_before(identity, route)
-    }
-}
-
-impl Serve for SessionRunner {
-    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
-        let inner = Arc::clone(&self.inner);
-        async move {
-            match inner.prepare(&exchange) {
-                Ok(run) => Box::pin(run.begin(exchange)).await,
-                Err(why) => Err(exchange.decline(why)),
-            }
-        }
-        .boxed()
-    }
-}
-
-impl Inner {
-    /// See [`SessionRunner::plain_before`].
-    fn plain_before(&self, identity: &Identity, route: Route) -> Option<PlainReason> {
         if !identity.engine.dialect.codec().tells_ids(route) {
             return Some(PlainReason::UntrustedIds);
         }
@@ -236,9 +206,7 @@ impl Inner {
             answer_traits,
         })
     }
-}
 
-impl Inner {
     /// True if drafts are sampled rather than drawn with the target's own noise. Requires a target
     /// in this process, whose distributions are available. Ruled out by a client's seed, which
     /// makes the text a function of the target's noise; by lossy rules; by lookups, whose drafts
@@ -296,5 +264,18 @@ impl Inner {
         let sampling = Sampling { temperature, ..sampling.clone() };
         let bounded = self.setup.draft_timeout.is_some();
         Drafting::new(drafter, sampling, bounded, Arc::clone(observer))
+    }
+}
+
+impl Serve for SessionRunner {
+    fn serve(&self, exchange: Exchange) -> BoxFuture<'static, Served> {
+        let prepared = self.prepare(&exchange);
+        async move {
+            match prepared {
+                Ok(run) => Box::pin(run.begin(exchange)).await,
+                Err(why) => Err(exchange.decline(why)),
+            }
+        }
+        .boxed()
     }
 }

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::listen::Stop;
@@ -28,26 +27,14 @@ impl Default for DrainTimes {
 }
 
 /// State of the process between start and stop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lifecycle {
     listening: AtomicBool,
-    draining: watch::Sender<bool>,
-    empty: watch::Sender<bool>,
+    draining: CancellationToken,
+    empty: CancellationToken,
     hurried: CancellationToken,
     /// Tells the listeners to stop.
     pub stop: Stop,
-}
-
-impl Default for Lifecycle {
-    fn default() -> Self {
-        Self {
-            listening: AtomicBool::new(false),
-            draining: watch::Sender::new(false),
-            empty: watch::Sender::new(false),
-            hurried: CancellationToken::new(),
-            stop: Stop::default(),
-        }
-    }
 }
 
 impl Lifecycle {
@@ -63,12 +50,12 @@ impl Lifecycle {
 
     /// True if the shutdown has begun.
     pub fn is_draining(&self) -> bool {
-        *self.draining.borrow()
+        self.draining.is_cancelled()
     }
 
     /// Begins the shutdown: from now on the process is not ready.
     pub fn drain(&self) {
-        self.draining.send_replace(true);
+        self.draining.cancel();
     }
 
     /// Skips the delay of the shutdown.
@@ -78,17 +65,17 @@ impl Lifecycle {
 
     /// Waits until the shutdown begins.
     pub async fn draining(&self) {
-        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+        self.draining.cancelled().await;
     }
 
     /// Waits until every request has been answered or cut.
     pub async fn emptied(&self) {
-        let _ = self.empty.subscribe().wait_for(|empty| *empty).await;
+        self.empty.cancelled().await;
     }
 
     /// Records that every request has been answered or cut, which ends [`Self::emptied`].
     pub fn set_empty(&self) {
-        self.empty.send_replace(true);
+        self.empty.cancel();
     }
 
     /// Runs the shutdown once it begins: keeps accepting for `delay` (less if hurried, or with

@@ -25,7 +25,7 @@ impl SessionRunner {
     /// Gates that the control state of a replica's engine closes: `control` where its plain windows
     /// were faster, `regret` where its regret budget is too low to begin to speculate.
     pub fn closed(&self, replica: &Arc<Replica>) -> impl Iterator<Item = Gate> + use<> {
-        let now = self.inner.clock.now();
+        let now = self.clock.now();
         let closed = self.learnt(replica).map(|control| {
             control.with(|learnt| {
                 let lost = learnt.switchback.groups().looks_closed(now);
@@ -38,6 +38,6 @@ impl SessionRunner {
 
     /// Control state of a replica's engine; `None` before its first request.
     pub(super) fn learnt(&self, replica: &Arc<Replica>) -> Option<Arc<Control>> {
-        self.inner.setup.learnt.at(&self.inner.setup.identities, replica)
+        self.setup.learnt.at(&self.setup.identities, replica)
     }
 }
