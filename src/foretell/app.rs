@@ -45,7 +45,6 @@ use crate::learning::corpus::{self, CorpusHandle};
 use crate::observe::trace::{Collector, CollectorError};
 use crate::random;
 use crate::serving::drafters::{DrafterError, Drafters};
-use crate::serving::exchange::Serve;
 use crate::serving::gates::GateWatch;
 use crate::serving::live;
 use crate::serving::ruling::{self, Rulebook};
@@ -155,57 +154,9 @@ pub async fn start_with(
         exporting = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
     }
     let shared = Shared::new(&settings)?;
-    let asking: HashMap<String, RecognitionSettings> =
-        process.backends.iter().map(|backend| (backend.name.clone(), asking(backend))).collect();
-    let asking = move |replica: &fleet::Replica| asking.get(replica.backend()).cloned();
-    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
-    let terms = process
-        .backends
-        .iter()
-        .map(|backend| (backend.name.clone(), ruling::terms(&backend.methods)))
-        .collect();
-    let store = Arc::new(PolicyStore::new(policies));
-    let timeouts = process.timeouts;
-    let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
-    let corpus = CorpusHandle::start(
-        limits,
-        &shared.memory,
-        Arc::clone(&shared.observer),
-        process.corpus.snapshot.as_deref().map(corpus::sibling),
-    )
-    .map_err(StartError::Threads)?;
-    let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
-    let imposed = process.backends.iter().map(|backend| (backend.name.clone(), imposed(backend)));
-    let learnt = Arc::new(Learnt::new(imposed.collect()));
-    let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
-        identities: Arc::clone(&identities),
-        rulebook: Rulebook::new(Arc::clone(&store), terms, Arc::clone(&comparisons)),
-        drafters: Arc::clone(&drafters),
-        verify_timeout: timeouts.verify,
-        draft_timeout: timeouts.draft,
-        corpus: corpus.clone(),
-        learnt: Arc::clone(&learnt),
-    }));
-    let metrics = shared.observer.metrics();
-    let groups = shown::collector(Arc::clone(&comparisons), Arc::clone(&store)).map_err(StartError::from)?;
-    metrics.register(groups).map_err(StartError::from)?;
-    let windows = windows::collector(&learnt, &identities).map_err(StartError::from)?;
-    metrics.register(windows).map_err(StartError::from)?;
-    let gates =
-        GateWatch::new(Arc::clone(&runner), Arc::clone(&store), Arc::clone(&comparisons), shared.clone());
-    let gates = Arc::new(gates);
-    let live = live::collector(&gates, &identities, Arc::clone(&drafters));
-    metrics.register(live.map_err(StartError::from)?).map_err(StartError::from)?;
-    let known = Known {
-        policies: store,
-        drafters: Arc::clone(&drafters),
-        identities: Arc::clone(&identities),
-        comparisons,
-        learnt: Arc::clone(&learnt),
-        runner: Arc::clone(&runner),
-        gates: Arc::clone(&gates),
-        corpus: corpus.clone(),
-    };
+    let known = known(&process, policies, drafters, &shared)?;
+    expose(&known, &shared).map_err(StartError::from)?;
+    let Known { identities, drafters, learnt, runner, gates, corpus, .. } = known.clone();
     let snapshot = process.corpus.snapshot.clone();
     if let Some(file) = snapshot.clone() {
         let (learnt, corpus) = (Arc::clone(&learnt), corpus.clone());
@@ -217,9 +168,8 @@ pub async fn start_with(
     }
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
-    let serving: Option<Arc<dyn Serve>> = Some(Arc::clone(&runner) as Arc<dyn Serve>);
     let watching = CancellationToken::new();
-    let gateway = Gateway::start_with(settings, serving, Some(Arc::clone(&configured)), shared).await?;
+    let gateway = Gateway::start_with(settings, Some(runner), Some(Arc::clone(&configured)), shared).await?;
     if let Some(files) = files {
         tokio::spawn(follow(files, configured, gateway.shared.clone(), watching.clone()));
     }
@@ -235,6 +185,51 @@ pub async fn start_with(
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
     let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
     Ok(Running { gateway, identities, drafters, remembering, exporting, _asking: watching.drop_guard() })
+}
+
+/// Builds what outlives a request: the engines at each address, the policies, all that is learnt,
+/// and the runner of sessions over them.
+fn known(
+    process: &Process,
+    policies: PolicySet,
+    drafters: Arc<Drafters>,
+    shared: &Shared,
+) -> Result<Known, AssembleError> {
+    let backends = || process.backends.iter();
+    let asking: HashMap<String, RecognitionSettings> =
+        backends().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking = move |replica: &fleet::Replica| asking.get(replica.backend()).cloned();
+    let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
+    let terms = backends().map(|backend| (backend.name.clone(), ruling::terms(&backend.methods))).collect();
+    let policies = Arc::new(PolicyStore::new(policies));
+    let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
+    let snapshot = process.corpus.snapshot.as_deref().map(corpus::sibling);
+    let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
+        .map_err(StartError::Threads)?;
+    let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
+    let imposed = backends().map(|backend| (backend.name.clone(), imposed(backend))).collect();
+    let learnt = Arc::new(Learnt::new(imposed));
+    let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
+        identities: Arc::clone(&identities),
+        rulebook: Rulebook::new(Arc::clone(&policies), terms, Arc::clone(&comparisons)),
+        drafters: Arc::clone(&drafters),
+        verify_timeout: process.timeouts.verify,
+        draft_timeout: process.timeouts.draft,
+        corpus: corpus.clone(),
+        learnt: Arc::clone(&learnt),
+    }));
+    let gates =
+        GateWatch::new(Arc::clone(&runner), Arc::clone(&policies), Arc::clone(&comparisons), shared.clone());
+    let gates = Arc::new(gates);
+    Ok(Known { policies, drafters, identities, comparisons, learnt, runner, gates, corpus })
+}
+
+/// Adds the metrics of what is known to a scrape.
+fn expose(known: &Known, shared: &Shared) -> Result<(), prometheus::Error> {
+    let metrics = shared.observer.metrics();
+    metrics.register(shown::collector(Arc::clone(&known.comparisons), Arc::clone(&known.policies))?)?;
+    metrics.register(windows::collector(&known.learnt, &known.identities)?)?;
+    metrics.register(live::collector(&known.gates, &known.identities, Arc::clone(&known.drafters))?)
 }
 
 /// Settings and models that are loaded before a listener opens.

@@ -37,6 +37,7 @@ use foretell_engines::policy::part::ModelState;
 use foretell_engines::policy::{self, Explanation, Fact, PolicySet, Ruling};
 
 /// Parts of a running proxy whose state the admin API shows.
+#[derive(Clone)]
 pub struct Known {
     /// The policies in force.
     pub policies: Arc<PolicyStore>,

@@ -96,25 +96,8 @@ struct Inbound {
 
 /// The decision about a completion.
 enum Received {
-    Serve {
-        eligible: Eligible,
-        body: Bytes,
-    },
-    Relay {
-        why: Why,
-        model: Option<String>,
-        to: Option<Arc<Replica>>,
-        body: Payload,
-    },
-    /// Relay with a prediction (`altered`); `own` is the client's body, for a service that refuses
-    /// predictions.
-    Predict {
-        why: Why,
-        model: String,
-        altered: Bytes,
-        own: Bytes,
-        to: Option<Arc<Replica>>,
-    },
+    Serve { eligible: Eligible, body: Bytes },
+    Relay { why: Why, model: Option<String>, to: Option<Arc<Replica>>, body: Payload },
     Fail(Failure),
 }
 
@@ -137,6 +120,9 @@ enum Payload {
     Whole(Bytes),
     /// It is streamed.
     Stream(Body),
+    /// It has been read, and `altered` is the same with a prediction; `own`, the client's, is for a
+    /// service that refuses predictions.
+    Predicted { model: String, altered: Bytes, own: Bytes },
 }
 
 impl Payload {
@@ -275,17 +261,20 @@ impl Proxy {
 
     async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
+        if matches!(body, Payload::Stream(_)) {
+            inbound.record.keep(self.shared.memory.take(UNREAD));
+        }
+        let Inbound { parts, peer, record } = inbound;
+        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
+        let relay = |repeatable| Relay { record, replica, fleet, limit, repeatable };
         let (body, repeatable) = match body {
             Payload::Whole(bytes) => (full(bytes.clone()), twice.then(|| Replay::of(bytes))),
-            Payload::Stream(body) => {
-                inbound.record.keep(self.shared.memory.take(UNREAD));
-                self.repeatable(body, twice)
+            Payload::Stream(body) => self.repeatable(body, twice),
+            Payload::Predicted { model, altered, own } => {
+                return Box::pin(relay(None).send_predicted(parts, altered, own, &model, peer)).await;
             }
         };
-        let fleet = Arc::clone(&self.shared.fleet);
-        let Inbound { parts, peer, record } = inbound;
-        let relay = Relay { record, replica, fleet, limit: self.limits.relay_body, repeatable };
-        relay.send(parts, body, peer, &self.tunnels).await
+        relay(repeatable).send(parts, body, peer, &self.tunnels).await
     }
 
     /// A streamed body, and the means to send it again.
@@ -294,25 +283,6 @@ impl Proxy {
             return (body, None);
         }
         Replay::passing(body, REPLAYED, &self.shared.memory)
-    }
-
-    /// Relays a completion with a prediction.
-    async fn predict(
-        &self,
-        inbound: Inbound,
-        model: String,
-        altered: Bytes,
-        own: Bytes,
-        to: Option<Arc<Replica>>,
-    ) -> Response<Body> {
-        let Inbound { parts, peer, mut record } = inbound;
-        let Some(replica) = to.or_else(|| self.shared.fleet.pick(Some(&model))) else {
-            return fail(record, &Failure::NoBackend);
-        };
-        record.model(model.clone());
-        let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
-        let relay = Relay { record, replica, fleet, limit, repeatable: None };
-        relay.send_predicted(parts, altered, own, &model, peer).await
     }
 
     /// Serves a completion by a session, or relays it with a reason.
@@ -350,10 +320,6 @@ impl Proxy {
                 }
                 return fail(inbound.record, &failure);
             }
-            Received::Predict { why, model, altered, own, to } => {
-                inbound.record.relayed(route, why.reason, None);
-                return Box::pin(self.predict(inbound, model, altered, own, to)).await;
-            }
             Received::Relay { why, model, to, body } => (why, model, to, body),
         };
         inbound.record.relayed(route, why.reason, why.parameter);
@@ -367,7 +333,7 @@ impl Proxy {
             Payload::Whole(bytes) => {
                 Payload::Whole(fit(&replica, &mut inbound.parts, bytes, &self.shared.memory))
             }
-            unread @ Payload::Stream(_) => unread,
+            other => other,
         };
         self.relay(inbound, body, replica).await
     }
@@ -410,7 +376,8 @@ impl Proxy {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
                     (Some(altered), Some(model)) => {
-                        return Received::Predict { why, model, altered, own: bytes, to };
+                        let body = Payload::Predicted { model: model.clone(), altered, own: bytes };
+                        return Received::Relay { why, model: Some(model), to, body };
                     }
                     _ => (why, to),
                 },
