@@ -188,9 +188,9 @@ impl Fleet {
         let out =
             |health_state: &HealthState| matches!(health_state, HealthState::Down | HealthState::Broken);
         let all_out = |backend: &&Backend| {
-            let standings: Vec<HealthState> =
+            let states: Vec<HealthState> =
                 backend.replicas().iter().map(|replica| replica.health_state()).collect();
-            standings.iter().any(out) && !standings.contains(&HealthState::Ready)
+            states.iter().any(out) && !states.contains(&HealthState::Ready)
         };
         self.backends.iter().filter(all_out).map(Backend::name).collect()
     }

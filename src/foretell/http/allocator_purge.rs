@@ -35,7 +35,7 @@ pub async fn follow(memory: Arc<Memory>, connections: Arc<Connections>, stop: Ca
             () = stop.cancelled() => return,
         }
         let used = memory.used() + connections.open() as u64 * CONNECTION;
-        if high_water.ebbs(used) {
+        if high_water.has_fallen(used) {
             drop(black_box(Vec::<u8>::with_capacity(PURGE_TRIGGER_BYTES)));
         }
     }
@@ -49,7 +49,7 @@ struct HighWater {
 }
 
 impl HighWater {
-    fn ebbs(&mut self, used: u64) -> bool {
+    fn has_fallen(&mut self, used: u64) -> bool {
         if used + PURGE <= self.high {
             (self.high, self.left) = (used, PURGE_COUNT);
         }
@@ -68,10 +68,10 @@ mod tests {
     fn a_decrease_triggers_purges_and_an_increase_does_not() {
         let mut high_water = HighWater::default();
         let seen: Vec<bool> =
-            [0, 9, 9, 8, 2, 2, 2, 2, 2, 3, 0].map(|mib: u64| high_water.ebbs(mib << 20)).into();
+            [0, 9, 9, 8, 2, 2, 2, 2, 2, 3, 0].map(|mib: u64| high_water.has_fallen(mib << 20)).into();
         let mut wanted = vec![false; 11];
         wanted[4..8].fill(true);
         assert_eq!(seen, wanted);
-        assert!(!high_water.ebbs(0) && !high_water.ebbs(50 << 20) && high_water.ebbs(0));
+        assert!(!high_water.has_fallen(0) && !high_water.has_fallen(50 << 20) && high_water.has_fallen(0));
     }
 }

@@ -48,12 +48,12 @@ pub(super) struct TappedText {
 }
 
 impl TappedText {
-    fn hear(&mut self, answer: &Value, now: Tick) {
-        let heard = Reading::of(answer);
-        self.usage = heard.usage.or(self.usage);
-        self.other |= heard.other;
-        self.cut |= heard.finish == Some("length");
-        for piece in [heard.reasoning, heard.text].into_iter().filter(|piece| !piece.is_empty()) {
+    fn read(&mut self, answer: &Value, now: Tick) {
+        let reading = Reading::of(answer);
+        self.usage = reading.usage.or(self.usage);
+        self.other |= reading.other;
+        self.cut |= reading.finish == Some("length");
+        for piece in [reading.reasoning, reading.text].into_iter().filter(|piece| !piece.is_empty()) {
             self.bytes += piece.len();
             let room = TEXT.saturating_sub(self.text.len());
             self.text.push_str(piece.get(..piece.floor_char_boundary(room)).unwrap_or_default());
@@ -80,7 +80,7 @@ pub(super) struct Tap {
     reader: Reader,
     waiting: VecDeque<(Tick, Bytes)>,
     waiting_bytes: usize,
-    heard: TappedText,
+    tapped: TappedText,
     clock: Clock,
 }
 
@@ -99,7 +99,7 @@ impl Tap {
         } else {
             Reader::Deaf
         };
-        Self { reader, waiting: VecDeque::new(), waiting_bytes: 0, heard: TappedText::default(), clock }
+        Self { reader, waiting: VecDeque::new(), waiting_bytes: 0, tapped: TappedText::default(), clock }
     }
 
     /// Copies bytes that are being sent.
@@ -120,7 +120,7 @@ impl Tap {
             self.waiting_bytes -= data.len().min(self.waiting_bytes);
             match &mut self.reader {
                 Reader::Events(decoder) => match decoder.push(&data) {
-                    Ok(events) => events.iter().for_each(|event| self.heard.event(event, at)),
+                    Ok(events) => events.iter().for_each(|event| self.tapped.event(event, at)),
                     Err(_) => return self.give_up(),
                 },
                 Reader::Document(gathered) if gathered.len() + data.len() <= sse::EVENT_BYTES => {
@@ -134,7 +134,7 @@ impl Tap {
 
     fn give_up(&mut self) {
         (self.reader, self.waiting, self.waiting_bytes) = (Reader::Deaf, VecDeque::new(), 0);
-        self.heard = TappedText { usage: self.heard.usage, ..TappedText::default() };
+        self.tapped = TappedText { usage: self.tapped.usage, ..TappedText::default() };
     }
 
     /// Bytes that it holds.
@@ -143,8 +143,8 @@ impl Tap {
             Reader::Document(gathered) => gathered.capacity(),
             Reader::Events(_) | Reader::Deaf => 0,
         };
-        let marks = self.heard.marks.capacity() * size_of::<(Tick, usize)>();
-        (self.waiting_bytes + gathered + self.heard.text.capacity() + marks) as u64
+        let marks = self.tapped.marks.capacity() * size_of::<(Tick, usize)>();
+        (self.waiting_bytes + gathered + self.tapped.text.capacity() + marks) as u64
     }
 
     /// The data read, once the answer is over. `whole`: it is complete.
@@ -154,10 +154,10 @@ impl Tap {
         if let Reader::Document(gathered) = &self.reader
             && let Ok(answer) = serde_json::from_slice::<Value>(gathered)
         {
-            self.heard.hear(&answer, now);
-            self.heard.ended = whole;
+            self.tapped.read(&answer, now);
+            self.tapped.ended = whole;
         }
-        self.heard
+        self.tapped
     }
 }
 
@@ -165,7 +165,7 @@ impl TappedText {
     fn event(&mut self, event: &sse::Message, at: Tick) {
         self.ended |= event.is_done();
         if let Ok(event) = serde_json::from_str::<Value>(&event.data) {
-            self.hear(&event, at);
+            self.read(&event, at);
         }
     }
 }
@@ -178,7 +178,7 @@ pub(super) trait Listener: Send + Unpin + 'static {
     /// The tap holds this many bytes.
     fn holds(&mut self, bytes: u64);
     /// The answer is over.
-    fn over(self, heard: TappedText, end: Ending);
+    fn over(self, tapped: TappedText, end: Ending);
 }
 
 /// How an answer ended.
@@ -300,7 +300,7 @@ impl<B, L: Listener> Drop for Tapped<B, L> {
 mod tests {
     use super::*;
 
-    fn heard(fields: &[(http::HeaderName, &str)], parts: &[&[u8]]) -> TappedText {
+    fn tapped(fields: &[(http::HeaderName, &str)], parts: &[&[u8]]) -> TappedText {
         let head = fields.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
         let mut tap = Tap::new(&head, Clock::start());
         for part in parts {
@@ -317,9 +317,9 @@ mod tests {
         let stream = b"data: {\"choices\":[{\"text\":\"a\xC3\xA9\"}]}\n\ndata: {\"choices\":[{\"text\":\"b\",\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";
         for size in [1, 7, stream.len()] {
             let parts: Vec<&[u8]> = stream.chunks(size).collect();
-            let heard = heard(&[EVENTS], &parts);
-            assert_eq!((heard.text.as_str(), heard.bytes, heard.marks.len()), ("aéb", 4, 2));
-            assert!(heard.ended && heard.cut && !heard.other);
+            let tapped = tapped(&[EVENTS], &parts);
+            assert_eq!((tapped.text.as_str(), tapped.bytes, tapped.marks.len()), ("aéb", 4, 2));
+            assert!(tapped.ended && tapped.cut && !tapped.other);
         }
     }
 
@@ -327,9 +327,9 @@ mod tests {
     fn a_document_is_read_at_its_end_and_an_encoded_answer_never() {
         let answer = br#"{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
         let json = (CONTENT_TYPE, "application/json");
-        let read = heard(std::slice::from_ref(&json), &[answer]);
+        let read = tapped(std::slice::from_ref(&json), &[answer]);
         assert_eq!((read.text.as_str(), read.usage, read.ended), ("hi", Some((3, 1)), true));
-        let unread = heard(&[json, (CONTENT_ENCODING, "gzip")], &[answer]);
+        let unread = tapped(&[json, (CONTENT_ENCODING, "gzip")], &[answer]);
         assert_eq!((unread.text.as_str(), unread.usage, unread.ended), ("", None, false));
     }
 
@@ -342,7 +342,7 @@ mod tests {
             tap.copy(&Bytes::from(event.clone()));
             tap.read();
         }
-        assert_eq!((tap.heard.text.len(), tap.heard.bytes), (TEXT, 500 << 10));
+        assert_eq!((tap.tapped.text.len(), tap.tapped.bytes), (TEXT, 500 << 10));
         for _ in 0..20 {
             tap.copy(&Bytes::from(event.clone()));
         }

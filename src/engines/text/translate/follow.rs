@@ -25,7 +25,7 @@ pub struct Translator {
     decode: Detokenizer,
     /// The end of each target token in the text. A token that completes no character ends where it
     /// begins.
-    heard: Vec<u32>,
+    target_ends: Vec<u32>,
     /// The last tokens of the target, whose text is not complete yet.
     open: Vec<TokenId>,
     ids: Vec<TokenId>,
@@ -48,8 +48,8 @@ impl Translator {
         let ids = pair.begin.drafter.clone();
         let ends = vec![0; ids.len()];
         let run = ids.len();
-        let (heard, open, tail) = (Vec::new(), Vec::new(), String::new());
-        Self { pair, decode, heard, open, ids, ends, run, run_at: 0, tail, tail_at: 0 }
+        let (target_ends, open, tail) = (Vec::new(), Vec::new(), String::new());
+        Self { pair, decode, target_ends, open, ids, ends, run, run_at: 0, tail, tail_at: 0 }
     }
 
     /// The pair that it translates between.
@@ -60,10 +60,10 @@ impl Translator {
     /// Reads the new tokens of the context. Prompt and output only grow; a context that is shorter
     /// than the tokens already read is another one, and is read from the start.
     pub fn follow(&mut self, context: &TokenContext) {
-        if context.len() < self.heard.len() {
+        if context.len() < self.target_ends.len() {
             *self = Self::new(Arc::clone(&self.pair));
         }
-        let (known, before) = (self.heard.len(), self.ids.len());
+        let (known, before) = (self.target_ends.len(), self.ids.len());
         let mut text = String::new();
         for token in context.tokens().skip(known) {
             if let Some(twin) = self.pair.marks.get(&token).copied() {
@@ -80,7 +80,7 @@ impl Translator {
                 self.open.push(token);
             }
             text.push_str(&new);
-            self.heard.push(self.end() + text.len() as u32);
+            self.target_ends.push(self.end() + text.len() as u32);
         }
         self.add(&text);
         self.pair.count(self.ids.get(before..).unwrap_or_default());
@@ -95,16 +95,16 @@ impl Translator {
     /// Drafter tokens per target token of the context, 0.25 to 4; 1.25 before 16 target tokens were
     /// read.
     pub fn ratio(&self) -> f64 {
-        match self.heard.len() {
+        match self.target_ends.len() {
             0..16 => 1.25,
-            heard => (self.ids.len() as f64 / heard as f64).clamp(0.25, MAX_RATIO),
+            target_ends => (self.ids.len() as f64 / target_ends as f64).clamp(0.25, MAX_RATIO),
         }
     }
 
     /// The end of the text, by which a draft after it is translated.
     pub fn anchor(&self) -> Anchor {
-        let closed = self.heard.len() - self.open.len();
-        let from = closed.checked_sub(LOOK_BEHIND + 1).and_then(|at| self.heard.get(at)).copied();
+        let closed = self.target_ends.len() - self.open.len();
+        let from = closed.checked_sub(LOOK_BEHIND + 1).and_then(|at| self.target_ends.get(at)).copied();
         let from = from.unwrap_or(0).max(self.tail_at);
         let behind = self.tail.get((from - self.tail_at) as usize..).unwrap_or_default();
         Anchor::new(Arc::clone(&self.pair), behind, &self.open, &self.ids)
@@ -116,7 +116,7 @@ impl Translator {
     pub fn positions(&self, position: usize) -> (usize, Vec<usize>) {
         let begin = self.begin(position);
         let first = self.ends.partition_point(|&end| end <= begin).max(1);
-        let before = |at: usize| self.heard.partition_point(|&end| end <= self.start(at));
+        let before = |at: usize| self.target_ends.partition_point(|&end| end <= self.start(at));
         (first, (first..=self.ids.len()).map(before).collect())
     }
 
@@ -126,8 +126,8 @@ impl Translator {
     pub fn agreed(&self, position: usize, first: usize, chosen: &[TokenId]) -> Vec<bool> {
         let agrees = |at: usize| at < first || chosen.get(at - first) == self.ids.get(at);
         let mut begin = self.begin(position);
-        let heard = self.heard.get(position..).unwrap_or_default().iter();
-        heard
+        let target_ends = self.target_ends.get(position..).unwrap_or_default().iter();
+        target_ends
             .map(|&end| {
                 let from = self.ends.partition_point(|&own| own <= begin);
                 let until = self.ends.partition_point(|&own| own < end) + 1;
@@ -149,12 +149,12 @@ impl Translator {
             let begin = self.begin(at);
             begin == 0 || self.ends.binary_search(&begin).is_ok()
         };
-        (position..self.heard.len()).map(|at| right.contains(&at) && meets(at)).collect()
+        (position..self.target_ends.len()).map(|at| right.contains(&at) && meets(at)).collect()
     }
 
     /// Start of the text of the target's token `at`.
     fn begin(&self, at: usize) -> u32 {
-        at.checked_sub(1).and_then(|before| self.heard.get(before)).copied().unwrap_or(0)
+        at.checked_sub(1).and_then(|before| self.target_ends.get(before)).copied().unwrap_or(0)
     }
 
     /// End of the text.
@@ -163,9 +163,9 @@ impl Translator {
     }
 
     fn mark(&mut self, token: TokenId, twin: Option<TokenId>) {
-        let first = self.heard.is_empty();
+        let first = self.target_ends.is_empty();
         let at = self.end() + 1;
-        self.heard.push(at);
+        self.target_ends.push(at);
         self.open.clear();
         let doubles = first && self.pair.begin.target.first() == Some(&token) && !self.ids.is_empty();
         if let Some(twin) = twin.filter(|_| !doubles) {
