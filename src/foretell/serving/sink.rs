@@ -4,27 +4,28 @@
 //! The text comes from the session alone; `id`, `created`, `model` and every other field come from
 //! the backend, so that a client (and its logs) cannot tell where a token was computed.
 
+mod end;
+mod frame;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
+pub use self::end::{End, TRAILERS, trailer_fields};
+use self::frame::PlainFrame;
 use crate::http::body::{Body, BoxError};
-use crate::http::headers;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::Finished;
-use crate::serving::failure::Failure;
-use foretell_core::session::{Delta, Finish, Stopped};
-use foretell_core::words::Reason;
+use foretell_core::session::Delta;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
-use foretell_engines::openai::usage::{Counts, Path, SpeculatedUsage, Usage};
+use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route, sse};
 
 /// Member that identifies the server's configuration.
@@ -33,65 +34,6 @@ const FINGERPRINT: &str = "system_fingerprint";
 const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames queued for a slow client, beyond which the backend is not read.
 const BACKLOG: usize = 32;
-
-/// How the output of a session ended. Its counts are in the request's record.
-#[derive(Debug)]
-pub struct End {
-    /// Finish reason of the output; `None` if it broke off.
-    pub finish: Option<Finish>,
-    /// The stop text or token that ended the output; `None` at the limit.
-    pub stopped: Option<Stopped>,
-    /// The backend's own usage if its stream carried it, else one counted here.
-    pub usage: Usage,
-    /// The record's count of output tokens is the engine's own.
-    pub own_count: bool,
-    /// The error for the client if the output has no end.
-    pub broken: Failure,
-}
-
-impl End {
-    /// True if the output has an end.
-    pub fn is_whole(&self) -> bool {
-        self.finish.is_some()
-    }
-
-    /// The stop text or token as JSON, null if there is none. `names_end`: the end-of-text token
-    /// counts as one.
-    fn stop(&self, names_end: bool) -> Value {
-        match &self.stopped {
-            Some(Stopped::Text(text)) => json!(text),
-            Some(Stopped::Token(token)) => json!(token),
-            Some(Stopped::TextEnd(token)) if names_end => json!(token),
-            Some(Stopped::TextEnd(_)) | None => Value::Null,
-        }
-    }
-
-    /// The usage as the backend alone would report it.
-    fn plain_usage(&self, told: &Finished) -> Value {
-        self.usage.to_value(u64::from(told.output_tokens), None)
-    }
-
-    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
-    /// `counts_end`: see [`foretell_engines::dialect::Quirks::usage_counts_end`].
-    fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
-        let speculated_usage = SpeculatedUsage {
-            path: told.path,
-            reason: told.reason.map(Reason::name),
-            policy: told.policy.as_deref(),
-            counts: counts(told),
-        };
-        let mut usage = self.usage.clone();
-        if let Some(counts) = speculated_usage.counts.as_ref().filter(|_| prediction) {
-            usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
-        }
-        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
-        let uncounted = u32::from(ended && !counts_end && !self.own_count);
-        // An answer that stayed plain has no member that the backend would not have sent.
-        let speculated_usage =
-            Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
-        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), speculated_usage)
-    }
-}
 
 /// Writes the output to the client.
 pub struct Sink {
@@ -602,86 +544,8 @@ impl Sink {
     }
 }
 
-/// The bytes of an event before and after its text. All events of a stream but the last differ in
-/// nothing else, so only the text is serialized per token; fast engines send thousands a second.
-struct PlainFrame {
-    before: Vec<u8>,
-    after: Vec<u8>,
-}
-
-impl PlainFrame {
-    /// Serializes an event with a marker as text; `None` if the marker is not found exactly once.
-    fn of(template: &Template) -> Option<Self> {
-        const MARK: &str = "\u{1}text\u{1}";
-        let event = sse::encode_json(&template.chunk(MARK, &[], None));
-        let mark = serde_json::to_vec(MARK).ok()?;
-        let mut positions =
-            (0..event.len()).filter(|&at| event.get(at..).is_some_and(|rest| rest.starts_with(&mark)));
-        let (at, None) = (positions.next()?, positions.next()) else { return None };
-        let (before, rest) = event.split_at(at);
-        Some(Self { before: before.to_vec(), after: rest.get(mark.len()..)?.to_vec() })
-    }
-
-    /// The event with this text.
-    fn around(&self, text: &str) -> Bytes {
-        let mut event = Vec::with_capacity(self.before.len() + text.len() + 16 + self.after.len());
-        event.extend_from_slice(&self.before);
-        // Writing a string to memory cannot fail.
-        let _ = serde_json::to_writer(&mut event, text);
-        event.extend_from_slice(&self.after);
-        event.into()
-    }
-}
-
 /// True if an event holds usage and no choice.
 pub fn is_usage(event: &Value) -> bool {
     let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
     empty && event.get("usage").is_some_and(Value::is_object)
-}
-
-/// The names that a stream declares in `Trailer`.
-pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
-
-/// The trailers of an answer with this record.
-pub fn trailer_fields(told: &Finished) -> HeaderMap {
-    let mut fields = HeaderMap::new();
-    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
-    if let Some(reason) = told.reason {
-        fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
-    }
-    let Some(counts) = counts(told) else { return fields };
-    fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
-    if let Ok(drift) = HeaderValue::from_str(&counts.drift.charged.to_string()) {
-        fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
-    }
-    fields
-}
-
-/// Counts of the rounds; `None` if drafts may come from other clients' texts, which the counts
-/// would reveal.
-fn counts(told: &Finished) -> Option<Counts> {
-    (!told.reads_others).then(|| Counts {
-        rounds: told.rounds.len() as u32,
-        drafted: told.drafted(),
-        accepted: told.accepted(),
-        drift: told.drift,
-        output_tokens: told.output_tokens,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_frame_around_a_text_is_the_template_written_out() {
-        let first = json!({"id": "c", "object": "text_completion", "created": 1, "model": "text",
-            "choices": [{"index": 0, "text": "a", "logprobs": null, "finish_reason": null, "token_ids": [1]}]});
-        let additive = Additive { usage: true, token_ids: true, ..Additive::default() };
-        let template = Template::from_first_chunk(&first, Route::Completions, additive).unwrap();
-        let frame = PlainFrame::of(&template).unwrap();
-        for text in ["", "plain", "\"quoted\"\n\t\\", "é€𝄞", "\u{1}text\u{1}"] {
-            assert_eq!(frame.around(text), sse::encode_json(&template.chunk(text, &[], None)));
-        }
-    }
 }

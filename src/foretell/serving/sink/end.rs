@@ -1,0 +1,100 @@
+//! What a client learns at the end of its answer: stop, usage, trailers.
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Value, json};
+
+use crate::http::headers;
+use crate::observe::Finished;
+use crate::serving::failure::Failure;
+use foretell_core::session::{Finish, Stopped};
+use foretell_core::words::Reason;
+use foretell_engines::openai::usage::{Counts, Path, SpeculatedUsage, Usage};
+
+/// How the output of a session ended. Its counts are in the request's record.
+#[derive(Debug)]
+pub struct End {
+    /// Finish reason of the output; `None` if it broke off.
+    pub finish: Option<Finish>,
+    /// The stop text or token that ended the output; `None` at the limit.
+    pub stopped: Option<Stopped>,
+    /// The backend's own usage if its stream carried it, else one counted here.
+    pub usage: Usage,
+    /// The record's count of output tokens is the engine's own.
+    pub own_count: bool,
+    /// The error for the client if the output has no end.
+    pub broken: Failure,
+}
+
+impl End {
+    /// True if the output has an end.
+    pub fn is_whole(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// The stop text or token as JSON, null if there is none. `names_end`: the end-of-text token
+    /// counts as one.
+    pub(super) fn stop(&self, names_end: bool) -> Value {
+        match &self.stopped {
+            Some(Stopped::Text(text)) => json!(text),
+            Some(Stopped::Token(token)) => json!(token),
+            Some(Stopped::TextEnd(token)) if names_end => json!(token),
+            Some(Stopped::TextEnd(_)) | None => Value::Null,
+        }
+    }
+
+    /// The usage as the backend alone would report it.
+    pub(super) fn plain_usage(&self, told: &Finished) -> Value {
+        self.usage.to_value(u64::from(told.output_tokens), None)
+    }
+
+    /// The usage that the client sees. `prediction`: the client sent its own predicted output.
+    /// `counts_end`: see [`foretell_engines::dialect::Quirks::usage_counts_end`].
+    pub(super) fn usage(&self, told: &Finished, prediction: bool, counts_end: bool) -> Value {
+        let speculated_usage = SpeculatedUsage {
+            path: told.path,
+            reason: told.reason.map(Reason::name),
+            policy: told.policy.as_deref(),
+            counts: counts(told),
+        };
+        let mut usage = self.usage.clone();
+        if let Some(counts) = speculated_usage.counts.as_ref().filter(|_| prediction) {
+            usage = usage.with_prediction(counts.accepted, counts.drafted.saturating_sub(counts.accepted));
+        }
+        let ended = matches!(self.stopped, Some(Stopped::TextEnd(_)));
+        let uncounted = u32::from(ended && !counts_end && !self.own_count);
+        // An answer that stayed plain has no member that the backend would not have sent.
+        let speculated_usage =
+            Some(&speculated_usage).filter(|speculated_usage| speculated_usage.path == Path::Speculated);
+        usage.to_value(u64::from(told.output_tokens.saturating_sub(uncounted)), speculated_usage)
+    }
+}
+
+/// The names that a stream declares in `Trailer`.
+pub const TRAILERS: &str = "x-foretell-path, x-foretell-reason, x-foretell-accepted, x-foretell-drift";
+
+/// The trailers of an answer with this record.
+pub fn trailer_fields(told: &Finished) -> HeaderMap {
+    let mut fields = HeaderMap::new();
+    fields.insert(headers::PATH, HeaderValue::from_static(told.path.name()));
+    if let Some(reason) = told.reason {
+        fields.insert(headers::REASON, HeaderValue::from_static(reason.name()));
+    }
+    let Some(counts) = counts(told) else { return fields };
+    fields.insert(HeaderName::from_static("x-foretell-accepted"), counts.accepted.into());
+    if let Ok(drift) = HeaderValue::from_str(&counts.drift.charged.to_string()) {
+        fields.insert(HeaderName::from_static("x-foretell-drift"), drift);
+    }
+    fields
+}
+
+/// Counts of the rounds; `None` if drafts may come from other clients' texts, which the counts
+/// would reveal.
+fn counts(told: &Finished) -> Option<Counts> {
+    (!told.reads_others).then(|| Counts {
+        rounds: told.rounds.len() as u32,
+        drafted: told.drafted(),
+        accepted: told.accepted(),
+        drift: told.drift,
+        output_tokens: told.output_tokens,
+    })
+}
