@@ -102,7 +102,7 @@ impl RoundCosts {
     }
 
     /// The largest number of nodes up to `most` whose round pauses the client's stream no longer
-    /// than `max_gap` seconds, or [`GAP_TOKENS`] plain tokens if that is more; `None` if not even
+    /// than `max_gap` seconds, or `GAP_TOKENS` plain tokens if that is more; `None` if not even
     /// an empty one does.
     pub fn within_gap(&self, most: usize, max_gap: f64) -> Option<usize> {
         self.within(most, max_gap.max(GAP_TOKENS * self.token))
