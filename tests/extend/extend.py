@@ -109,8 +109,8 @@ ADDITIONS = {
          "        if finished.output_tokens > 1_000 {\n            self.long.inc();\n        }\n"),
     ],
     "setting": [
-        ("src/engines/policy/settings.rs", "    /// Time that the `control` gate stays closed when it closes first.",
-         "    /// Minimum prompt, tokens.\n    pub prompt: u32,\n"),
+        ("src/engines/policy/settings.rs", "    pub reprobe: Duration,\n}", "",
+         "    pub reprobe: Duration,\n    /// Minimum prompt, tokens.\n    pub prompt: u32,\n}"),
         ("src/engines/policy/settings.rs", "            control: 1.02,", "            prompt: 0,\n"),
         ("src/foretell/config/policy/file.rs", '        reprobe: section.or("reprobe"',
          '        prompt: section.or("prompt", "Minimum prompt, tokens.", default.prompt, &whole(0..=1_000_000)),\n'),
