@@ -58,9 +58,10 @@ pub struct Proxy {
     serving: Option<Arc<dyn Serve>>,
     tenants: Tenant,
     tunnels: Tunnels,
+    ids: Ids,
 }
 
-/// Ids of requests that bring none.
+/// Ids of requests that bring none; one count for all listeners.
 #[derive(Clone)]
 struct Ids(Arc<AtomicU64>);
 
@@ -181,6 +182,7 @@ impl Proxy {
             serving,
             tenants: settings.tenant.clone(),
             tunnels,
+            ids: Ids::default(),
         }
     }
 
@@ -189,7 +191,7 @@ impl Proxy {
     pub(crate) fn layered(self: Arc<Self>) -> impl App {
         ServiceBuilder::new()
             .map_request(with_usable_id)
-            .layer(SetRequestIdLayer::new(headers::REQUEST_ID, Ids::default()))
+            .layer(SetRequestIdLayer::new(headers::REQUEST_ID, self.ids.clone()))
             .layer(PropagateRequestIdLayer::new(headers::REQUEST_ID))
             .map_future(shielded)
             .service_fn(move |request| Arc::clone(&self).answer(request).map(Ok))
