@@ -9,11 +9,13 @@ pub mod accept;
 mod controller;
 mod machine;
 mod output;
+pub mod parse;
 mod shadow;
 pub mod start;
 
 pub use controller::AHEAD_MAX;
 pub use machine::Session;
+pub use parse::{CallDelta, Parse, Parsed};
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
