@@ -15,7 +15,7 @@ pub mod start;
 
 pub use controller::AHEAD_MAX;
 pub use machine::Session;
-pub use parse::{CallDelta, Parse, Parsed};
+pub use parse::{CallDelta, MakeParser, Parse, Parsed};
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
@@ -48,19 +48,26 @@ pub enum Event {
     /// The ids of the prompt are known, from the first plain request or from a request concurrent
     /// with it.
     Prompt(Vec<TokenId>),
-    /// A plain request yielded tokens. `text` is the text that the backend itself emitted with them
-    /// (it may hold text back).
+    /// A plain request yielded tokens. `parsed` is what the backend itself emitted with them (it may
+    /// hold text back).
     Token {
         /// New output tokens in order; several at once only if the backend itself sent them in one
         /// event.
         tokens: Vec<TokenId>,
-        /// The text that came with them.
-        text: String,
+        /// The text that came with them, and what a parser of the backend has taken out of it.
+        parsed: Parsed,
         /// Marks the last event of the plain request; `PlainEnded` follows then.
         tail: Tail,
     },
     /// The ids of this request cannot be trusted: decode plainly to the end, never speculate.
     Doubt,
+    /// The backend has rendered the request ([`Start::unconfirmed`]).
+    Rendered {
+        /// The ids of its prompt.
+        prompt: Vec<TokenId>,
+        /// A grammar binds its sampling.
+        bound: bool,
+    },
     /// A plain request has ended.
     PlainEnded(Finish),
     /// The model drafter's answer to `Draft`.
@@ -141,12 +148,12 @@ pub enum PlainRequest {
 }
 
 /// A piece of output.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Tokens that this piece adds to the context.
     pub tokens: Vec<TokenId>,
-    /// Text to send; never half a character.
-    pub text: String,
+    /// Text to send, never half a character; with a parser also reasoning and tool calls.
+    pub parsed: Parsed,
 }
 
 /// Reason for the end of the output, in OpenAI's terms.
@@ -156,6 +163,8 @@ pub enum Finish {
     Stop,
     /// The limit of output tokens, or of the context.
     Length,
+    /// End-of-text after a tool call.
+    ToolCalls,
 }
 
 impl Finish {
@@ -164,6 +173,7 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
         }
     }
 }

@@ -25,9 +25,9 @@ pub mod vllm;
 
 use serde_json::{Map, Value};
 
-use crate::openai::{Additive, Request, Route, Sampling};
+use crate::openai::{Additive, parts, Request, Route, Sampling};
 use foretell_core::draft::Tree;
-use foretell_core::session::{Hold, StopOrder};
+use foretell_core::session::{Hold, Parsed, StopOrder};
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
@@ -239,8 +239,8 @@ pub struct Chunk {
     pub ends: bool,
     /// The backend's own `usage` object; `None` if the event has none.
     pub usage: Option<Value>,
-    /// Members of a chat's delta other than text (reasoning that a parser took out of the text), by
-    /// name.
+    /// Members of a chat's delta other than text (reasoning or tool calls that a parser took out of
+    /// the text), by name.
     pub more: Map<String, Value>,
     /// Output tokens of this request so far, as the engine counts them; `None` if it does not
     /// report that.
@@ -251,8 +251,16 @@ pub struct Chunk {
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
-    /// The event carries text whose ids are not known, or something else that is not plain output.
+    /// The event carries text whose ids are not known, or several choices.
     pub doubtful: bool,
+}
+
+impl Chunk {
+    /// Its text, and the reasoning and tool calls that a parser of the backend has taken out of it.
+    /// `None` if the delta has a member that is neither.
+    pub fn parsed(&self) -> Option<Parsed> {
+        parts::read(&self.text, &self.more)
+    }
 }
 
 /// The plain request that an event belongs to.
@@ -269,6 +277,13 @@ pub enum RequestKind {
 pub enum PromptAnswer {
     /// The ids of the prompt.
     Prompt(Vec<TokenId>),
+    /// The request as the engine renders it.
+    Rendered {
+        /// The ids of its prompt.
+        prompt: Vec<TokenId>,
+        /// A grammar binds its sampling.
+        bound: bool,
+    },
     /// One more call has to be made.
     Ask(Call),
 }
@@ -461,7 +476,8 @@ pub trait Codec: Sync {
         let _ = answer;
     }
 
-    /// The call that brings the prompt's ids; `None` if the first call brings them, or nothing can.
+    /// The call that brings the prompt's ids, or tells if a grammar binds the sampling; `None` if
+    /// the first call brings them, or nothing can.
     fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
         let _ = (engine, request);
         None

@@ -11,6 +11,7 @@ pub mod fields;
 pub mod json;
 pub mod messages;
 pub mod parameters;
+pub mod parts;
 pub mod prediction;
 pub mod reading;
 pub mod request;

@@ -52,6 +52,7 @@ use crate::serving::{SessionRunner, SessionRunnerSetup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
+use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::policy::PolicySet;
 
@@ -303,6 +304,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
     RecognitionSettings {
         dialect: backend.dialect.spoken(),
         tokenizer: tokenizer(backend),
+        parsers: parsers(backend),
         load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
         every: backend.load.every,
         ready: backend.probe.when == process::ProbeWhen::Ready,
@@ -322,6 +324,12 @@ fn asking(backend: &Backend) -> RecognitionSettings {
 /// tokens.
 fn predicts(backend: &Backend) -> bool {
     backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.prediction
+}
+
+/// The first output parsers named for one of its models.
+fn parsers(backend: &Backend) -> Parsers {
+    let named = backend.models.iter().map(|model| model.parsers);
+    named.into_iter().find(|parsers| *parsers != Parsers::default()).unwrap_or_default()
 }
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {

@@ -14,6 +14,7 @@ pub mod gates;
 mod head;
 pub mod live;
 pub mod mode;
+mod parsing;
 mod plain;
 pub mod plan;
 mod recovery;
@@ -124,14 +125,15 @@ impl SessionRunner {
         })
     }
 
-    /// Reason for which requests of this route stay plain on this engine under every policy,
+    /// Reason for which this request stays plain on this engine under every policy,
     /// because of the format of its answers; `None` if there is none.
-    pub fn plain_before(&self, identity: &Identity, route: Route) -> Option<PlainReason> {
-        if !identity.engine.dialect.codec().tells_ids(route) {
+    pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<PlainReason> {
+        if !identity.engine.dialect.codec().tells_ids(request.route) {
             return Some(PlainReason::UntrustedIds);
         }
-        (route == Route::Chat && self.setup.learnt.answer_traits(identity).parses())
-            .then_some(PlainReason::Parser)
+        let traits = self.setup.learnt.answer_traits(identity);
+        let closed = if parsing::applies(identity, request) { traits.misparsed() } else { traits.parses() };
+        (request.route == Route::Chat && closed).then_some(PlainReason::Parser)
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
@@ -157,7 +159,7 @@ impl SessionRunner {
         let Some(ServerKnowledge::Known(identity)) = knowledge.as_deref() else {
             return Err(RelayReason::NoVerifyMethod.into());
         };
-        let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request.route));
+        let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.shares_noise() {
@@ -193,9 +195,10 @@ impl SessionRunner {
         let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         let answer_traits = self.setup.learnt.answer_traits(identity);
+        let parses = parsing::applies(identity, request);
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits }),
+            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses }),
             drawn,
             control,
             drafting,

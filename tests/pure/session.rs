@@ -6,6 +6,7 @@ use std::time::Duration;
 use foretell_core::control::costs::NODES_MAX;
 use foretell_core::control::{Control, TemperatureBucket, Way};
 use foretell_core::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
+use foretell_core::session::Parsed;
 use foretell_core::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, PlainRequest, Rules,
     Session, Start, Summary, Tail,
@@ -55,6 +56,8 @@ impl Desk {
             temperature: 0.0,
             decode: Box::new(Letters),
             marks: marks.into(),
+            parser: None,
+            unconfirmed: false,
             rules,
             seed: 3,
             noise: 2,
@@ -70,7 +73,7 @@ impl Desk {
         while let Some((id, action)) = self.session.poll() {
             match action {
                 Action::Emit(delta) | Action::Passed(delta) => {
-                    self.text.push_str(&delta.text);
+                    self.text.push_str(&delta.parsed.text);
                     self.tokens.extend(delta.tokens);
                 }
                 action => asked.push((id, action)),
@@ -87,7 +90,7 @@ impl Desk {
 
     fn token(&mut self, id: ActionId, token: TokenId) -> Vec<(ActionId, Action)> {
         let text = Letters.push(token);
-        self.tell(id, Event::Token { tokens: vec![token], text, tail: Tail::Open })
+        self.tell(id, Event::Token { tokens: vec![token], parsed: Parsed::content(text), tail: Tail::Open })
     }
 
     /// The first call, with its prompt "abcabc" reported.
@@ -342,7 +345,7 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
     let plain = desk.plain();
     desk.tell(plain, Event::Doubt);
     assert_eq!(
-        desk.tell(plain, Event::Token { tokens: vec![0, 1], text: "anything".into(), tail: Tail::Open }),
+        desk.tell(plain, Event::Token { tokens: vec![0, 1], parsed: Parsed::content("anything".into()), tail: Tail::Open }),
         []
     );
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
@@ -356,11 +359,11 @@ fn text_held_back_by_a_parser_is_never_speculated_on() {
     let plain = desk.plain();
     for token in 0..4 {
         assert_eq!(
-            desk.tell(plain, Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open }),
+            desk.tell(plain, Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open }),
             []
         );
     }
-    let asked = desk.tell(plain, Event::Token { tokens: vec![4], text: "e".into(), tail: Tail::Open });
+    let asked = desk.tell(plain, Event::Token { tokens: vec![4], parsed: Parsed::content("e".into()), tail: Tail::Open });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(PlainReason::UntrustedIds)));
 }
 
@@ -371,7 +374,7 @@ fn text_removed_by_a_parser_is_not_taken_for_a_held_back_stop_text() {
         let mut desk = Desk::new(rules(), Ending { stop, hold, ..Ending::default() });
         let plain = desk.plain();
         for token in [0, 1, 2] {
-            let swallowed = Event::Token { tokens: vec![token], text: String::new(), tail: Tail::Open };
+            let swallowed = Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open };
             assert_eq!(desk.tell(plain, swallowed), [], "{hold:?}: token {token}");
         }
         assert_eq!(
@@ -388,7 +391,7 @@ fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
         let mut desk = Desk::new(rules(), ending(hold));
         let plain = desk.plain();
         let asked =
-            desk.tell(plain, Event::Token { tokens: vec![0, token], text: "a".into(), tail: Tail::Open });
+            desk.tell(plain, Event::Token { tokens: vec![0, token], parsed: Parsed::content("a".into()), tail: Tail::Open });
         assert!(
             matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
             "{hold:?}: {asked:?}"

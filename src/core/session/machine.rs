@@ -39,6 +39,8 @@ pub struct Session<W: Walk = Judge> {
     rules: Rules,
     marks: Arc<[TokenId]>,
     output: Output,
+    /// The backend's sampling may be bound by a grammar.
+    bound: bool,
     controller: SpeculationController,
     judge: W,
     flight: Flight,
@@ -87,7 +89,8 @@ impl<W: Walk> Session<W> {
         let mut session = Self {
             rules: start.rules,
             marks: start.marks,
-            output: Output::new(start.ending, start.limit, start.decode),
+            output: Output::new(start.ending, start.limit, start.decode, start.parser),
+            bound: start.unconfirmed,
             controller,
             judge,
             flight: Flight::default(),
@@ -308,7 +311,7 @@ impl<W: Walk> Session<W> {
             let (first, begun, _) = self.paced.unwrap_or((self.now, tokens, self.now));
             self.paced = Some((first, begun, self.now));
         }
-        if !delta.tokens.is_empty() || !delta.text.is_empty() {
+        if !delta.tokens.is_empty() || !delta.parsed.is_empty() {
             self.act(by(delta));
         }
     }

@@ -3,8 +3,13 @@
 //!
 //! During the first plain request the backend's own text goes out verbatim, and is compared with
 //! the decoded tokens. Only while the two agree may the session continue on its own; its text then
-//! starts exactly where the backend's left off.
+//! starts exactly where the backend's left off. Where the backend parses its output, the parts that
+//! the tokens parse to are compared in the same way.
 
+mod parsing;
+
+use self::parsing::{Parsing, same_part};
+use super::parse::{MakeParser, Parsed};
 use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, Stopped};
 use crate::units::TokenId;
@@ -31,12 +36,23 @@ pub struct Output {
     agrees: bool,
     finish: Option<Finish>,
     stopped: Option<Stopped>,
+    /// Makes `parsing` once the prompt is known; `None` from then on, and without a parser.
+    parser: Option<MakeParser>,
+    /// The parser, if the backend parses its output; it has no stop texts then.
+    parsing: Option<Parsing>,
 }
 
 impl Output {
     /// No output yet.
-    pub fn new(ending: Ending, limit: Limit, decode: Box<dyn Decode>) -> Self {
+    pub fn new(
+        ending: Ending,
+        limit: Limit,
+        decode: Box<dyn Decode>,
+        parser: Option<MakeParser>,
+    ) -> Self {
         Self {
+            parser,
+            parsing: None,
             ending,
             limit,
             prompt_len: None,
@@ -53,9 +69,14 @@ impl Output {
         }
     }
 
-    /// Sets the length of the prompt, tokens, for the limit of the context.
-    pub fn set_prompt_len(&mut self, len: usize) {
-        self.prompt_len = Some(len);
+    /// Sets the prompt: its length counts against the limit of the context, and its end tells the
+    /// parser where the output begins.
+    pub fn set_prompt(&mut self, ids: &[TokenId]) {
+        self.prompt_len = Some(ids.len());
+        if let Some(parser) = self.parser.take() {
+            self.parsing = parser(ids).map(Parsing::new);
+            self.agrees &= self.parsing.is_some() && self.tokens.is_empty();
+        }
     }
 
     /// All output tokens.
@@ -96,13 +117,16 @@ impl Output {
     /// breaks nothing.
     pub fn is_free_behind(&self, tokens: &[TokenId]) -> bool {
         let mut structure = self.structure.clone();
+        let mut pieces = Vec::with_capacity(tokens.len());
         if !tokens.is_empty() {
             let mut decode = self.decode.fork();
-            for &token in tokens {
-                structure.push(&decode.push(token));
-            }
+            pieces.extend(tokens.iter().map(|&token| (token, decode.push(token))));
         }
-        structure.is_free()
+        for (_, text) in &pieces {
+            structure.push(text);
+        }
+        let outside = self.parsing.as_ref().is_none_or(|parsing| parsing.is_outside_calls_behind(&pieces));
+        structure.is_free() && outside
     }
 
     /// Maximum number of tokens still to come; `None` without a limit.
@@ -117,27 +141,26 @@ impl Output {
         most.map(|most| most.saturating_sub(self.tokens.len()))
     }
 
-    /// Takes tokens and text of the first plain request; the text goes to the client unchanged.
-    pub fn plain(&mut self, tokens: Vec<TokenId>, text: String) -> Delta {
+    /// Takes tokens of the first plain request, and what came with them, which goes to the client
+    /// unchanged.
+    pub fn plain(&mut self, tokens: Vec<TokenId>, parsed: Parsed) -> Delta {
         for &token in &tokens {
             self.take(token, false);
         }
+        // Without its prompt an output cannot be parsed.
+        self.agrees &= self.parser.is_none();
         if self.agrees {
-            self.backend.push_str(&text);
-            self.compare();
+            self.agrees = self.compare(&parsed);
         }
-        Delta { tokens, text }
+        Delta { tokens, parsed }
     }
 
-    fn compare(&mut self) {
-        let end = self.backend.len().min(self.text.len());
-        let pair =
-            (self.backend.as_bytes().get(self.compared..end), self.text.as_bytes().get(self.compared..end));
-        self.agrees = match pair {
-            (Some(theirs), Some(own)) => theirs == own,
-            _ => true,
-        };
-        self.compared = self.compared.max(end);
+    fn compare(&mut self, parsed: &Parsed) -> bool {
+        if let Some(parsing) = &mut self.parsing {
+            return parsing.agrees(parsed.clone());
+        }
+        self.backend.push_str(&parsed.text);
+        same_part(&self.text, &self.backend, &mut self.compared)
     }
 
     /// True if the backend's text is level with the tokens: not ahead of them, and behind by no
@@ -145,6 +168,9 @@ impl Output {
     /// that. Only then is it certain that no component between them (a parser of tools or of
     /// reasoning) withholds text, and that continuing by tokens is seamless.
     pub fn level(&self) -> bool {
+        if let Some(parsing) = &self.parsing {
+            return self.agrees && parsing.level();
+        }
         let Some(ahead) = self.text.get(self.backend.len()..).filter(|_| self.agrees) else { return false };
         ahead.is_empty() || (!self.backend.is_empty() && self.buffers(ahead))
     }
@@ -164,7 +190,10 @@ impl Output {
     pub fn take_over(&mut self) -> Delta {
         self.sent = self.backend.len();
         self.backend = String::new();
-        Delta { tokens: Vec::new(), text: self.release() }
+        if let Some(parsing) = &mut self.parsing {
+            parsing.take_over();
+        }
+        Delta { tokens: Vec::new(), parsed: self.release() }
     }
 
     /// Takes tokens in order until the output is over; later ones are dropped. `ends`: the backend
@@ -178,15 +207,16 @@ impl Output {
             self.take(token, ends && index + 1 == tokens.len());
             taken.push(token);
         }
-        Delta { tokens: taken, text: self.release() }
+        Delta { tokens: taken, parsed: self.release() }
     }
 
     /// Ends the output if it goes on, and releases the text that was held back.
     pub fn end(&mut self, finish: Finish) -> Delta {
         if self.finish.is_none() {
             self.flush(finish);
+            self.close();
         }
-        Delta { tokens: Vec::new(), text: self.release() }
+        Delta { tokens: Vec::new(), parsed: self.release() }
     }
 
     fn take(&mut self, token: TokenId, told: bool) {
@@ -197,12 +227,20 @@ impl Output {
         let by_id = self.ending.stop_token_ids.contains(&token);
         let of_text = self.ends_as_text(token);
         let ends = by_id || of_text || told;
+        let from = self.text.len();
         if !ends || (by_id && self.ending.include_stop) {
             let piece = self.decode.push(token);
             self.append(&piece);
         }
-        if self.finish.is_none() && (ends || self.rest() == Some(0)) {
+        let over = self.finish.is_none() && (ends || self.rest() == Some(0));
+        if over {
             self.flush(if ends { Finish::Stop } else { Finish::Length });
+        }
+        if let Some(parsing) = &mut self.parsing {
+            parsing.push(token, self.text.get(from..).unwrap_or_default());
+        }
+        if over {
+            self.close();
             if ends && self.stopped.is_none() {
                 let own = by_id && !of_text;
                 self.stopped = Some(if own { Stopped::Token(token) } else { Stopped::TextEnd(token) });
@@ -215,6 +253,15 @@ impl Output {
         let held = self.decode.flush();
         self.append(&held);
         self.finish.get_or_insert(finish);
+    }
+
+    /// Ends the parser with the output: one that stopped by itself after a tool call ended with it.
+    fn close(&mut self) {
+        let Some(parsing) = &mut self.parsing else { return };
+        parsing.finish();
+        if parsing.has_called() && self.finish == Some(Finish::Stop) {
+            self.finish = Some(Finish::ToolCalls);
+        }
     }
 
     /// Adds text; ends the output where a stop text is complete.
@@ -248,12 +295,15 @@ impl Output {
         }
     }
 
-    /// Text that may go out now.
-    fn release(&mut self) -> String {
+    /// What may go out now.
+    fn release(&mut self) -> Parsed {
+        if let Some(parsing) = &mut self.parsing {
+            return parsing.release();
+        }
         let until = if self.finish.is_some() { self.text.len() } else { self.text.len() - self.held() };
         let text = self.text.get(self.sent..until).unwrap_or_default().to_owned();
         self.sent = self.sent.max(until);
-        text
+        Parsed::content(text)
     }
 
     /// Bytes at the end of the text that may be the beginning of a stop text.
@@ -306,16 +356,16 @@ mod tests {
     fn output(stop: &[&str], max: u32) -> Output {
         let stop = stop.iter().map(|&stop| stop.to_owned()).collect();
         let ending = Ending { stop, eos: vec![25], ..Ending::default() };
-        Output::new(ending, Limit { max_tokens: Some(max), context: None }, Box::<Letters>::default())
+        Output::new(ending, Limit { max_tokens: Some(max), context: None }, Box::<Letters>::default(), None)
     }
 
     #[test]
     fn a_stop_text_across_tokens_is_held_back_and_cut() {
         let mut out = output(&["cd"], 99);
-        assert_eq!(out.extend(&[0, 1, 2], false).text, "ab");
-        assert_eq!(out.extend(&[4], false).text, "ce");
+        assert_eq!(out.extend(&[0, 1, 2], false).parsed.text, "ab");
+        assert_eq!(out.extend(&[4], false).parsed.text, "ce");
         let last = out.extend(&[2, 3, 0, 1], false);
-        assert_eq!((last.text.as_str(), last.tokens.as_slice()), ("", &[2, 3][..]));
+        assert_eq!((last.parsed.text.as_str(), last.tokens.as_slice()), ("", &[2, 3][..]));
         assert_eq!(out.finish(), Some(Finish::Stop));
     }
 
@@ -336,8 +386,8 @@ mod tests {
     #[test]
     fn half_a_character_never_goes_out_and_the_limit_counts_tokens() {
         let mut out = output(&[], 3);
-        assert_eq!(out.extend(&[0, 26], false).text, "a");
-        assert_eq!(out.extend(&[27, 1, 1], false), Delta { tokens: vec![27], text: "é".into() });
+        assert_eq!(out.extend(&[0, 26], false).parsed.text, "a");
+        assert_eq!(out.extend(&[27, 1, 1], false), Delta { tokens: vec![27], parsed: Parsed::content("é".into()) });
         assert_eq!(out.finish(), Some(Finish::Length));
     }
 
@@ -359,10 +409,10 @@ mod tests {
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
         out.ending.hold = Hold::Longest;
-        assert_eq!(out.plain(vec![0, 1, 2], "a".into()).text, "a");
+        assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into()).text, "a"));
         assert!(out.level());
         assert_eq!(out.take_over().text, "bc");
-        assert_eq!(out.extend(&[3], false).text, "d");
+        assert_eq!(out.extend(&[3], false).parsed.text, "d");
     }
 
     #[test]
@@ -370,7 +420,7 @@ mod tests {
         let level = |hold, stop: &str, seen: &str| {
             let mut out = output(&[stop], 99);
             out.ending.hold = hold;
-            out.plain(vec![0, 1, 2, 3], seen.into());
+            out.plain(vec![0, 1, 2, 3], Parsed::content(seen.into()));
             out.level()
         };
         // The tokens decode to "abcd". One backend holds back the beginning of the stop text,
@@ -385,9 +435,9 @@ mod tests {
     #[test]
     fn text_that_differs_from_the_tokens_is_detected() {
         let mut out = output(&[], 99);
-        out.plain(vec![0], String::new());
+        out.plain(vec![0], Parsed::content(String::new()));
         assert!(out.agrees() && !out.level());
-        out.plain(vec![1], "b".into());
+        out.plain(vec![1], Parsed::content("b".into()));
         assert!(!out.agrees());
     }
 }

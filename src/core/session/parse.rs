@@ -61,6 +61,10 @@ impl CallDelta {
     }
 }
 
+/// Makes the parser of an output from the ids of its prompt, which tell if the prompt has opened a
+/// part; `None` if the server's own parser cannot be told.
+pub type MakeParser = Box<dyn FnOnce(&[TokenId]) -> Option<Box<dyn Parse>> + Send>;
+
 /// Parses one output, token by token, as the server's own parser does for a stream.
 pub trait Parse: Send {
     /// Adds a token and the text that became certain with it (special tokens as their text; empty

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Decode;
 use super::accept::Accept;
+use super::{Decode, MakeParser};
 use crate::control::TemperatureBucket;
 use crate::draft::{LookupSpec, Shared};
 use crate::units::TokenId;
@@ -26,6 +26,12 @@ pub struct Start {
     /// ascending order. One of them in the first plain request is doubt: its effect on the
     /// backend's text is not known by its id.
     pub marks: Arc<[TokenId]>,
+    /// Makes the parser of its output, where the backend parses it; then there are no stop texts.
+    /// `None` where it sends text only.
+    pub parser: Option<MakeParser>,
+    /// The backend may bind the sampling by a grammar that it does not apply to later requests:
+    /// plain until [`super::Event::Rendered`] says that it does not.
+    pub unconfirmed: bool,
     /// The rules of policy, replica and client.
     pub rules: Rules,
     /// Seeds the session's own random numbers, which decide what is explored and never what is

@@ -49,6 +49,8 @@ pub enum PlainReason {
     Switchback,
     /// A parser of the server's takes reasoning or tool calls out of its chats.
     Parser,
+    /// The server binds the sampling by a grammar, or has not said yet that it does not.
+    Grammar,
     /// No drafter had a proposal.
     NoDraft,
     /// The backend holds back text that may become a stop text.
@@ -68,7 +70,7 @@ pub enum PlainReason {
 
 impl PlainReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Holdback,
         Self::Observe,
         Self::NoGain,
@@ -90,6 +92,7 @@ impl PlainReason {
         Self::Shadow,
         Self::Switchback,
         Self::Parser,
+        Self::Grammar,
         Self::NoDraft,
         Self::HeldBackText,
         Self::NoVerifyMethod,
@@ -123,6 +126,7 @@ impl PlainReason {
             Self::Shadow => "shadow",
             Self::Switchback => "switchback",
             Self::Parser => "parser",
+            Self::Grammar => "grammar",
             Self::NoDraft => "no_draft",
             Self::HeldBackText => "held_back_text",
             Self::NoVerifyMethod => "no_verify_method",
@@ -157,6 +161,7 @@ impl PlainReason {
             Self::Shadow => "the policy says shadow",
             Self::Switchback => "the replica is in a control window",
             Self::Parser => "the server parses its chats: it takes reasoning or tool calls out of their text",
+            Self::Grammar => "a grammar of the server may bind its sampling",
             Self::NoDraft => "no drafter has a proposal",
             Self::HeldBackText => "the backend holds back text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",

@@ -4,6 +4,7 @@ use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::parse::Parsers;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{VerifyMethod, VerifyResult};
@@ -101,6 +102,11 @@ pub struct Engine {
     /// Its whole completions count reasoning tokens; its streams do not (SGLang with a reasoning
     /// parser).
     pub counts_reasoning: bool,
+    /// It tells the prompt and the sampling of a chat request on a page of its own
+    /// ([`super::Codec::prompt_ids_call`]).
+    pub renders: bool,
+    /// The output parsers that it was started with.
+    pub parsers: Parsers,
     /// Its own speculative decoding is switched on.
     pub speculates: bool,
     /// Fields that a client leaves out get the operator's values, which are not known here
@@ -154,6 +160,8 @@ impl Engine {
             tells_cached: false,
             aborts: false,
             counts_reasoning: false,
+            renders: false,
+            parsers: Parsers::default(),
             speculates: false,
             own_defaults: false,
             seeded: false,
@@ -204,7 +212,21 @@ impl Engine {
         if self.limit(request) == MaxTokens::Unknown {
             return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
         }
-        self.dialect.codec().refuses(self, request, sampling)
+        self.refuses_rendered(request).or_else(|| self.dialect.codec().refuses(self, request, sampling))
+    }
+
+    /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or
+    /// whose answer needs an output parser; `None` if it may be speculated on.
+    fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
+        let unknown = request.rendered.first().filter(|_| !self.renders).copied();
+        unknown.or_else(|| {
+            let tools = request.tools && !request.bars_tools;
+            let unparsed = tools && self.parsers.tools.is_none();
+            let stops = tools && !request.stop.is_empty();
+            let whole = tools && !request.stream;
+            let names = [(unparsed, "tools"), (stops, "stop"), (whole, "stream")];
+            Refused::by_first(RelayReason::Tools, &names)
+        })
     }
 
     /// Maximum output tokens of this request.

@@ -132,6 +132,8 @@ fn sample(field: Field) -> Option<Value> {
         Field::StreamOptions => json!({ "include_usage": true }),
         Field::Prediction => json!({ "type": "content", "content": "hello there" }),
         Field::Choices => json!(2),
+        Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
+        Field::ToolChoice => json!("auto"),
     })
 }
 
@@ -181,6 +183,9 @@ pub fn reference() -> String {
             Treatment::Neutral(values, reason) => {
                 let values: Vec<String> = values.iter().map(|value| format!("`{}`", value.told())).collect();
                 format!("speculated on at {}, else – {}", values.join(", "), reason.name())
+            }
+            Treatment::Rendered(reason) => {
+                format!("where the engine renders the request; else – {}", reason.name())
             }
             Treatment::Relay(reason) => format!("– {}", reason.name()),
         };

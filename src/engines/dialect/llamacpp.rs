@@ -362,7 +362,7 @@ fn first_chunk(event: &Value) -> Result<Chunk, Unreadable> {
         chunk.prompt_count = timings.prompt();
     }
     chunk.usage = chunk.usage.or(timings.and_then(|timings| timings.usage()));
-    chunk.doubtful = !chunk.more.is_empty() || (!chunk.text.is_empty() && chunk.tokens.is_empty());
+    chunk.doubtful = !chunk.text.is_empty() && chunk.tokens.is_empty();
     // The end of a text arrives as a token like others, before the event that reports it.
     let silent = chunk.text.is_empty() && chunk.more.is_empty();
     chunk.pending = silent && chunk.finish.is_none() && !chunk.tokens.is_empty();

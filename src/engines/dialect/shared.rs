@@ -217,7 +217,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
         members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
     chunk.more = foreign.map(|(key, value)| (key.clone(), value.clone())).collect();
     let unnamed = !chunk.text.is_empty() && listed.is_none();
-    chunk.doubtful = !chunk.more.is_empty() || unnamed || choices.len() > 1;
+    chunk.doubtful = unnamed || choices.len() > 1;
     Ok(chunk)
 }
 

@@ -27,7 +27,8 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer, Question,
+    Quirks,
     Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
@@ -39,6 +40,7 @@ use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 const GENERATE: &str = "/inference/v1/generate";
 const ABORT: &str = "/inference/v1/abort_requests";
 const RENDER: &str = "/v1/completions/render";
+const CHAT_RENDER: &str = "/v1/chat/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
@@ -128,6 +130,11 @@ impl Codec for Vllm {
             let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
             questions.push(Question::post(RENDER, body));
         }
+        if !answers.has(CHAT_RENDER) {
+            let chat = json!([{ "role": "user", "content": "." }]);
+            let body = json!({ "model": model, "messages": chat, "max_tokens": 1 });
+            questions.push(Question::post(CHAT_RENDER, body));
+        }
         if !answers.has(GENERATE) && scored(answers) {
             // 403: switched off; 404: not there; 400 or 422: open, and the required fields are
             // missing.
@@ -168,6 +175,7 @@ impl Codec for Vllm {
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            renders: answers.text(CHAT_RENDER).is_some_and(|body| read_render(body.as_bytes()).is_ok()),
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })
@@ -258,6 +266,17 @@ impl Codec for Vllm {
         order(answer.pointer_mut("/choices/0"), &CHOICE);
         order(answer.pointer_mut("/usage"), &USAGE);
         order(Some(answer), &ANSWER);
+    }
+
+    /// Only where the prompt or the sampling of the request may depend on more than its text: the
+    /// first event of the answer has the prompt's ids too, but says nothing of a grammar.
+    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
+        let asks = engine.renders && !request.rendered.is_empty();
+        asks.then(|| Call { path: CHAT_RENDER, body: bytes(&request.body) })
+    }
+
+    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+        read_render(body)
     }
 
     /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
@@ -378,6 +397,22 @@ fn scored(answers: &Answers) -> bool {
 /// True if the token endpoint is open: it refuses the empty request for missing fields.
 fn is_open(answers: &Answers) -> bool {
     matches!(answers.status(GENERATE), Some(400 | 422))
+}
+
+/// A chat request as the engine renders it (0.32, `scale_out/token_in_token_out/protocol.py`).
+#[derive(Deserialize)]
+struct RenderedChat {
+    token_ids: Vec<TokenId>,
+    sampling_params: Map<String, Value>,
+}
+
+/// Reads a rendered chat: its prompt, and whether a grammar binds its sampling, after what the
+/// engine's parsers have made of the request.
+fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+    let chat: RenderedChat =
+        serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
+    let bound = chat.sampling_params.get("structured_outputs").is_some_and(|grammar| !grammar.is_null());
+    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound })
 }
 
 /// The engine's own sampling parameters for a request that leaves them open; `None` if it does not

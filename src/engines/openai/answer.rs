@@ -152,19 +152,28 @@ impl Template {
     /// A chunk of a stream with this text and its tokens; `finish` is `None` while the output
     /// continues.
     pub fn chunk(&self, text: &str, tokens: &[TokenId], finish: Option<Finish>) -> Value {
-        let mut choice = self.choice(tokens, finish);
         match self.route {
-            Route::Completions => choice.insert("text".to_owned(), json!(text)),
-            Route::Chat => choice.insert("delta".to_owned(), json!({ "content": text })),
-        };
+            Route::Completions => {
+                let mut choice = self.choice(tokens, finish);
+                choice.insert("text".to_owned(), json!(text));
+                self.around(vec![Value::Object(choice)])
+            }
+            Route::Chat => {
+                self.delta(Map::from_iter([("content".to_owned(), json!(text))]), tokens, finish)
+            }
+        }
+    }
+
+    /// A chunk of a chat's stream with this delta.
+    pub fn delta(&self, delta: Map<String, Value>, tokens: &[TokenId], finish: Option<Finish>) -> Value {
+        let mut choice = self.choice(tokens, finish);
+        choice.insert("delta".to_owned(), Value::Object(delta));
         self.around(vec![Value::Object(choice)])
     }
 
-    /// A chunk of a chat's stream with something other than text.
-    pub fn other(&self, delta: &Map<String, Value>) -> Value {
-        let mut choice = self.choice(&[], None);
-        choice.insert("delta".to_owned(), Value::Object(delta.clone()));
-        self.around(vec![Value::Object(choice)])
+    /// True if its chunks show the token ids.
+    pub fn keeps_token_ids(&self) -> bool {
+        self.keep_token_ids
     }
 
     /// The chunk that ends a stream whose client asked for usage.

@@ -9,7 +9,7 @@ use super::json;
 use super::parameters::{self, Parameter, Treatment};
 use super::request::{Prompt, Request, Route};
 use super::sampling::Sampling;
-use foretell_core::words::RelayReason;
+use foretell_core::words::{Refused, RelayReason};
 
 /// The decision about a request, by its body alone.
 #[derive(Clone, Debug)]
@@ -85,6 +85,10 @@ fn look_up(route: Route, name: &str, value: &Value, request: &mut Request) -> Fi
             fields::read(field, value, request).err()
         }
         Some(Treatment::Inert) => None,
+        Some(Treatment::Rendered(reason)) => {
+            request.rendered.extend(row.map(|row| Refused::by(reason, row.name)));
+            None
+        }
         Some(Treatment::Neutral(plain, reason)) => {
             (!plain.iter().any(|plain| plain.is(value))).then_some(reason)
         }
@@ -129,6 +133,9 @@ fn blank(route: Route) -> Request {
         continuous_usage: false,
         return_token_ids: false,
         prediction: None,
+        tools: false,
+        bars_tools: false,
+        rendered: Vec::new(),
         body: Map::new(),
     }
 }

@@ -10,7 +10,7 @@ use super::parameters::Field;
 use super::request::{Prompt, Request};
 use super::sampling::SamplingField;
 use foretell_core::units::TokenId;
-use foretell_core::words::RelayReason as R;
+use foretell_core::words::{Refused, RelayReason as R};
 
 /// Reads the value of one carried parameter into the request.
 ///
@@ -26,7 +26,23 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
             value.as_str().filter(|id| !id.is_empty()).ok_or(R::Body)?.clone_into(&mut request.model);
         }
         Field::Prompt => request.prompt = prompt(value)?,
-        Field::Messages => request.prompt = messages::read(value)?,
+        Field::Messages => {
+            let (prompt, rendered) = messages::read(value)?;
+            request.prompt = prompt;
+            request.rendered.extend(rendered.map(|reason| Refused::by(reason, "messages")));
+        }
+        Field::Tools => {
+            let tools = value.as_array().ok_or(R::Tools)?;
+            if !tools.is_empty() {
+                request.tools = true;
+                request.rendered.push(Refused::by(R::Tools, "tools"));
+            }
+        }
+        Field::ToolChoice => match value.as_str() {
+            Some("auto") => {}
+            Some("none") => request.bars_tools = true,
+            _ => return Err(R::Tools),
+        },
         // `max_completion_tokens` wins, in any order of the members.
         Field::MaxTokens => {
             let limit = positive(value)?;

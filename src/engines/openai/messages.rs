@@ -1,24 +1,25 @@
-//! The messages of a chat: plain text may be speculated on; anything that a backend parses or
-//! renders specially is relayed.
+//! The messages of a chat: plain text may be speculated on; so may tool calls, their results and
+//! reasoning of earlier turns, where the engine tells the prompt that its template makes of them.
 //!
-//! The messages themselves are never rewritten, and the backend's own template makes the prompt of
-//! them; so the only question here is whether they lead to output that is more than text.
+//! The messages themselves are never rewritten.
 
 use serde_json::Value;
 
 use super::request::Prompt;
 use foretell_core::words::RelayReason as R;
 
-/// The messages as a prompt, if they are only text.
+/// The messages as a prompt, and the reason to relay them where the engine does not tell the prompt
+/// that it makes of them; `None` if they are only text.
 ///
 /// # Errors
 /// Reason why they may not be speculated on.
-pub fn read(value: &Value) -> Result<Prompt, R> {
+pub fn read(value: &Value) -> Result<(Prompt, Option<R>), R> {
     let messages = value.as_array().filter(|messages| !messages.is_empty()).ok_or(R::Body)?;
+    let mut rendered = None;
     for message in messages {
-        check(message)?;
+        rendered = check(message)?.or(rendered);
     }
-    Ok(Prompt::Messages(value.clone()))
+    Ok((Prompt::Messages(value.clone()), rendered))
 }
 
 /// A text, or a list of text parts as one text; `None` if it is or has anything else.
@@ -42,30 +43,36 @@ fn part_text(part: &Value) -> Option<&str> {
     part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"))
 }
 
-fn check(message: &Value) -> Result<(), R> {
+/// Checks one message; returns the reason to relay it where the engine does not tell the prompt.
+fn check(message: &Value) -> Result<Option<R>, R> {
     let members = message.as_object().ok_or(R::Body)?;
+    let mut rendered = None;
     for (key, value) in members.iter().filter(|(_, value)| !value.is_null()) {
         match key.as_str() {
-            "role" => role(value)?,
+            "role" => rendered = role(value)?.or(rendered),
             "content" => content(value)?,
             "name" => {
                 value.as_str().ok_or(R::Body)?;
             }
-            "tool_calls" | "tool_call_id" | "function_call" | "tools" => return Err(R::Tools),
-            "reasoning" | "reasoning_content" | "thinking" => return Err(R::Reasoning),
+            "tool_calls" | "tool_call_id" => rendered = Some(R::Tools),
+            "function_call" | "tools" => return Err(R::Tools),
+            "reasoning" | "reasoning_content" => rendered = rendered.or(Some(R::Reasoning)),
+            "thinking" => return Err(R::Reasoning),
             "audio" => return Err(R::Multimodal),
             "refusal" | "annotations" | "prefix" => return Err(R::Parameter),
             _ => return Err(R::UnknownParameter),
         }
     }
     let said = |key| members.get(key).is_some_and(|value: &Value| !value.is_null());
-    if said("role") && said("content") { Ok(()) } else { Err(R::Body) }
+    let says = said("content") || said("tool_calls");
+    if said("role") && says { Ok(rendered) } else { Err(R::Body) }
 }
 
-fn role(value: &Value) -> Result<(), R> {
+fn role(value: &Value) -> Result<Option<R>, R> {
     match value.as_str().ok_or(R::Body)? {
-        "system" | "developer" | "user" | "assistant" => Ok(()),
-        "tool" | "function" => Err(R::Tools),
+        "system" | "developer" | "user" | "assistant" => Ok(None),
+        "tool" => Ok(Some(R::Tools)),
+        "function" => Err(R::Tools),
         _ => Err(R::Parameter),
     }
 }

@@ -99,6 +99,9 @@ pub enum Field {
     Prediction,
     /// One choice is carried, several are not.
     Choices,
+    Tools,
+    /// `auto` and `none` are carried, other choices are not.
+    ToolChoice,
 }
 
 /// A value that is the default of every server, so that sending it has no effect.
@@ -164,6 +167,10 @@ pub enum Treatment {
     Emulated(Field),
     /// Sent with the first call; it does not change the output.
     Inert,
+    /// Changes the prompt, and perhaps more: carried where the engine tells the prompt and the
+    /// sampling of exactly this request ([`crate::dialect::Engine::renders`]), else relayed for
+    /// this reason.
+    Rendered(RelayReason),
     /// No effect at these values; at any other the request is relayed.
     Neutral(&'static [Plain], RelayReason),
     /// Relayed at every value.
@@ -177,6 +184,7 @@ impl Treatment {
             Self::Carried(_) => "carried",
             Self::Emulated(_) => "emulated",
             Self::Inert => "inert",
+            Self::Rendered(_) => "rendered",
             Self::Neutral(..) => "neutral",
             Self::Relay(_) => "relayed",
         }
@@ -208,7 +216,7 @@ const fn row(name: &'static str, routes: Routes, owner: Owner, treatment: Treatm
 use Owner::{LlamaCpp, OpenAi, Sglang, Vllm};
 use RelayReason as R;
 use Routes::{Both, Chat, Completions};
-use Treatment::{Carried, Emulated, Inert, Neutral, Relay};
+use Treatment::{Carried, Emulated, Inert, Neutral, Relay, Rendered};
 
 const FALSE: &[Plain] = &[Plain::Bool(false)];
 const TRUE: &[Plain] = &[Plain::Bool(true)];
@@ -220,7 +228,6 @@ const NO_OBJECT: &[Plain] = &[Plain::EmptyObject];
 const NONE: &[Plain] = &[Plain::Text("none")];
 const PLAIN_TEXT: &[Plain] = &[Plain::TypeText];
 const TEXT_ONLY: &[Plain] = &[Plain::ListOfText];
-const USUAL_TIER: &[Plain] = &[Plain::Text("auto"), Plain::Text("default")];
 
 /// Every known parameter and its treatment.
 #[rustfmt::skip]
@@ -250,21 +257,22 @@ pub static TABLE: &[Parameter] = &[
     row("user", Both, OpenAi, Inert),
     row("metadata", Chat, OpenAi, Inert),
     row("safety_identifier", Chat, OpenAi, Inert),
-    row("prompt_cache_key", Chat, OpenAi, Relay(R::Parameter)),
-    row("prompt_cache_retention", Chat, OpenAi, Relay(R::Parameter)),
-    row("store", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
-    row("service_tier", Chat, OpenAi, Neutral(USUAL_TIER, R::Parameter)),
+    // Names a cache, a tier or a log of the provider; no sampled token depends on it.
+    row("prompt_cache_key", Chat, OpenAi, Inert),
+    row("prompt_cache_retention", Chat, OpenAi, Inert),
+    row("store", Chat, OpenAi, Inert),
+    row("service_tier", Chat, OpenAi, Inert),
     row("echo", Completions, OpenAi, Neutral(FALSE, R::Parameter)),
     // Zero still asks for the log-probability of the chosen token.
     row("logprobs", Completions, OpenAi, Relay(R::Parameter)),
     row("logprobs", Chat, OpenAi, Neutral(FALSE, R::Parameter)),
     row("top_logprobs", Chat, OpenAi, Neutral(ZERO, R::Parameter)),
     row("suffix", Completions, OpenAi, Relay(R::Parameter)),
-    row("verbosity", Chat, OpenAi, Relay(R::Parameter)),
-    row("reasoning_effort", Chat, OpenAi, Relay(R::Reasoning)),
+    row("verbosity", Chat, OpenAi, Rendered(R::Parameter)),
+    row("reasoning_effort", Chat, OpenAi, Rendered(R::Reasoning)),
     row("response_format", Chat, OpenAi, Neutral(PLAIN_TEXT, R::Structured)),
-    row("tools", Chat, OpenAi, Relay(R::Tools)),
-    row("tool_choice", Chat, OpenAi, Neutral(NONE, R::Tools)),
+    row("tools", Chat, OpenAi, Carried(Field::Tools)),
+    row("tool_choice", Chat, OpenAi, Carried(Field::ToolChoice)),
     row("parallel_tool_calls", Chat, OpenAi, Neutral(TRUE, R::Tools)),
     row("functions", Chat, OpenAi, Relay(R::Tools)),
     row("function_call", Chat, OpenAi, Neutral(NONE, R::Tools)),
@@ -326,9 +334,9 @@ pub static TABLE: &[Parameter] = &[
     row("echo", Chat, Vllm, Neutral(FALSE, R::Parameter)),
     row("add_generation_prompt", Chat, Vllm, Neutral(TRUE, R::Parameter)),
     row("continue_final_message", Chat, Vllm, Neutral(FALSE, R::Parameter)),
-    row("documents", Chat, Vllm, Relay(R::Parameter)),
-    row("chat_template", Chat, Vllm, Relay(R::Parameter)),
-    row("chat_template_kwargs", Chat, Vllm, Neutral(NO_OBJECT, R::Parameter)),
+    row("documents", Chat, Vllm, Rendered(R::Parameter)),
+    row("chat_template", Chat, Vllm, Rendered(R::Parameter)),
+    row("chat_template_kwargs", Chat, Vllm, Rendered(R::Parameter)),
     row("media_io_kwargs", Chat, Vllm, Relay(R::Multimodal)),
     row("mm_processor_kwargs", Chat, Vllm, Relay(R::Multimodal)),
 

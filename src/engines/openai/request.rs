@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::messages;
 use super::sampling::Sampling;
 use foretell_core::units::TokenId;
+use foretell_core::words::Refused;
 
 /// The two routes whose requests are speculated on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,6 +122,13 @@ pub struct Request {
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.
     pub prediction: Option<String>,
+    /// Tools are offered.
+    pub tools: bool,
+    /// No tool may be called (`tool_choice: none`).
+    pub bars_tools: bool,
+    /// Parameters that change the prompt, and perhaps more, each with the reason to relay where the
+    /// engine does not tell the prompt and the sampling of exactly this request.
+    pub rendered: Vec<Refused>,
     /// The body as received, key order kept.
     pub body: Map<String, Value>,
 }

@@ -384,7 +384,7 @@ impl Configured {
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
             let written =
-                || identity.and_then(|identity| self.known.runner.plain_before(identity, question.route));
+                || identity.zip(question.request()).and_then(|(identity, request)| self.known.runner.plain_before(identity, request));
             match () {
                 () if shared.life.is_draining() => Some(PlainReason::Draining),
                 () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),

@@ -81,7 +81,8 @@ impl Question {
         self.body.as_ref()?.0.as_ref()
     }
 
-    fn request(&self) -> Option<&Request> {
+    /// The request, if the body could be parsed.
+    pub fn request(&self) -> Option<&Request> {
         self.understood().map(|(request, _)| request)
     }
 

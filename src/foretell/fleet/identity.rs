@@ -24,6 +24,7 @@ use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::{RelayReason, VerifyMethod};
+use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::text::Tokenizer;
 
@@ -117,6 +118,8 @@ pub struct RecognitionSettings {
     pub dialect: Option<Dialect>,
     /// The tokenizer file of its model; `None` fetches it from the backend.
     pub tokenizer: Option<PathBuf>,
+    /// The output parsers that its server was started with.
+    pub parsers: Parsers,
     /// The path at which its load is read; `None` takes the dialect's.
     pub load: Option<String>,
     /// Interval of reading its load.

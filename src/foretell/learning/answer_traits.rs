@@ -11,6 +11,7 @@ use serde_json::Value;
 pub struct AnswerTraits {
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
+    misparsed: AtomicBool,
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
@@ -79,6 +80,17 @@ impl AnswerTraits {
     /// its tokens.
     pub fn parses(&self) -> bool {
         self.parses.load(Ordering::Relaxed)
+    }
+
+    /// True once an answer was parsed differently here than by the server: from then on, none of its
+    /// answers is parsed here.
+    pub fn misparsed(&self) -> bool {
+        self.misparsed.load(Ordering::Relaxed)
+    }
+
+    /// Notes an answer that was parsed differently here. True if it is the first.
+    pub fn has_misparsed(&self) -> bool {
+        !self.misparsed.swap(true, Ordering::Relaxed)
     }
 
     /// Notes a chat answer with reasoning or tool calls in addition to its text.

@@ -325,6 +325,7 @@ impl Calls {
             let Ok(Ok(body)) = asked else { return Event::Doubt };
             match self.0.engine.read_prompt_answer(&request, &body) {
                 Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
+                Ok(PromptAnswer::Rendered { prompt, bound }) => return Event::Rendered { prompt, bound },
                 Ok(PromptAnswer::Ask(next)) => call = next,
                 Err(_) => return Event::Doubt,
             }

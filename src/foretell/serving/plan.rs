@@ -31,6 +31,8 @@ pub struct SessionPlan {
     pub seed: u64,
     /// Limits of its verify requests.
     pub limits: CallLimits,
+    /// Its answer is parsed here as by the server's own output parsers.
+    pub parses: bool,
 }
 
 impl SessionPlan {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::serving::calls::Calls;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::session::accept::{Accept, Judge, Judged, Walk};
-use foretell_core::session::{Decode, Event, Fault, Tail};
+use foretell_core::session::{Decode, Event, Fault, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_core::words::{TokenContext, VerifyMethod};
 use foretell_engines::text::Tokenizer;
@@ -79,7 +79,7 @@ impl IdRecovery {
                 return Event::Doubt;
             }
             let tokens = text.known.split_off(named);
-            Event::Token { tokens, text: String::new(), tail: Tail::Open }
+            Event::Token { tokens, parsed: Parsed::default(), tail: Tail::Open }
         }
     }
 }

@@ -13,6 +13,7 @@ use super::calls::Calls;
 use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
+use super::parsing;
 use super::head;
 use super::plain::PlainStream;
 use super::plan::SessionPlan;
@@ -251,6 +252,7 @@ impl Run {
             MaxTokens::Tokens(tokens) => Some(tokens),
             MaxTokens::Context | MaxTokens::Unknown => None,
         };
+        let parser = self.plan.parses.then(|| parsing::maker(&self.plan.identity, request));
         Start {
             prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
             limit: Limit { max_tokens, context: engine.context.and_then(|most| u32::try_from(most).ok()) },
@@ -265,20 +267,23 @@ impl Run {
                 min_tokens: request.sampling.min_tokens,
             },
             temperature: self.plan.sampling.temperature,
-            decode: self.decoder(prompt, request.stream),
+            decode: self.decoder(prompt, request),
             marks: match request.route {
-                Route::Chat => Arc::clone(self.plan.identity.tokenizer.added()),
-                Route::Completions => Arc::default(),
+                Route::Chat if parser.is_none() => Arc::clone(self.plan.identity.tokenizer.added()),
+                Route::Chat | Route::Completions => Arc::default(),
             },
+            parser,
+            unconfirmed: !request.rendered.is_empty(),
             rules: self.plan.rules.clone(),
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),
         }
     }
 
-    fn decoder(&self, prompt: &[TokenId], stream: bool) -> Box<dyn Decode> {
-        let decoder = self.plan.identity.tokenizer.detokenizer(prompt, true);
-        if stream && self.plan.identity.engine.drops_tail {
+    fn decoder(&self, prompt: &[TokenId], request: &Request) -> Box<dyn Decode> {
+        let skip_special = !(self.plan.parses && parsing::decodes_special(&self.plan.identity, request));
+        let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
+        if request.stream && self.plan.identity.engine.drops_tail {
             Box::new(Tailless(decoder))
         } else {
             Box::new(decoder)

@@ -96,6 +96,8 @@ pub struct SessionLoop {
     round: u32,
     /// The engine's first answer carries no token ids.
     untold: bool,
+    /// The session has an output parser.
+    parses: bool,
     recovery: Option<IdRecovery>,
     /// Id of the plain call that is not read because its token ids are being requested.
     held: Option<ActionId>,
@@ -154,6 +156,7 @@ impl SessionLoop {
         let mut session_loop = Self {
             session,
             untold: !quirks.first_request_ids,
+            parses: run.plan.parses,
             recovery: run.recovery(),
             held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
@@ -345,15 +348,15 @@ impl SessionLoop {
                 }
                 Action::Cancel(target) => self.cancel(target),
                 // Recovered ids: their text has been sent already.
-                Action::Emit(delta) | Action::Passed(delta) if self.untold && delta.text.is_empty() => {}
+                Action::Emit(delta) | Action::Passed(delta) if self.untold && delta.parsed.is_empty() => {}
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
-                    self.slot.record.wrote(&delta.text);
+                    self.slot.record.wrote(&delta.parsed.text);
                     self.sink.passed(delta).await?;
                 }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
-                    self.slot.record.wrote(&delta.text);
+                    self.slot.record.wrote(&delta.parsed.text);
                     self.sink.emit(delta).await?;
                     if let Some(took) = self.sink.took() {
                         self.shared.observer.metrics().overhead(Stage::Stream, took);

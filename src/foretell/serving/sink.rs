@@ -6,6 +6,7 @@
 
 mod end;
 mod frame;
+mod parts;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,10 +19,11 @@ use tokio::sync::mpsc;
 
 pub use self::end::{End, TRAILERS, trailer_fields};
 use self::frame::PlainFrame;
+pub use self::parts::PartWriter;
 use crate::http::body::{Body, BoxError};
 use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::Finished;
-use foretell_core::session::Delta;
+use foretell_core::session::{Delta, Finish};
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
@@ -63,6 +65,8 @@ pub struct Sink {
     prediction: bool,
     /// The engine's streams end with usage even if the client did not ask for it.
     usage_unasked: bool,
+    /// How reasoning and tool calls are written; `None` in a session without an output parser.
+    parts: Option<PartWriter>,
     /// Output that is not sent yet, so that the last piece can carry the finish reason.
     held: Option<Delta>,
     /// All events come from the backend, see [`Sink::verbatim`].
@@ -155,11 +159,18 @@ impl Sink {
             own: None,
             prediction: request.prediction.is_some(),
             usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
+            parts: None,
             held: None,
             verbatim: false,
             took: None,
             shape,
         }
+    }
+
+    /// Writes the reasoning and the tool calls of a session with an output parser too.
+    pub fn with_parts(mut self, parts: PartWriter) -> Self {
+        self.parts = Some(parts);
+        self
     }
 
     /// Resolves when the client of a stream has left. A client that waits for one answer leaves by
@@ -403,24 +414,36 @@ impl Sink {
 
     async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
         if let Shape::Whole { text, tokens, .. } = &mut self.shape {
-            text.push_str(&delta.text);
+            text.push_str(&delta.parsed.text);
             tokens.extend(delta.tokens);
             return Ok(());
         }
         let begun = Instant::now();
         self.shaped();
         self.counted(&delta);
-        let bytes = match (&self.frame, &self.template) {
-            (Some(frame), _) => frame.around(&delta.text),
-            (None, Some(template)) => {
-                let mut chunk = template.chunk(&delta.text, &delta.tokens, None);
-                self.say_running(&mut chunk);
-                sse::encode_json(&chunk).into()
-            }
-            (None, None) => return Ok(()),
+        let bytes = match &self.frame {
+            Some(frame) if self.parts.is_none() => frame.around(&delta.parsed.text),
+            _ => match self.chunk(&delta, None) {
+                Some(mut chunk) => {
+                    self.say_running(&mut chunk);
+                    sse::encode_json(&chunk).into()
+                }
+                None => return Ok(()),
+            },
         };
         self.took = Some(begun.elapsed());
         self.send(Frame::data(bytes)).await
+    }
+
+    /// The event for a piece of output; `None` before the first event of the backend, and for a
+    /// piece of which a parser leaves nothing to show.
+    fn chunk(&self, delta: &Delta, finish: Option<Finish>) -> Option<Value> {
+        let template = self.template.as_ref()?;
+        let Some(parts) = &self.parts else {
+            return Some(template.chunk(&delta.parsed.text, &delta.tokens, finish));
+        };
+        let shows = finish.is_some() || template.keeps_token_ids() || !delta.parsed.is_empty();
+        shows.then(|| template.delta(parts.delta(&delta.parsed), &delta.tokens, finish))
     }
 
     /// Time that writing the last piece of output took, without waiting for the client, once.
@@ -431,7 +454,7 @@ impl Sink {
     /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]`
     /// and trailers, each if it was asked for.
     pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
-        let last = self.held.take().unwrap_or(Delta { tokens: Vec::new(), text: String::new() });
+        let last = self.held.take().unwrap_or_default();
         self.shaped();
         if self.is_whole() {
             self.write(last).await?;
@@ -460,14 +483,12 @@ impl Sink {
     /// The event that ends the text of a stream.
     async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
         let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
-        if bare && !last.text.is_empty() {
-            self.write(std::mem::replace(&mut last, Delta { tokens: Vec::new(), text: String::new() }))
-                .await?;
+        if bare && !last.parsed.text.is_empty() {
+            self.write(std::mem::take(&mut last)).await?;
         }
         self.counted(&last);
-        let Some(template) = &self.template else { return self.write(last).await };
+        let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last).await };
         let wanted = self.tells_usage();
-        let mut chunk = template.chunk(&last.text, &last.tokens, end.finish);
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
             *delta = json!({});
         }

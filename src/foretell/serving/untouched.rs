@@ -24,7 +24,7 @@ use crate::http::replay::Replay;
 use crate::observe::Recorded;
 use foretell_core::control::Alarm;
 use foretell_core::session::{
-    Action, ActionId, Ending as Ends, Event, Finish, Limit, Permission, PlainRequest, Session, Start,
+    Parsed, Action, ActionId, Ending as Ends, Event, Finish, Limit, Permission, PlainRequest, Session, Start,
     Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
@@ -212,7 +212,7 @@ impl Work {
                 tokens.push(piece.token);
             }
             if !tokens.is_empty() {
-                session.handle(id, Event::Token { tokens, text: String::new(), tail: Tail::Open }, at);
+                session.handle(id, Event::Token { tokens, parsed: Parsed::default(), tail: Tail::Open }, at);
                 self.shadow(&mut session, &mut context, runtime);
             }
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use foretell_core::control::Control;
 use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Source, Tree, Vote};
+use foretell_core::session::Parsed;
 use foretell_core::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
 };
@@ -147,6 +148,8 @@ impl World {
             temperature: input.one(&[0.0, 1.0]),
             decode: Box::new(Letters),
             marks: Arc::from(input.one(&[&[][..], &[3]])),
+            parser: None,
+            unconfirmed: false,
             rules,
             seed: 3,
             noise: 2,
@@ -270,7 +273,7 @@ impl World {
         self.session.handle(ActionId(1), Event::Prompt(vec![1]), self.now);
         self.session.handle(
             ActionId(1),
-            Event::Token { tokens: vec![1], text: "b".into(), tail: Tail::Open },
+            Event::Token { tokens: vec![1], parsed: Parsed::content("b".into()), tail: Tail::Open },
             self.now,
         );
         assert_eq!(self.session.poll(), None);
@@ -312,7 +315,7 @@ fn odd(input: &mut Bytes<'_>) -> Event {
         2 => result(input.below(4), input),
         3 => Event::PlainEnded(Finish::Length),
         4 => Event::Doubt,
-        _ => Event::Token { tokens: vec![0; input.below(40)], text: String::new(), tail: Tail::Open },
+        _ => Event::Token { tokens: vec![0; input.below(40)], parsed: Parsed::default(), tail: Tail::Open },
     }
 }
 
@@ -325,7 +328,7 @@ fn tokens(input: &mut Bytes<'_>) -> Event {
         _ => tokens.iter().map(|&token| letters.push(token)).collect(),
     };
     let tail = input.one(&[Tail::Open, Tail::Open, Tail::Open, Tail::Open, Tail::Last, Tail::Stop]);
-    Event::Token { tokens, text, tail }
+    Event::Token { tokens, parsed: Parsed::content(text), tail }
 }
 
 fn tree(most: usize, input: &mut Bytes<'_>) -> Tree {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::world::{Case, Hooks};
 use foretell_core::draft::Draft;
-use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Tail};
+use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Dist, Row, VerifyMethod, VerifyResult};
 
@@ -222,7 +222,7 @@ impl PlainDecoding {
             self.ahead.push_back(ahead);
         }
         let tail = if hooks.wrong.tailless { Tail::Open } else { self.tail(case, tokens.last().copied()) };
-        Event::Token { tokens, text, tail }
+        Event::Token { tokens, parsed: Parsed::content(text), tail }
     }
 
     /// Only a later plain call reports that a token ended the text.

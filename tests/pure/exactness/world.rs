@@ -8,6 +8,7 @@ use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary};
 use foretell_core::control::Control;
 use foretell_core::draft::{Draft, Sampled, Tree};
 use foretell_core::session::accept::{Accept, Judge, Walk};
+use foretell_core::session::Parsed;
 use foretell_core::session::{
     Action, ActionId, Ending, Event, Fault, Finish, Limit, PlainRequest, Rules, Session, Start, Summary, Tail,
 };
@@ -133,6 +134,8 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         temperature: case.temperature,
         decode: Box::new(Bytes { vocabulary: case.vocabulary.clone(), held: Vec::new() }),
         marks: Arc::default(),
+        parser: None,
+        unconfirmed: false,
         rules: case.rules.clone(),
         seed: 1,
         noise: 2,
@@ -209,7 +212,7 @@ impl World<'_> {
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session<impl Walk>, now: &mut Tick) {
-        let junk = || Event::Token { tokens: vec![0, 0, 0], text: "junk".into(), tail: Tail::Open };
+        let junk = || Event::Token { tokens: vec![0, 0, 0], parsed: Parsed::content("junk".into()), tail: Tail::Open };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
                 self.drop_action(id);
@@ -295,7 +298,7 @@ impl World<'_> {
             }
             Action::Cancel(gone) => self.drop_action(gone),
             Action::Emit(delta) | Action::Passed(delta) => {
-                self.client.text.push_str(&delta.text);
+                self.client.text.push_str(&delta.parsed.text);
                 let lost = usize::from(hooks.wrong.lossy && delta.tokens.len() > 1);
                 self.client.tokens.extend(&delta.tokens[..delta.tokens.len() - lost]);
                 self.token_context.extend(delta.tokens);

@@ -54,6 +54,9 @@ impl<W: Walk> Session<W> {
         if self.rules.methods.is_empty() {
             return Some(PlainReason::NoVerifyMethod);
         }
+        if self.bound {
+            return Some(PlainReason::Grammar);
+        }
         if !self.trusted() {
             return Some(PlainReason::UntrustedIds);
         }
@@ -80,6 +83,7 @@ fn holds_when_forced(gate: PlainReason) -> bool {
         | PlainReason::GateMemory
         | PlainReason::BackendSpeculates
         | PlainReason::Parser
+        | PlainReason::Grammar
         | PlainReason::ContextTooLong
         | PlainReason::UntrustedIds
         | PlainReason::HeldBackText

@@ -7,7 +7,7 @@ use super::Session;
 use super::flight::PlainFlight;
 use crate::session::accept::Walk;
 use crate::session::controller::Step;
-use crate::session::{Action, Doubted, Event, Fault, Finish, PlainRequest, Tail};
+use crate::session::{Action, Doubted, Event, Fault, Finish, Parsed, PlainRequest, Tail};
 use crate::units::{Tick, TokenId};
 use crate::words::PlainReason;
 
@@ -25,8 +25,12 @@ impl<W: Walk> Session<W> {
         let Some(plain) = self.flight.plain else { return };
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
-            Event::Token { tokens, text, tail } => self.token(plain, tokens, text, tail, now),
+            Event::Token { tokens, parsed, tail } => self.token(plain, tokens, parsed, tail, now),
             Event::Doubt => self.doubts(Doubted::Prompt),
+            Event::Rendered { prompt, bound } => {
+                self.know_prompt(prompt);
+                self.bound = bound;
+            }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if !plain.first => self.wait(pause, now),
             Event::Fault(_) => self.plain_broke(plain, now),
@@ -49,7 +53,7 @@ impl<W: Walk> Session<W> {
                 self.doubts(Doubted::Prompt);
             }
         } else {
-            self.output.set_prompt_len(ids.len());
+            self.output.set_prompt(&ids);
             self.controller.know_prompt(ids);
         }
     }
@@ -60,7 +64,7 @@ impl<W: Walk> Session<W> {
         &mut self,
         plain: PlainFlight,
         tokens: Vec<TokenId>,
-        text: String,
+        parsed: Parsed,
         tail: Tail,
         now: Tick,
     ) {
@@ -69,7 +73,7 @@ impl<W: Walk> Session<W> {
         let plain = self.timed(plain, count, now);
         self.watch_marks(&tokens);
         if plain.first {
-            let delta = self.output.plain(tokens, text);
+            let delta = self.output.plain(tokens, parsed);
             self.brought(delta, Action::Passed);
         } else {
             let delta = self.output.extend(&tokens, tail == Tail::Stop);
@@ -165,7 +169,7 @@ impl<W: Walk> Session<W> {
         }
         let held = self.output.end(finish);
         self.emit(held);
-        self.finish(Some(finish));
+        self.finish(self.output.finish());
     }
 
     /// A plain request broke off. The tokens read so far stay; continues from there once, if that
@@ -173,8 +177,8 @@ impl<W: Walk> Session<W> {
     pub(super) fn plain_broke(&mut self, plain: PlainFlight, now: Tick) {
         self.flight.plain = None;
         self.broken += 1;
-        let possible =
-            !plain.first || (self.trusted() && self.output.level() && !self.rules.methods.is_empty());
+        let exact = self.trusted() && !self.bound && !self.rules.methods.is_empty();
+        let possible = !plain.first || (exact && self.output.level());
         if self.output.tokens().is_empty() || self.broken > 1 || !possible {
             return self.finish(None);
         }

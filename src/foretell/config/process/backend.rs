@@ -1,5 +1,6 @@
 //! A backend as the process file describes it.
 
+use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::Dialect as Spoken;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -136,6 +137,8 @@ pub struct Model {
     pub aliases: Vec<String>,
     /// Source of its tokenizer.
     pub tokenizer: TokenizerSource,
+    /// The output parsers that its server was started with, where that does not tell them.
+    pub parsers: Parsers,
 }
 
 /// Source of a model's tokenizer.

@@ -16,6 +16,7 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
+use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::words::VerifyMethod;
 use foretell_onnx::open::DeviceChoice;
 
@@ -253,8 +254,58 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
     for (key, name) in named.filter(|(_, name)| !seen.models.insert((*name).clone())).collect::<Vec<_>>() {
         section.refuse(key, Refusal::new("not unique", "each model once"), &format!("{name:?}"));
     }
+    let says = "Output parsers that its server was started with; auto: those that it tells.";
+    let parsers = section.item("parsers", says).map_or_else(Parsers::default, |item| parsers(&item));
     section.close();
-    Some(Model { id: Glob::new(&id?), aliases, tokenizer })
+    Some(Model { id: Glob::new(&id?), aliases, tokenizer, parsers })
+}
+
+/// `auto`, or a parser by each of the server's two flags.
+fn parsers(item: &Item<'_>) -> Parsers {
+    if item.slot().is_some() {
+        let [auto, named] = ["Those that the server tells.", "As its flags name them."];
+        if let Some(auto) = item.alternative(auto) {
+            auto.read(&word(&[("auto", ())]));
+        }
+        return item.alternative(named).map(|named| named_parsers(named.section())).unwrap_or_default();
+    }
+    match &item.node.value {
+        Value::Map(_) => named_parsers(item.section()),
+        _ => {
+            item.read(&word(&[("auto", ())]));
+            Parsers::default()
+        }
+    }
+}
+
+fn named_parsers(mut section: Section<'_>) -> Parsers {
+    let tools = parser(ToolFormat::ALL.iter().flat_map(|format| format.names()), ToolFormat::from_name);
+    let reasoning =
+        parser(ReasoningFormat::ALL.iter().flat_map(|format| format.names()), ReasoningFormat::from_name);
+    let parsers = Parsers {
+        tools: section.or("tools", "Its --tool-call-parser.", None, &tools),
+        reasoning: section.or("reasoning", "Its --reasoning-parser.", None, &reasoning),
+    };
+    section.close();
+    parsers
+}
+
+/// The name of a parser, or null for none.
+fn parser<T: 'static>(
+    names: impl Iterator<Item = &'static &'static str>,
+    of: fn(&str) -> Option<T>,
+) -> Kind<Option<T>> {
+    let names: Vec<&'static str> = names.copied().collect();
+    let schema = json!({ "enum": names.iter().copied().map(Some).chain([None]).collect::<Vec<_>>() });
+    let read = move |node: &Node| {
+        if node.value == Value::Null {
+            return Ok(None);
+        }
+        let name = text().read(node)?;
+        let refusal = || Refusal::new("unknown parser", names.join("|")).near(&name, &names);
+        of(&name).map(Some).ok_or_else(refusal)
+    };
+    Kind::new(schema, read)
 }
 
 fn connect(mut section: Section<'_>) -> Connect {

@@ -17,6 +17,7 @@ use crate::http::gather;
 use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
+use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question};
 use foretell_engines::text::Tokenizer;
 
@@ -119,6 +120,9 @@ pub async fn ask(
             "it sends text without token ids, and no tokenizer_config.json beside the configured tokenizer says that \
              it writes tokens as they are (clean_up_tokenization_spaces: false)",
         ));
+    }
+    if asking.parsers != Parsers::default() {
+        engine.parsers = asking.parsers;
     }
     engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
     let epoch = Epoch {

@@ -9,7 +9,8 @@ use super::{SessionLoop, WORLD};
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
-use foretell_core::session::{ActionId, Event, Fault, Finish, Tail};
+use foretell_core::session::{ActionId, Event, Fault, Finish, Parsed, Tail};
+use foretell_engines::dialect::Chunk;
 use foretell_engines::openai::trim::{choices, finishes};
 
 /// Maximum wait for the events that follow the end of an output.
@@ -40,7 +41,8 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 self.first_only(id, &chunk);
-                if !chunk.tokens.is_empty() || !chunk.text.is_empty() {
+                let parsed = self.parsed(id, &chunk);
+                if !chunk.tokens.is_empty() || !parsed.is_empty() {
                     let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
                     let tail = match (&ended, chunk.ends) {
                         (None, _) => Tail::Open,
@@ -50,7 +52,7 @@ impl SessionLoop {
                     if tail != Tail::Open {
                         self.read_usage().await;
                     }
-                    self.handle(id, Event::Token { tokens: chunk.tokens, text: chunk.text, tail }, now);
+                    self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
                     self.end_if(id, ended);
                 } else if let Some(reason) = chunk.finish.as_deref() {
                     let ended = self.ended(reason);
@@ -72,6 +74,18 @@ impl SessionLoop {
                 }
                 self.cause(cause);
                 self.session.handle(id, Event::Fault(fault), now);
+            }
+        }
+    }
+
+    /// The parts of the output that an event holds. One that is not understood, or not expected, is
+    /// doubt.
+    fn parsed(&mut self, id: ActionId, chunk: &Chunk) -> Parsed {
+        match chunk.parsed() {
+            Some(parsed) if self.parses || chunk.more.is_empty() => parsed,
+            Some(_) | None => {
+                self.session.handle(id, Event::Doubt, self.clock.now());
+                Parsed::content(chunk.text.clone())
             }
         }
     }
@@ -151,7 +165,7 @@ impl SessionLoop {
     async fn passed_on(
         &mut self,
         event: &Value,
-        chunk: &foretell_engines::dialect::Chunk,
+        chunk: &Chunk,
     ) -> Result<(), Gone> {
         self.sink.first(event);
         if let Some(after) = &chunk.after {
@@ -206,7 +220,7 @@ impl SessionLoop {
 
     /// Reads what only the first call reports: ids of the prompt, usage, and whether ids can be
     /// trusted.
-    fn first_only(&mut self, id: ActionId, chunk: &foretell_engines::dialect::Chunk) {
+    fn first_only(&mut self, id: ActionId, chunk: &Chunk) {
         if !self.first {
             return;
         }
@@ -285,6 +299,7 @@ fn finish(reason: &str) -> Result<Finish, Fault> {
     match reason {
         "stop" => Ok(Finish::Stop),
         "length" => Ok(Finish::Length),
+        "tool_calls" => Ok(Finish::ToolCalls),
         _ => Err(Fault::Plain),
     }
 }

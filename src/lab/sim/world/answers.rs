@@ -5,7 +5,7 @@ use crate::sim::later;
 use crate::sim::record::Served;
 use crate::sim::request::CallKind;
 use crate::sim::traffic::Arrivals;
-use foretell_core::session::{Event, Finish, Summary, Tail};
+use foretell_core::session::{Event, Finish, Parsed, Summary, Tail};
 
 impl World {
     pub(super) fn answered(&mut self, caller: Caller, number: usize) -> Result<(), Broken> {
@@ -31,7 +31,7 @@ impl World {
         }
         let prompt = (first && number == 0).then(|| Event::Prompt(request.script.prompt.clone()));
         let tail = if last { Tail::Last } else { Tail::Open };
-        let token = Event::Token { tokens: vec![token], text: String::new(), tail };
+        let token = Event::Token { tokens: vec![token], parsed: Parsed::default(), tail };
         let end = last.then_some(Event::PlainEnded(Finish::Length));
         let events = prompt.into_iter().chain([token]).chain(end);
         self.deliver(caller.request, request, caller.action, events)

@@ -1,0 +1,60 @@
+//! The output parser of a request, rebuilt from what its server was started with.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::fleet::identity::Identity;
+use foretell_core::session::MakeParser;
+use foretell_engines::openai::{Request, Route};
+use foretell_engines::parse::{self, Parsers, Vocabulary};
+
+/// True if the answer to this request is parsed here as by the server. Its parsers are known, and
+/// no stop text may cut a part of the output; whole answers are parsed by other code of the server.
+pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
+    let parsers = identity.engine.parsers;
+    let streamed = request.route == Route::Chat && request.stream && request.stop.is_empty();
+    streamed && parsers != Parsers::default()
+}
+
+/// True if the server decodes special tokens of this answer as text, for its parsers.
+pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
+    identity.engine.parsers.decode_special(&Asked::of(request).as_request(&[]))
+}
+
+/// Makes the parser of the answer to this request, once its prompt is known.
+pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
+    let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
+    let tokenizer = Arc::clone(&identity.tokenizer);
+    Box::new(move |prompt| {
+        let special: Vec<_> =
+            tokenizer.added().iter().filter(|&&id| tokenizer.is_special(id)).copied().collect();
+        let named: Vec<_> = special.iter().filter_map(|&id| Some((id, tokenizer.token(id)?))).collect();
+        let special: Vec<_> = named.iter().map(|(id, text)| (*id, text.as_str())).collect();
+        let id = |text: &str| tokenizer.id(text);
+        let vocabulary = Vocabulary { id: &id, special: &special };
+        parsers.stream(&asked.as_request(prompt), &vocabulary).ok()
+    })
+}
+
+/// The members of a request that its parsers depend on.
+struct Asked {
+    tools: Vec<Value>,
+    may_call: bool,
+    template: Option<serde_json::Map<String, Value>>,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Self {
+        let member = |name: &str| request.body.get(name).cloned();
+        Self {
+            tools: member("tools").and_then(|tools| tools.as_array().cloned()).unwrap_or_default(),
+            may_call: request.tools && !request.bars_tools,
+            template: member("chat_template_kwargs").and_then(|template| template.as_object().cloned()),
+        }
+    }
+
+    fn as_request<'a>(&'a self, prompt: &'a [u32]) -> parse::Request<'a> {
+        parse::Request { tools: &self.tools, may_call: self.may_call, template: self.template.as_ref(), prompt }
+    }
+}
