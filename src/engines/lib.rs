@@ -6,6 +6,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`text`] | tokenizer, incremental detokenizer, chat template, translation between vocabularies |
+//! | [`parse`] | the output parsers of servers: reasoning, content, tool calls |
 //! | [`openai`] | the wire of clients, and the table of every parameter |
 //! | [`dialect`] | the API of each engine: its requests, its answers, its habits (`QUIRKS`) |
 //! | [`policy`] | the policy that matches, and what may be done with a request |
@@ -14,5 +15,6 @@
 
 pub mod dialect;
 pub mod openai;
+pub mod parse;
 pub mod policy;
 pub mod text;

@@ -46,6 +46,9 @@ impl Parsed {
 pub struct CallDelta {
     /// Number of the call in this output, from 0.
     pub index: u32,
+    /// The call's id, in the first piece, where the model itself writes ids; `None` elsewhere: the
+    /// server makes one.
+    pub id: Option<String>,
     /// The function's name, whole, in the first piece of the call; `None` in all others.
     pub name: Option<String>,
     /// Text that this piece adds to the arguments; empty if none.
@@ -56,6 +59,7 @@ impl CallDelta {
     fn append(&mut self, next: &Self) {
         if self.name.is_none() {
             self.name.clone_from(&next.name);
+            self.id.clone_from(&next.id);
         }
         self.arguments.push_str(&next.arguments);
     }
@@ -76,6 +80,13 @@ pub trait Parse: Send {
 
     /// True if the last token is not inside a tool call or its markers.
     fn is_outside_calls(&self) -> bool;
+
+    /// Tokens so far that the server counts as reasoning in `usage`; zero without a reasoning parser.
+    fn reasoning_tokens(&self) -> u64;
+
+    /// False once the server's answer cannot be told from the output: what was given since the last
+    /// token may differ from it.
+    fn is_sure(&self) -> bool;
 
     /// A copy that continues independently from here.
     fn fork(&self) -> Box<dyn Parse>;

@@ -1,0 +1,406 @@
+//! The output parsers of servers, rebuilt: from the text of an output to reasoning, content, calls.
+//!
+//! A server that was started with `--reasoning-parser` or `--tool-call-parser` sends its chats in
+//! parts. Whoever continues such a chat must cut it at the same places, so each family here follows
+//! vLLM's own parser, quirks included; `tests/goldens/parsers` holds what that one says. Equality
+//! is of the joined parts, for a stream that is parsed token by token. Streamed and whole answers
+//! are parsed by different code there, and by different functions here.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `grammar` | the formats of most families, as tables |
+//! | `machine` | runs a table over tokens and text |
+//! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
+//! | `hermes`, `think` | the two families that the server parses without a table |
+//! | `stream` | reasoning, then content and calls |
+//! | `python` | JSON, numbers and spaces as Python has them |
+
+mod arguments;
+mod grammar;
+mod hermes;
+mod machine;
+mod python;
+mod stream;
+mod think;
+
+#[cfg(test)]
+mod tests;
+
+use grammar::{Grammar, Thinks};
+use hermes::Hermes;
+use machine::{Counter, Machine, Setup};
+use stream::{Calls, Count, Reasoning, Stream};
+use think::Think;
+
+use foretell_core::session::parse::Parse;
+use foretell_core::units::TokenId;
+use serde_json::{Map, Value};
+
+use std::sync::Arc;
+
+/// Format of tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ToolFormat {
+    /// Hermes, Qwen 2.5 and the JSON of Qwen 3.
+    Hermes,
+    /// Qwen 3 Coder: functions and parameters as tags.
+    Qwen3Coder,
+    /// GLM 4.5, 4.6 and 4.7.
+    Glm,
+    /// Kimi K2.
+    KimiK2,
+    /// MiniMax M2.
+    MinimaxM2,
+    /// DeepSeek V3.2.
+    DeepseekV32,
+    /// DeepSeek V4.
+    DeepseekV4,
+}
+
+impl ToolFormat {
+    /// Every format.
+    pub const ALL: [Self; 7] = [
+        Self::Hermes,
+        Self::Qwen3Coder,
+        Self::Glm,
+        Self::KimiK2,
+        Self::MinimaxM2,
+        Self::DeepseekV32,
+        Self::DeepseekV4,
+    ];
+
+    /// The values of `--tool-call-parser` that mean this format; the first is the usual one.
+    pub const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["hermes", "qwen3_json"],
+            Self::Qwen3Coder => &["qwen3_coder", "qwen3_xml"],
+            Self::Glm => &["glm45", "glm47"],
+            Self::KimiK2 => &["kimi_k2"],
+            Self::MinimaxM2 => &["minimax_m2"],
+            Self::DeepseekV32 => &["deepseek_v32"],
+            Self::DeepseekV4 => &["deepseek_v4"],
+        }
+    }
+
+    /// The usual name.
+    pub fn name(self) -> &'static str {
+        self.names().first().copied().unwrap_or("")
+    }
+
+    /// The format that a name means.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.names().contains(&name))
+    }
+
+    /// Who makes the ids of calls.
+    pub const fn ids(self) -> IdScheme {
+        match self {
+            Self::KimiK2 => IdScheme::Written,
+            _ => IdScheme::Random,
+        }
+    }
+
+    const fn grammar(self) -> Option<&'static Grammar> {
+        Some(match self {
+            Self::Hermes => return None,
+            Self::Qwen3Coder => &grammar::QWEN3,
+            Self::Glm => &grammar::GLM,
+            Self::KimiK2 => &grammar::KIMI_K2,
+            Self::MinimaxM2 => &grammar::MINIMAX_M2,
+            Self::DeepseekV32 => &grammar::DEEPSEEK_V32,
+            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
+        })
+    }
+
+    /// True if the server decodes special tokens for it even if no call may come.
+    const fn always_decodes(self) -> bool {
+        !matches!(self, Self::Hermes | Self::KimiK2)
+    }
+}
+
+/// Format of reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReasoningFormat {
+    /// Qwen 3.
+    Qwen3,
+    /// DeepSeek R1, and every model with `<think>` and `</think>` as tokens.
+    DeepseekR1,
+    /// GLM 4.5, 4.6 and 4.7.
+    Glm,
+    /// Kimi K2.
+    KimiK2,
+    /// MiniMax M2.
+    MinimaxM2,
+    /// DeepSeek V4.
+    DeepseekV4,
+}
+
+impl ReasoningFormat {
+    /// Every format.
+    pub const ALL: [Self; 6] =
+        [Self::Qwen3, Self::DeepseekR1, Self::Glm, Self::KimiK2, Self::MinimaxM2, Self::DeepseekV4];
+
+    /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
+    pub const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Qwen3 => &["qwen3"],
+            Self::DeepseekR1 => &["deepseek_r1"],
+            Self::Glm => &["glm45", "glm47"],
+            Self::KimiK2 => &["kimi_k2"],
+            Self::MinimaxM2 => &["minimax_m2"],
+            Self::DeepseekV4 => &["deepseek_v4"],
+        }
+    }
+
+    /// The usual name.
+    pub fn name(self) -> &'static str {
+        self.names().first().copied().unwrap_or("")
+    }
+
+    /// The format that a name means.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.names().contains(&name))
+    }
+
+    const fn grammar(self) -> Option<&'static Grammar> {
+        Some(match self {
+            Self::DeepseekR1 => return None,
+            Self::Qwen3 => &grammar::QWEN3,
+            Self::Glm => &grammar::GLM,
+            Self::KimiK2 => &grammar::KIMI_K2,
+            Self::MinimaxM2 => &grammar::MINIMAX_M2,
+            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
+        })
+    }
+}
+
+/// Who makes the ids of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IdScheme {
+    /// The server: `chatcmpl-tool-` and 32 random hexadecimal digits.
+    Random,
+    /// The model: `functions.NAME:INDEX`, in the first piece of the call. Without one the server
+    /// makes one as above, or for a model of Kimi's type, `functions.NAME:COUNT`.
+    Written,
+}
+
+/// What the parsers need to know of the target's tokens.
+#[derive(Clone, Copy)]
+pub struct Vocabulary<'a> {
+    /// The id of a text that is one token of the vocabulary, special or not.
+    pub id: &'a dyn Fn(&str) -> Option<TokenId>,
+    /// The tokens that the tokenizer's configuration calls special (`all_special_tokens`), with
+    /// their text. Those unknown to a family are dropped from the answer.
+    pub special: &'a [(TokenId, &'a str)],
+}
+
+/// What the parsers need to know of a request. Its tool choice is `auto` or `none`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request<'a> {
+    /// The field `tools`; empty if it is absent.
+    pub tools: &'a [Value],
+    /// There are tools, and the choice is not `none`.
+    pub may_call: bool,
+    /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
+    pub template: Option<&'a Map<String, Value>>,
+    /// Ids of the rendered prompt.
+    pub prompt: &'a [TokenId],
+}
+
+/// The parsers that a server was started with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Parsers {
+    /// `--tool-call-parser`, with `--enable-auto-tool-choice`.
+    pub tools: Option<ToolFormat>,
+    /// `--reasoning-parser`.
+    pub reasoning: Option<ReasoningFormat>,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whole {
+    /// Reasoning; `None` for null.
+    pub reasoning: Option<String>,
+    /// Content; `None` for null.
+    pub content: Option<String>,
+    /// Calls, in order.
+    pub calls: Vec<Call>,
+    /// Tokens that `usage` counts as reasoning; zero without a reasoning parser.
+    pub reasoning_tokens: u64,
+}
+
+/// A whole call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The id, where the model wrote one.
+    pub id: Option<String>,
+    /// The function's name.
+    pub name: String,
+    /// Arguments, as JSON or whatever the model wrote instead.
+    pub arguments: String,
+}
+
+/// The server's answer cannot be told from the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server's answer cannot be told from the output")]
+pub struct Unsure;
+
+/// Variables of the chat template.
+#[derive(Clone, Copy, Debug)]
+struct Template<'a>(Option<&'a Map<String, Value>>);
+
+impl Template<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.0.and_then(|variables| variables.get(key))
+    }
+
+    /// Python's `bool` of a variable.
+    fn is_true(&self, key: &str) -> bool {
+        match self.get(key) {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(value)) => *value,
+            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+            Some(Value::String(text)) => !text.is_empty(),
+            Some(Value::Array(items)) => !items.is_empty(),
+            Some(Value::Object(fields)) => !fields.is_empty(),
+        }
+    }
+
+    fn thinks(self, grammar: &Grammar) -> bool {
+        const KEYS: [&str; 2] = ["thinking", "enable_thinking"];
+        let is_either = KEYS.iter().any(|key| self.is_true(key));
+        match grammar.thinks {
+            Thinks::Never => false,
+            Thinks::Always => true,
+            Thinks::UnlessDisabled => {
+                self.get("enable_thinking").is_none() || self.is_true("enable_thinking")
+            }
+            Thinks::IfEither => is_either || KEYS.iter().all(|key| self.get(key).is_none_or(Value::is_null)),
+            Thinks::IfEitherAndEffort => {
+                let is_asked = is_either || KEYS.iter().all(|key| self.get(key).is_none());
+                is_asked && self.get("reasoning_effort").and_then(Value::as_str) != Some("none")
+            }
+        }
+    }
+}
+
+impl Parsers {
+    /// True if the server decodes the output with its special tokens (`skip_special_tokens: false`),
+    /// whatever the request says. Parsers are to be fed the text that the server decodes.
+    pub fn decode_special(&self, request: &Request<'_>) -> bool {
+        let is_by_reasoning = self.reasoning.is_some_and(|format| format.grammar().is_some());
+        let is_by_tools = self.tools.is_some_and(|format| {
+            let is_adjusted = request.may_call || self.reasoning.is_some();
+            is_adjusted && (request.may_call || format.always_decodes())
+        });
+        is_by_reasoning || is_by_tools
+    }
+
+    /// True if each parser there is runs a grammar: then one finds calls even where none may come.
+    fn are_machines(&self) -> bool {
+        self.reasoning.is_none_or(|format| format.grammar().is_some())
+            && self.tools.is_none_or(|format| format.grammar().is_some())
+    }
+
+    fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
+        Setup::new(grammar, vocabulary, Template(request.template), request.tools)
+    }
+
+    /// The tool parser, if it is in use for the request.
+    fn calls(&self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Option<Calls> {
+        let format = self.tools?;
+        if !request.may_call && !self.are_machines() {
+            return None;
+        }
+        let Some(grammar) = format.grammar() else { return Some(Calls::Hermes(Hermes::new())) };
+        let drops_calls = !request.may_call && !request.tools.is_empty();
+        let setup = Self::setup(request, vocabulary, grammar);
+        Some(Calls::Machine(Machine::calls(setup, self.reasoning.is_none(), drops_calls)))
+    }
+
+    /// The parser of one streamed answer, from its first token.
+    ///
+    /// # Errors
+    /// The vocabulary lacks a token without which the server would not have started.
+    pub fn stream(
+        &self,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Box<dyn Parse>, Unsure> {
+        let (mut reasoning, mut is_reasoning, mut count) = (None, false, Count::None);
+        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
+            let setup = Self::setup(request, vocabulary, grammar);
+            is_reasoning = !setup.has_ended(request.prompt);
+            count = match is_reasoning {
+                true => Count::Machine,
+                false => Count::Ids(Counter::new(Arc::clone(&setup))),
+            };
+            reasoning = Some(Reasoning::Machine(Machine::reasoning(setup)));
+        } else if self.reasoning.is_some() {
+            let think = Think::new(vocabulary).ok_or(Unsure)?;
+            is_reasoning = !think.has_ended(request.prompt);
+            count = Count::Think(think, 0, 0);
+            reasoning = Some(Reasoning::Think(think));
+        }
+        let calls = self.calls(request, vocabulary);
+        Ok(Box::new(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count }))
+    }
+
+    /// The parts of one answer that is not streamed, from its tokens, each with the text that became
+    /// certain with it.
+    ///
+    /// # Errors
+    /// The server's answer depends on more than the output, or is an error.
+    pub fn whole(
+        &self,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+        tokens: &[(TokenId, &str)],
+    ) -> Result<Whole, Unsure> {
+        let text: String = tokens.iter().map(|(_, text)| *text).collect();
+        let (mut reasoning, mut content, mut reasoning_tokens) = (None, Some(text.clone()), 0);
+        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
+            let setup = Self::setup(request, vocabulary, grammar);
+            // A grammar that only knows reasoning from its first state is not asked without it.
+            if setup.thinks() || matches!(grammar.thinks, Thinks::IfEitherAndEffort) {
+                (reasoning, content) = Machine::reasoning(Arc::clone(&setup)).whole_reasoning(&text);
+            }
+            let mut counter = Counter::new(setup);
+            tokens.iter().for_each(|(token, text)| counter.push(*token, text));
+            reasoning_tokens = counter.count();
+        } else if self.reasoning.is_some() {
+            let think = Think::new(vocabulary).ok_or(Unsure)?;
+            (reasoning, content) = think::whole(&text);
+            let mut depth = 0;
+            reasoning_tokens = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
+        }
+        let (content, mut calls) = self.whole_calls(request, vocabulary, content)?;
+        if !request.may_call {
+            calls.clear();
+        }
+        Ok(Whole { reasoning, content, calls, reasoning_tokens })
+    }
+
+    fn whole_calls(
+        &self,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+        content: Option<String>,
+    ) -> Result<(Option<String>, Vec<Call>), Unsure> {
+        let text = content.as_deref().unwrap_or("");
+        match self.calls(request, vocabulary) {
+            None => Ok((content, Vec::new())),
+            Some(Calls::Hermes(_)) => match hermes::whole(text)? {
+                (_, calls) if calls.is_empty() => Ok((content, calls)),
+                found => Ok(found),
+            },
+            Some(Calls::Machine(machine)) => {
+                let (rest, calls) = machine.whole_calls(text)?;
+                if calls.is_empty() {
+                    return Ok((if self.are_machines() { rest } else { content }, calls));
+                }
+                Ok((rest.filter(|text| !python::strip(text).is_empty()), calls))
+            }
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Grammars of the families whose server-side parser is driven by a table: markers, states, steps.
+//!
+//! One [`Machine`](super::machine::Machine) runs them all. A grammar says which texts are markers,
+//! which of them count only as their own token (text that merely spells one stays text), and what a
+//! marker does in a state. A marker without a step in the present state is text.
+
+use super::arguments::Arguments;
+
+/// State of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Text for the user.
+    Content,
+    /// Text for nobody.
+    Reasoning,
+    /// After the marker of a call, before its name: text is dropped.
+    Preamble,
+    /// The name of a function.
+    Name,
+    /// Arguments.
+    Arguments,
+    /// After a call, before the next: text is dropped.
+    Between,
+}
+
+impl State {
+    pub const fn is_call(self) -> bool {
+        !matches!(self, Self::Content | Self::Reasoning)
+    }
+}
+
+/// A marker; its text is the grammar's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    ThinkStart,
+    ThinkEnd,
+    /// Around all calls.
+    SectionStart,
+    SectionEnd,
+    /// Around one call.
+    CallStart,
+    CallEnd,
+    /// Before a name, and after it.
+    NameStart,
+    NameEnd,
+    /// End of one call's arguments.
+    FunctionEnd,
+    /// Marks inside arguments.
+    KeyStart,
+    KeyEnd,
+    ValueStart,
+    ValueEnd,
+    /// A special token of the vocabulary that the grammar does not know.
+    Drop,
+}
+
+/// What a step tells besides the new state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tells {
+    ReasoningEnd,
+    CallStart,
+    /// The marker's own text belongs to the arguments.
+    Argument,
+    CallEnd,
+}
+
+/// From a state, by a marker, to a state.
+pub(super) type Step = (State, Mark, State, &'static [Tells]);
+
+/// A family's format.
+#[derive(Debug)]
+pub(super) struct Grammar {
+    /// Texts of the markers; one marker may have several, the first is the usual one.
+    pub spellings: &'static [(Mark, &'static str)],
+    /// Markers that are looked for as a token, if the vocabulary has it.
+    pub by_token: &'static [Mark],
+    pub steps: &'static [Step],
+    /// Texts of tokens that begin or end a turn in the prompt.
+    pub boundaries: &'static [&'static str],
+    pub arguments: Arguments,
+    /// Arguments are converted again only with a piece that has this character.
+    pub converts_at: Option<char>,
+    pub thinks: Thinks,
+    /// Without reasoning the grammar forgets the markers of it.
+    pub forgets_reasoning: bool,
+    /// Spaces at the end of reasoning are dropped.
+    pub strips_reasoning: bool,
+    /// Spaces around content are dropped if there are calls (whole answers only).
+    pub strips_content: bool,
+    /// A call of a function that the request does not have is dropped.
+    pub checks_names: bool,
+    /// How the text of a name is read.
+    pub names: Names,
+    /// Tokens of the output that the tool parser is given with the marker that ends reasoning.
+    pub rest: Rest,
+}
+
+/// When the model reasons before it answers, by the variables of its chat template. The output then
+/// begins in reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Thinks {
+    Never,
+    Always,
+    /// Unless `enable_thinking` is false.
+    UnlessDisabled,
+    /// If neither `thinking` nor `enable_thinking` is set, or one is true.
+    IfEither,
+    /// The same, unless `reasoning_effort` is `none`.
+    IfEitherAndEffort,
+}
+
+/// How the text of a name is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Names {
+    Plain,
+    Stripped,
+    /// `functions.NAME:INDEX`, which is also the id of the call.
+    Kimi,
+}
+
+/// Tokens that are left of the one that ended reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// None after the end marker; all if a call ended it.
+    CallToo,
+    /// Always none.
+    Nothing,
+    /// The section's marker, if that ended it.
+    Section,
+}
+
+use Mark::{
+    CallEnd, CallStart, FunctionEnd, KeyEnd, KeyStart, NameEnd, NameStart, SectionEnd, SectionStart,
+    ThinkEnd, ThinkStart, ValueEnd, ValueStart,
+};
+use State::{Between, Content, Name, Preamble, Reasoning};
+use Tells::Argument;
+
+const ARGS: State = State::Arguments;
+const NONE: &[Tells] = &[];
+const REASONED: &[Tells] = &[Tells::ReasoningEnd];
+const CALLS: &[Tells] = &[Tells::CallStart];
+const CALLED: &[Tells] = &[Tells::CallEnd];
+const REASONED_CALLS: &[Tells] = &[Tells::ReasoningEnd, Tells::CallStart];
+const ARGUMENT: &[Tells] = &[Argument];
+
+/// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+pub(super) static QWEN3: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "<think>"),
+        (ThinkEnd, "</think>"),
+        (CallStart, "<tool_call>"),
+        (CallEnd, "</tool_call>"),
+        (NameStart, "<function="),
+        (FunctionEnd, "</function>"),
+        (KeyStart, "<parameter="),
+        (KeyEnd, "</parameter>"),
+        (NameEnd, ">"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, CallStart, CallEnd],
+    steps: &[
+        (Reasoning, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkEnd, Content, REASONED),
+        (Content, ThinkEnd, Content, NONE),
+        (Reasoning, CallStart, Preamble, REASONED_CALLS),
+        (Content, CallStart, Preamble, REASONED_CALLS),
+        (Content, NameStart, Name, CALLS),
+        (Preamble, CallEnd, Content, CALLED),
+        (Preamble, NameStart, Name, NONE),
+        (Name, NameEnd, ARGS, NONE),
+        (Name, FunctionEnd, Between, CALLED),
+        (ARGS, FunctionEnd, Between, CALLED),
+        (ARGS, KeyStart, ARGS, ARGUMENT),
+        (ARGS, KeyEnd, ARGS, ARGUMENT),
+        (Between, CallEnd, Content, NONE),
+        (Between, CallStart, Preamble, CALLS),
+        (Between, NameStart, Name, CALLS),
+    ],
+    boundaries: &["<|im_start|>", "<|im_end|>"],
+    arguments: Arguments::Qwen3,
+    converts_at: None,
+    thinks: Thinks::UnlessDisabled,
+    forgets_reasoning: false,
+    strips_reasoning: false,
+    strips_content: true,
+    checks_names: false,
+    names: Names::Plain,
+    rest: Rest::CallToo,
+};
+
+/// GLM 4.5 to 4.7: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+pub(super) static GLM: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "<think>"),
+        (ThinkEnd, "</think>"),
+        (CallStart, "<tool_call>"),
+        (CallEnd, "</tool_call>"),
+        (KeyStart, "<arg_key>"),
+        (KeyEnd, "</arg_key>"),
+        (ValueStart, "<arg_value>"),
+        (ValueEnd, "</arg_value>"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, CallStart, CallEnd],
+    steps: &[
+        (Content, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkEnd, Content, REASONED),
+        (Content, ThinkEnd, Content, NONE),
+        (Reasoning, ThinkStart, Reasoning, NONE),
+        (Reasoning, CallStart, Name, REASONED_CALLS),
+        (Content, CallStart, Name, CALLS),
+        (Name, KeyStart, ARGS, ARGUMENT),
+        (Name, CallEnd, Content, CALLED),
+        (ARGS, CallEnd, Content, CALLED),
+        (ARGS, KeyStart, ARGS, ARGUMENT),
+        (ARGS, KeyEnd, ARGS, ARGUMENT),
+        (ARGS, ValueStart, ARGS, ARGUMENT),
+        (ARGS, ValueEnd, ARGS, ARGUMENT),
+    ],
+    boundaries: &["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+    arguments: Arguments::Glm,
+    converts_at: None,
+    thinks: Thinks::IfEither,
+    forgets_reasoning: true,
+    strips_reasoning: true,
+    strips_content: true,
+    checks_names: true,
+    names: Names::Stripped,
+    rest: Rest::CallToo,
+};
+
+/// Kimi K2: a section of calls, each a name with an index and JSON.
+pub(super) static KIMI_K2: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "<think>"),
+        (ThinkEnd, "</think>"),
+        (SectionStart, "<|tool_calls_section_begin|>"),
+        (SectionEnd, "<|tool_calls_section_end|>"),
+        (CallStart, "<|tool_call_begin|>"),
+        (CallEnd, "<|tool_call_end|>"),
+        (NameEnd, "<|tool_call_argument_begin|>"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, SectionStart, SectionEnd, CallStart, CallEnd, NameEnd],
+    steps: &[
+        (Reasoning, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkEnd, Content, REASONED),
+        (Content, ThinkEnd, Content, NONE),
+        (Reasoning, SectionStart, Preamble, REASONED),
+        (Content, SectionStart, Preamble, NONE),
+        (Preamble, CallStart, Name, CALLS),
+        (Name, NameEnd, ARGS, NONE),
+        (ARGS, CallEnd, Between, CALLED),
+        (ARGS, SectionEnd, Preamble, CALLED),
+        (Between, CallStart, Name, CALLS),
+        (Preamble, SectionEnd, Preamble, NONE),
+        (Between, SectionEnd, Preamble, NONE),
+    ],
+    boundaries: &[],
+    arguments: Arguments::Json,
+    converts_at: None,
+    thinks: Thinks::IfEither,
+    forgets_reasoning: true,
+    strips_reasoning: true,
+    strips_content: false,
+    checks_names: false,
+    names: Names::Kimi,
+    rest: Rest::Section,
+};
+
+/// MiniMax M2: `<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter>…`.
+pub(super) static MINIMAX_M2: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "<think>"),
+        (ThinkEnd, "</think>"),
+        (CallStart, "<minimax:tool_call>"),
+        (CallEnd, "</minimax:tool_call>"),
+        (KeyStart, "<parameter name="),
+        (KeyEnd, "</parameter>"),
+        (NameStart, "<invoke name=\""),
+        (NameStart, "<invoke name='"),
+        (NameStart, "<invoke name="),
+        (FunctionEnd, "</invoke>"),
+        (NameEnd, "\">"),
+        (NameEnd, "'>"),
+        (NameEnd, ">"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, CallStart, CallEnd],
+    steps: &[
+        (Reasoning, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkEnd, Content, REASONED),
+        (Content, ThinkEnd, Content, NONE),
+        (Reasoning, CallStart, Preamble, REASONED),
+        (Content, CallStart, Preamble, NONE),
+        (ARGS, KeyStart, ARGS, ARGUMENT),
+        (ARGS, KeyEnd, ARGS, ARGUMENT),
+        (Preamble, CallEnd, Content, NONE),
+        (Between, CallEnd, Content, NONE),
+        (Content, CallEnd, Content, NONE),
+        (ARGS, FunctionEnd, Between, CALLED),
+        (Content, NameStart, Name, CALLS),
+        (Preamble, NameStart, Name, CALLS),
+        (Between, NameStart, Name, CALLS),
+        (Name, NameEnd, ARGS, NONE),
+    ],
+    boundaries: &[],
+    arguments: Arguments::Minimax,
+    converts_at: None,
+    thinks: Thinks::Always,
+    forgets_reasoning: false,
+    strips_reasoning: true,
+    strips_content: true,
+    checks_names: true,
+    names: Names::Plain,
+    rest: Rest::Nothing,
+};
+
+/// DeepSeek V3.2: `<｜DSML｜function_calls>`, and no reasoning.
+pub(super) const DEEPSEEK_V32: Grammar = Grammar {
+    spellings: &[
+        (SectionStart, "<｜DSML｜function_calls>"),
+        (SectionEnd, "</｜DSML｜function_calls>"),
+        (NameStart, "<｜DSML｜invoke name=\""),
+        (NameEnd, "\">"),
+        (FunctionEnd, "</｜DSML｜invoke>"),
+        (KeyStart, "<｜DSML｜parameter"),
+        (KeyEnd, "</｜DSML｜parameter>"),
+    ],
+    by_token: &[SectionStart, SectionEnd],
+    steps: DSML_STEPS,
+    boundaries: &[],
+    arguments: Arguments::Dsml,
+    converts_at: Some('>'),
+    thinks: Thinks::Never,
+    forgets_reasoning: false,
+    strips_reasoning: true,
+    strips_content: false,
+    checks_names: false,
+    names: Names::Plain,
+    rest: Rest::CallToo,
+};
+
+/// DeepSeek V4: `<｜DSML｜tool_calls>`.
+pub(super) static DEEPSEEK_V4: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "<think>"),
+        (ThinkEnd, "</think>"),
+        (SectionStart, "<｜DSML｜tool_calls>"),
+        (SectionStart, "<｜DSML｜toolcalls>"),
+        (SectionStart, "<｜DSML｜tool>"),
+        (SectionEnd, "</｜DSML｜tool_calls>"),
+        (NameStart, "<｜DSML｜invoke name=\""),
+        (NameEnd, "\">"),
+        (FunctionEnd, "</｜DSML｜invoke>"),
+        (KeyStart, "<｜DSML｜parameter"),
+        (KeyEnd, "</｜DSML｜parameter>"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, SectionStart, SectionEnd],
+    thinks: Thinks::IfEitherAndEffort,
+    ..DEEPSEEK_V32
+};
+
+/// The steps with reasoning never fire in V3.2, which has no marker of it.
+const DSML_STEPS: &[Step] = &[
+    (Content, ThinkStart, Reasoning, NONE),
+    (Content, ThinkEnd, Content, NONE),
+    (Reasoning, ThinkStart, Reasoning, NONE),
+    (Reasoning, ThinkEnd, Content, REASONED),
+    (Reasoning, SectionStart, Preamble, REASONED),
+    (Content, SectionStart, Preamble, NONE),
+    (Preamble, NameStart, Name, CALLS),
+    (Content, NameStart, Name, CALLS),
+    (Name, NameEnd, ARGS, NONE),
+    (ARGS, FunctionEnd, Between, CALLED),
+    (ARGS, SectionEnd, Between, CALLED),
+    (Between, NameStart, Name, CALLS),
+    (Between, SectionEnd, Between, NONE),
+    (Between, SectionStart, Preamble, NONE),
+];

@@ -1,0 +1,229 @@
+//! Hermes and Qwen 2.5: `<tool_call>{"name": …, "arguments": …}</tool_call>`.
+//!
+//! Streamed, the arguments are the model's own text, cut out of the object: the server looks for
+//! `"name"` and `"arguments"` wherever they stand first, so a call with its name last gets more
+//! text than its arguments. Whole, the object is parsed and written again. Both are followed here.
+
+use super::python::{self, Unread, Value, is_space};
+use super::{Call, Unsure};
+
+use foretell_core::session::parse::{CallDelta, Parsed};
+
+const START: &str = "<tool_call>";
+const END: &str = "</tool_call>";
+
+/// Length of the longest proper prefix of `marker` that ends `text`.
+pub(super) fn overlap(text: &str, marker: &str) -> usize {
+    let most = text.len().min(marker.len() - 1);
+    (1..=most).rev().find(|&n| marker.get(..n).is_some_and(|head| text.ends_with(head))).unwrap_or(0)
+}
+
+/// Start and end of the value after `"key"\s*:\s*`, at its first place in `text`.
+fn after_key(text: &str, key: &str) -> Option<usize> {
+    let mut from = 0;
+    while let Some(found) = text.get(from..)?.find(key) {
+        let after = from + found + key.len();
+        let rest = text.get(after..)?.trim_start_matches(is_space);
+        if let Some(value) = rest.strip_prefix(':') {
+            return Some(text.len() - value.trim_start_matches(is_space).len());
+        }
+        from = after - 1;
+    }
+    None
+}
+
+/// The first `"name": "…"` in `text`; one without characters only counts if `may_be_empty`.
+pub(super) fn find_name(text: &str, may_be_empty: bool) -> Option<&str> {
+    let mut from = 0;
+    loop {
+        let at = from + after_key(text.get(from..)?, "\"name\"")?;
+        let rest = text.get(at..)?;
+        let name = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
+        match name {
+            Some((name, _)) if may_be_empty || !name.is_empty() => return Some(name),
+            _ => from = at,
+        }
+    }
+}
+
+/// A call whose end has not been seen.
+#[derive(Clone, Debug, Default)]
+struct Region {
+    /// Text after the start marker.
+    raw: String,
+    has_name: bool,
+    /// Place of the arguments in `raw`, once known.
+    arguments: Option<usize>,
+    /// Bytes of the arguments that were sent.
+    sent: usize,
+}
+
+/// Parser of a stream.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hermes {
+    /// Text that may become a marker: before the first call, or between two.
+    held: String,
+    region: Option<Region>,
+    /// Calls begun.
+    calls: u32,
+    /// A closed call without a name: the server never gets past it.
+    is_stuck: bool,
+    /// The call of the last piece that the last push gave, and if the newest call has arguments.
+    last: Option<u32>,
+    has_arguments: bool,
+    is_sure: bool,
+}
+
+impl Hermes {
+    pub fn new() -> Self {
+        Self { is_sure: true, ..Self::default() }
+    }
+
+    pub fn is_sure(&self) -> bool {
+        self.is_sure
+    }
+
+    pub fn is_outside_calls(&self) -> bool {
+        self.region.is_none() && self.held.is_empty()
+    }
+
+    pub fn push(&mut self, text: &str) -> Parsed {
+        let mut parsed = Parsed::default();
+        self.last = None;
+        let mut text = text.to_owned();
+        loop {
+            let rest = match self.region.take() {
+                Some(region) => self.inside(region, &text, &mut parsed),
+                None => self.outside(&text, &mut parsed),
+            };
+            match rest {
+                Some(rest) => text = rest,
+                None => return parsed,
+            }
+        }
+    }
+
+    /// The server adds `{}` if its last delta has a piece of a call and the newest call has no
+    /// arguments yet; a marker that it held back is lost.
+    pub fn finish(&mut self) -> Parsed {
+        let mut parsed = Parsed::default();
+        if let Some(index) = self.last.take().filter(|_| !self.has_arguments) {
+            parsed.calls.push(CallDelta { index, arguments: "{}".to_owned(), ..CallDelta::default() });
+        }
+        parsed
+    }
+
+    /// Text outside calls. Returns the text after a start marker.
+    fn outside(&mut self, text: &str, parsed: &mut Parsed) -> Option<String> {
+        self.held.push_str(text);
+        let start = self.held.find(START);
+        let end = start.unwrap_or_else(|| self.held.len() - overlap(&self.held, START));
+        let content: String = self.held.drain(..end).collect();
+        if self.calls == 0 {
+            parsed.text.push_str(&content);
+        }
+        start?;
+        let rest = self.held.split_off(START.len());
+        self.held.clear();
+        self.region = Some(Region::default());
+        self.calls += 1;
+        self.has_arguments = false;
+        Some(rest)
+    }
+
+    /// Text of a call. Returns the text after its end marker.
+    fn inside(&mut self, mut region: Region, text: &str, parsed: &mut Parsed) -> Option<String> {
+        let from = region.raw.len().saturating_sub(END.len());
+        let from = (0..=from).rev().find(|&at| region.raw.is_char_boundary(at)).unwrap_or(0);
+        region.raw.push_str(text);
+        let end = region.raw.get(from..).and_then(|tail| tail.find(END)).map(|at| from + at);
+        let rest = end.map(|end| region.raw.split_off(end));
+        let cut = region.raw.len() - if end.is_none() { overlap(&region.raw, END) } else { 0 };
+        if !self.is_stuck {
+            self.advance(&mut region, cut, end.is_some(), parsed);
+            self.is_stuck = end.is_some() && !region.has_name;
+        }
+        match rest {
+            Some(rest) => rest.get(END.len()..).map(str::to_owned),
+            None => {
+                self.region = Some(region);
+                None
+            }
+        }
+    }
+
+    /// Pieces that became known with the first `cut` bytes of the region.
+    fn advance(&mut self, region: &mut Region, cut: usize, is_closed: bool, parsed: &mut Parsed) {
+        let index = self.calls - 1;
+        let raw = region.raw.get(..cut).unwrap_or("");
+        if !region.has_name {
+            let Some(name) = find_name(python::strip(raw), false) else { return };
+            region.has_name = true;
+            self.piece(parsed, CallDelta { index, name: Some(name.to_owned()), ..CallDelta::default() });
+        }
+        let stripped = python::strip_end(raw);
+        let Some(start) = region.arguments.or_else(|| after_key(stripped, "\"arguments\"")) else { return };
+        // Until there is a value, more space may follow.
+        region.arguments = (start < stripped.len()).then_some(start);
+        let mut arguments = stripped.get(start..).unwrap_or("");
+        if let Some(inner) = arguments.strip_suffix('}')
+            && (is_closed || self.is_complete(stripped))
+        {
+            arguments = python::strip_end(inner);
+        }
+        if arguments.len() > region.sent {
+            let piece = arguments.get(region.sent..).unwrap_or("").to_owned();
+            region.sent = arguments.len();
+            self.has_arguments = true;
+            self.piece(parsed, CallDelta { index, arguments: piece, ..CallDelta::default() });
+        }
+    }
+
+    fn is_complete(&mut self, text: &str) -> bool {
+        match python::load(python::strip(text)) {
+            Ok(_) | Err(Unread::Unwritable) => true,
+            Err(Unread::Invalid) => false,
+            Err(Unread::Unsure) => {
+                self.is_sure = false;
+                false
+            }
+        }
+    }
+
+    fn piece(&mut self, parsed: &mut Parsed, piece: CallDelta) {
+        self.last = Some(piece.index);
+        parsed.append(Parsed { calls: vec![piece], ..Parsed::default() });
+    }
+}
+
+/// Content and calls of a whole output, as [`super::whole`] wants them.
+pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+    let Some(start) = output.find(START) else { return Ok((Some(output.to_owned()), Vec::new())) };
+    let mut calls = Vec::new();
+    let mut rest = output;
+    while let Some((_, after)) = rest.split_once(START) {
+        let (body, next) = after.split_once(END).unwrap_or((after, ""));
+        match call(body)? {
+            Some(call) => calls.push(call),
+            None => return Ok((Some(output.to_owned()), Vec::new())),
+        }
+        rest = next;
+    }
+    let content = output.get(..start).filter(|text| !python::strip(text).is_empty());
+    Ok((content.map(str::to_owned), calls))
+}
+
+/// One call; `None` if the server gives up all calls because of it.
+fn call(body: &str) -> Result<Option<Call>, Unsure> {
+    let value = match python::load(body) {
+        Ok(value) => value,
+        Err(Unread::Invalid) => return Ok(None),
+        Err(Unread::Unwritable | Unread::Unsure) => return Err(Unsure),
+    };
+    let Value::Object(fields) = value else { return Ok(None) };
+    let field = |key| fields.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    let (Some(Value::Text(name)), Some(arguments)) = (field("name"), field("arguments")) else {
+        return Ok(None);
+    };
+    Ok(Some(Call { id: None, name: name.clone(), arguments: python::dump(arguments) }))
+}

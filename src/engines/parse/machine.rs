@@ -1,0 +1,887 @@
+//! The machine that runs a [`Grammar`]: tokens and text to states, states to parts of the answer.
+//!
+//! Three layers, as in the server. Tokens that are markers are taken out of the text (and wait for
+//! their text if the detokenizer holds it back); a lexer finds the markers that are mere text, and
+//! holds back what may become one; steps of the grammar turn both into events, and events into
+//! reasoning, content and pieces of calls. Fed without tokens (a whole answer), every marker is
+//! found by its text.
+
+use super::arguments::{self, Arguments};
+use super::grammar::{Grammar, Mark, Names, Rest, State, Step, Tells};
+use super::python::{self, Unread, Value};
+use super::{Call, Template, Unsure, Vocabulary};
+
+use foretell_core::session::parse::{CallDelta, Parsed};
+use foretell_core::units::TokenId;
+use serde_json::Value as Json;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A family's grammar with the tokens of one vocabulary and the functions of one request.
+#[derive(Debug)]
+pub(super) struct Setup {
+    grammar: &'static Grammar,
+    thinks: bool,
+    /// Texts of markers and of dropped tokens.
+    spellings: Vec<(Mark, String)>,
+    tokens: BTreeMap<TokenId, (Mark, String)>,
+    /// Tokens that end reasoning; empty if the grammar leaves it in a way that has no token.
+    ends: Vec<TokenId>,
+    boundaries: Vec<TokenId>,
+    tools: Vec<Json>,
+}
+
+impl Setup {
+    pub fn new(
+        grammar: &'static Grammar,
+        vocabulary: &Vocabulary<'_>,
+        template: Template<'_>,
+        tools: &[Json],
+    ) -> Arc<Self> {
+        let thinks = template.thinks(grammar);
+        let is_kept =
+            |mark| thinks || !grammar.forgets_reasoning || !matches!(mark, Mark::ThinkStart | Mark::ThinkEnd);
+        let known = grammar.spellings.iter().filter(|(mark, _)| is_kept(*mark));
+        let mut setup = Self {
+            grammar,
+            thinks,
+            spellings: known.map(|(mark, text)| (*mark, (*text).to_owned())).collect(),
+            tokens: BTreeMap::new(),
+            ends: Vec::new(),
+            boundaries: grammar.boundaries.iter().filter_map(|text| (vocabulary.id)(text)).collect(),
+            tools: tools.to_vec(),
+        };
+        setup.find_tokens(vocabulary);
+        setup.ends = setup.reasoning_ends();
+        Arc::new(setup)
+    }
+
+    fn find_tokens(&mut self, vocabulary: &Vocabulary<'_>) {
+        for &mark in self.grammar.by_token {
+            let text = self.text_of(mark).map(str::to_owned);
+            if let Some(text) = text
+                && let Some(id) = (vocabulary.id)(&text)
+            {
+                self.tokens.insert(id, (mark, text));
+            }
+        }
+        for (id, text) in vocabulary.special {
+            if !self.spellings.iter().any(|(mark, known)| *mark != Mark::Drop && known == text) {
+                self.tokens.insert(*id, (Mark::Drop, (*text).to_owned()));
+                self.spellings.push((Mark::Drop, (*text).to_owned()));
+            }
+        }
+    }
+
+    fn text_of(&self, mark: Mark) -> Option<&str> {
+        self.spellings.iter().find(|(known, _)| *known == mark).map(|(_, text)| text.as_str())
+    }
+
+    fn token_of(&self, mark: Mark) -> Option<TokenId> {
+        self.tokens.iter().find(|(_, (known, _))| *known == mark).map(|(id, _)| *id)
+    }
+
+    fn is_by_token(&self, mark: Mark) -> bool {
+        self.token_of(mark).is_some()
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &'static Step> {
+        self.grammar.steps.iter().filter(|step| self.text_of(step.1).is_some())
+    }
+
+    fn step(&self, state: State, mark: Mark) -> Option<&'static Step> {
+        self.grammar.steps.iter().find(|step| step.0 == state && step.1 == mark)
+    }
+
+    fn reasoning_ends(&self) -> Vec<TokenId> {
+        let mut ends = Vec::new();
+        for (_, mark, to, tells) in self.steps().filter(|step| step.0 == State::Reasoning) {
+            if !tells.contains(&Tells::ReasoningEnd) {
+                if *to != State::Reasoning {
+                    return Vec::new();
+                }
+                continue;
+            }
+            match self.token_of(*mark) {
+                Some(id) => ends.push(id),
+                None if *to == State::Content => return Vec::new(),
+                None => {}
+            }
+        }
+        ends
+    }
+
+    const fn start(&self) -> State {
+        if self.thinks { State::Reasoning } else { State::Content }
+    }
+
+    pub const fn thinks(&self) -> bool {
+        self.thinks
+    }
+
+    /// True if an output after this prompt begins with content, as the server decides it.
+    pub fn has_ended(&self, prompt: &[TokenId]) -> bool {
+        let opens = self.step(self.start(), Mark::ThinkStart).is_some_and(|step| step.2 == State::Reasoning);
+        let start = self.token_of(Mark::ThinkStart);
+        for id in prompt.iter().rev() {
+            if self.ends.contains(id) {
+                return true;
+            }
+            if start == Some(*id) {
+                if opens {
+                    return false;
+                }
+                break;
+            }
+            if self.boundaries.contains(id) {
+                break;
+            }
+        }
+        !self.thinks
+    }
+
+    fn rest(&self, token: TokenId) -> Option<TokenId> {
+        if self.grammar.rest == Rest::Nothing {
+            return None;
+        }
+        if !self.thinks {
+            return Some(token);
+        }
+        let mark = self.tokens.get(&token).map(|(mark, _)| *mark);
+        match self.grammar.rest {
+            Rest::CallToo => (mark != Some(Mark::ThinkEnd)).then_some(token),
+            _ => (mark == Some(Mark::SectionStart)).then_some(token),
+        }
+    }
+}
+
+/// Counts the reasoning tokens of an output as the server does for whole answers: in one pass over
+/// all ids, in which half a character counts where its run of text begins.
+#[derive(Clone, Debug)]
+pub(super) struct Counter {
+    machine: Machine,
+    /// Text since the last marker, and where its tokens begin.
+    run: String,
+    starts: Vec<usize>,
+    is_half: bool,
+}
+
+impl Counter {
+    pub fn new(setup: Arc<Setup>) -> Self {
+        let state = setup.start();
+        let machine = Machine { has_tokens: true, ..Machine::new(setup, state) };
+        Self { machine, run: String::new(), starts: Vec::new(), is_half: false }
+    }
+
+    pub fn push(&mut self, token: TokenId, text: &str) {
+        let setup = Arc::clone(&self.machine.setup);
+        if let Some((mark, marker)) = setup.tokens.get(&token) {
+            self.end_run();
+            self.machine.marker(&mut Vec::new(), *mark, marker);
+            return;
+        }
+        self.starts.push(if self.is_half || text.is_empty() { 0 } else { self.run.len() });
+        self.run.push_str(text);
+        self.is_half = text.is_empty();
+    }
+
+    fn end_run(&mut self) {
+        let run = std::mem::take(&mut self.run);
+        if run.is_empty() {
+            let count = std::mem::take(&mut self.starts).len() as u64;
+            self.machine.reasoning_tokens += if self.machine.state == State::Reasoning { count } else { 0 };
+            return;
+        }
+        self.machine.starts.append(&mut self.starts);
+        self.machine.text(&mut Vec::new(), &run);
+        self.is_half = false;
+    }
+
+    /// Reasoning tokens so far.
+    pub fn count(&self) -> u64 {
+        let mut whole = self.clone();
+        whole.end_run();
+        whole.machine.end(&mut Vec::new());
+        whole.machine.reasoning_tokens
+    }
+}
+
+/// What the machine found; calls are numbered by the machine.
+#[derive(Clone, Debug)]
+enum Event {
+    Reasoning(String),
+    ReasoningEnd,
+    Text(String),
+    CallStart,
+    Name(String),
+    Argument(String),
+    CallEnd,
+}
+
+/// What was found of one call.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    id: Option<String>,
+    name: String,
+    arguments: String,
+    is_named: bool,
+    text_keys: Option<Vec<String>>,
+    /// JSON that was sent.
+    sent: String,
+}
+
+/// JSON arguments: what is held back of them.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    text: String,
+    depth: u32,
+    is_text: bool,
+    is_escaped: bool,
+}
+
+/// State of one output.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    setup: Arc<Setup>,
+    state: State,
+    /// Calls pass as text: this machine is the reasoning parser of a pair.
+    skips_calls: bool,
+    /// Markers of reasoning pass as text: there is no reasoning parser.
+    skips_reasoning: bool,
+    /// Calls are dropped: the request forbids them.
+    drops_calls: bool,
+    in_skipped_call: bool,
+    has_tokens: bool,
+    /// Text that may become a marker, and where the tokens in it begin.
+    lexed: String,
+    starts: Vec<usize>,
+    /// Marker tokens whose text has not come, and the text that came instead.
+    waiting: Vec<(Mark, String)>,
+    instead: String,
+    held: Held,
+    calls: u32,
+    slots: Vec<Slot>,
+    later: String,
+    later_reasoning: String,
+    has_content: bool,
+    has_ended: bool,
+    reasoning_tokens: u64,
+    is_sure: bool,
+}
+
+impl Machine {
+    fn new(setup: Arc<Setup>, state: State) -> Self {
+        let has_reasoning = setup.text_of(Mark::ThinkEnd).is_some() || setup.thinks;
+        Self {
+            setup,
+            state,
+            skips_calls: false,
+            skips_reasoning: false,
+            drops_calls: false,
+            in_skipped_call: false,
+            has_tokens: false,
+            lexed: String::new(),
+            starts: Vec::new(),
+            waiting: Vec::new(),
+            instead: String::new(),
+            held: Held::default(),
+            calls: 0,
+            slots: Vec::new(),
+            later: String::new(),
+            later_reasoning: String::new(),
+            has_content: false,
+            has_ended: !has_reasoning,
+            reasoning_tokens: 0,
+            is_sure: true,
+        }
+    }
+
+    /// The reasoning parser of a pair.
+    pub fn reasoning(setup: Arc<Setup>) -> Self {
+        let state = setup.start();
+        Self { skips_calls: true, ..Self::new(setup, state) }
+    }
+
+    /// The tool parser of a pair.
+    pub fn calls(setup: Arc<Setup>, skips_reasoning: bool, drops_calls: bool) -> Self {
+        Self { skips_reasoning, drops_calls, ..Self::new(setup, State::Content) }
+    }
+
+    pub const fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// The token that ended reasoning, if it is also the first of what follows.
+    pub fn rest(&self, token: TokenId) -> Option<TokenId> {
+        self.setup.rest(token)
+    }
+
+    pub const fn reasoning_tokens(&self) -> u64 {
+        self.reasoning_tokens
+    }
+
+    pub const fn is_sure(&self) -> bool {
+        self.is_sure
+    }
+
+    pub fn is_outside_calls(&self) -> bool {
+        !self.state.is_call() && self.lexed.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Adds text, and the token it came with.
+    pub fn push(&mut self, token: Option<TokenId>, text: &str) -> Parsed {
+        let mut events = Vec::new();
+        self.feed(&mut events, token, text);
+        let parsed = self.parsed(events, false);
+        self.strip_reasoning(parsed)
+    }
+
+    /// What is held back.
+    pub fn finish(&mut self) -> Parsed {
+        let mut events = Vec::new();
+        self.end(&mut events);
+        if events.is_empty() && self.later.is_empty() { Parsed::default() } else { self.parsed(events, true) }
+    }
+
+    /// Reasoning and content of a whole output.
+    pub fn whole_reasoning(mut self, output: &str) -> (Option<String>, Option<String>) {
+        let mut events = Vec::new();
+        self.feed(&mut events, None, output);
+        self.end(&mut events);
+        let (mut reasoning, mut content) = (String::new(), String::new());
+        for event in events {
+            match event {
+                Event::Reasoning(text) => reasoning.push_str(&text),
+                Event::Text(text) => content.push_str(&text),
+                _ => {}
+            }
+        }
+        if self.setup.grammar.strips_reasoning {
+            reasoning.truncate(python::strip_end(&reasoning).len());
+        }
+        (some(reasoning), some(content))
+    }
+
+    /// Content and calls of a whole output without reasoning.
+    pub fn whole_calls(mut self, output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+        let mut events = Vec::new();
+        self.feed(&mut events, None, output);
+        self.end(&mut events);
+        let content = self.parsed(events, true).text;
+        let calls = self.slots.iter().filter_map(|slot| self.call(slot).transpose());
+        let calls = calls.collect::<Result<Vec<_>, _>>()?;
+        if !self.is_sure {
+            return Err(Unsure);
+        }
+        let content = match calls.is_empty() {
+            false if self.setup.grammar.strips_content => python::strip(&content).to_owned(),
+            false if python::strip(&content).is_empty() => String::new(),
+            _ => content,
+        };
+        Ok((some(content), calls))
+    }
+
+    /// A whole call; `None` if the server drops it.
+    fn call(&self, slot: &Slot) -> Result<Option<Call>, Unsure> {
+        let name = python::strip(&slot.name).to_owned();
+        if name.is_empty() {
+            return inner_call(slot);
+        }
+        let raw = python::strip(&slot.arguments);
+        let arguments = match self.setup.grammar.arguments {
+            _ if raw.is_empty() => "{}".to_owned(),
+            Arguments::Json => raw.to_owned(),
+            _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?,
+        };
+        if !self.accepts(&name) {
+            return Ok(None);
+        }
+        let properties = arguments::properties(&self.setup.tools, &name);
+        let arguments = arguments::fix_types(arguments, properties).map_err(|_| Unsure)?;
+        Ok(Some(Call { id: slot.id.clone(), name, arguments }))
+    }
+
+    // Tokens.
+
+    fn feed(&mut self, events: &mut Vec<Event>, token: Option<TokenId>, text: &str) {
+        self.has_tokens |= token.is_some();
+        let setup = Arc::clone(&self.setup);
+        let mark = token.and_then(|token| setup.tokens.get(&token));
+        let text = self.resolve(events, text);
+        let Some((mark, marker)) = mark else {
+            if token.is_some() && !text.is_empty() {
+                self.starts.push(self.lexed.len());
+            }
+            return self.text(events, &text);
+        };
+        match text.find(marker.as_str()) {
+            Some(at) => {
+                self.text(events, text.get(..at).unwrap_or(""));
+                self.marker(events, *mark, marker);
+            }
+            None => {
+                if *mark == Mark::Drop {
+                    self.text(events, &text);
+                } else {
+                    self.instead.push_str(&text);
+                }
+                self.waiting.push((*mark, marker.clone()));
+            }
+        }
+    }
+
+    /// Gives waiting markers their text. Returns what is left of it.
+    fn resolve(&mut self, events: &mut Vec<Event>, text: &str) -> String {
+        if self.waiting.is_empty() {
+            return text.to_owned();
+        }
+        let mut text = std::mem::take(&mut self.instead) + text;
+        for (mark, marker) in std::mem::take(&mut self.waiting) {
+            match text.find(&marker) {
+                Some(at) => {
+                    let rest = text.split_off(at + marker.len());
+                    text.truncate(at);
+                    self.text(events, &text);
+                    self.marker(events, mark, &marker);
+                    text = rest;
+                }
+                None => {
+                    self.instead.push_str(&text);
+                    text.clear();
+                    self.waiting.push((mark, marker));
+                }
+            }
+        }
+        text
+    }
+
+    fn end(&mut self, events: &mut Vec<Event>) {
+        let text = std::mem::take(&mut self.instead);
+        self.text(events, &text);
+        for (mark, marker) in std::mem::take(&mut self.waiting) {
+            self.marker(events, mark, &marker);
+        }
+        self.lex(events, true);
+        self.flush_held(events);
+        match self.state {
+            State::Content => {}
+            State::Reasoning => events.push(Event::ReasoningEnd),
+            _ if self.calls > 0 => events.push(Event::CallEnd),
+            _ => {}
+        }
+        self.state = State::Content;
+    }
+
+    /// A marker that came as its token.
+    fn marker(&mut self, events: &mut Vec<Event>, mark: Mark, text: &str) {
+        self.lex(events, true);
+        self.apply(events, mark, text, 0);
+    }
+
+    /// Takes the tokens that begin in the first `length` bytes of what is lexed.
+    fn take_starts(&mut self, length: usize) -> u64 {
+        let all = self.starts.len();
+        self.starts.retain(|start| *start >= length);
+        self.starts.iter_mut().for_each(|start| *start -= length);
+        (all - self.starts.len()) as u64
+    }
+
+    // Text.
+
+    fn text(&mut self, events: &mut Vec<Event>, text: &str) {
+        self.lexed.push_str(text);
+        self.lex(events, false);
+    }
+
+    /// Takes markers and text out of what was lexed, up to what may become a marker.
+    fn lex(&mut self, events: &mut Vec<Event>, is_final: bool) {
+        let setup = Arc::clone(&self.setup);
+        let lexed = std::mem::take(&mut self.lexed);
+        let mut rest = lexed.as_str();
+        while !rest.is_empty() {
+            let starts = |text: &str| setup.spellings.iter().any(|(_, known)| known.starts_with(text));
+            let is_open = |text: &str| {
+                setup.spellings.iter().any(|(_, known)| known.len() > text.len() && known.starts_with(text))
+            };
+            if !is_final && is_open(rest) {
+                break;
+            }
+            let longest = setup.spellings.iter().filter(|(_, known)| rest.starts_with(known.as_str()));
+            if let Some((mark, text)) = longest.max_by_key(|(_, known)| known.len()) {
+                rest = rest.get(text.len()..).unwrap_or("");
+                let tokens = self.take_starts(text.len());
+                if self.has_tokens && setup.is_by_token(*mark) {
+                    self.content(events, text, tokens);
+                } else {
+                    self.apply(events, *mark, text, tokens);
+                }
+                continue;
+            }
+            let may_start = |text: &str| {
+                starts(text) || setup.spellings.iter().any(|(_, known)| text.starts_with(known.as_str()))
+            };
+            let tails = rest.char_indices().skip(1).filter_map(|(at, _)| Some((at, rest.get(at..)?)));
+            let end = tails.into_iter().find(|(_, tail)| may_start(tail)).map_or(rest.len(), |(at, _)| at);
+            let (content, tail) = rest.split_at(end);
+            let tokens = self.take_starts(end);
+            self.content(events, content, tokens);
+            rest = tail;
+        }
+        self.lexed = rest.to_owned();
+    }
+
+    /// Text of some tokens, in the present state.
+    fn content(&mut self, events: &mut Vec<Event>, text: &str, tokens: u64) {
+        match self.state {
+            State::Content => events.push(Event::Text(text.to_owned())),
+            State::Reasoning => {
+                self.reasoning_tokens += tokens;
+                events.push(Event::Reasoning(text.to_owned()));
+            }
+            State::Name => events.push(Event::Name(text.to_owned())),
+            State::Arguments if self.setup.grammar.arguments == Arguments::Json => {
+                for c in text.chars() {
+                    self.hold(events, c);
+                }
+            }
+            State::Arguments => events.push(Event::Argument(text.to_owned())),
+            State::Preamble | State::Between => {}
+        }
+    }
+
+    /// A character of JSON arguments: what closes them waits for the next.
+    fn hold(&mut self, events: &mut Vec<Event>, c: char) {
+        let held = &mut self.held;
+        held.text.push(c);
+        match c {
+            _ if held.is_escaped => held.is_escaped = false,
+            '\\' if held.is_text => held.is_escaped = true,
+            '"' => held.is_text = !held.is_text,
+            _ if held.is_text => {}
+            '{' | '[' => held.depth += 1,
+            '}' | ']' => {
+                held.depth = held.depth.saturating_sub(1);
+                if held.depth == 0 {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.flush_held(events);
+    }
+
+    fn flush_held(&mut self, events: &mut Vec<Event>) {
+        if !self.held.text.is_empty() {
+            events.push(Event::Argument(std::mem::take(&mut self.held.text)));
+        }
+    }
+
+    // Steps.
+
+    fn apply(&mut self, events: &mut Vec<Event>, mark: Mark, text: &str, tokens: u64) {
+        let setup = Arc::clone(&self.setup);
+        let Some(step) = setup.step(self.state, mark) else {
+            if mark != Mark::Drop {
+                if self.skips_calls && self.leaves_calls(mark) {
+                    self.in_skipped_call = false;
+                }
+                self.content(events, text, tokens);
+            }
+            return;
+        };
+        if self.skips_reasoning && matches!(mark, Mark::ThinkStart | Mark::ThinkEnd) {
+            return self.content(events, text, tokens);
+        }
+        if self.skips_calls && self.skip_call(events, step, text) {
+            return;
+        }
+        let (_, _, to, tells) = step;
+        if self.state == State::Arguments && *to != State::Arguments {
+            self.flush_held(events);
+        }
+        self.state = *to;
+        for tell in *tells {
+            events.push(match tell {
+                Tells::ReasoningEnd => Event::ReasoningEnd,
+                Tells::CallStart => Event::CallStart,
+                Tells::Argument => Event::Argument(text.to_owned()),
+                Tells::CallEnd => Event::CallEnd,
+            });
+            self.calls += u32::from(*tell == Tells::CallStart);
+        }
+        if self.state == State::Arguments {
+            self.held = Held { text: std::mem::take(&mut self.held.text), ..Held::default() };
+        }
+    }
+
+    fn leaves_calls(&self, mark: Mark) -> bool {
+        self.setup.steps().any(|step| step.1 == mark && step.0.is_call() && !step.2.is_call())
+    }
+
+    /// The reasoning parser's part of a call: its markers are content, and the first one may end
+    /// reasoning. False for a marker that has nothing to do with calls here.
+    fn skip_call(&mut self, events: &mut Vec<Event>, step: &Step, text: &str) -> bool {
+        let (_, mark, to, tells) = step;
+        let is_of_call = self.setup.steps().any(|s| s.1 == *mark && (s.0.is_call() || s.2.is_call()));
+        let (opens, leaves) = (to.is_call(), self.leaves_calls(*mark));
+        if !is_of_call || (leaves && !opens && !self.in_skipped_call) {
+            return false;
+        }
+        self.in_skipped_call = opens || (self.in_skipped_call && !leaves);
+        if tells.contains(&Tells::ReasoningEnd) {
+            self.state = State::Content;
+            events.push(Event::ReasoningEnd);
+        }
+        self.content(events, text, 0);
+        true
+    }
+
+    // Events.
+
+    fn parsed(&mut self, events: Vec<Event>, is_end: bool) -> Parsed {
+        let mut parsed = Parsed::default();
+        let carried = std::mem::take(&mut self.later);
+        let (mut content, mut later) = (String::new(), String::new());
+        let mut in_call = false;
+        for event in events {
+            match event {
+                Event::Text(text) if in_call => later.push_str(&text),
+                Event::Text(text) => content.push_str(&text),
+                Event::Reasoning(text) => parsed.reasoning.push_str(&text),
+                Event::ReasoningEnd => self.has_ended = true,
+                _ if self.drops_calls => {}
+                event => {
+                    in_call = true;
+                    self.on_call(event, &mut parsed.calls);
+                }
+            }
+        }
+        if in_call && !parsed.calls.is_empty() {
+            self.later = carried + &later;
+        } else {
+            content = carried + &content + &later;
+        }
+        parsed.text = self.certain(content, is_end);
+        parsed
+    }
+
+    /// Content; spaces alone wait for more, and are dropped before a call.
+    fn certain(&mut self, content: String, is_end: bool) -> String {
+        if self.has_content || content.is_empty() {
+            return content;
+        }
+        if !python::strip(&content).is_empty() {
+            self.has_content = true;
+            return content;
+        }
+        if !self.slots.is_empty() {
+            return String::new();
+        }
+        if is_end {
+            return content;
+        }
+        self.later = content;
+        String::new()
+    }
+
+    fn strip_reasoning(&mut self, mut parsed: Parsed) -> Parsed {
+        if !self.setup.grammar.strips_reasoning {
+            return parsed;
+        }
+        if !parsed.reasoning.is_empty() {
+            let mut all = std::mem::take(&mut self.later_reasoning) + &parsed.reasoning;
+            self.later_reasoning = all.split_off(python::strip_end(&all).len());
+            parsed.reasoning = all;
+        } else if self.has_ended {
+            self.later_reasoning.clear();
+        }
+        parsed
+    }
+
+    fn on_call(&mut self, event: Event, calls: &mut Vec<CallDelta>) {
+        match event {
+            Event::CallStart => self.slots.push(Slot::default()),
+            Event::Name(text) => self.slot(|slot| slot.name.push_str(&text)),
+            Event::Argument(text) => self.on_argument(&text, calls),
+            Event::CallEnd => self.on_end(calls),
+            _ => {}
+        }
+    }
+
+    fn slot(&mut self, change: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.slots.last_mut() {
+            change(slot);
+        }
+    }
+
+    fn on_argument(&mut self, text: &str, calls: &mut Vec<CallDelta>) {
+        self.slot(|slot| slot.arguments.push_str(text));
+        let Some(slot) = self.slots.last() else { return };
+        if slot.is_named {
+            if let Some(piece) = self.argument_piece(text) {
+                self.piece(calls, None, piece);
+            }
+            return;
+        }
+        let header = if slot.name.is_empty() { inner_name(&slot.arguments) } else { Some(slot.name.clone()) };
+        let Some(header) = header else { return };
+        let is_kimi = self.setup.grammar.names == Names::Kimi;
+        let (id, name) = match self.read_name(&header) {
+            Some(read) => read,
+            None if is_kimi => return self.slot(|slot| slot.name.clear()),
+            None => return,
+        };
+        if self.accepts(&name) {
+            self.name(id, &name);
+            let piece = if is_kimi { text.to_owned() } else { String::new() };
+            self.piece(calls, Some(name), piece);
+        }
+    }
+
+    fn on_end(&mut self, calls: &mut Vec<CallDelta>) {
+        if self.setup.grammar.names == Names::Stripped {
+            self.slot(|slot| slot.name = python::strip(&slot.name).to_owned());
+        }
+        let rest = self.last_piece();
+        let Some(slot) = self.slots.last().filter(|slot| !slot.is_named) else {
+            if !rest.is_empty() {
+                self.piece(calls, None, rest);
+            }
+            return;
+        };
+        // A header that cannot be read is the name.
+        let (id, name) = self.read_name(&slot.name).unwrap_or((None, slot.name.clone()));
+        let name = some(name).or_else(|| inner_name(&slot.arguments));
+        if let Some(name) = name.filter(|name| self.accepts(name)) {
+            self.name(id, &name);
+            self.piece(calls, Some(name), rest);
+        }
+    }
+
+    fn piece(&self, calls: &mut Vec<CallDelta>, name: Option<String>, arguments: String) {
+        let index = self.slots.len().saturating_sub(1) as u32;
+        let id = name.as_ref().and_then(|_| self.slots.last()?.id.clone());
+        calls.push(CallDelta { index, id, name, arguments });
+    }
+
+    fn name(&mut self, id: Option<String>, name: &str) {
+        let text_keys = arguments::text_keys(arguments::properties(&self.setup.tools, name));
+        self.slot(|slot| {
+            slot.id = id;
+            name.clone_into(&mut slot.name);
+            slot.is_named = true;
+            slot.text_keys = text_keys;
+        });
+    }
+
+    /// Id and name in the text of a name.
+    fn read_name(&self, header: &str) -> Option<(Option<String>, String)> {
+        match self.setup.grammar.names {
+            Names::Plain => Some((None, header.to_owned())),
+            Names::Stripped => Some((None, python::strip(header).to_owned())),
+            Names::Kimi => kimi_name(python::strip(header)),
+        }
+    }
+
+    fn accepts(&self, name: &str) -> bool {
+        let tools = &self.setup.tools;
+        let is_known =
+            !self.setup.grammar.checks_names || tools.is_empty() || arguments::has_function(tools, name);
+        !name.is_empty() && is_known
+    }
+
+    // Arguments.
+
+    fn convert(&self, raw: &str, is_partial: bool) -> Result<String, Unread> {
+        let json = self.setup.grammar.arguments.convert(raw, is_partial)?;
+        if self.setup.grammar.arguments != Arguments::Dsml || self.setup.tools.is_empty() {
+            return Ok(json);
+        }
+        let name = self.slots.iter().find(|slot| slot.arguments == raw).map(|slot| slot.name.as_str());
+        let properties = name.and_then(|name| arguments::properties(&self.setup.tools, name));
+        arguments::unwrap(json, properties)
+    }
+
+    /// JSON of the newest call's arguments so far.
+    fn fixed(&self, is_partial: bool) -> Result<String, Unread> {
+        let Some(slot) = self.slots.last() else { return Ok(String::new()) };
+        let json = self.convert(&slot.arguments, is_partial)?;
+        if slot.name.is_empty() {
+            return Ok(json);
+        }
+        arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))
+    }
+
+    /// What became certain of the arguments with a piece of their text.
+    fn argument_piece(&mut self, text: &str) -> Option<String> {
+        let grammar = self.setup.grammar;
+        if grammar.arguments == Arguments::Json {
+            return some(text.to_owned());
+        }
+        if grammar.converts_at.is_some_and(|c| !text.contains(c)) {
+            return None;
+        }
+        let json = self.fixed(true).map_err(|_| self.is_sure = false).ok()?;
+        let slot = self.slots.last_mut()?;
+        let safe = arguments::safe_prefix(&json, slot.text_keys.as_deref());
+        let piece = some(safe.strip_prefix(slot.sent.as_str())?.to_owned())?;
+        safe.clone_into(&mut slot.sent);
+        Some(piece)
+    }
+
+    /// The rest of the arguments, at the end of a call.
+    fn last_piece(&mut self) -> String {
+        if self.setup.grammar.arguments == Arguments::Json || self.slots.is_empty() {
+            return String::new();
+        }
+        let Ok(json) = self.fixed(false) else {
+            self.is_sure = false;
+            return String::new();
+        };
+        let Some(slot) = self.slots.last_mut() else { return String::new() };
+        let Some(piece) = json.strip_prefix(slot.sent.as_str()).map(str::to_owned) else {
+            return String::new();
+        };
+        slot.sent = json;
+        piece
+    }
+}
+
+fn some(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// A call without a name: an object of JSON may have it, with the arguments.
+fn inner_call(slot: &Slot) -> Result<Option<Call>, Unsure> {
+    let fields = match python::load(python::strip(&slot.arguments)) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(Unread::Invalid) => return Ok(None),
+        Err(_) => return Err(Unsure),
+    };
+    match fields.iter().find(|(key, _)| key == "name") {
+        None => Ok(None),
+        Some((_, Value::Text(name))) if name.is_empty() => Ok(None),
+        // No grammar here writes calls so; what the server makes of it is not recorded.
+        Some(_) => Err(Unsure),
+    }
+}
+
+/// A name inside arguments: `"name": "…"`.
+fn inner_name(arguments: &str) -> Option<String> {
+    super::hermes::find_name(arguments, true).filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+/// `functions.NAME:INDEX` at the start of a header.
+fn kimi_name(header: &str) -> Option<(Option<String>, String)> {
+    let line = header.split('\n').next()?;
+    let colon = line.rmatch_indices(':').map(|(at, _)| at).find(|&at| {
+        at > 0 && line.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_numeric()))
+    })?;
+    let digits =
+        line.get(colon + 1..)?.chars().take_while(|c| c.is_numeric()).map(char::len_utf8).sum::<usize>();
+    let id = python::strip(line.get(..colon + 1 + digits)?);
+    let name = id.split(':').next()?;
+    let name = name.strip_prefix("functions.").unwrap_or(name);
+    (!name.is_empty()).then(|| (Some(id.to_owned()), name.to_owned()))
+}

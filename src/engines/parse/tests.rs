@@ -1,0 +1,263 @@
+//! The parsers against what vLLM's own say: `tests/goldens/parsers`, see `docs/parsers.md`.
+
+use super::*;
+
+use foretell_core::session::parse::Parsed;
+use proptest::prelude::*;
+use serde_json::Value as Json;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// A file of goldens.
+struct Golden {
+    name: String,
+    parsers: Parsers,
+    markers: BTreeMap<String, TokenId>,
+    special: Vec<(TokenId, String)>,
+    tools: Vec<Json>,
+    cases: Vec<Json>,
+}
+
+fn goldens() -> &'static [Golden] {
+    static GOLDENS: OnceLock<Vec<Golden>> = OnceLock::new();
+    GOLDENS.get_or_init(|| {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/parsers");
+        let mut paths: Vec<_> =
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        paths.iter().map(golden).collect()
+    })
+}
+
+fn golden(path: &PathBuf) -> Golden {
+    let file: Json = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let map = |key: &str| -> BTreeMap<String, TokenId> { serde_json::from_value(file[key].clone()).unwrap() };
+    let name = |key: &str| file[key].as_str();
+    let parsers = Parsers {
+        tools: name("tools_parser").map(|name| ToolFormat::from_name(name).unwrap()),
+        reasoning: name("reasoning_parser").map(|name| ReasoningFormat::from_name(name).unwrap()),
+    };
+    Golden {
+        name: path.file_stem().unwrap().to_string_lossy().into_owned(),
+        parsers,
+        markers: map("markers"),
+        special: map("special").into_iter().map(|(text, id)| (id, text)).collect(),
+        tools: file["tools"].as_array().unwrap().clone(),
+        cases: file["cases"].as_array().unwrap().clone(),
+    }
+}
+
+/// What one case is about.
+struct Case {
+    name: String,
+    may_call: bool,
+    tools: Vec<Json>,
+    template: Option<Map<String, Json>>,
+    prompt: Vec<TokenId>,
+    tokens: Vec<(TokenId, String)>,
+}
+
+fn case(golden: &Golden, case: &Json) -> Case {
+    let read = |key: &str| case[key].clone();
+    Case {
+        name: format!("{}/{}", golden.name, case["name"].as_str().unwrap()),
+        may_call: case["tools"] == true,
+        tools: if case["has_tools"] == true { golden.tools.clone() } else { Vec::new() },
+        template: serde_json::from_value(read("template")).unwrap(),
+        prompt: serde_json::from_value(read("prompt")).unwrap(),
+        tokens: serde_json::from_value(read("tokens")).unwrap(),
+    }
+}
+
+impl Case {
+    fn request(&self) -> Request<'_> {
+        Request {
+            tools: &self.tools,
+            may_call: self.may_call,
+            template: self.template.as_ref(),
+            prompt: &self.prompt,
+        }
+    }
+
+    fn stream(&self, golden: &Golden) -> Box<dyn Parse> {
+        golden.with(|vocabulary| golden.parsers.stream(&self.request(), vocabulary)).unwrap()
+    }
+
+    fn whole(&self, golden: &Golden) -> Result<Whole, Unsure> {
+        let tokens: Vec<_> = self.tokens.iter().map(|(id, text)| (*id, text.as_str())).collect();
+        golden.with(|vocabulary| golden.parsers.whole(&self.request(), vocabulary, &tokens))
+    }
+}
+
+impl Golden {
+    fn with<T>(&self, act: impl FnOnce(&Vocabulary<'_>) -> T) -> T {
+        let special: Vec<_> = self.special.iter().map(|(id, text)| (*id, text.as_str())).collect();
+        act(&Vocabulary { id: &|text| self.markers.get(text).copied(), special: &special })
+    }
+}
+
+fn joined(parser: &mut dyn Parse, tokens: &[(TokenId, String)]) -> Parsed {
+    let mut joined = Parsed::default();
+    for (token, text) in tokens {
+        joined.append(parser.push(*token, text));
+    }
+    joined.append(parser.finish());
+    joined
+}
+
+/// A joined stream in the goldens' shape.
+fn as_json(parsed: &Parsed, reasoning_tokens: u64) -> Json {
+    let mut calls: Vec<_> = parsed.calls.iter().collect();
+    calls.sort_by_key(|call| call.index);
+    let call = |call: &foretell_core::session::parse::CallDelta| {
+        serde_json::json!([call.index, call.name.clone().unwrap_or_default(), call.arguments, call.id])
+    };
+    let calls: Vec<Json> = calls.into_iter().map(call).collect();
+    serde_json::json!({"reasoning": parsed.reasoning, "content": parsed.text, "calls": calls,
+        "reasoning_tokens": reasoning_tokens})
+}
+
+fn whole_as_json(whole: &Whole) -> Json {
+    let call = |(i, call): (usize, &Call)| serde_json::json!([i, call.name, call.arguments, call.id]);
+    let calls: Vec<Json> = whole.calls.iter().enumerate().map(call).collect();
+    serde_json::json!({"reasoning": whole.reasoning, "content": whole.content, "calls": calls,
+        "reasoning_tokens": whole.reasoning_tokens})
+}
+
+/// Differences of all goldens, as readable lines.
+fn differences(check: impl Fn(&Golden, &Case, &Json) -> Option<String>) -> Vec<String> {
+    let each = goldens().iter().flat_map(|golden| golden.cases.iter().map(move |json| (golden, json)));
+    each.filter_map(|(golden, json)| check(golden, &case(golden, json), json)).collect()
+}
+
+fn assert_none(found: &[String]) {
+    assert!(found.is_empty(), "{} differ:\n{}", found.len(), found.join("\n"));
+}
+
+fn differ(name: &str, ours: &Json, theirs: &Json) -> Option<String> {
+    (ours != theirs).then(|| format!("{name}\n  ours   {ours}\n  theirs {theirs}"))
+}
+
+#[test]
+fn streams_join_to_what_the_server_sends() {
+    assert_none(&differences(|golden, case, json| {
+        let mut parser = case.stream(golden);
+        let parsed = joined(parser.as_mut(), &case.tokens);
+        if !parser.is_sure() && case.name.contains("/unsure") {
+            return None;
+        }
+        differ(&case.name, &as_json(&parsed, parser.reasoning_tokens()), &json["stream"])
+    }));
+}
+
+#[test]
+fn whole_answers_are_the_server_s() {
+    assert_none(&differences(|golden, case, json| match case.whole(golden) {
+        Ok(whole) => differ(&case.name, &whole_as_json(&whole), &json["whole"]),
+        Err(Unsure) if case.name.contains("/unsure") => None,
+        Err(Unsure) => Some(format!("{} is unsure", case.name)),
+    }));
+}
+
+#[test]
+fn special_tokens_are_decoded_where_the_server_does() {
+    assert_none(&differences(|golden, case, json| {
+        let ours = Json::Bool(golden.parsers.decode_special(&case.request()));
+        differ(&case.name, &ours, &json["decode_special"])
+    }));
+}
+
+#[test]
+fn the_first_piece_of_a_call_names_it_and_no_other() {
+    assert_none(&differences(|golden, case, _| {
+        let mut parser = case.stream(golden);
+        let mut named = Vec::new();
+        for (token, text) in &case.tokens {
+            for piece in parser.push(*token, text).calls {
+                if piece.name.is_some() == named.contains(&piece.index) {
+                    return Some(format!("{}: call {}", case.name, piece.index));
+                }
+                named.push(piece.index);
+            }
+        }
+        None
+    }));
+}
+
+#[test]
+fn every_format_has_goldens_and_unique_names() {
+    let mut tools: Vec<&str> = Vec::new();
+    for format in ToolFormat::ALL {
+        assert!(goldens().iter().any(|golden| golden.parsers.tools == Some(format)), "{format:?}");
+        assert_eq!(ToolFormat::from_name(format.name()), Some(format));
+        tools.extend(format.names());
+    }
+    let mut reasoning: Vec<&str> = Vec::new();
+    for format in ReasoningFormat::ALL {
+        assert!(goldens().iter().any(|golden| golden.parsers.reasoning == Some(format)), "{format:?}");
+        assert_eq!(ReasoningFormat::from_name(format.name()), Some(format));
+        reasoning.extend(format.names());
+    }
+    for names in [tools, reasoning] {
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+    }
+    assert_eq!(ToolFormat::from_name("none of these"), None);
+}
+
+/// A fork at `cut` goes on as if nothing had been cut, and what is done with the original, or with
+/// a fork that is thrown away, does not reach it.
+fn check_forks(golden: &Golden, case: &Case, cut: usize) {
+    let mut parser = case.stream(golden);
+    let mut before = Parsed::default();
+    for (token, text) in &case.tokens[..cut] {
+        before.append(parser.push(*token, text));
+    }
+    let mut fork = parser.fork();
+    let mut lost = parser.fork();
+    lost.push(0, "<tool_call>}{\"</think>");
+    lost.finish();
+    let after = joined(parser.as_mut(), &case.tokens[cut..]);
+    assert_eq!(after, joined(fork.as_mut(), &case.tokens[cut..]), "{} at {cut}", case.name);
+    before.append(after);
+    let mut straight = case.stream(golden);
+    assert_eq!(before, joined(straight.as_mut(), &case.tokens), "{} at {cut}", case.name);
+    assert_eq!(parser.reasoning_tokens(), straight.reasoning_tokens(), "{} at {cut}", case.name);
+}
+
+#[test]
+fn a_fork_at_every_token_goes_on_the_same() {
+    for golden in goldens() {
+        // Every family, a few cases each: all places of all cases are a long product.
+        for json in golden.cases.iter().step_by(3) {
+            let case = case(golden, json);
+            (0..=case.tokens.len()).for_each(|cut| check_forks(golden, &case, cut));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn forks_of_any_case_go_on_the_same(pick in any::<prop::sample::Index>(), cut in any::<prop::sample::Index>()) {
+        let all: Vec<_> = goldens().iter().flat_map(|golden| golden.cases.iter().map(move |json| (golden, json))).collect();
+        let (golden, json) = all[pick.index(all.len())];
+        let case = case(golden, json);
+        check_forks(golden, &case, cut.index(case.tokens.len() + 1));
+    }
+
+    #[test]
+    fn nothing_fails_on_any_text(texts in prop::collection::vec("[ -~\n]{0,4}|<tool_call>|</tool_call>|</?think>|<function=|<parameter=x>|</parameter>|</function>|é🎉", 0..40)) {
+        for golden in goldens() {
+            let case = case(golden, &golden.cases[0]);
+            let id = |text: &String| golden.markers.get(text).copied().unwrap_or(9_999);
+            let case = Case { tokens: texts.iter().map(|text| (id(text), text.clone())).collect(), ..case };
+            let mut parser = case.stream(golden);
+            joined(parser.as_mut(), &case.tokens);
+            let _ = case.whole(golden);
+        }
+    }
+}

@@ -1,0 +1,417 @@
+#!/usr/bin/env python3
+"""Records what vLLM's own output parsers say: tests/goldens/parsers/PAIR.json.
+
+    VLLM/bin/python tests/engines/parsers.py [PAIR]...        offline, on the processor, without weights
+
+Runs inside a virtual environment of vLLM. A pair is a tool parser and a reasoning parser. Each case is an
+output as tokens of a small tokenizer (TOKENIZER: a folder of Hugging Face files) that the markers of the
+family are added to, run through the server's class `Parser` twice: token by token (`parse_delta`) and whole
+(`parse`). A file is
+
+    {"vllm", "tools_parser", "reasoning_parser", "markers": {TEXT: ID}, "special": {TEXT: ID}, "tools": [...],
+     "cases": [{"name", "tools": may it call, "has_tools", "template", "prompt": [ID], "tokens": [[ID, TEXT]],
+                "decode_special", "stream": {"reasoning", "content", "calls": [[NAME, ARGUMENTS, ID]], "reasoning_tokens"},
+                "chunked": true where the server itself joins to something else when fed three tokens at a time,
+                "whole": the same with null where the server says null; null if it fails}]}
+"""
+
+import json
+import logging
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TOKENIZER = os.environ.get("TOKENIZER", str(ROOT / ".cache/real-models/smollm2/hf"))
+GOLDENS = ROOT / "tests/goldens/parsers"
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": properties}}}
+    for name, properties in [
+        ("get_weather", {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["c", "f"]}}),
+        ("search", {"query": {"type": "string"}, "limit": {"type": ["integer", "null"]}, "exact": {"type": "boolean"},
+                    "weights": {"type": "array", "items": {"type": "number"}}, "filter": {"type": "object"},
+                    "score": {"type": "number"}, "any": {}}),
+        ("now", {}),
+    ]
+]
+EOS = object()
+
+
+class Raw(str):
+    """Text in tokens that are no markers, even if it spells one."""
+
+
+class Family:
+    """Markers of a family and its calls as text."""
+
+    def __init__(self, tools, reasoning, calls, plain=(), special=(), extra=()):
+        self.tools, self.reasoning, self.calls, self.extra = tools, reasoning, calls, extra
+        self.plain, self.special = list(plain), list(special)
+
+
+THINK = ["<think>", "</think>"]
+TOOL = ["<tool_call>", "</tool_call>"]
+
+
+def hermes(name, arguments):
+    return '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>' % (name, json.dumps(arguments, ensure_ascii=False))
+
+
+def text(value):
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def qwen3_coder(name, arguments):
+    body = "".join(f"<parameter={key}>\n{text(value)}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def glm(name, arguments):
+    body = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{text(value)}</arg_value>\n" for key, value in arguments.items())
+    return f"<tool_call>{name}\n{body}</tool_call>"
+
+
+def kimi(name, arguments, index=0):
+    return (f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>"
+            f"{json.dumps(arguments, ensure_ascii=False)}<|tool_call_end|>")
+
+
+def minimax(name, arguments):
+    body = "".join(f'<parameter name="{key}">{text(value)}</parameter>\n' for key, value in arguments.items())
+    return f'<invoke name="{name}">\n{body}</invoke>\n'
+
+
+def dsml(name, arguments):
+    body = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">{text(value)}</｜DSML｜parameter>\n'
+        for key, value in arguments.items())
+    return f'<｜DSML｜invoke name="{name}">\n{body}</｜DSML｜invoke>\n'
+
+
+def around(start, end, one):
+    def calls(*each):
+        return start + "".join(one(name, arguments, i) if one is kimi else one(name, arguments)
+                               for i, (name, arguments) in enumerate(each)) + end
+    return calls
+
+
+def lines(one):
+    return lambda *each: "\n".join(one(name, arguments) for name, arguments in each)
+
+
+SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+KIMI = [*SECTION, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"]
+V32 = around("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", dsml)
+V4 = around("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", dsml)
+H, Q, G = lines(hermes), lines(qwen3_coder), lines(glm)
+K = around(*SECTION, kimi)
+M = around("<minimax:tool_call>\n", "</minimax:tool_call>", minimax)
+MINIMAX = ["<minimax:tool_call>", "</minimax:tool_call>"]
+
+W = ("get_weather", {"city": "Paris", "days": 3})
+
+HERMES_EXTRA = [
+    ("name_last", ['<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', EOS]),
+    ("two_on_a_line", ['<tool_call>{"name":"a","arguments":{}}</tool_call><tool_call>{"name":"b","arguments":{"k":[{}]}}</tool_call>', EOS]),
+    ("string_arguments", ['<tool_call>{"name": "f", "arguments": "plain \\"text\\""}</tool_call>', EOS]),
+    ("null_arguments", ['<tool_call>{"name": "f", "arguments": null}</tool_call>', EOS]),
+    ("no_arguments", ['<tool_call>{"name": "f"}</tool_call>', EOS]),
+    ("no_name", ['<tool_call>{"arguments": {}}</tool_call><tool_call>{"name":"b","arguments":{}}</tool_call>', EOS]),
+    ("spaces", ['<tool_call>  {  "name"  :  "f" ,\n "arguments"  :  { "x" : [ 1 , 2 ] }  }  </tool_call>  ', EOS]),
+    ("numbers", ['<tool_call>{"name": "f", "arguments": {"a": 1.0, "b": 1e5, "c": 1E+22, "d": 0.00001, "e": -0, "f": -0.0, '
+                 '"g": 123456789012345678901234567890, "h": 1e999, "i": NaN, "j": 3.14e-7, "k": 1e16, "l": 123456789.125}}</tool_call>', EOS]),
+    ("duplicate_keys", ['<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2, "a": 3}, "name": "g"}</tool_call>', EOS]),
+    ("escapes", ['<tool_call>{"name": "f", "arguments": {"a": "\\u00e9\\n\\t\\u0001\\/\\ud83d\\ude00", "b\\"": "\\\\"}}</tool_call>', EOS]),
+    ("unsure_surrogate", ['<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', EOS]),
+    ("broken_json", ['<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>', EOS]),
+    ("closed_too_often", ['<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', EOS]),
+    ("not_closed", ['<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', EOS]),
+    ("no_end_marker", ['<tool_call>{"name": "f", "arguments": {"a": {"b": 1}}}', EOS]),
+    ("cut_after_name", ['<tool_call>{"name": "f"']),
+    ("cut_in_end_marker", ['<tool_call>{"name": "f", "arguments": {"a": 1}}', Raw("</tool")]),
+    ("cut_in_name", ['<tool_call>{"name": "get_wea']),
+    ("marker_in_plain_tokens", ["a ", Raw('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'), EOS]),
+    ("marker_in_a_string", ['<tool_call>{"name": "f", "arguments": {"a": "', Raw("</tool_call"), ' and <x>"}}</tool_call>', EOS]),
+    ("braces_in_a_string", ['<tool_call>{"name": "f", "arguments": {"a": "}}{{", "b": "\\"}"}}</tool_call>', EOS]),
+    ("name_in_the_arguments", ['<tool_call>{"arguments": {"name": "inner"}, "name": "outer"}</tool_call>', EOS]),
+    ("array", ['<tool_call>[{"name": "f", "arguments": {}}]</tool_call>', EOS]),
+    ("deep", ['<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}</tool_call>", EOS]),
+    ("empty_call", ["a<tool_call></tool_call>b", EOS]),
+    ("number_name", ['<tool_call>{"name": 1, "arguments": {}}</tool_call>', EOS]),
+]
+QWEN3_EXTRA = [
+    ("no_newlines", ["<tool_call><function=get_weather><parameter=city>Paris</parameter></function></tool_call>", EOS]),
+    ("no_wrapper", ["a <function=search><parameter=query>x</parameter></function> b", EOS]),
+    ("parameter_not_closed", ["<tool_call>\n<function=search>\n<parameter=query>\nx\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>", EOS]),
+    ("types", [Q(("search", {"query": "12", "limit": "null", "exact": "True", "weights": "[1, 2.5, 1e3]", "filter": '{"a": {"b": [1]}}',
+                             "score": "4.0", "any": "7"})), EOS]),
+    ("types_that_fail", [Q(("search", {"limit": "many", "exact": "maybe", "weights": "[1, ", "filter": "{x}", "score": "inf"})), EOS]),
+    ("underscores", [Q(("search", {"limit": " 1_000 ", "score": "1_0.5"})), EOS]),
+    ("enumeration", [Q(("get_weather", {"unit": "c", "days": "03"})), EOS]),
+    ("json_inside", ['<tool_call>{"name": "f", "arguments": {}}</tool_call>', EOS]),
+    ("name_not_closed", ["<tool_call><function=search</function></tool_call>", EOS]),
+    ("comparison_in_value", ["<tool_call>\n<function=search>\n<parameter=query>\nif a < b and b > c: </x>\n</parameter>\n</function>\n</tool_call>", EOS]),
+    ("cut_in_value", ["<tool_call>\n<function=search>\n<parameter=query>\nlong text that"]),
+    ("cut_in_name", ["<tool_call>\n<function=get_we"]),
+    ("cut_after_parameter", ["<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n"]),
+    ("marker_in_plain_tokens", ["a ", Raw("<tool_call>\n<function=search>\n</function></tool_call>"), EOS]),
+    ("end_in_plain_tokens", ["<tool_call>\n<function=search>\n</function>", Raw("</tool_call>"), " b", EOS]),
+    ("two_functions_in_one", ["<tool_call>\n<function=now>\n</function>\n<function=search>\n<parameter=query>x</parameter></function></tool_call>", EOS]),
+    ("no_name", ["<tool_call><function=></function></tool_call>", EOS]),
+    ("special_inside", ["a<|im_start|>b", Q(W), EOS]),
+]
+GLM_EXTRA = [
+    ("no_newlines", ["<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>", EOS]),
+    ("types", [G(("search", {"query": "12", "limit": "5", "exact": "true", "weights": "[1,2]", "score": "1.50"})), EOS]),
+    ("key_without_value", ["<tool_call>search<arg_key>query</arg_key></tool_call>", EOS]),
+    ("cut_in_value", ["<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>long te"]),
+    ("cut_in_key", ["<tool_call>search\n<arg_key>que"]),
+    ("value_not_closed", ["<tool_call>search\n<arg_key>query</arg_key><arg_value>x</tool_call>", EOS]),
+    ("think_again", ["a<think>b</think>c", EOS]),
+    ("special_inside", ["a<|im_start|>b", G(W), EOS]),
+]
+KIMI_EXTRA = [
+    ("no_index", [SECTION[0], '<|tool_call_begin|>get_weather<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|>', SECTION[1], EOS]),
+    ("plain_name", [SECTION[0], '<|tool_call_begin|> get_weather:3 <|tool_call_argument_begin|> {"city": "x"} <|tool_call_end|>', SECTION[1], EOS]),
+    ("section_ends_call", [SECTION[0], '<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}', SECTION[1], " x", EOS]),
+    ("cut_in_arguments", [SECTION[0], '<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{"query": "a}']),
+    ("cut_in_name", [SECTION[0], "<|tool_call_begin|>functions.sea"]),
+    ("broken_json", [SECTION[0], "<|tool_call_begin|>functions.search:0<|tool_call_argument_begin|>{]x}}<|tool_call_end|>", SECTION[1], EOS]),
+    ("no_arguments", [SECTION[0], "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>", SECTION[1], EOS]),
+    ("outside_a_section", ['a<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>b', EOS]),
+]
+MINIMAX_EXTRA = [
+    ("single_quotes", ["<minimax:tool_call><invoke name='search'><parameter name='query'>x</parameter></invoke></minimax:tool_call>", EOS]),
+    ("no_quotes", ["<minimax:tool_call><invoke name=search><parameter name=query>x</parameter></invoke></minimax:tool_call>", EOS]),
+    ("no_wrapper", ['a <invoke name="search"><parameter name="query">x</parameter></invoke> b', EOS]),
+    ("types", [M(("search", {"query": "12", "limit": "5", "exact": "false", "weights": "[1]"})), EOS]),
+    ("cut_in_value", ['<minimax:tool_call><invoke name="search"><parameter name="query">a > b']),
+    ("two_sections", [M(W), "\n", M(("now", {})), EOS]),
+]
+
+
+def dsml_extra(calls):
+    start, end = calls().split("\n")
+    return [
+        ("types", [calls(("search", {"query": "12", "limit": 5, "exact": True, "weights": [1, 2.0], "filter": {"a": None}})), EOS]),
+        ("no_attribute", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query">x y</｜DSML｜parameter></｜DSML｜invoke>', end, EOS]),
+        ("wrapped", [calls(("search", {"arguments": {"query": "x", "limit": 2}})), EOS]),
+        ("wrapped_text", [calls(("search", {"input": '{"query": "x"}'})), EOS]),
+        ("no_section", ['a <｜DSML｜invoke name="now"></｜DSML｜invoke> b', EOS]),
+        ("cut_in_value", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">a > b and more']),
+        ("cut_in_number", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="limit" string="false">12']),
+        ("section_ends_call", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">x</｜DSML｜parameter>', end, " y", EOS]),
+    ]
+
+
+PAIRS = {
+    "hermes": Family("hermes", None, H, plain=TOOL, extra=HERMES_EXTRA),
+    "hermes_special": Family("hermes", None, H, special=TOOL),
+    "hermes_qwen3": Family("hermes", "qwen3", H, plain=THINK + TOOL),
+    "hermes_deepseek_r1": Family("hermes", "deepseek_r1", H, plain=THINK + TOOL),
+    "qwen3": Family(None, "qwen3", H, plain=THINK + TOOL),
+    "deepseek_r1": Family(None, "deepseek_r1", H, plain=THINK),
+    "qwen3_coder": Family("qwen3_coder", None, Q, plain=TOOL, extra=QWEN3_EXTRA),
+    "qwen3_coder_qwen3": Family("qwen3_coder", "qwen3", Q, plain=THINK + TOOL, extra=QWEN3_EXTRA[:4]),
+    "qwen3_coder_deepseek_r1": Family("qwen3_coder", "deepseek_r1", Q, plain=THINK + TOOL),
+    "glm45": Family("glm45", None, G, plain=THINK + TOOL, extra=GLM_EXTRA),
+    "glm45_glm45": Family("glm45", "glm45", G, plain=THINK + TOOL, extra=GLM_EXTRA),
+    "kimi_k2": Family("kimi_k2", None, K, special=KIMI, extra=KIMI_EXTRA),
+    "kimi_k2_kimi_k2": Family("kimi_k2", "kimi_k2", K, plain=THINK, special=KIMI, extra=KIMI_EXTRA),
+    "minimax_m2_minimax_m2": Family("minimax_m2", "minimax_m2", M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
+    "deepseek_v32": Family("deepseek_v32", None, V32, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V32)),
+    "deepseek_v32_deepseek_r1": Family("deepseek_v32", "deepseek_r1", V32, plain=THINK + ["｜DSML｜"]),
+    "deepseek_v4_deepseek_v4": Family("deepseek_v4", "deepseek_v4", V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
+}
+
+
+def cases(family):
+    """(name, parts, options): options are prompt, template, and tools: auto, none or absent."""
+    calls = family.calls
+    if family.tools:
+        for name, parts in [
+            ("content", ["Hello there, how are you?", EOS]),
+            ("one_call", [calls(W), EOS]),
+            ("two_calls", [calls(W, ("search", {"query": "rust", "limit": 2})), EOS]),
+            ("content_then_call", ["I will look.\n\n", calls(W), EOS]),
+            ("spaces_then_call", ["\n \n", calls(W), EOS]),
+            ("call_then_text", [calls(W), "\n\nDone.", EOS]),
+            ("nested", [calls(("search", {"query": "a", "filter": {"x": [1, {"y": None}], "z": "w"}, "weights": [0.5, 1]})), EOS]),
+            ("unicode", ["Ça va 👩‍👩‍👧? ", calls(("search", {"query": "Zürich 🎉 — 日本\n\t\"x\" \\ {}[]"})), EOS]),
+            ("markers_in_strings", [calls(("search", {"query": Raw("a < b </x> } ] [ {")})), EOS]),
+            ("no_arguments", [calls(("now", {})), EOS]),
+            ("unknown_function", [calls(("frobnicate", {"x": 1}), W), EOS]),
+            ("cut_in_call", [calls(W)[: len(calls(W)) * 2 // 3]]),
+            ("half_a_marker", ["text ", Raw("<tool_c")]),
+            ("angle_at_the_end", ["a <", EOS]),
+            ("like_a_marker", ["a <tool> b </tool_calls> c <function name> d", EOS]),
+            ("half_a_character", ["so ", "🎉🎊"]),
+            ("empty", [EOS]),
+            ("spaces_only", ["\n\n", EOS]),
+        ]:
+            yield name, parts, {}
+        yield "forbidden", ["a ", calls(W), " b", EOS], {"tools": "none"}
+        yield "without_tools", ["a ", calls(W), " b", EOS], {"tools": "absent"}
+        for name, parts in family.extra:
+            yield "x_" + name if not name.startswith("unsure") else name, parts, {}
+    if family.reasoning:
+        after = [calls(W)] if family.tools else ["<x> y"]
+        for name, parts in [
+            ("reasoning_content", ["<think>\nhm, let me see </thin k>\n</think>\n\nThe answer.", EOS]),
+            ("reasoning_opened", ["hm, so \n\n</think>\n\nThe answer.", EOS]),
+            ("reasoning_call", ["<think>\nlook it up\n</think>\n\n", *after, EOS]),
+            ("reasoning_content_call", ["<think>a</think>I will look.\n", *after, EOS]),
+            ("reasoning_never_ends", ["<think>\nand so on and "]),
+            ("reasoning_never_opened", ["just text", EOS]),
+            ("reasoning_emoji", ["<think>🎉 Zürich 👩‍👧</think>🎊", EOS]),
+            ("reasoning_empty", ["<think>\n\n</think>\n\nHi.", EOS]),
+            ("reasoning_end_twice", ["<think>a</think>b</think>c", EOS]),
+            ("reasoning_start_twice", ["<think>a<think>b</think>c", EOS]),
+            ("reasoning_start_later", ["<think>a</think>b<think>c</think>d", EOS]),
+            ("reasoning_ends_by_call", ["<think>a \n", *after, " b", EOS]),
+            ("reasoning_marker_in_plain_tokens", ["<think>a", Raw("</think>"), "b</think>c", EOS]),
+            ("reasoning_special_inside", ["<think>a<|im_start|>b</think>c<|im_start|>d", EOS]),
+            ("reasoning_half_a_marker", ["<think>a \n", Raw("</thi")]),
+            ("reasoning_ends_at_once", ["<think>a \n</think>", EOS]),
+        ]:
+            yield name, parts, {}
+        for name, prompt in [("prompt_opened", "<think>\n"), ("prompt_closed", "<think>\n\n</think>\n\n"), ("prompt_of_turns", "<think>a</think>b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n")]:
+            yield name, ["a\n</think>\n\nb", *after, EOS], {"prompt": "<|im_start|>assistant\n" + prompt}
+            yield name + "_plain", ["a b", EOS], {"prompt": "<|im_start|>assistant\n" + prompt}
+        yield "not_thinking", ["a </think> b ", *after, EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"enable_thinking": False}}
+        yield "not_thinking_by_the_other_name", ["a b", EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"thinking": False}}
+        yield "not_thinking_unclosed", ["<think>a</think>b", EOS], {"template": {"enable_thinking": False}}
+        if family.tools:
+            yield "reasoning_forbidden", ["<think>a</think>b ", *after, " c", EOS], {"tools": "none"}
+            yield "reasoning_without_tools", ["<think>a</think>b ", *after, EOS], {"tools": "absent"}
+
+
+class Recorder:
+    def __init__(self, name, family):
+        from transformers import AddedToken, AutoTokenizer
+
+        self.name, self.family = name, family
+        self.base = AutoTokenizer.from_pretrained(TOKENIZER)
+        self.tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+        self.tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.plain])
+        if family.special:
+            self.tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken(text, special=True, normalized=False) for text in family.special]})
+
+    def parser(self, request, template):
+        from vllm.parser import ParserManager
+
+        cls = ParserManager.get_parser(tool_parser_name=self.family.tools, reasoning_parser_name=self.family.reasoning,
+                                       enable_auto_tools=self.family.tools is not None, model_name="m")
+        return cls(self.tokenizer, request.tools, chat_template_kwargs=template)
+
+    def ids(self, parts):
+        out = []
+        for part in parts:
+            if part is EOS:
+                out.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+            else:
+                tokenizer = self.base if isinstance(part, Raw) else self.tokenizer
+                out += tokenizer.encode(part, add_special_tokens=False)
+        return out
+
+    def request(self, tools, template):
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": template}
+        if tools != "absent":
+            body |= {"tools": TOOLS, "tool_choice": tools}
+        return ChatCompletionRequest.model_validate(body)
+
+    def texts(self, ids, skip):
+        from tokenizers.decoders import DecodeStream
+
+        stream, backend = DecodeStream(skip_special_tokens=skip), self.tokenizer.backend_tokenizer
+        return [stream.step(backend, token) or "" for token in ids]
+
+    def stream(self, request, template, prompt, tokens, step=1):
+        parser = self.parser(request, template)
+        joined = {"reasoning": "", "content": "", "calls": []}
+        calls = {}
+        for at in range(0, len(tokens), step):
+            chunk = tokens[at : at + step]
+            delta = parser.parse_delta("".join(text for _, text in chunk), [token for token, _ in chunk], request,
+                                       prompt_token_ids=prompt, finished=at + step >= len(tokens))
+            if delta is None:
+                continue
+            joined["reasoning"] += delta.reasoning or ""
+            joined["content"] += delta.content or ""
+            for call in delta.tool_calls or []:
+                known = calls.setdefault(call.index, ["", "", None])
+                if call.id and not call.id.startswith("chatcmpl-tool-"):
+                    known[2] = call.id
+                known[0] += (call.function and call.function.name) or ""
+                known[1] += (call.function and call.function.arguments) or ""
+        joined["calls"] = [[index, *calls[index]] for index in sorted(calls)]
+        joined["reasoning_tokens"] = parser.count_reasoning_tokens(tuple(token for token, _ in tokens))
+        return joined
+
+    def whole(self, request, template, tokens):
+        parser = self.parser(request, template)
+        ids = tuple(token for token, _ in tokens)
+        try:
+            reasoning, content, calls = parser.parse("".join(text for _, text in tokens), request,
+                                                     enable_auto_tools=self.family.tools is not None, model_output_token_ids=ids)
+        except Exception:  # noqa: BLE001, the server answers 500 whatever it is
+            return None
+        calls = [[i, call.name, call.arguments, call.id] for i, call in enumerate(calls or [])]
+        calls = [call[:3] + [None if (call[3] or "chatcmpl-tool-").startswith("chatcmpl-tool-") else call[3]] for call in calls]
+        whole = {"reasoning": reasoning, "content": content, "calls": calls, "reasoning_tokens": parser.count_reasoning_tokens(ids)}
+        try:
+            json.dumps(whole, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return None
+        return whole
+
+    def case(self, name, parts, options):
+        tools, template = options.get("tools", "auto" if self.family.tools else "absent"), options.get("template")
+        request = self.request(tools, template)
+        # As the server decides it (renderers/online_renderer.py).
+        if self.family.reasoning or request.tool_choice != "none":
+            self.parser(request, template).adjust_request(request)
+        prompt = self.ids([options.get("prompt", "<|im_start|>assistant\n")])
+        ids = self.ids(parts)
+        ends = bool(parts) and parts[-1] is EOS
+        texts = self.texts(ids[:-1] if ends else ids, request.skip_special_tokens) + [""] * ends
+        tokens = [[token, text] for token, text in zip(ids, texts, strict=True)]
+        stream = self.stream(request, template, prompt, tokens)
+        chunked = self.stream(request, template, prompt, tokens, 3)
+        whole = self.whole(request, template, tokens)
+        case = {"name": name, "tools": tools == "auto", "has_tools": tools != "absent", "template": template, "prompt": prompt,
+                "decode_special": not request.skip_special_tokens, "tokens": tokens, "stream": stream, "whole": whole}
+        parts = ("reasoning", "content", "calls")
+        if any(chunked[part] != stream[part] for part in parts):
+            case["chunked"] = True
+        return case
+
+    def record(self):
+        import vllm
+
+        vocabulary = self.tokenizer.get_vocab()
+        special = {token: self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
+        markers = {token: vocabulary[token] for token in [*self.family.plain, *self.family.special]}
+        head = {"vllm": vllm.__version__, "tools_parser": self.family.tools, "reasoning_parser": self.family.reasoning,
+                "markers": markers | special, "special": special, "tools": TOOLS}
+        done = [self.case(*case) for case in cases(self.family)]
+        lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
+        body = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in done)
+        GOLDENS.mkdir(parents=True, exist_ok=True)
+        (GOLDENS / f"{self.name}.json").write_text("{" + ",\n".join(lines) + ',\n"cases": [\n' + body + "\n]}\n", encoding="utf-8")
+        print(self.name, len(done), "cases")
+
+
+def main():
+    logging.disable(logging.CRITICAL)
+    for name in sys.argv[1:] or PAIRS:
+        Recorder(name, PAIRS[name]).record()
+
+
+if __name__ == "__main__":
+    main()
