@@ -272,17 +272,20 @@ pub enum Doubted {
     /// Those of its output: its text differs from the decoded tokens, or one of them has a special
     /// meaning.
     Output,
+    /// Not its ids but their parts: the backend parses them differently than they are parsed here.
+    Parser,
 }
 
 impl Doubted {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Prompt, Self::Output];
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Prompt, Self::Output, Self::Parser];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
             Self::Output => "output",
+            Self::Parser => "parser",
         }
     }
 }

@@ -25,7 +25,7 @@ pub mod vllm;
 
 use serde_json::{Map, Value};
 
-use crate::openai::{Additive, parts, Request, Route, Sampling};
+use crate::openai::{Additive, Request, Route, Sampling, parts};
 use foretell_core::draft::Tree;
 use foretell_core::session::{Hold, Parsed, StopOrder};
 use foretell_core::units::TokenId;

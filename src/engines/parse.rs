@@ -36,6 +36,7 @@ use foretell_core::session::parse::Parse;
 use foretell_core::units::TokenId;
 use serde_json::{Map, Value};
 
+use std::fmt;
 use std::sync::Arc;
 
 /// Format of tool calls.
@@ -214,6 +215,14 @@ pub struct Parsers {
     pub tools: Option<ToolFormat>,
     /// `--reasoning-parser`.
     pub reasoning: Option<ReasoningFormat>,
+}
+
+impl fmt::Display for Parsers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tools, reasoning) =
+            (self.tools.map(ToolFormat::name), self.reasoning.map(ReasoningFormat::name));
+        write!(f, "tools {}, reasoning {}", tools.unwrap_or("none"), reasoning.unwrap_or("none"))
+    }
 }
 
 /// A whole answer.

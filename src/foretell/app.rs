@@ -52,8 +52,8 @@ use crate::serving::{SessionRunner, SessionRunnerSetup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
-use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::Dialect as Spoken;
+use foretell_engines::parse::Parsers;
 use foretell_engines::policy::PolicySet;
 
 /// Maximum wait of a start for the backends' engines to be identified; after that, requests are

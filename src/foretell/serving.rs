@@ -52,7 +52,7 @@ use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
-use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::openai::{Request, Route, Sampling};
 use foretell_engines::policy::{Admitted, Relay, Ruling, Subjects};
 
 /// Maximum number of answers on which drafters are scored concurrently.

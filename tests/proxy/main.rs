@@ -13,6 +13,7 @@ mod engine_faults;
 mod fleet;
 mod gateway;
 mod groups;
+mod parsers;
 mod probe;
 mod reasons;
 mod reload;

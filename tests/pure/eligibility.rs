@@ -79,6 +79,8 @@ fn samples(field: Field) -> (Value, Value, R) {
             (json!({"type": "content", "content": "x"}), json!({"type": "other"}), R::Parameter)
         }
         Field::Choices => (json!(1), json!(2), R::Choices),
+        Field::Tools => (json!([{"type": "function"}]), json!({}), R::Tools),
+        Field::ToolChoice => (json!("auto"), json!("required"), R::Tools),
     }
 }
 
@@ -95,7 +97,9 @@ fn every_row_of_the_table_is_applied() {
                     assert_eq!(judged(&good), Ok(()), "{} = {good}", row.name);
                     assert_eq!(judged(&bad), refused(reason), "{} = {bad}", row.name);
                 }
-                Treatment::Inert => assert_eq!(judged(&json!("x")), Ok(()), "{}", row.name),
+                Treatment::Inert | Treatment::Rendered(_) => {
+                    assert_eq!(judged(&json!("x")), Ok(()), "{}", row.name);
+                }
                 Treatment::Neutral(plain, reason) => {
                     for &plain in plain {
                         assert_eq!(judged(&plain_value(plain)), Ok(()), "{} = {plain:?}", row.name);

@@ -345,7 +345,10 @@ fn doubt_means_the_backend_s_own_text_to_the_end() {
     let plain = desk.plain();
     desk.tell(plain, Event::Doubt);
     assert_eq!(
-        desk.tell(plain, Event::Token { tokens: vec![0, 1], parsed: Parsed::content("anything".into()), tail: Tail::Open }),
+        desk.tell(
+            plain,
+            Event::Token { tokens: vec![0, 1], parsed: Parsed::content("anything".into()), tail: Tail::Open }
+        ),
         []
     );
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
@@ -359,11 +362,15 @@ fn text_held_back_by_a_parser_is_never_speculated_on() {
     let plain = desk.plain();
     for token in 0..4 {
         assert_eq!(
-            desk.tell(plain, Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open }),
+            desk.tell(
+                plain,
+                Event::Token { tokens: vec![token], parsed: Parsed::default(), tail: Tail::Open }
+            ),
             []
         );
     }
-    let asked = desk.tell(plain, Event::Token { tokens: vec![4], parsed: Parsed::content("e".into()), tail: Tail::Open });
+    let asked = desk
+        .tell(plain, Event::Token { tokens: vec![4], parsed: Parsed::content("e".into()), tail: Tail::Open });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(PlainReason::UntrustedIds)));
 }
 
@@ -390,8 +397,10 @@ fn text_held_back_for_a_stop_text_is_emitted_when_its_plain_request_is_left() {
     for (hold, token) in [(Hold::Beginning, 1), (Hold::Longest, 4)] {
         let mut desk = Desk::new(rules(), ending(hold));
         let plain = desk.plain();
-        let asked =
-            desk.tell(plain, Event::Token { tokens: vec![0, token], parsed: Parsed::content("a".into()), tail: Tail::Open });
+        let asked = desk.tell(
+            plain,
+            Event::Token { tokens: vec![0, token], parsed: Parsed::content("a".into()), tail: Tail::Open },
+        );
         assert!(
             matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]),
             "{hold:?}: {asked:?}"

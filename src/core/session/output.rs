@@ -44,12 +44,7 @@ pub struct Output {
 
 impl Output {
     /// No output yet.
-    pub fn new(
-        ending: Ending,
-        limit: Limit,
-        decode: Box<dyn Decode>,
-        parser: Option<MakeParser>,
-    ) -> Self {
+    pub fn new(ending: Ending, limit: Limit, decode: Box<dyn Decode>, parser: Option<MakeParser>) -> Self {
         Self {
             parser,
             parsing: None,
@@ -111,6 +106,13 @@ impl Output {
     /// True if the backend's text has matched the decoded tokens so far.
     pub fn agrees(&self) -> bool {
         self.agrees
+    }
+
+    /// True if the backend's parser has given other parts than those that the tokens parse to here,
+    /// or with `ended`, at the end of its answer, fewer or more.
+    pub fn is_misparsed(&self, ended: bool) -> bool {
+        let parsing = self.parsing.as_ref();
+        parsing.is_some_and(|parsing| !self.agrees || (ended && !parsing.level()))
     }
 
     /// True if the output extended by these tokens would end in free text, where one wrong token
@@ -387,21 +389,30 @@ mod tests {
     fn half_a_character_never_goes_out_and_the_limit_counts_tokens() {
         let mut out = output(&[], 3);
         assert_eq!(out.extend(&[0, 26], false).parsed.text, "a");
-        assert_eq!(out.extend(&[27, 1, 1], false), Delta { tokens: vec![27], parsed: Parsed::content("é".into()) });
+        assert_eq!(
+            out.extend(&[27, 1, 1], false),
+            Delta { tokens: vec![27], parsed: Parsed::content("é".into()) }
+        );
         assert_eq!(out.finish(), Some(Finish::Length));
     }
 
     #[test]
     fn an_end_of_text_token_adds_no_text() {
         let mut out = output(&[], 9);
-        assert_eq!(out.extend(&[0, 25, 1], false), Delta { tokens: vec![0, 25], text: "a".into() });
+        assert_eq!(
+            out.extend(&[0, 25, 1], false),
+            Delta { tokens: vec![0, 25], parsed: Parsed::content("a".into()) }
+        );
         assert_eq!(out.finish(), Some(Finish::Stop));
     }
 
     #[test]
     fn a_token_that_ends_the_text_by_the_backend_s_report_adds_no_text() {
         let mut out = output(&[], 9);
-        assert_eq!(out.extend(&[0, 1], true), Delta { tokens: vec![0, 1], text: "a".into() });
+        assert_eq!(
+            out.extend(&[0, 1], true),
+            Delta { tokens: vec![0, 1], parsed: Parsed::content("a".into()) }
+        );
         assert_eq!((out.finish(), out.stopped()), (Some(Finish::Stop), Some(&Stopped::TextEnd(1))));
     }
 
@@ -409,9 +420,9 @@ mod tests {
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
         out.ending.hold = Hold::Longest;
-        assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into()).text, "a"));
+        assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into())).parsed.text, "a");
         assert!(out.level());
-        assert_eq!(out.take_over().text, "bc");
+        assert_eq!(out.take_over().parsed.text, "bc");
         assert_eq!(out.extend(&[3], false).parsed.text, "d");
     }
 

@@ -27,9 +27,8 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer, Question,
-    Quirks,
-    Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use foretell_core::session::Hold;

@@ -158,9 +158,7 @@ impl Template {
                 choice.insert("text".to_owned(), json!(text));
                 self.around(vec![Value::Object(choice)])
             }
-            Route::Chat => {
-                self.delta(Map::from_iter([("content".to_owned(), json!(text))]), tokens, finish)
-            }
+            Route::Chat => self.delta(Map::from_iter([("content".to_owned(), json!(text))]), tokens, finish),
         }
     }
 

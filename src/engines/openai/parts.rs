@@ -35,14 +35,19 @@ fn read_call(call: &Value) -> Option<CallDelta> {
     is_function.then_some(())?;
     Some(CallDelta {
         index: u32::try_from(call.get("index")?.as_u64()?).ok()?,
+        id: call.get("id").and_then(Value::as_str).map(str::to_owned),
         name: member("name").map(str::to_owned),
         arguments: member("arguments").unwrap_or_default().to_owned(),
     })
 }
 
 /// Writes parts as a delta, those that are empty left out. `reasoning` is the member that holds
-/// reasoning, `id` makes the id of a call that begins.
-pub fn write(parsed: &Parsed, reasoning: &str, mut id: impl FnMut(&CallDelta) -> String) -> Map<String, Value> {
+/// reasoning, `id` makes the id of a call that begins without one.
+pub fn write(
+    parsed: &Parsed,
+    reasoning: &str,
+    mut id: impl FnMut(&CallDelta) -> String,
+) -> Map<String, Value> {
     let mut delta = Map::new();
     if !parsed.reasoning.is_empty() {
         delta.insert(reasoning.to_owned(), json!(parsed.reasoning));
@@ -67,7 +72,9 @@ fn write_call(call: &CallDelta, id: &mut impl FnMut(&CallDelta) -> String) -> Va
         function.insert("arguments".to_owned(), json!(call.arguments));
     }
     match begins {
-        Some(_) => json!({"id": id(call), "type": "function", "index": call.index, "function": function}),
+        Some(_) => {
+            json!({"id": call.id.clone().unwrap_or_else(|| id(call)), "type": "function", "index": call.index, "function": function})
+        }
         None => json!({"index": call.index, "function": function}),
     }
 }
@@ -86,6 +93,7 @@ mod tests {
     fn what_is_written_is_read_again() {
         let call = |index, name: Option<&str>, arguments: &str| CallDelta {
             index,
+            id: name.map(|_| format!("id-{index}")),
             name: name.map(str::to_owned),
             arguments: arguments.to_owned(),
         };
@@ -95,7 +103,7 @@ mod tests {
             calls: vec![call(0, None, "1}"), call(1, Some("f"), "{")],
         };
         for reasoning in REASONING {
-            let written = write(&parsed, reasoning, |call| format!("id-{}", call.index));
+            let written = write(&parsed, reasoning, |_| String::new());
             assert_eq!(written[reasoning], "hm");
             assert_eq!(written["tool_calls"][1]["id"], "id-1");
             assert!(written["tool_calls"][0].get("id").is_none());
@@ -110,7 +118,12 @@ mod tests {
             {"id": "x", "type": "function", "index": 0, "function": {"name": "f"}},
             {"index": 0, "function": {"arguments": "{\"a\":"}},
         ]});
-        let call = CallDelta { index: 0, name: Some("f".to_owned()), arguments: "{\"a\":".to_owned() };
+        let call = CallDelta {
+            index: 0,
+            id: Some("x".to_owned()),
+            name: Some("f".to_owned()),
+            arguments: "{\"a\":".to_owned(),
+        };
         assert_eq!(delta(&both).map(|parsed| parsed.calls), Some(vec![call]));
     }
 

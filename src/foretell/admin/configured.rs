@@ -383,8 +383,11 @@ impl Configured {
                 let signal = replica.load().map(|load| load.signal());
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
-            let written =
-                || identity.zip(question.request()).and_then(|(identity, request)| self.known.runner.plain_before(identity, request));
+            let written = || {
+                identity
+                    .zip(question.request())
+                    .and_then(|(identity, request)| self.known.runner.plain_before(identity, request))
+            };
             match () {
                 () if shared.life.is_draining() => Some(PlainReason::Draining),
                 () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),

@@ -1,5 +1,6 @@
 //! Settings given by command-line flags and environment variables.
 
+use foretell_engines::parse::Parsers;
 use std::path::PathBuf;
 
 use super::kind::{parse_address, parse_base};
@@ -228,7 +229,12 @@ impl Overrides {
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
         let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
         backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
-        Ok(Model { id: Glob::new("*"), aliases: Vec::new(), tokenizer: TokenizerSource::File(path.into()) })
+        Ok(Model {
+            id: Glob::new("*"),
+            aliases: Vec::new(),
+            tokenizer: TokenizerSource::File(path.into()),
+            parsers: Parsers::default(),
+        })
     }
 }
 

@@ -55,6 +55,11 @@ impl Asked {
     }
 
     fn as_request<'a>(&'a self, prompt: &'a [u32]) -> parse::Request<'a> {
-        parse::Request { tools: &self.tools, may_call: self.may_call, template: self.template.as_ref(), prompt }
+        parse::Request {
+            tools: &self.tools,
+            may_call: self.may_call,
+            template: self.template.as_ref(),
+            prompt,
+        }
     }
 }

@@ -13,8 +13,8 @@ use super::calls::Calls;
 use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
-use super::parsing;
 use super::head;
+use super::parsing;
 use super::plain::PlainStream;
 use super::plan::SessionPlan;
 use super::recovery::IdRecovery;
@@ -189,8 +189,11 @@ impl Run {
         let policy = self.plan.ruling.name.clone();
         if stream {
             let answer_traits = Arc::clone(&self.answer_traits);
-            let (sink, out) =
+            let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
+            if self.plan.parses {
+                sink.write_parts();
+            }
             let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
             let mut response = Response::new(out);

@@ -32,7 +32,7 @@ use crate::serving::run::Run;
 use crate::serving::sink::{End, Gone, Sink};
 use foretell_core::control::Alarm;
 use foretell_core::draft::Source;
-use foretell_core::session::{Action, ActionId, Event, Fault, PlainRequest, Session, Summary};
+use foretell_core::session::{Action, ActionId, Doubted, Event, Fault, PlainRequest, Session, Summary};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
 use foretell_engines::openai::usage::Usage;
@@ -226,6 +226,12 @@ impl SessionLoop {
             // Tokens that may not be the target's own are no evidence about a drafter.
         }
         self.raise(summary.loops);
+        if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
+            tracing::warn!(
+                parsers = %self.calls.engine().parsers,
+                "the server parses an answer differently: its chats stay plain until it restarts"
+            );
+        }
         if let Some(doubted) = summary.doubted {
             self.shared.observer.metrics().doubted(doubted);
         }

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 pub use self::end::{End, TRAILERS, trailer_fields};
 use self::frame::PlainFrame;
-pub use self::parts::PartWriter;
+use self::parts::PartWriter;
 use crate::http::body::{Body, BoxError};
 use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::Finished;
@@ -168,9 +168,15 @@ impl Sink {
     }
 
     /// Writes the reasoning and the tool calls of a session with an output parser too.
-    pub fn with_parts(mut self, parts: PartWriter) -> Self {
-        self.parts = Some(parts);
-        self
+    pub fn write_parts(&mut self) {
+        self.parts = Some(PartWriter::default());
+    }
+
+    /// Learns the form of the parts from those of the backend: members of a delta by name.
+    pub fn read_parts(&mut self, delta: &Map<String, Value>) {
+        if let Some(parts) = &mut self.parts {
+            parts.read(delta);
+        }
     }
 
     /// Resolves when the client of a stream has left. A client that waits for one answer leaves by

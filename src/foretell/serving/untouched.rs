@@ -24,7 +24,7 @@ use crate::http::replay::Replay;
 use crate::observe::Recorded;
 use foretell_core::control::Alarm;
 use foretell_core::session::{
-    Parsed, Action, ActionId, Ending as Ends, Event, Finish, Limit, Permission, PlainRequest, Session, Start,
+    Action, ActionId, Ending as Ends, Event, Finish, Limit, Parsed, Permission, PlainRequest, Session, Start,
     Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};

@@ -113,6 +113,13 @@ impl Fields {
     }
 
     /// Tools that the model may call.
+    /// A tool is offered whose arguments must follow its schema.
+    pub fn strict_tools(&self) -> bool {
+        let tools = self.get("tools").and_then(Value::as_array).into_iter().flatten();
+        self.tools()
+            && tools.into_iter().any(|tool| tool.pointer("/function/strict") == Some(&Value::Bool(true)))
+    }
+
     pub fn tools(&self) -> bool {
         let any = self.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
         any && self.get("tool_choice").is_none_or(|choice| choice != "none")

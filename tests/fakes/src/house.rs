@@ -93,6 +93,27 @@ pub struct Setup {
     /// A tool parser takes the text between these markers as the arguments of a call, if a request
     /// has tools.
     pub tool_call: Option<(String, String)>,
+    /// The tool parser is vLLM's `hermes`; `None`: it is not.
+    pub hermes: Option<Hermes>,
+    /// The text that the model writes first after the generation prompt of a chat with a marker.
+    pub script: Option<Script>,
+}
+
+/// How the parser `hermes` works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hermes {
+    /// As in the versions that were read.
+    AsRead,
+    /// It leaves the brace of the call at the end of the arguments.
+    LeavesBrace,
+}
+
+/// A text that the model writes, after which it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Script {
+    /// The end of the prompt after which it is written.
+    pub after: String,
+    pub text: String,
 }
 
 impl Default for Setup {
@@ -108,6 +129,8 @@ impl Default for Setup {
             blocks: 16_384,
             reasoning_end: None,
             tool_call: None,
+            hermes: None,
+            script: None,
         }
     }
 }
@@ -139,7 +162,7 @@ pub struct House {
 impl House {
     pub fn new(setup: Setup) -> Arc<Self> {
         Arc::new(Self {
-            toy: Toy::new(setup.temper.clone()),
+            toy: Toy::new(setup.temper.clone()).with_script(setup.script.as_ref()),
             cache: Mutex::new(Cache::new(setup.block, setup.blocks)),
             pace: Mutex::new(setup.pace),
             defaults: Mutex::new(setup.defaults.clone()),

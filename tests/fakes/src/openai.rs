@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use super::house::Setup;
+use super::hermes;
+use super::house::{Hermes, Setup};
 
 /// A fresh id with a prefix.
 pub fn id(prefix: &str) -> String {
@@ -22,6 +23,7 @@ pub fn created() -> u64 {
 pub struct Parsers {
     reasoning_end: Option<String>,
     tool_call: Option<(String, String)>,
+    hermes: Option<Hermes>,
 }
 
 /// Parsed output, or a piece of it.
@@ -31,6 +33,8 @@ pub struct Parsed {
     pub said: String,
     /// The arguments of a call.
     pub call: Option<String>,
+    /// Calls of the parser `hermes`; in a piece, what is new of each.
+    pub calls: Vec<hermes::Call>,
     /// The call begins with this piece.
     pub begins: bool,
     /// The thought is over.
@@ -39,7 +43,7 @@ pub struct Parsed {
 
 impl Parsed {
     pub fn is_nothing(&self) -> bool {
-        self.thought.is_empty() && self.said.is_empty() && self.call.is_none()
+        self.thought.is_empty() && self.said.is_empty() && self.call.is_none() && self.calls.is_empty()
     }
 }
 
@@ -47,7 +51,8 @@ impl Parsers {
     /// Parsers of a request with or without tools.
     pub fn of(setup: &Setup, tools: bool) -> Self {
         let tool_call = setup.tool_call.clone().filter(|_| tools);
-        Self { reasoning_end: setup.reasoning_end.clone(), tool_call }
+        let hermes = setup.hermes.filter(|_| tools);
+        Self { reasoning_end: setup.reasoning_end.clone(), tool_call, hermes }
     }
 
     pub fn reasons(&self) -> bool {
@@ -55,7 +60,7 @@ impl Parsers {
     }
 
     pub fn any(&self) -> bool {
-        self.reasons() || self.tool_call.is_some()
+        self.reasons() || self.tool_call.is_some() || self.hermes.is_some()
     }
 
     pub fn whole(&self, text: &str) -> Parsed {
@@ -84,6 +89,10 @@ impl Parsers {
                 None => rest = released(rest, begin, open),
             }
         }
+        if let Some(works) = self.hermes {
+            (parsed.said, parsed.calls) = hermes::parse(rest, works, open);
+            return parsed;
+        }
         rest.clone_into(&mut parsed.said);
         parsed
     }
@@ -111,7 +120,7 @@ impl Parting {
 
     /// A call has begun.
     pub fn called(&self) -> bool {
-        self.told.call.is_some()
+        self.told.call.is_some() || !self.told.calls.is_empty()
     }
 
     pub fn push(&mut self, text: &str, last: bool) -> Parsed {
@@ -124,6 +133,7 @@ impl Parting {
             thought: rest(&all.thought, &self.told.thought),
             said: rest(&all.said, &self.told.said),
             call: call.filter(|call| begins || !call.is_empty()),
+            calls: new_calls(&all.calls, &self.told.calls),
             begins,
             answers: all.answers,
         };
@@ -164,4 +174,18 @@ impl Exposition {
 pub fn models(id: &str, owner: &str, max_len: usize) -> Value {
     json!({"object": "list", "data": [{"id": id, "object": "model", "created": created(), "owned_by": owner,
         "root": id, "parent": null, "max_model_len": max_len}]})
+}
+
+/// New parts of each call: its name and arguments without what was sent before. A call of which
+/// nothing is new is empty.
+fn new_calls(all: &[hermes::Call], told: &[hermes::Call]) -> Vec<hermes::Call> {
+    let none = hermes::Call::default();
+    let new = all.iter().enumerate().map(|(at, call)| {
+        let told = told.get(at).unwrap_or(&none);
+        let name = if told.name.is_empty() { call.name.clone() } else { String::new() };
+        let arguments = call.arguments.get(told.arguments.len()..).unwrap_or_default().to_owned();
+        hermes::Call { name, arguments }
+    });
+    let new: Vec<hermes::Call> = new.collect();
+    if new.iter().all(|call| *call == none) { Vec::new() } else { new }
 }

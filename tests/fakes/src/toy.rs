@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::TokenId;
+use crate::house::Script;
 use crate::rng;
 use crate::words::Words;
 
@@ -81,6 +82,8 @@ pub struct Toy {
     eos: TokenId,
     tail: Vec<f32>,
     pool: Vec<TokenId>,
+    /// The end of a prompt, and the text that is written after it.
+    script: Option<(Vec<TokenId>, Vec<TokenId>)>,
 }
 
 /// Folder of the bundled model.
@@ -101,7 +104,22 @@ impl Toy {
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
         let tail = (0..size).map(tail).collect();
         let eos = words.id("<|endoftext|>").unwrap();
-        Self { words, temper, eos, tail, pool }
+        Self { words, temper, eos, tail, pool, script: None }
+    }
+
+    /// The model that writes this text after such a prompt, and then ends.
+    #[must_use]
+    pub fn with_script(mut self, script: Option<&Script>) -> Self {
+        self.script = script.map(|script| (self.encode(&script.after), self.encode(&script.text)));
+        self
+    }
+
+    /// The next token of the script, after the first `len` tokens.
+    fn scripted(&self, context: &Context, len: usize) -> Option<TokenId> {
+        let (after, text) = self.script.as_ref()?;
+        let tokens = &context.tokens()[..len];
+        let at = tokens.windows(after.len()).rposition(|window| window == after.as_slice())?;
+        Some(text.get(len - at - after.len()).copied().unwrap_or(self.eos))
     }
 
     pub fn vocabulary(&self) -> usize {
@@ -141,6 +159,10 @@ impl Toy {
         for rank in 0..CANDIDATES {
             let wobble = 0.55 * rng::gumbel(whole, 4, 0, rank);
             logits[pick(rank)] = (14.0 - 1.2 * f64::from(rank) + wobble) as f32;
+        }
+        if let Some(token) = self.scripted(context, len) {
+            logits[token as usize] = 40.0;
+            return Row(logits);
         }
         let fate = rng::hash(whole, 5, 0, 0);
         if self.temper.eos_every.is_some_and(|every| fate.is_multiple_of(every)) {

@@ -94,6 +94,14 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         Field::Choices => {
             vec![Setting::may(json!(1)), Setting::may_not(json!(2), RelayReason::Choices)]
         }
+        // With tools, the engine has to render the request: tests/proxy/parsers.rs.
+        Field::Tools => {
+            let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+            vec![Setting::may(json!([])), Setting::may_not(json!([tool]), RelayReason::Tools)]
+        }
+        Field::ToolChoice => {
+            vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Tools)]
+        }
     }
 }
 
@@ -127,7 +135,12 @@ fn foreign(name: &str) -> Value {
 pub fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
     match row.treatment {
         Treatment::Carried(field) | Treatment::Emulated(field) => carried(field, said),
-        Treatment::Inert => vec![Setting::may(if row.name == "metadata" { json!({}) } else { json!("me") })],
+        Treatment::Inert => vec![Setting::may(match row.name {
+            "metadata" => json!({}),
+            "store" => json!(true),
+            "service_tier" => json!("flex"),
+            _ => json!("me"),
+        })],
         Treatment::Neutral(plain, reason) => {
             let (mut all, mut other) = (Vec::new(), Value::Null);
             for (values, harmful) in plain.iter().map(|&plain| neutral(plain)) {
@@ -137,7 +150,9 @@ pub fn settings(row: &Parameter, said: &Said) -> Vec<Setting> {
             all.push(Setting::may_not(other, reason));
             all
         }
-        Treatment::Relay(reason) => vec![Setting::may_not(foreign(row.name), reason)],
+        Treatment::Relay(reason) | Treatment::Rendered(reason) => {
+            vec![Setting::may_not(foreign(row.name), reason)]
+        }
     }
 }
 

@@ -60,6 +60,13 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             tries: 3,
             ..plain
         },
+        // A strict tool: the server binds the sampling by a grammar.
+        PlainReason::Grammar => Scene {
+            engines: engines::calling,
+            backend: "    models: [{ id: toy, parsers: { tools: hermes } }]\n",
+            ask: chat(&json!("Go on."), &json!({"max_tokens": 8, "stream": true, "tools": [strict_tool()]})),
+            ..plain
+        },
         // Without a prediction its drafter proposes nothing.
         PlainReason::NoDraft => Scene {
             policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "prediction"),
@@ -102,6 +109,11 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         | PlainReason::MaxGap => return None,
     };
     Some(scene)
+}
+
+/// A tool whose arguments follow its schema.
+fn strict_tool() -> serde_json::Value {
+    json!({"type": "function", "function": {"name": "weather", "strict": true, "parameters": {"type": "object"}}})
 }
 
 /// A completion that ends by itself, at a token that is new in it, so that its last reason is not

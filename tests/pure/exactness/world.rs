@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary};
 use foretell_core::control::Control;
 use foretell_core::draft::{Draft, Sampled, Tree};
-use foretell_core::session::accept::{Accept, Judge, Walk};
 use foretell_core::session::Parsed;
+use foretell_core::session::accept::{Accept, Judge, Walk};
 use foretell_core::session::{
     Action, ActionId, Ending, Event, Fault, Finish, Limit, PlainRequest, Rules, Session, Start, Summary, Tail,
 };
@@ -212,7 +212,11 @@ impl World<'_> {
     }
 
     fn disturb(&mut self, chaos: Chaos, session: &mut Session<impl Walk>, now: &mut Tick) {
-        let junk = || Event::Token { tokens: vec![0, 0, 0], parsed: Parsed::content("junk".into()), tail: Tail::Open };
+        let junk = || Event::Token {
+            tokens: vec![0, 0, 0],
+            parsed: Parsed::content("junk".into()),
+            tail: Tail::Open,
+        };
         match (chaos, self.under_way()) {
             (Chaos::Fault(fault), Some(id)) => {
                 self.drop_action(id);

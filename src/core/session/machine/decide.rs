@@ -2,6 +2,7 @@
 
 use super::Session;
 use crate::draft::{Budget, Tree};
+use crate::session::Doubted;
 use crate::session::accept::Walk;
 use crate::session::controller::{SessionState, Step};
 use crate::session::start::Permission;
@@ -56,6 +57,9 @@ impl<W: Walk> Session<W> {
         }
         if self.bound {
             return Some(PlainReason::Grammar);
+        }
+        if self.doubt == Some(Doubted::Parser) {
+            return Some(PlainReason::Parser);
         }
         if !self.trusted() {
             return Some(PlainReason::UntrustedIds);

@@ -74,6 +74,7 @@ impl<W: Walk> Session<W> {
         self.watch_marks(&tokens);
         if plain.first {
             let delta = self.output.plain(tokens, parsed);
+            self.watch_parser(false);
             self.brought(delta, Action::Passed);
         } else {
             let delta = self.output.extend(&tokens, tail == Tail::Stop);
@@ -118,6 +119,13 @@ impl<W: Walk> Session<W> {
         }
     }
 
+    /// Ends speculation for good where the backend's parser has given other parts.
+    fn watch_parser(&mut self, ended: bool) {
+        if self.output.is_misparsed(ended) {
+            self.doubts(Doubted::Parser);
+        }
+    }
+
     /// True if a parser of the backend may take this token out of the text.
     fn is_mark(&self, token: TokenId) -> bool {
         self.marks.binary_search(&token).is_ok() && !self.output.is_end_of_text(token)
@@ -155,6 +163,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn plain_ended(&mut self, plain: PlainFlight, finish: Finish, now: Tick) {
         self.flight.plain = None;
         if plain.first {
+            self.watch_parser(true);
             return self.finish(Some(finish));
         }
         if finish == Finish::Length && plain.brought >= plain.asked {

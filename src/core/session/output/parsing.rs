@@ -28,9 +28,9 @@ impl Extent {
         let calls = whole.calls.iter().enumerate().filter_map(|(place, call)| {
             let sent = self.calls.get(place).copied();
             let arguments = from(&call.arguments, sent.unwrap_or(0));
-            let name = call.name.clone().filter(|_| sent.is_none());
+            let (name, id) = if sent.is_none() { (call.name.clone(), call.id.clone()) } else { (None, None) };
             let is_new = name.is_some() || !arguments.is_empty();
-            is_new.then_some(CallDelta { index: call.index, name, arguments })
+            is_new.then_some(CallDelta { index: call.index, id, name, arguments })
         });
         Parsed {
             reasoning: from(&whole.reasoning, self.reasoning),
@@ -90,6 +90,8 @@ impl Parsing {
         let mut same = same_part(&own.reasoning, &backend.reasoning, &mut compared.reasoning)
             && same_part(&own.text, &backend.text, &mut compared.text);
         for ((own, theirs), compared) in calls {
+            // Where the model writes no id, the server makes one of its own.
+            same &= own.id.is_none() || own.id == theirs.id;
             same &= own.name == theirs.name && own.index == theirs.index;
             same &= same_part(&own.arguments, &theirs.arguments, compared);
         }
@@ -98,7 +100,7 @@ impl Parsing {
 
     /// True if the backend has sent exactly what the tokens so far parse to.
     pub(super) fn level(&self) -> bool {
-        Extent::of(&self.own) == Extent::of(&self.backend)
+        self.parser.is_sure() && Extent::of(&self.own) == Extent::of(&self.backend)
     }
 
     /// Leaves the first plain request, whose parts the client has received.

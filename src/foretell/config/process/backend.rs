@@ -1,7 +1,7 @@
 //! A backend as the process file describes it.
 
-use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::Dialect as Spoken;
+use foretell_engines::parse::Parsers;
 use std::path::PathBuf;
 use std::time::Duration;
 

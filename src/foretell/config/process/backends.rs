@@ -16,8 +16,8 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
-use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::words::VerifyMethod;
+use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_onnx::open::DeviceChoice;
 
 impl Default for Connect {

@@ -17,8 +17,8 @@ use crate::http::gather;
 use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
-use foretell_engines::parse::Parsers;
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question};
+use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
 /// Largest answer that is read, bytes; a tokenizer file is a few MiB.

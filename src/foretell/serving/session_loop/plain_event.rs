@@ -162,11 +162,7 @@ impl SessionLoop {
 
     /// Passes on an event of the first call: unchanged to a client that streams, with those that
     /// follow the end of the output; for a JSON answer, its members other than text and tokens.
-    async fn passed_on(
-        &mut self,
-        event: &Value,
-        chunk: &Chunk,
-    ) -> Result<(), Gone> {
+    async fn passed_on(&mut self, event: &Value, chunk: &Chunk) -> Result<(), Gone> {
         self.sink.first(event);
         if let Some(after) = &chunk.after {
             self.sink.read_end(after);
@@ -174,6 +170,7 @@ impl SessionLoop {
         if !chunk.more.is_empty() {
             self.answer_traits.has_parsed();
             self.sink.other(&chunk.more);
+            self.sink.read_parts(&chunk.more);
         }
         if self.sink.is_whole() {
             return Ok(());

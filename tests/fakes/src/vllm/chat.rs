@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::batch::{Batch, Reuse};
 use super::super::fields::Fields;
+use super::super::hermes;
 use super::super::http::{Out, Request, Sent};
 use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sample::Sampling;
@@ -163,6 +164,13 @@ impl Vllm {
             }
             delta["tool_calls"] = json!([call]);
         }
+        if !parsed.calls.is_empty() {
+            if !parsed.said.is_empty() {
+                delta["content"] = json!(parsed.said);
+            }
+            delta["tool_calls"] =
+                parsed.calls.iter().enumerate().flat_map(|(at, call)| deltas(at, call)).collect();
+        }
         Some(delta)
     }
 
@@ -261,6 +269,15 @@ impl Vllm {
         }
         usage
     }
+}
+
+/// The deltas of a call: its id and name, and its arguments.
+fn deltas(at: usize, call: &hermes::Call) -> Vec<Value> {
+    let begins =
+        json!({"id": id("chatcmpl-tool"), "type": "function", "index": at, "function": {"name": call.name}});
+    let goes_on = json!({"index": at, "function": {"arguments": call.arguments}});
+    let both = [(!call.name.is_empty(), begins), (!call.arguments.is_empty(), goes_on)];
+    both.into_iter().filter_map(|(is, delta)| is.then_some(delta)).collect()
 }
 
 /// Tokens that a parser counts as reasoning.

@@ -185,6 +185,10 @@ impl Vllm {
         if sampling.max_tokens != 16 {
             put("max_tokens", json!(sampling.max_tokens));
         }
+        // A strict tool binds the sampling from the call's marker on.
+        if fields.strict_tools() {
+            put("structured_outputs", json!({"structural_tag": "{}"}));
+        }
         put("output_kind", json!(2));
         put("skip_clone", json!(true));
         put("bad_words", json!([]));

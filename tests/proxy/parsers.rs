@@ -1,0 +1,218 @@
+//! Chats whose server parses tool calls: speculated on, they have the parts that the server's own
+//! parser gives.
+
+use std::net::SocketAddr;
+
+use foretell::app::{Running, local};
+use foretell_engines::openai::Route;
+use rstest::rstest;
+use serde_json::{Map, Value, json};
+
+use crate::client::{FORCED, panics, watch_panics};
+use crate::fakes::house::{Hermes, Script};
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Setup, toy};
+use crate::wire::{Message, Wire, post};
+
+/// Tokens that the model may write.
+const MOST: usize = 400;
+
+struct Scene {
+    server: Fake<Vllm>,
+    proxy: Running,
+}
+
+impl Scene {
+    /// A vLLM with the tool parser `hermes` whose model writes this text, and a proxy that
+    /// speculates at every token.
+    async fn of(text: &str, hermes: Hermes) -> Self {
+        watch_panics();
+        let script = Script { after: "<|assistant|>\n".to_owned(), text: text.to_owned() };
+        let setup = Setup { hermes: Some(hermes), script: Some(script), ..Setup::default() };
+        let options =
+            Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of("0.33.0") };
+        let server = Fake::start(Vllm::new(options)).await;
+        let process = format!(
+            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{{ id: toy, tokenizer: \
+             {}, parsers: {{ tools: hermes }} }}]\n    probe: {{ when: never }}\n",
+            server.address,
+            toy::folder().join("tokenizer.json").display(),
+        );
+        let policy = format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n");
+        let proxy = local::proxy(&process, &[&policy]).await.unwrap();
+        Self { server, proxy }
+    }
+
+    async fn direct(&self, more: &Value) -> Answer {
+        ask(self.server.address, more).await
+    }
+
+    async fn through(&self, more: &Value) -> Answer {
+        ask(self.proxy.gateway.addresses[0], more).await
+    }
+}
+
+/// The parts of a streamed answer, joined.
+#[derive(Debug, PartialEq)]
+struct Parts {
+    content: String,
+    calls: Vec<(String, String)>,
+    finish: Value,
+    usage: Value,
+    /// Kinds of deltas, repetitions left out.
+    kinds: Vec<String>,
+}
+
+struct Answer {
+    parts: Parts,
+    /// Its path, and its reason.
+    told: (String, String),
+    /// Ids of its calls.
+    ids: Vec<String>,
+}
+
+fn weather() -> Value {
+    json!({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}})
+}
+
+async fn ask(to: SocketAddr, more: &Value) -> Answer {
+    let mut body = json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "temperature": 0,
+        "max_tokens": MOST, "stream": true, "stream_options": {"include_usage": true}, "tools": [weather()]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let fields = "content-type: application/json\r\nte: trailers\r\nconnection: te\r\n";
+    let message =
+        Wire::connect(to).await.ask(post(Route::Chat.path(), fields, body.to_string().as_bytes())).await;
+    assert_eq!(message.head.status(), 200, "{}", message.text());
+    read(&message)
+}
+
+fn read(message: &Message) -> Answer {
+    let mut parts = Parts {
+        content: String::new(),
+        calls: Vec::new(),
+        finish: Value::Null,
+        usage: Value::Null,
+        kinds: Vec::new(),
+    };
+    let mut ids = Vec::new();
+    for line in message.text().lines().filter_map(|line| line.strip_prefix("data: {")) {
+        let event: Value = serde_json::from_str(&format!("{{{line}")).unwrap();
+        let choice = &event["choices"][0];
+        parts.content += choice["delta"]["content"].as_str().unwrap_or_default();
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            let at = call["index"].as_u64().unwrap() as usize;
+            if let Some(id) = call["id"].as_str() {
+                assert_eq!((at, call["type"].as_str()), (parts.calls.len(), Some("function")));
+                ids.push(id.to_owned());
+                parts.calls.push((call["function"]["name"].as_str().unwrap().to_owned(), String::new()));
+            }
+            parts.calls[at].1 += call["function"]["arguments"].as_str().unwrap_or_default();
+        }
+        if choice["finish_reason"].is_string() {
+            parts.finish = choice["finish_reason"].clone();
+        }
+        if event["usage"].is_object() {
+            parts.usage = without_own(&event["usage"]);
+        }
+        parts.kinds.extend(kind(choice).map(str::to_owned));
+    }
+    parts.kinds.dedup();
+    let trailer = |name: &str| {
+        let line = message.trailers.iter().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+        line.unwrap_or_default().to_owned()
+    };
+    Answer { parts, told: (trailer("x-foretell-path"), trailer("x-foretell-reason")), ids }
+}
+
+/// Usage without Foretell's own report and what depends on the state of the cache.
+fn without_own(usage: &Value) -> Value {
+    let members = usage.as_object().unwrap().iter();
+    let kept = members.filter(|(name, _)| !["foretell", "prompt_tokens_details"].contains(&name.as_str()));
+    Value::Object(kept.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>())
+}
+
+fn kind(choice: &Value) -> Option<&'static str> {
+    let delta = &choice["delta"];
+    match () {
+        () if delta["tool_calls"].is_array() => Some("call"),
+        () if choice["finish_reason"].is_string() => None,
+        () if delta["role"].is_string() => Some("role"),
+        () if delta["content"].as_str().is_some_and(|text| !text.is_empty()) => Some("content"),
+        () if choice.is_object() => Some("empty"),
+        () => None,
+    }
+}
+
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\", \"days\": 3}}\n</tool_call>";
+
+#[rstest]
+#[case::text("There is no tool for this, so here is a text. There is no tool for this, so here is a text.")]
+#[case::call(CALL)]
+#[case::text_and_call(&format!("Let me look that up. Let me look that up.\n{CALL}"))]
+#[case::two_calls(&format!("{CALL}\n{CALL}"))]
+#[case::nested(
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"at\": {\"where\": [1, {\"a\": \"}\"}]}, \"note\": \"<tool_call> é 😀 \\\"x\\\"\"}}\n</tool_call>"
+)]
+#[case::no_arguments("<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>")]
+#[case::text_after(&format!("{CALL}\nThat is all. That is all. That is all."))]
+#[case::half_a_marker("A tag begins here: <tool_")]
+#[case::broken("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \n</tool_call> and on")]
+#[case::unknown_function(
+    "<tool_call>\n{\"name\": \"nothing\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>"
+)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_has_the_servers_own_parts(#[case] text: &str) {
+    let scene = Scene::of(text, Hermes::AsRead).await;
+    // Whole, and cut in every third place, also within markers and calls.
+    let length = scene.server.house.toy.encode(text).len();
+    let limits = (2..length).step_by(3).chain([MOST]);
+    let mut speculated = 0;
+    for most in limits {
+        let more = json!({"max_tokens": most});
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!(got.parts, want.parts, "{most} tokens of {text:?}");
+        assert!(got.ids.iter().all(|id| id.starts_with("chatcmpl-tool-")), "{:?}", got.ids);
+        speculated += usize::from(got.told.0 == "speculated");
+    }
+    assert!(speculated > 0, "nothing was speculated on");
+    assert_eq!((scene.server.house.fatal(), panics()), (Vec::<String>::new(), Vec::<String>::new()));
+}
+
+/// Its tools do not bind the sampling, and none may be called: the text is not parsed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_bars_its_tools_is_speculated_on() {
+    let scene = Scene::of(CALL, Hermes::AsRead).await;
+    let more = json!({"tool_choice": "none"});
+    let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+    assert_eq!((got.parts, got.told.0.as_str()), (want.parts, "speculated"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_parses_differently_is_left_alone() {
+    let scene = Scene::of(&format!("{CALL}\n{CALL}"), Hermes::LeavesBrace).await;
+    let none = json!({});
+    let want = scene.direct(&none).await.parts;
+    for _ in 0..3 {
+        let got = scene.through(&none).await;
+        assert_eq!((got.parts.calls == want.calls, got.told.1.as_str()), (true, "parser"));
+        assert_eq!(got.parts, want);
+    }
+}
+
+#[rstest]
+#[case::whole(json!({"stream": false, "stream_options": null}), "stream")]
+#[case::stop_text(json!({"stop": ["never there"]}), "stop")]
+#[case::forced(json!({"tool_choice": "required"}), "tool_choice")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn others_are_relayed_by_name(#[case] more: Value, #[case] parameter: &str) {
+    let scene = Scene::of(CALL, Hermes::AsRead).await;
+    let mut body =
+        json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let post = post(Route::Chat.path(), "content-type: application/json\r\n", body.to_string().as_bytes());
+    let message = Wire::connect(scene.proxy.gateway.addresses[0]).await.ask(post).await;
+    let told =
+        ["x-foretell-reason", "x-foretell-parameter"].map(|name| message.head.get(name).unwrap_or_default());
+    assert_eq!(told, ["tools", parameter], "{}", message.text());
+}
