@@ -220,7 +220,9 @@ mod tests {
 
     fn read(parts: &[Value]) -> OutputTokens {
         let mut tokens = OutputTokens::default();
-        parts.iter().for_each(|part| tokens.read(part.to_string().as_bytes()));
+        for part in parts {
+            tokens.read(part.to_string().as_bytes());
+        }
         tokens
     }
 

@@ -473,7 +473,7 @@ mod tests {
             "a quarter of the bytes"
         );
         assert_eq!(counted(&[EVENTS, zipped], &[0x1f; 40], 2), (2, 0), "the pieces of a stream");
-        let (tokens, held) = counted(&[json], &[b'x'; 1 << 20], 4);
+        let (tokens, held) = counted(&[json], &vec![b'x'; 1 << 20], 4);
         assert_eq!((tokens, held), (4 << 18, 0), "too long to be kept");
         assert_eq!(counted(&[(CONTENT_TYPE, "text/plain")], b"hello", 2), (0, 0), "no form of an answer");
     }

@@ -1,5 +1,7 @@
 //! The coverage report, as the admin API answers it and the command line prints it.
 
+use std::fmt::Write;
+
 use serde::{Deserialize, Serialize};
 
 /// Output tokens since the start of a process, by the way in which they came about.
@@ -85,10 +87,10 @@ impl Report {
         };
         let mut said = format!("{} of your output tokens may be speculated on", percent(may));
         if let Some(speedup) = self.expected_speedup {
-            said += &format!("; expected {speedup:.1}×");
+            let _ = write!(said, "; expected {speedup:.1}×");
         }
         if let Some(Rest { reason, share, .. }) = self.rest.first() {
-            said += &format!("; the largest rest: {reason}, {}", percent(*share));
+            let _ = write!(said, "; the largest rest: {reason}, {}", percent(*share));
         }
         said
     }
