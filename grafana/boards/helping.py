@@ -25,6 +25,7 @@ SAVED, WASTED, EXTRA = (
     "foretell_wasted_seconds_total",
     "foretell_extra_prefill_tokens_total",
 )
+OUTPUT, ELIGIBLE = "foretell_output_tokens_total", 'path=~"plain|speculated"'
 TTFT, TPOT = "gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds"
 ASK_WHY = "open “why did it not speculate?”; if acceptance is low, open “how good are the drafts?”."
 
@@ -240,9 +241,9 @@ def users() -> tuple[Panel, ...]:
         lines(
             "Output tokens per second",
             "short",
-            Query(rate("foretell_output_tokens_total", by="path"), "{{path}}"),
+            Query(rate(OUTPUT, by="path"), "{{path}}"),
             stack=True,
-            says="Output tokens of completions per second, by path.",
+            says="Output tokens per second by path; those of relayed answers without usage are estimated.",
             good="follows the traffic.",
             otherwise=(
                 "a drop at steady requests: the engine is slower; look at its load in “why did it not speculate?”."
@@ -265,16 +266,17 @@ def costs() -> tuple[Panel, ...]:
         lines(
             "Extra tokens computed per output token",
             "none",
-            Query(ratio(rate(EXTRA), rate("foretell_output_tokens_total")), "all"),
+            Query(ratio(rate(EXTRA), rate(OUTPUT, ELIGIBLE)), "all"),
             Query(
-                ratio(
-                    rate(EXTRA, by="backend"), rate("foretell_output_tokens_total"), "ignoring (backend) group_left ()"
-                ),
+                ratio(rate(EXTRA, by="backend"), rate(OUTPUT, ELIGIBLE), "ignoring (backend) group_left ()"),
                 "{{backend}}",
             ),
             steps=((None, "green"), (0.25, "yellow"), (1, "red")),
             width=12,
-            says="Tokens that engines computed for verify requests beyond those that became output, per output token.",
+            says=(
+                "Tokens that engines computed for verify requests beyond those that became output, per output token of "
+                "requests that may be speculated on."
+            ),
             good="below 0.25, the default of `budget.extra_tokens`.",
             otherwise=(
                 "above 1 (red) the engine computes more tokens in vain than for answers: lower `budget.extra_tokens` "

@@ -3,8 +3,9 @@
 from .panels import Dashboard, Panel, Query, lines, stat, timeline
 from .promql import increase, of, rate, share
 
-REQUESTS, GATE, LOAD, MODE = (
+REQUESTS, TOKENS, GATE, LOAD, MODE = (
     "foretell_requests_total",
+    "foretell_output_tokens_total",
     "foretell_gate_open",
     "foretell_replica_load",
     "foretell_mode",
@@ -84,6 +85,21 @@ def state() -> tuple[Panel, ...]:
 def reasons() -> tuple[Panel, ...]:
     """The row “Reasons”."""
     return (
+        lines(
+            "Output tokens by path and reason",
+            "percentunit",
+            Query(f"{share(TOKENS, 'path, reason')} > 0", "{{path}} {{reason}}"),
+            stack=True,
+            width=24,
+            height=10,
+            defaults={"min": 0, "max": 1},
+            says=(
+                "Share of output tokens by path and reason, relayed answers included; those of answers without usage "
+                "are estimated. `/api/coverage` also has route, client, policy and backend."
+            ),
+            good="mostly `speculated` and `plain`: these may be speculated on.",
+            otherwise="the largest `relayed` reason is what limits the gain: its meaning is in the panel below.",
+        ),
         lines(
             "Eligible requests decoded plainly",
             "reqps",

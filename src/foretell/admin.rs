@@ -129,6 +129,7 @@ impl Admin {
             (&Method::GET, "/metrics") => self.metrics(),
             (&Method::GET, "/api/status") => self.status(parts.uri.query()),
             (&Method::GET, "/api/sessions") => self.sessions(parts.uri.query()),
+            (&Method::GET, "/api/coverage") => self.coverage(),
             (&Method::GET, "/api/replicas") => json_response(StatusCode::OK, &self.replicas()),
             (&Method::GET, "/api/policies") => self.policies(),
             (&Method::GET, "/api/corpus") => match &self.configured {
@@ -148,8 +149,8 @@ impl Admin {
             (_, path) if path.starts_with(SESSION) => not_allowed("GET"),
             (
                 _,
-                "/metrics" | "/api/status" | "/api/sessions" | "/api/replicas" | "/api/policies"
-                | "/api/corpus",
+                "/metrics" | "/api/status" | "/api/sessions" | "/api/coverage" | "/api/replicas"
+                | "/api/policies" | "/api/corpus",
             ) => not_allowed("GET"),
             (_, "/api/mode" | "/api/reload" | "/api/explain" | "/api/drain" | "/api/corpus/clear") => {
                 not_allowed("POST")
@@ -204,6 +205,15 @@ impl Admin {
             Some(session) => json_response(StatusCode::OK, &session),
             None => not_found(),
         }
+    }
+
+    /// `GET /api/coverage`: output tokens since the start by the way in which they came about.
+    fn coverage(&self) -> Response<Body> {
+        let observer = &self.shared.observer;
+        let projected = self.configured.as_ref().map(|configured| configured.projected());
+        let since = status::unix(observer.started().0);
+        let report = observer.coverage().report(since, &projected.unwrap_or_default());
+        json_response(StatusCode::OK, &json!(report))
     }
 
     fn replicas(&self) -> Value {

@@ -4,6 +4,7 @@
 //! disagree.
 
 pub mod body;
+pub mod coverage;
 pub mod edge;
 pub mod history;
 pub mod log;
@@ -24,8 +25,9 @@ pub use body::Recorded;
 pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
+use coverage::Coverage;
 use foretell_core::session::{Balance, SentAhead};
-use foretell_core::words::{Ledger, Reason, VerifyMethod};
+use foretell_core::words::{ClientFamily, Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
 use history::History;
 use http::HeaderMap;
@@ -98,6 +100,8 @@ pub struct Finished {
     pub backend: String,
     /// Model id as sent by the client, if it is known.
     pub model: Option<String>,
+    /// The program that has sent it.
+    pub client: ClientFamily,
     /// API of the request; `None` if it does not ask for text.
     pub route: Option<Api>,
     /// How it was served.
@@ -129,6 +133,8 @@ pub struct Finished {
     pub prompt_tokens: u32,
     /// Number of output tokens; 0 if it is not known.
     pub output_tokens: u32,
+    /// That number is an estimate.
+    pub estimated: bool,
     /// Time that Foretell has added to the time to the first token; `None` without a session, or if
     /// nothing was sent.
     pub added: Option<Duration>,
@@ -158,6 +164,7 @@ impl Finished {
             time: SystemTime::now(),
             backend: backend.into(),
             model: None,
+            client: ClientFamily::Other,
             route: None,
             path,
             reason: None,
@@ -173,6 +180,7 @@ impl Finished {
             reads_others: false,
             prompt_tokens: 0,
             output_tokens: 0,
+            estimated: false,
             added: None,
             first_byte: None,
             duration: Duration::ZERO,
@@ -182,6 +190,11 @@ impl Finished {
             error: None,
             text: None,
         }
+    }
+
+    /// The name of its policy, without the revision; empty without one.
+    pub fn policy_name(&self) -> &str {
+        self.policy.as_deref().and_then(|policy| policy.split('@').next()).unwrap_or_default()
     }
 
     /// Tokens drafted in all rounds together.
@@ -206,9 +219,10 @@ impl Finished {
         (rounds > 0).then(|| 1.0 + f64::from(self.accepted()) / rounds as f64)
     }
 
-    /// Mean seconds per output token after the first; `None` for fewer than two tokens.
+    /// Mean seconds per output token after the first; `None` for fewer than two tokens, and for an
+    /// answer that was relayed: its tokens may be estimated, and a JSON answer shows no pace.
     pub fn seconds_per_token(&self) -> Option<f64> {
-        let first = self.first_byte?;
+        let first = self.first_byte.filter(|_| self.path != Path::Relayed)?;
         let rest = self.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
         Some(self.duration.saturating_sub(first).as_secs_f64() / f64::from(rest))
     }
@@ -220,6 +234,7 @@ pub struct Observer {
     metrics: Metrics,
     recent: Recent,
     totals: Totals,
+    coverage: Coverage,
     history: History,
     /// When the process began to observe.
     started: (SystemTime, Instant),
@@ -239,6 +254,7 @@ impl Observer {
             metrics: Metrics::new()?,
             recent: Recent::default(),
             totals: Totals::default(),
+            coverage: Coverage::default(),
             history: History::default(),
             started: (SystemTime::now(), Instant::now()),
             sampling: Sampling::new(1.0),
@@ -292,6 +308,11 @@ impl Observer {
         &self.totals
     }
 
+    /// Output tokens by the way in which they came about.
+    pub fn coverage(&self) -> &Coverage {
+        &self.coverage
+    }
+
     /// The last quarter of an hour.
     pub fn history(&self) -> &History {
         &self.history
@@ -306,6 +327,7 @@ impl Observer {
     pub fn finish(&self, finished: Finished) {
         self.metrics.finish(&finished);
         self.totals.finish(&finished);
+        self.coverage.finish(&finished);
         if !finished.unsampled || finished.has_failed() {
             log::finished(&finished);
         }

@@ -22,7 +22,7 @@ pub mod ruling;
 mod run;
 mod session_loop;
 mod sink;
-mod tap;
+pub(crate) mod tap;
 mod untouched;
 
 use std::sync::Arc;

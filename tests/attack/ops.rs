@@ -147,7 +147,9 @@ fn the_status_page_comes_without_a_token_has_nothing_in_it_and_may_ask_with_one(
     }
     let page = ask(proxy.admin, format!("GET / HTTP/1.1\r\nhost: {own}\r\nconnection: close\r\n\r\n")).text();
     assert!(!page.contains("127.0.0.1:1"), "the address of a backend is no part of it");
-    for path in ["/api/status", "/api/sessions", "/api/sessions/1", "/api/replicas", "/metrics"] {
+    for path in
+        ["/api/status", "/api/sessions", "/api/sessions/1", "/api/coverage", "/api/replicas", "/metrics"]
+    {
         assert_eq!(admin(&proxy, "GET", path, &own, ""), 401, "{path}");
     }
     let same = format!("origin: http://{own}\r\n");

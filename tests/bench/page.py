@@ -35,7 +35,7 @@ import sides
 
 PACE = "step=5ms,base=1.35,node=0.025,prompt=0.1ms"
 # As in src/foretell/admin/page/page.js.
-EVERY, REPLICAS, POLICIES = 2.0, 2, 5
+EVERY, REPLICAS, POLICIES, COVERAGE = 2.0, 2, 5, 5
 RATIO_MOST, SHARE_MOST = 1.05, 0.01
 # The 97.5 % point of Student's t, by degrees of freedom.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 14: 2.145, 19: 2.093}
@@ -58,6 +58,8 @@ def look(connection, state):
         ask("/api/replicas")
     if state["looks"] % POLICIES == 0:
         ask("/api/policies")
+    if state["looks"] % COVERAGE == 0:
+        ask("/api/coverage")
     if status["sessions"] != state["sessions"]:
         ask("/api/sessions?rounds=no")
         state["sessions"] = status["sessions"]

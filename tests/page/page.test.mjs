@@ -10,7 +10,7 @@ import { contrasts, fits, text } from "./looks.mjs";
 import { PATIENCE, Serve, startTarget, until, workload } from "./proxy.mjs";
 
 const HOSTILE = `<img src=x onerror="alert(1)">'"&amp;</td><script>alert(2)</script>`;
-const SECTIONS = ["helping", "wrong", "time", "why", "drafts", "replicas", "policies", "sessions", "switches"];
+const SECTIONS = ["helping", "wrong", "time", "why", "coverage", "drafts", "replicas", "policies", "sessions", "switches"];
 
 let target;
 let browser;
@@ -94,6 +94,15 @@ describe("what it shows", () => {
     }
     const drawn = await page.locator("#drafters tbody tr").allInnerTexts();
     assert.equal(drawn.length, sums.drafters.length);
+    const report = await serve.api("/api/coverage");
+    assert.equal(await text(page, "#coverage-told"), `${report.sentence}.`);
+    assert.match(report.sentence, /of your output tokens may be speculated on/);
+    const covered = await page.locator("#covered tbody tr").allInnerTexts();
+    assert.equal(covered.length, Math.min(report.rows.length, 12));
+    const { path, route, client, tokens } = report.rows[0];
+    for (const wanted of [path, route, client, new Intl.NumberFormat("en").format(tokens)]) {
+      assert.ok(covered[0].includes(wanted), `${wanted} in ${covered[0]}`);
+    }
     await context.close();
   });
 

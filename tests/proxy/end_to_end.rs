@@ -2,6 +2,7 @@
 //! alone, whatever happens in between.
 
 mod contract;
+mod coverage;
 mod drift;
 mod faults;
 #[cfg(feature = "onnx")]

@@ -182,7 +182,9 @@ async fn a_secret_in_a_prompt_is_in_no_span_log_metric_or_answer_of_the_admin() 
     for body in collector.bodies.lock().iter() {
         assert!(!String::from_utf8_lossy(body).contains(SECRET));
     }
-    for path in ["/metrics", "/api/sessions", "/api/replicas", "/api/policies", "/api/corpus", "/"] {
+    for path in
+        ["/metrics", "/api/sessions", "/api/coverage", "/api/replicas", "/api/policies", "/api/corpus", "/"]
+    {
         assert!(!proxy.get(path).await.text().contains(SECRET), "{path}");
     }
     assert!(!proxy.log().contains(SECRET), "{}", proxy.log());

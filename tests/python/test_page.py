@@ -41,9 +41,9 @@ class Page(unittest.TestCase):
     def test_the_looks_are_those_of_the_page(self):
         script = (ROOT / "src/foretell/admin/page/page.js").read_text()
         self.assertIn(f"EVERY_MS = {page.EVERY * 1000:.0f};", script)
-        self.assertIn(f"{{ replicas: {page.REPLICAS}, policies: {page.POLICIES} }}", script)
+        self.assertIn(f"{{ replicas: {page.REPLICAS}, policies: {page.POLICIES}, coverage: {page.COVERAGE} }}", script)
         asked = set(re.findall(r'get\([`"](/api/[a-z]+)', script))
-        self.assertEqual(asked, {"/api/status", "/api/replicas", "/api/policies", "/api/sessions"})
+        self.assertEqual(asked, {"/api/status", "/api/replicas", "/api/policies", "/api/sessions", "/api/coverage"})
 
     def test_the_time_of_a_process_rises(self):
         before = page.cpu_seconds(os.getpid())

@@ -52,7 +52,7 @@ impl Folder {
         let mut out = Vec::new();
         let args = ExplainArgs {
             flags: self.flags(),
-            request: self.path("request.json"),
+            request: Some(self.path("request.json")),
             headers: headers.iter().map(|&header| header.to_owned()).collect(),
             json,
             peer: "10.0.0.1".to_owned(),

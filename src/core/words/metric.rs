@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 pub use catalogue::*;
 
-use super::{Gate, Mode, PlainReason, RelayReason, VerifyMethod};
+use super::{ClientFamily, Gate, Mode, PlainReason, RelayReason, VerifyMethod};
 
 /// The name, labels and help text of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,11 @@ fn labels() -> Vec<Label> {
     vec![
         open("backend", "a backend of the process file"),
         closed("bound", "of an interval that is valid at any time", &["low", "middle", "high"]),
+        closed(
+            "client",
+            "the program or library that sent a request, by its User-Agent; a framework over the OpenAI client counts as that",
+            &ClientFamily::ALL.map(ClientFamily::name),
+        ),
         open("code", "the status of the answer"),
         closed("code_class", "class of the status that the client got", &["1xx", "2xx", "3xx", "4xx", "5xx"]),
         open(

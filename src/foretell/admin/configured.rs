@@ -24,6 +24,7 @@ use crate::learning::Learnt;
 use crate::learning::comparison::Comparisons;
 use crate::learning::corpus::CorpusHandle;
 use crate::observe::Observer;
+use crate::observe::coverage::Projected;
 use crate::observe::history::Reading;
 use crate::serving::SessionRunner;
 use crate::serving::drafters::Drafters;
@@ -127,6 +128,12 @@ impl Configured {
         let refused = self.refused();
         let synchronized = refused.as_array().is_some_and(Vec::is_empty);
         json!({ "policies": self.policies(), "dir": dir, "synchronized": synchronized, "refused": refused })
+    }
+
+    /// Projected speedups of the policies in force.
+    pub(super) fn projected(&self) -> Vec<Projected> {
+        let policies = self.known.policies.current();
+        policies.policies().iter().flat_map(|policy| self.known.comparisons.projected(&policy.name)).collect()
     }
 
     /// The policies' part of `/api/status`: the comparison of their groups, their gates, and the

@@ -88,6 +88,6 @@ fn held(Held { mode, base, ends_in }: Held) -> Value {
 }
 
 /// Seconds since 1970.
-fn unix(time: SystemTime) -> f64 {
+pub(super) fn unix(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }

@@ -2,17 +2,20 @@
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use http::header::AUTHORIZATION;
 use http::uri::InvalidUri;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 
+use crate::config::flags::OPEN;
+use crate::config::problem::DOCUMENT;
+use crate::config::{Flags, Problem, Strings, attempt};
 use crate::fleet::{Replica, ReplicaSettings, SendError, SendErrorKind};
 use crate::http::body::full;
 
-/// Maximum size of an answer that is read, bytes; the largest, an explanation, is far smaller.
+/// Maximum size of an answer that is read, bytes; all are far smaller.
 const MAX: usize = 16 << 20;
 
 /// Address of the admin API, and the token that it requires.
@@ -53,6 +56,38 @@ impl AdminPort {
         Self { address: reachable(address), token }
     }
 
+    /// The port of the proxy with these settings.
+    ///
+    /// # Errors
+    /// The problems because of which its address is not known.
+    pub(super) fn of(
+        flags: &Flags,
+        token_file: Option<PathBuf>,
+        environment: &dyn Strings,
+    ) -> Result<Self, Vec<Problem>> {
+        let mut attempt = attempt(flags, environment);
+        // The proxy runs with an earlier content of the files, so other faults do not matter; and
+        // it reports which token it requires.
+        let matters = |problem: &Problem| {
+            let position = problem.path.starts_with("admin") || problem.path == DOCUMENT;
+            position && problem.message != OPEN
+        };
+        attempt.problems.retain(matters);
+        if !attempt.problems.is_empty() {
+            return Err(attempt.problems);
+        }
+        let admin = attempt.process.admin;
+        Ok(Self::new(admin.address, token_file.or(admin.token_file).as_deref()))
+    }
+
+    /// Asks for `path` and returns status and body of the answer.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub(super) async fn get(&self, path: &str) -> Result<(StatusCode, Vec<u8>), Fault> {
+        self.send(Method::GET, path, HeaderMap::new(), Vec::new()).await
+    }
+
     /// Sends a command and returns status and body of the answer.
     ///
     /// # Errors
@@ -63,11 +98,21 @@ impl AdminPort {
         fields: HeaderMap,
         body: Vec<u8>,
     ) -> Result<(StatusCode, Vec<u8>), Fault> {
+        self.send(Method::POST, path, fields, body).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        fields: HeaderMap,
+        body: Vec<u8>,
+    ) -> Result<(StatusCode, Vec<u8>), Fault> {
         let other = |error: &dyn Display| Fault::Other(error.to_string());
         let settings = ReplicaSettings::new("admin", format!("http://{}", self.address));
         let admin = Replica::new(settings).map_err(|error| other(&error))?;
         let mut request = Request::new(full(body));
-        *request.method_mut() = Method::POST;
+        *request.method_mut() = method;
         *request.uri_mut() = path.parse().map_err(|error: InvalidUri| other(&error))?;
         *request.headers_mut() = fields;
         if let Some(token) = &self.token {

@@ -9,9 +9,7 @@ use indicatif::ProgressBar;
 use super::Exit;
 use super::admin_port::{AdminPort, Fault};
 use super::progress;
-use crate::config::flags::OPEN;
-use crate::config::problem::DOCUMENT;
-use crate::config::{Flags, Problem, Strings, attempt};
+use crate::config::{Flags, Problem, Strings};
 
 /// Drain a running proxy: it is no longer ready, finishes open requests within drain.grace, and
 /// exits.
@@ -68,18 +66,5 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
 /// The problems because of which its address is not known.
 fn port(args: &DrainArgs, environment: &dyn Strings) -> Result<AdminPort, Vec<Problem>> {
     let flags = Flags { config: args.config.clone(), admin: args.admin.clone(), ..Flags::default() };
-    let mut attempt = attempt(&flags, environment);
-    // The proxy runs with an earlier content of the files, so other faults do not matter; and it
-    // reports which token it requires.
-    let matters = |problem: &Problem| {
-        let position = problem.path.starts_with("admin") || problem.path == DOCUMENT;
-        position && problem.message != OPEN
-    };
-    attempt.problems.retain(matters);
-    if !attempt.problems.is_empty() {
-        return Err(attempt.problems);
-    }
-    let admin = attempt.process.admin;
-    let token = args.token_file.clone().or(admin.token_file);
-    Ok(AdminPort::new(admin.address, token.as_deref()))
+    AdminPort::of(&flags, args.token_file.clone(), environment)
 }

@@ -1,10 +1,12 @@
-//! `foretell explain`: prints what would happen to a request, and why.
+//! `foretell explain`: prints what would happen to a request, and why; or how much of a running
+//! proxy's output may be speculated on.
 //!
 //! It asks the running proxy if there is one, else the server itself, and prints which of them.
 //! This module decides nothing.
 
 mod ask;
 mod print;
+mod traffic;
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -29,8 +31,12 @@ pub struct ExplainArgs {
     #[command(flatten)]
     pub flags: Flags,
     /// The body of the request, in JSON (`-` reads standard input)
-    #[arg(long, value_name = "FILE")]
-    pub request: String,
+    #[arg(long, value_name = "FILE", required_unless_present = "traffic", conflicts_with = "traffic")]
+    pub request: Option<String>,
+    /// Instead of a request: the running proxy's traffic, as the share of its output tokens that
+    /// may be speculated on, and why the others may not
+    #[arg(long, conflicts_with_all = ["route", "headers", "tenant", "offline"])]
+    pub traffic: bool,
     /// completions or chat [default: chat if the body has messages]
     #[arg(long, value_name = "ROUTE")]
     pub route: Option<String>,
@@ -65,12 +71,15 @@ struct Given {
     asked: ExplainQuery,
 }
 
-/// Explains a request and prints the result. Returns the exit code: 1 if the proxy named by
-/// `--admin` does not answer.
+/// Explains a request, or the traffic, and prints the result. Returns the exit code: 1 if the proxy
+/// named by `--admin`, or the one whose traffic is asked for, does not answer.
 ///
 /// # Errors
 /// `out` cannot be written.
 pub fn run(args: &ExplainArgs, environment: &dyn Strings, out: &mut dyn Write) -> io::Result<u8> {
+    if args.traffic {
+        return traffic::run(args, environment, out);
+    }
     let mut loaded = match load(&args.flags, environment) {
         Ok(loaded) => loaded,
         Err(problems) => {
@@ -159,7 +168,11 @@ impl Given {
             }
         };
         let asked = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
-        Ok(Self { body: read_body(&args.request)?, headers: parse_headers(&args.headers)?, asked })
+        Ok(Self {
+            body: read_body(args.request.as_deref().unwrap_or_default())?,
+            headers: parse_headers(&args.headers)?,
+            asked,
+        })
     }
 }
 

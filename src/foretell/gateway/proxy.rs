@@ -263,9 +263,8 @@ impl Proxy {
 
     async fn relay(&self, mut inbound: Inbound, body: Payload, replica: Arc<Replica>) -> Response<Body> {
         let twice = route::is_repeatable(&inbound.parts.method, &inbound.parts.uri);
-        if matches!(body, Payload::Stream(_)) {
-            inbound.record.keep(self.shared.memory.take(UNREAD));
-        }
+        let buffers = if matches!(body, Payload::Stream(_)) { UNREAD } else { 0 };
+        inbound.record.keep(self.shared.memory.take(buffers));
         let Inbound { parts, peer, record } = inbound;
         let (fleet, limit) = (Arc::clone(&self.shared.fleet), self.limits.relay_body);
         let relay = |repeatable| Relay { record, replica, fleet, limit, repeatable };

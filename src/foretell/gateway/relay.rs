@@ -15,6 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use serde::de::IgnoredAny;
 
 use super::tunnel::Tunnels;
+use crate::clock::Clock;
 use crate::fleet::{self, Fleet, Replica};
 use crate::http::body::{Body, SLICE, Sliced};
 use crate::http::gather;
@@ -24,6 +25,8 @@ use crate::http::replay::Replay;
 use crate::observe::metrics::Prediction;
 use crate::observe::{Record, Recorded};
 use crate::serving::failure::Failure;
+use crate::serving::tap::{Ending, Listener, Tap, Tapped};
+use foretell_engines::openai::OutputTokens;
 
 /// Maximum size of an answer that is read to its end before its head is sent, bytes.
 const AGAIN_BYTES: usize = 64 << 20;
@@ -120,8 +123,16 @@ impl Relay {
         };
         headers::from_backend(&mut parts.headers);
         parts.extensions.clear();
+        let read = self.has_output(parts.status).then(|| {
+            let mut tokens = OutputTokens::default();
+            tokens.read(&whole);
+            tokens
+        });
         let mut response = Response::from_parts(parts, crate::http::body::full(whole));
         answered(&mut self.record, &mut response);
+        if let Some(tokens) = read {
+            self.record.counted(&tokens);
+        }
         self.record.emitted();
         self.record.end(false);
         response
@@ -233,6 +244,45 @@ impl Relay {
         parts.extensions.clear();
         let mut response = Response::from_parts(parts, ());
         answered(&mut self.record, &mut response);
-        response.map(|()| Recorded::new(body, self.record).map_err(Into::into).boxed_unsync())
+        let body = if self.has_output(response.status()) {
+            let tap = Tap::new(response.headers(), Clock::start());
+            Tapped::new(body, tap, Counting(self.record), None).map_err(Into::into).boxed_unsync()
+        } else {
+            Recorded::new(body, self.record).map_err(Into::into).boxed_unsync()
+        };
+        response.map(|()| body)
+    }
+
+    /// True if the answer with this status is generated text.
+    fn has_output(&self, status: StatusCode) -> bool {
+        status.is_success() && self.record.so_far().route.is_some()
+    }
+}
+
+/// Counts the output tokens of an answer that is relayed, and ends its record.
+struct Counting(Record);
+
+impl Listener for Counting {
+    type Content = OutputTokens;
+
+    fn begun(&mut self) {
+        self.0.emitted();
+    }
+
+    fn holds(&mut self, bytes: u64) {
+        self.0.session_holds(bytes);
+    }
+
+    fn over(mut self, tokens: OutputTokens, end: Ending) {
+        self.0.counted(&tokens);
+        match end {
+            Ending::Whole => self.0.end(false),
+            Ending::Broken(cause) => {
+                self.0.failed(cause);
+                self.0.end(false);
+            }
+            // The record notes by itself that the client has left.
+            Ending::Gone => {}
+        }
     }
 }

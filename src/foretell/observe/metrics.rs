@@ -219,8 +219,7 @@ impl Metrics {
     }
 
     pub(super) fn finish(&self, finished: &Finished) {
-        let policy = finished.policy.as_deref().unwrap_or("");
-        let policy = policy.split('@').next().unwrap_or_default();
+        let policy = finished.policy_name();
         self.requests.finish(finished, policy);
         self.rounds.finish(finished, policy);
         self.drift.finish(finished, policy);
@@ -259,7 +258,7 @@ mod tests {
     use super::*;
     use crate::observe::{Calls, Round};
     use foretell_core::session::{Balance, SentAhead};
-    use foretell_core::words::VerifyMethod;
+    use foretell_core::words::{ClientFamily, VerifyMethod};
     use foretell_engines::openai::Path;
 
     fn value(text: &str, line: &str) -> Option<f64> {
@@ -280,6 +279,7 @@ mod tests {
             verify: Duration::from_millis(3),
         };
         metrics.finish(&Finished {
+            client: ClientFamily::Curl,
             model: Some("m".to_owned()),
             route: Some(foretell_engines::openai::Route::Chat.into()),
             policy: Some("ide@12345678".to_owned()),
@@ -301,6 +301,9 @@ mod tests {
         let text = metrics.text();
         let line = "foretell_requests_total{code_class=\"2xx\",model=\"m\",path=\"speculated\",policy=\"ide\",reason=\"\",route=\"chat\"}";
         assert_eq!(value(&text, line), Some(1.0));
+        let line =
+            "foretell_output_tokens_total{client=\"curl\",path=\"speculated\",reason=\"\",route=\"chat\"}";
+        assert_eq!(value(&text, line), Some(5.0));
         let of = r#"{drafter="prompt_lookup",policy="ide",prompt_bucket="<2k"}"#;
         let speculated = |name: &str| value(&text, &format!("{name}{of}"));
         assert_eq!(speculated("foretell_spec_decode_num_drafts_total"), Some(2.0));

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use http::header::USER_AGENT;
 use http::{HeaderMap, StatusCode};
 use tracing::Span;
 
@@ -16,8 +17,8 @@ use super::{Finished, Held, Observer, Round};
 use crate::http::headers::{REQUEST_ID, is_event_stream};
 use crate::http::memory::Reservation;
 use foretell_core::session::{ActionId, Judging, Summary};
-use foretell_core::words::{PlainReason, Reason, RelayReason, VerifyMethod};
-use foretell_engines::openai::{Api, Path, Route};
+use foretell_core::words::{ClientFamily, PlainReason, Reason, RelayReason, VerifyMethod};
+use foretell_engines::openai::{Api, OutputTokens, Path, Route};
 
 /// Maximum length of a client's text that is kept, bytes; names of models and parameters have no
 /// limit of their own.
@@ -81,6 +82,8 @@ impl Record {
         let span = request_span(&id);
         let mut finished = Box::new(Finished::new(Path::Relayed, ""));
         finished.id = id;
+        let told = headers.get(USER_AGENT).and_then(|told| told.to_str().ok());
+        finished.client = told.map_or(ClientFamily::Other, ClientFamily::of);
         finished.reason = Some(RelayReason::Route.into());
         let (line, trace) = observer.begin(headers);
         (finished.unsampled, finished.trace) = (!line, trace);
@@ -144,7 +147,8 @@ impl Record {
         let fresh = Finished::new(Path::Relayed, "");
         let gone = &mut self.finished;
         gone.rounds.clear();
-        (gone.output_tokens, gone.first_byte, gone.added) = (0, None, None);
+        (gone.output_tokens, gone.estimated) = (0, false);
+        (gone.first_byte, gone.added) = (None, None);
         (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
         gone.text = gone.text.take().map(|_| Text::default());
         self.moments.received = None;
@@ -318,6 +322,17 @@ impl Record {
             }
             keeps
         });
+    }
+
+    /// Records the output tokens of an answer that was passed on.
+    pub fn counted(&mut self, tokens: &OutputTokens) {
+        self.finished.output_tokens = u32::try_from(tokens.count()).unwrap_or(u32::MAX);
+        self.set_estimated(tokens.is_estimate());
+    }
+
+    /// Records whether the number of output tokens is an estimate.
+    pub fn set_estimated(&mut self, estimated: bool) {
+        self.finished.estimated = estimated && self.finished.output_tokens > 0;
     }
 
     /// Takes over the session's summary, and records the rounds that are new in it.

@@ -1,9 +1,9 @@
-//! A tap on an answer that is passed on unchanged: it reads the text in the bytes that the client
-//! gets.
+//! A tap on an answer that is passed on unchanged: it reads the text, or counts the tokens, in the
+//! bytes that the client gets.
 //!
 //! The bytes are sent first; the tap reads its copy of them while the backend has nothing more to
 //! send. Its memory is bounded: an answer that is too long, not readable or content-encoded is
-//! passed on unread.
+//! passed on unread, with its size as all that is known of it.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::fleet::{Answer, BrokenOff};
 use crate::http::headers;
 use foretell_core::units::Tick;
-use foretell_engines::openai::{Reading, sse};
+use foretell_engines::openai::{OutputTokens, Reading, sse};
 
 /// Maximum bytes of an answer waiting to be read.
 const BACKLOG: usize = 1 << 20;
@@ -28,7 +28,25 @@ const TEXT: usize = 256 << 10;
 /// Maximum number of events whose arrival time is kept.
 const MARKS: usize = 16 << 10;
 
-/// Data that a tap has read from an answer.
+/// Data that a tap collects from an answer.
+pub(crate) trait Content: Default + Send + Unpin + 'static {
+    /// An answer that comes faster than it is read is read before it is passed on. Otherwise the
+    /// rest of it is not read.
+    const KEEPS_UP: bool;
+
+    /// Takes an event of a stream, which arrived at `at`.
+    fn event(&mut self, event: &sse::Message, at: Tick);
+    /// Takes a JSON answer as far as it came. `whole`: it is complete.
+    fn document(&mut self, json: &[u8], whole: bool, at: Tick);
+    /// Notes bytes that are not read, of an answer of this form.
+    fn unread(&mut self, bytes: usize, form: Form);
+    /// The answer is not read to its end.
+    fn given_up(&mut self);
+    /// Bytes that it holds.
+    fn held(&self) -> usize;
+}
+
+/// Text that a tap has read from an answer.
 #[derive(Debug, Default)]
 pub(super) struct TappedText {
     /// The text, at most its first [`TEXT`] bytes.
@@ -67,51 +85,75 @@ impl TappedText {
     }
 }
 
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// An event stream.
+    Stream,
+    /// A JSON document.
+    Document,
+    /// Neither.
+    Other,
+}
+
+impl Form {
+    /// The form of an answer with this head, and true if it is compressed.
+    fn of(head: &HeaderMap) -> (Self, bool) {
+        let says = |name, wanted: &[u8]| {
+            head.get(name).is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(wanted))
+        };
+        let form = if says(CONTENT_TYPE, b"text/event-stream") {
+            Self::Stream
+        } else if says(CONTENT_TYPE, b"application/json") {
+            Self::Document
+        } else {
+            Self::Other
+        };
+        (form, head.contains_key(CONTENT_ENCODING) && !says(CONTENT_ENCODING, b"identity"))
+    }
+}
+
 /// How an answer is read.
 enum Reader {
     Events(sse::Decoder),
     Document(Vec<u8>),
     /// Not read.
-    Deaf,
+    Unread(Form),
 }
 
 /// The reader of one answer.
-pub(super) struct Tap {
+pub(crate) struct Tap<C> {
     reader: Reader,
     waiting: VecDeque<(Tick, Bytes)>,
     waiting_bytes: usize,
-    tapped: TappedText,
+    tapped: C,
     clock: Clock,
 }
 
-impl Tap {
+impl<C: Content> Tap<C> {
     /// On an answer with this head.
     pub fn new(head: &HeaderMap, clock: Clock) -> Self {
-        let says = |name, wanted: &[u8]| {
-            head.get(name).is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(wanted))
+        let reader = match Form::of(head) {
+            (Form::Stream, false) => Reader::Events(sse::Decoder::new(sse::EVENT_BYTES)),
+            (Form::Document, false) => Reader::Document(Vec::new()),
+            (form, _) => Reader::Unread(form),
         };
-        let reader = if head.contains_key(CONTENT_ENCODING) && !says(CONTENT_ENCODING, b"identity") {
-            Reader::Deaf
-        } else if says(CONTENT_TYPE, b"text/event-stream") {
-            Reader::Events(sse::Decoder::new(sse::EVENT_BYTES))
-        } else if says(CONTENT_TYPE, b"application/json") {
-            Reader::Document(Vec::new())
-        } else {
-            Reader::Deaf
-        };
-        Self { reader, waiting: VecDeque::new(), waiting_bytes: 0, tapped: TappedText::default(), clock }
+        Self { reader, waiting: VecDeque::new(), waiting_bytes: 0, tapped: C::default(), clock }
     }
 
     /// Copies bytes that are being sent.
     fn copy(&mut self, data: &Bytes) {
-        if matches!(self.reader, Reader::Deaf) || data.is_empty() {
+        if data.is_empty() {
             return;
         }
-        self.waiting_bytes += data.len();
-        if self.waiting_bytes > BACKLOG {
-            return self.give_up();
+        if let Reader::Unread(form) = self.reader {
+            return self.tapped.unread(data.len(), form);
         }
+        self.waiting_bytes += data.len();
         self.waiting.push_back((self.clock.now(), data.clone()));
+        if self.waiting_bytes > BACKLOG {
+            if C::KEEPS_UP { self.read() } else { self.give_up() }
+        }
     }
 
     /// Reads the bytes sent so far.
@@ -126,64 +168,118 @@ impl Tap {
                 Reader::Document(gathered) if gathered.len() + data.len() <= sse::EVENT_BYTES => {
                     gathered.extend_from_slice(&data);
                 }
-                Reader::Document(_) => return self.give_up(),
-                Reader::Deaf => {}
+                Reader::Document(gathered) => {
+                    gathered.extend_from_slice(&data);
+                    return self.give_up();
+                }
+                Reader::Unread(_) => {}
             }
         }
     }
 
+    /// Reads no more. An event that is too long may hold anything, so it is one piece of output.
     fn give_up(&mut self) {
-        (self.reader, self.waiting, self.waiting_bytes) = (Reader::Deaf, VecDeque::new(), 0);
-        self.tapped = TappedText { usage: self.tapped.usage, ..TappedText::default() };
+        self.tapped.given_up();
+        let (gathered, form) = match &self.reader {
+            Reader::Document(gathered) => (gathered.len(), Form::Document),
+            Reader::Events(_) => (0, Form::Stream),
+            Reader::Unread(form) => (0, *form),
+        };
+        self.tapped.unread(gathered + self.waiting_bytes, form);
+        (self.reader, self.waiting, self.waiting_bytes) = (Reader::Unread(form), VecDeque::new(), 0);
     }
 
     /// Bytes that it holds.
     fn bytes(&self) -> u64 {
         let gathered = match &self.reader {
             Reader::Document(gathered) => gathered.capacity(),
-            Reader::Events(_) | Reader::Deaf => 0,
+            Reader::Events(_) | Reader::Unread(_) => 0,
         };
-        let marks = self.tapped.marks.capacity() * size_of::<(Tick, usize)>();
-        (self.waiting_bytes + gathered + self.tapped.text.capacity() + marks) as u64
+        (self.waiting_bytes + gathered + self.tapped.held()) as u64
     }
 
     /// The data read, once the answer is over. `whole`: it is complete.
-    fn end(mut self, whole: bool) -> TappedText {
+    fn end(mut self, whole: bool) -> C {
         self.read();
         let now = self.clock.now();
-        if let Reader::Document(gathered) = &self.reader
-            && let Ok(answer) = serde_json::from_slice::<Value>(gathered)
-        {
-            self.tapped.read(&answer, now);
-            self.tapped.ended = whole;
+        if let Reader::Document(gathered) = &self.reader {
+            self.tapped.document(gathered, whole, now);
         }
         self.tapped
     }
 }
 
-impl TappedText {
+impl Content for TappedText {
+    const KEEPS_UP: bool = false;
+
     fn event(&mut self, event: &sse::Message, at: Tick) {
         self.ended |= event.is_done();
         if let Ok(event) = serde_json::from_str::<Value>(&event.data) {
             self.read(&event, at);
         }
     }
+
+    fn document(&mut self, json: &[u8], whole: bool, at: Tick) {
+        if let Ok(answer) = serde_json::from_slice::<Value>(json) {
+            self.read(&answer, at);
+            self.ended = whole;
+        }
+    }
+
+    fn unread(&mut self, _: usize, _: Form) {}
+
+    fn given_up(&mut self) {
+        *self = Self { usage: self.usage, ..Self::default() };
+    }
+
+    fn held(&self) -> usize {
+        self.text.capacity() + self.marks.capacity() * size_of::<(Tick, usize)>()
+    }
+}
+
+impl Content for OutputTokens {
+    const KEEPS_UP: bool = true;
+
+    fn event(&mut self, event: &sse::Message, _: Tick) {
+        self.read(event.data.as_bytes());
+    }
+
+    fn document(&mut self, json: &[u8], _: bool, _: Tick) {
+        self.read(json);
+    }
+
+    fn unread(&mut self, bytes: usize, form: Form) {
+        match form {
+            Form::Stream => self.skip_event(),
+            Form::Document => self.skip_bytes(bytes),
+            Form::Other => {}
+        }
+    }
+
+    fn given_up(&mut self) {}
+
+    fn held(&self) -> usize {
+        0
+    }
 }
 
 /// Receives the progress and the end of an answer, whether it is complete, broke off or lost its
 /// client.
-pub(super) trait Listener: Send + Unpin + 'static {
+pub(crate) trait Listener: Send + Unpin + 'static {
+    /// Data of the answer that it receives in the end.
+    type Content: Content;
+
     /// The first byte is sent.
     fn begun(&mut self);
     /// The tap holds this many bytes.
     fn holds(&mut self, bytes: u64);
     /// The answer is over.
-    fn over(self, tapped: TappedText, end: Ending);
+    fn over(self, tapped: Self::Content, end: Ending);
 }
 
 /// How an answer ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(crate) enum Ending {
     /// It is complete.
     Whole,
     /// The backend broke it off, for this reason.
@@ -193,10 +289,10 @@ pub(super) enum Ending {
 }
 
 /// An answer that passes unchanged, with a tap on it.
-pub(super) struct Tapped<B, L: Listener> {
+pub(crate) struct Tapped<B, L: Listener> {
     body: B,
     /// `None` once the answer is over.
-    under: Option<(Tap, L)>,
+    under: Option<(Tap<L::Content>, L)>,
     begun: bool,
     /// Bytes held by the tap, as last reported to the listener.
     told: u64,
@@ -209,7 +305,7 @@ const TOLD_BY: u64 = 4096;
 
 impl<L: Listener> Tapped<Answer, L> {
     /// Passes `body` on, and reports to `listener`.
-    pub fn new(body: Answer, tap: Tap, listener: L, trailers: Option<HeaderMap>) -> Self {
+    pub fn new(body: Answer, tap: Tap<L::Content>, listener: L, trailers: Option<HeaderMap>) -> Self {
         let mut tapped = Self { body, under: Some((tap, listener)), begun: false, told: 0, trailers };
         if tapped.body.is_end_stream() {
             tapped.over(Ending::Whole);
@@ -302,7 +398,7 @@ mod tests {
 
     fn tapped(fields: &[(http::HeaderName, &str)], parts: &[&[u8]]) -> TappedText {
         let head = fields.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        let mut tap = Tap::new(&head, Clock::start());
+        let mut tap = Tap::<TappedText>::new(&head, Clock::start());
         for part in parts {
             tap.copy(&Bytes::copy_from_slice(part));
             tap.read();
@@ -336,7 +432,7 @@ mod tests {
     #[test]
     fn backlog_and_kept_text_are_bounded() {
         let head = [(CONTENT_TYPE, "text/event-stream".parse().unwrap())].into_iter().collect();
-        let mut tap = Tap::new(&head, Clock::start());
+        let mut tap = Tap::<TappedText>::new(&head, Clock::start());
         let event = format!("data: {{\"choices\":[{{\"text\":\"{}\"}}]}}\n\n", "x".repeat(100 << 10));
         for _ in 0..5 {
             tap.copy(&Bytes::from(event.clone()));
@@ -346,6 +442,39 @@ mod tests {
         for _ in 0..20 {
             tap.copy(&Bytes::from(event.clone()));
         }
-        assert!(matches!(tap.reader, Reader::Deaf) && tap.bytes() < 1024);
+        assert!(matches!(tap.reader, Reader::Unread(_)) && tap.bytes() < 1024);
+    }
+
+    fn counted(fields: &[(http::HeaderName, &str)], part: &[u8], times: usize) -> (u64, u64) {
+        let head = fields.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
+        let mut tap = Tap::<OutputTokens>::new(&head, Clock::start());
+        let part = Bytes::copy_from_slice(part);
+        (0..times).for_each(|_| tap.copy(&part));
+        let held = tap.bytes();
+        (tap.end(true).count(), held)
+    }
+
+    #[test]
+    fn tokens_are_counted_in_bounded_memory_however_fast_they_come() {
+        let event =
+            format!("data: {{\"choices\":[{{\"text\":\"x\"}}],\"more\":\"{}\"}}\n\n", "y".repeat(32 << 10));
+        let (tokens, held) = counted(&[EVENTS], event.as_bytes(), 100);
+        assert_eq!(tokens, 100);
+        assert!(held <= BACKLOG as u64);
+    }
+
+    #[test]
+    fn tokens_of_answers_that_cannot_be_read_are_estimated() {
+        let json = (CONTENT_TYPE, "application/json");
+        let zipped = (CONTENT_ENCODING, "gzip");
+        assert_eq!(
+            counted(&[json.clone(), zipped.clone()], &[0x1f; 40], 2),
+            (20, 0),
+            "a quarter of the bytes"
+        );
+        assert_eq!(counted(&[EVENTS, zipped], &[0x1f; 40], 2), (2, 0), "the pieces of a stream");
+        let (tokens, held) = counted(&[json], &vec![b'x'; 1 << 20], 4);
+        assert_eq!((tokens, held), (4 << 18, 0), "too long to be kept");
+        assert_eq!(counted(&[(CONTENT_TYPE, "text/plain")], b"hello", 2), (0, 0), "no form of an answer");
     }
 }

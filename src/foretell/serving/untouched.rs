@@ -137,6 +137,8 @@ fn begun(run: &Run, request: &openai::Request) -> Option<(Session, ActionId)> {
 }
 
 impl Listener for Listening {
+    type Content = TappedText;
+
     fn begun(&mut self) {
         self.0.slot.record.received();
         self.0.slot.record.emitted();
@@ -194,6 +196,7 @@ impl Work {
         record.prompt_tokens(prompt.map_or(told, |prompt| usize::try_from(prompt).unwrap_or(usize::MAX)));
         let summary = summary.cloned().unwrap_or_default();
         record.summarise(&Summary { reason: Some(self.reason), output_tokens, ..summary });
+        record.set_estimated(output.is_none());
     }
 
     /// Replays the answer to the session, with the times at which it arrived.

@@ -8,10 +8,10 @@ import * as switches from "./switches.js";
 
 const EVERY_MS = 2000;
 const SPAN_SECONDS = 905;
-/** Replicas are polled at every second look, policies at every fifth. */
-const LOOKS = { replicas: 2, policies: 5 };
+/** Replicas are polled at every second look, policies and coverage at every fifth. */
+const LOOKS = { replicas: 2, policies: 5, coverage: 5 };
 
-const state = { look: 0, started: null, samples: [], listed: -1, replicas: null, policies: null, heard: null, span: "lately" };
+const state = { look: 0, started: null, samples: [], listed: -1, replicas: null, policies: null, coverage: null, heard: null, span: "lately" };
 let timer = null;
 let asking = false;
 let again = false;
@@ -34,11 +34,13 @@ async function look(whole) {
     due(LOOKS.replicas) ? get("/api/replicas") : null,
     due(LOOKS.policies) ? get("/api/policies").catch(none) : null,
     status.sessions !== state.listed ? get("/api/sessions?rounds=no") : null,
+    due(LOOKS.coverage) ? get("/api/coverage") : null,
   ];
-  const [replicas, policies, list] = await Promise.all(wants);
+  const [replicas, policies, list, coverage] = await Promise.all(wants);
   state.look += 1;
   state.replicas = replicas?.replicas ?? state.replicas;
   state.policies = policies ?? state.policies;
+  state.coverage = coverage ?? state.coverage;
   show(status);
   if (list === null) sessions.tick(status.now);
   else sessions.take(list.sessions, status.now);
@@ -58,6 +60,7 @@ function show(status) {
   sections.wrong(status, state.replicas, state.policies);
   sections.overTime(status, state.samples);
   sections.why(status, state.span);
+  sections.coverage(state.coverage);
   sections.drafts(status, state.span);
   sections.replicas(state.replicas, status.now);
   sections.policies(state.policies);

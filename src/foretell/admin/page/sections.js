@@ -247,6 +247,29 @@ function gates(status) {
   list(byId("gates-why"), shown, (each) => each.key, () => element("li", {}), (item, each) => say(item, each.text));
 }
 
+// ------------------------------------------------------------------------------------------------ coverage
+
+/** Rows of the coverage report that are shown. */
+const COVERED = 12;
+
+export function coverage(report) {
+  say(byId("coverage-told"), `${report.sentence}.`);
+  rows(body("covered"), report.rows.slice(0, COVERED), (each) => JSON.stringify([each.policy, each.backend, each.route, each.client, each.path, each.reason]), (each) => [
+    each.path,
+    { text: each.reason || "none", class: each.reason === "" ? "muted" : null },
+    each.route,
+    { text: each.client, class: "name" },
+    { text: each.policy || "none", class: each.policy === "" ? "muted" : "name" },
+    { text: each.backend || "none", class: each.backend === "" ? "muted" : "name" },
+    whole(each.requests),
+    whole(each.tokens),
+    share(each.tokens, report.tokens),
+  ], "No request for text has ended yet.");
+  const hidden = report.rows.length - COVERED;
+  const estimated = report.estimated_tokens > 0 ? ` ${share(report.estimated_tokens, report.tokens)} of the tokens are estimated, of answers that did not report their usage.` : "";
+  say(byId("coverage-note"), `Output tokens since the start, of all requests for text, relayed ones included.${estimated}${hidden > 0 ? ` ${whole(hidden)} smaller rows are in /api/coverage.` : ""}`);
+}
+
 // ------------------------------------------------------------------------------------------------ drafts
 
 const DRAFTERS = { prompt_lookup: "prompt lookup", none: "none (an empty round)" };

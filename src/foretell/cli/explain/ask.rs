@@ -1,13 +1,15 @@
-//! Sends the request to the running proxy's admin API.
+//! Asks the running proxy's admin API: about a request, or about its traffic.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, StatusCode};
+use serde::de::DeserializeOwned;
 
 use super::Given;
 use crate::admin::explain::PREFIX;
 use crate::cli::admin_port::{AdminPort, Fault};
 use crate::config::process::Process;
+use crate::observe::coverage::Report;
 use foretell_engines::policy::{Explanation, PolicySet};
 
 /// Time limit of an answer.
@@ -19,8 +21,26 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// The address gives no valid answer, or the proxy refuses the request.
 pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Explanation>, String> {
     let port = AdminPort::new(process.admin.address, process.admin.token_file.as_deref());
+    answer(&port, call(&port, given), "explain").await
+}
+
+/// The coverage report of the proxy at this port; `None` if no server listens there.
+///
+/// # Errors
+/// The address gives no valid answer, or the proxy refuses the request.
+pub(super) async fn traffic(port: &AdminPort) -> Result<Option<Report>, String> {
+    answer(port, port.get("/api/coverage"), "explain --traffic").await
+}
+
+/// Waits for an answer in JSON; `None` if no server listens. `what` names the command that needs
+/// it.
+async fn answer<T: DeserializeOwned>(
+    port: &AdminPort,
+    call: impl Future<Output = Result<(StatusCode, Vec<u8>), Fault>>,
+    what: &str,
+) -> Result<Option<T>, String> {
     let address = port.address;
-    let (status, body) = match tokio::time::timeout(WITHIN, call(&port, given)).await {
+    let (status, body) = match tokio::time::timeout(WITHIN, call).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(Fault::Nobody)) => return Ok(None),
         Ok(Err(Fault::Other(why))) => {
@@ -30,12 +50,12 @@ pub(super) async fn proxy(process: &Process, given: &Given) -> Result<Option<Exp
             return Err(format!("the admin port {address} gives no answer within {} s", WITHIN.as_secs()));
         }
     };
-    match (status, serde_json::from_slice::<Explanation>(&body)) {
+    match (status, serde_json::from_slice::<T>(&body)) {
         (StatusCode::OK, Ok(told)) => Ok(Some(told)),
         (StatusCode::UNAUTHORIZED, _) => {
             Err(format!("the proxy at {address} requires its admin token (admin.token_file)"))
         }
-        _ => Err(format!("the server on the admin port {address} does not support explain ({status})")),
+        _ => Err(format!("the server on the admin port {address} does not support {what} ({status})")),
     }
 }
 

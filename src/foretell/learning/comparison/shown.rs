@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Compared, Comparisons};
 use crate::config::store::PolicyStore;
+use crate::observe::coverage::Projected;
 use crate::observe::make::{self, AtScrape, Made};
 use foretell_core::control::groups::Interval;
 use foretell_core::words::metric;
@@ -68,10 +69,24 @@ impl Comparisons {
     /// The groups of a policy at every backend, as `/api/policies` shows them. Figures are `null`
     /// before there are enough requests.
     pub fn shown(&self, policy: &str) -> Value {
+        self.of(policy).iter().map(entry).collect()
+    }
+
+    /// The projected speedup of a policy at each backend where there are enough requests for one.
+    pub fn projected(&self, policy: &str) -> Vec<Projected> {
+        let projected = |compared: Compared| {
+            let speedup = compared.groups.projected()?.gain.middle;
+            Some(Projected { policy: compared.policy, backend: compared.backend, speedup })
+        };
+        self.of(policy).into_iter().filter_map(projected).collect()
+    }
+
+    /// The groups of a policy, by name of the backend.
+    fn of(&self, policy: &str) -> Vec<Compared> {
         let mut own: Vec<Compared> =
             self.all().into_iter().filter(|compared| compared.policy == policy).collect();
         own.sort_by(|a, b| a.backend.cmp(&b.backend));
-        own.iter().map(entry).collect()
+        own
     }
 }
 
@@ -121,6 +136,9 @@ mod tests {
             (&json!("probe"), &json!(1.5)),
             "{shown}"
         );
+        let projected = comparisons.projected(&policy.name);
+        assert_eq!((projected.len(), projected[0].backend.as_str()), (1, "llama"));
+        assert!((projected[0].speedup - 1.5).abs() < 1e-9);
         assert!(shown[0]["time_per_token_ratio"]["high"].as_f64().unwrap() < 0.8, "{shown}");
         assert_eq!(comparisons.shown("another"), json!([]));
         assert_eq!(shown[0]["closed"], false);

@@ -146,6 +146,7 @@ impl RequestMetrics {
             self.broken.inc();
         }
         self.times(finished, path);
+        self.tokens(finished);
         if finished.held_back {
             self.holdback.with_label_values(&[policy]).inc();
         }
@@ -168,9 +169,13 @@ impl RequestMetrics {
             self.per_token.with_label_values(&[path]).observe(seconds);
         }
         self.duration.with_label_values(&[path]).observe(finished.duration.as_secs_f64());
-        self.tokens
-            .with_label_values(&[path, finished.reason.map_or("", Reason::name)])
-            .inc_by(u64::from(finished.output_tokens));
+    }
+
+    fn tokens(&self, finished: &Finished) {
+        let Some(route) = finished.route else { return };
+        let reason = finished.reason.map_or("", Reason::name);
+        let labels = [finished.path.name(), reason, route.name(), finished.client.name()];
+        self.tokens.with_label_values(&labels).inc_by(u64::from(finished.output_tokens));
     }
 }
 

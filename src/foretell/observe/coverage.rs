@@ -1,0 +1,290 @@
+//! Output tokens by the way in which they came about: the coverage of speculation, for
+//! `/api/coverage`.
+
+pub mod report;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use parking_lot::Mutex;
+
+pub use report::{Report, Rest, Row};
+
+use super::Finished;
+use foretell_core::words::{ClientFamily, Reason};
+use foretell_engines::openai::{Api, Path};
+
+/// Maximum number of combinations that are counted separately; all others are one row.
+const ROWS: usize = 500;
+/// The name of everything in the row for all others.
+const OTHER: &str = "other";
+
+/// Counts of all finished requests for text, since the start of the process.
+#[derive(Debug, Default)]
+pub struct Coverage(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: Sum,
+    /// Speculated, plain, relayed.
+    paths: [Sum; 3],
+    /// Relayed requests by reason.
+    relayed: BTreeMap<Option<Reason>, Sum>,
+    rows: HashMap<Key, Sum>,
+    /// Requests without a row of their own.
+    other: Sum,
+}
+
+/// A combination that is counted separately.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    policy: String,
+    backend: String,
+    route: Api,
+    client: ClientFamily,
+    path: Path,
+    reason: Option<&'static str>,
+}
+
+/// Requests, and their output tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    requests: u64,
+    tokens: u64,
+    /// The part of the tokens that is estimated.
+    estimated: u64,
+}
+
+/// Speedup that is projected for the requests of a policy at a backend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Projected {
+    /// The policy, without its revision.
+    pub policy: String,
+    /// The backend.
+    pub backend: String,
+    /// Plain time ÷ projected time.
+    pub speedup: f64,
+}
+
+impl Sum {
+    fn add(&mut self, finished: &Finished) {
+        let tokens = u64::from(finished.output_tokens);
+        self.requests += 1;
+        self.tokens += tokens;
+        self.estimated += if finished.estimated { tokens } else { 0 };
+    }
+
+    /// The share of these tokens in `all`; `None` if there are none at all.
+    fn share(self, all: Self) -> Option<f64> {
+        (all.tokens > 0).then(|| self.tokens as f64 / all.tokens as f64)
+    }
+}
+
+impl Coverage {
+    /// Adds a finished request, if it asks for text.
+    pub(super) fn finish(&self, finished: &Finished) {
+        if let Some(route) = finished.route {
+            self.0.lock().add(finished, route);
+        }
+    }
+
+    /// The report of a process that began at `since`, in Unix seconds.
+    pub fn report(&self, since: f64, projected: &[Projected]) -> Report {
+        let counts = self.0.lock();
+        let [speculated, plain, _] = counts.paths;
+        let eligible = Sum { tokens: speculated.tokens + plain.tokens, ..Sum::default() };
+        let mut report = Report {
+            since,
+            requests: counts.all.requests,
+            tokens: counts.all.tokens,
+            estimated_tokens: counts.all.estimated,
+            may_speculate: eligible.share(counts.all),
+            speculated: speculated.share(counts.all),
+            expected_speedup: counts.expected(projected),
+            rest: counts.rest(),
+            rows: counts.listed(),
+            sentence: String::new(),
+        };
+        report.sentence = report.summary();
+        report
+    }
+}
+
+impl Counts {
+    fn add(&mut self, finished: &Finished, route: Api) {
+        self.all.add(finished);
+        let [speculated, plain, relayed] = &mut self.paths;
+        match finished.path {
+            Path::Speculated => speculated.add(finished),
+            Path::Plain => plain.add(finished),
+            Path::Relayed => {
+                relayed.add(finished);
+                self.relayed.entry(finished.reason).or_default().add(finished);
+            }
+        }
+        self.row(Key::of(finished, route)).add(finished);
+    }
+
+    fn row(&mut self, key: Key) -> &mut Sum {
+        if self.rows.len() < ROWS || self.rows.contains_key(&key) {
+            self.rows.entry(key).or_default()
+        } else {
+            &mut self.other
+        }
+    }
+
+    /// Reasons for which tokens were relayed, by number of tokens.
+    fn rest(&self) -> Vec<Rest> {
+        let with_tokens = self.relayed.iter().filter(|(_, sum)| sum.tokens > 0);
+        let mut rest: Vec<Rest> = with_tokens
+            .map(|(reason, sum)| Rest {
+                reason: reason.map_or("", Reason::name).to_owned(),
+                words: reason.map_or("", Reason::words).to_owned(),
+                tokens: sum.tokens,
+                share: sum.share(self.all).unwrap_or_default(),
+            })
+            .collect();
+        rest.sort_by_key(|rest| Reverse(rest.tokens));
+        rest
+    }
+
+    /// The rows by number of tokens, that of all others last.
+    fn listed(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = self.rows.iter().map(|(key, sum)| key.row(*sum, self.all)).collect();
+        rows.sort_by(|a, b| {
+            (Reverse((a.tokens, a.requests)), a.names()).cmp(&(Reverse((b.tokens, b.requests)), b.names()))
+        });
+        if self.other.requests > 0 {
+            rows.push(self.other.row([OTHER; 6], self.all));
+        }
+        rows
+    }
+
+    /// The projected speedup of all tokens that may be speculated on, as if each policy and backend
+    /// generated its part of them; `None` if none is projected.
+    fn expected(&self, projected: &[Projected]) -> Option<f64> {
+        let weights = projected.iter().map(|one| self.eligible(one).max(1) as f64);
+        let weighted = projected.iter().zip(weights).filter(|(one, _)| one.speedup > 0.0);
+        let (plain, faster) = weighted.fold((0.0, 0.0), |(plain, faster), (one, weight)| {
+            (plain + weight, faster + weight / one.speedup)
+        });
+        (faster > 0.0).then(|| plain / faster)
+    }
+
+    /// Tokens of a policy at a backend that may be speculated on.
+    fn eligible(&self, at: &Projected) -> u64 {
+        let own = self.rows.iter().filter(|(key, _)| {
+            key.path != Path::Relayed && key.policy == at.policy && key.backend == at.backend
+        });
+        own.map(|(_, sum)| sum.tokens).sum()
+    }
+}
+
+impl Key {
+    fn of(finished: &Finished, route: Api) -> Self {
+        Self {
+            policy: finished.policy_name().to_owned(),
+            backend: finished.backend.clone(),
+            route,
+            client: finished.client,
+            path: finished.path,
+            reason: finished.reason.map(Reason::name),
+        }
+    }
+
+    fn row(&self, sum: Sum, all: Sum) -> Row {
+        let Self { policy, backend, route, client, path, reason } = self;
+        let names = [policy, backend, route.name(), client.name(), path.name(), reason.unwrap_or_default()];
+        sum.row(names, all)
+    }
+}
+
+impl Sum {
+    fn row(self, [policy, backend, route, client, path, reason]: [&str; 6], all: Self) -> Row {
+        Row {
+            policy: policy.to_owned(),
+            backend: backend.to_owned(),
+            route: route.to_owned(),
+            client: client.to_owned(),
+            path: path.to_owned(),
+            reason: reason.to_owned(),
+            requests: self.requests,
+            tokens: self.tokens,
+            share: self.share(all).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_core::words::{PlainReason, RelayReason};
+    use foretell_engines::openai::Route;
+
+    fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {
+        let policy = (path != Path::Relayed).then(|| "p@12345678".to_owned());
+        Finished {
+            route: Some(Route::Chat.into()),
+            reason,
+            policy,
+            output_tokens: tokens,
+            ..Finished::new(path, "b")
+        }
+    }
+
+    fn projected(policy: &str, speedup: f64) -> Projected {
+        Projected { policy: policy.to_owned(), backend: "b".to_owned(), speedup }
+    }
+
+    #[test]
+    fn shares_add_up_and_the_rest_is_in_order() {
+        let coverage = Coverage::default();
+        coverage.finish(&finished(Path::Speculated, None, 40));
+        coverage.finish(&finished(Path::Plain, Some(PlainReason::Holdback.into()), 22));
+        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 10));
+        coverage.finish(&finished(Path::Relayed, Some(RelayReason::Route.into()), 7));
+        let tools = finished(Path::Relayed, Some(RelayReason::Tools.into()), 21);
+        coverage.finish(&Finished { client: ClientFamily::Curl, estimated: true, ..tools });
+        coverage.finish(&Finished::new(Path::Relayed, "b"));
+        let report = coverage.report(7.0, &[projected("p", 1.5)]);
+        assert_eq!((report.requests, report.tokens, report.estimated_tokens), (5, 100, 21));
+        assert_eq!((report.may_speculate, report.speculated), (Some(0.62), Some(0.4)));
+        let rest: Vec<(&str, u64)> =
+            report.rest.iter().map(|rest| (rest.reason.as_str(), rest.tokens)).collect();
+        assert_eq!(rest, [("tools", 21), ("route", 17)]);
+        assert_eq!(report.rows.iter().map(|row| row.tokens).collect::<Vec<_>>(), [40, 22, 21, 17]);
+        assert!((report.rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
+        let first = &report.rows[0];
+        assert_eq!((first.names(), first.requests), (["p", "b", "chat", "other", "speculated", ""], 1));
+        assert_eq!(report.rows[2].client, "curl");
+        assert_eq!(
+            report.sentence,
+            "62 % of your output tokens may be speculated on; expected 1.5×; the largest rest: tools, 21 %"
+        );
+    }
+
+    #[test]
+    fn rows_are_bounded_and_the_sums_are_not() {
+        let coverage = Coverage::default();
+        for number in 0..2 * ROWS {
+            let policy = Some(format!("p{number}@12345678"));
+            coverage.finish(&Finished { policy, ..finished(Path::Plain, None, 1) });
+        }
+        let report = coverage.report(0.0, &[]);
+        assert_eq!((report.rows.len(), report.tokens), (ROWS + 1, 2 * ROWS as u64));
+        let last = &report.rows[ROWS];
+        assert_eq!((last.names(), last.tokens), ([OTHER; 6], ROWS as u64));
+        assert!((report.rows.iter().map(|row| row.share).sum::<f64>() - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_expected_speedup_is_weighted_by_tokens() {
+        let coverage = Coverage::default();
+        coverage.finish(&finished(Path::Plain, None, 300));
+        let other = Some("q@12345678".to_owned());
+        coverage.finish(&Finished { policy: other, ..finished(Path::Plain, None, 100) });
+        let expected = coverage.report(0.0, &[projected("p", 2.0), projected("q", 1.0)]).expected_speedup;
+        assert!((expected.unwrap() - 1.6).abs() < 1e-9, "400 tokens in the time of 250");
+        assert_eq!(coverage.report(0.0, &[]).expected_speedup, None);
+    }
+}
