@@ -100,16 +100,16 @@ impl ToolFormat {
         }
     }
 
-    const fn grammar(self) -> Option<&'static Grammar> {
-        Some(match self {
-            Self::Hermes => return None,
-            Self::Qwen3Coder => &grammar::QWEN3,
-            Self::Glm => &grammar::GLM,
-            Self::KimiK2 => &grammar::KIMI_K2,
-            Self::MinimaxM2 => &grammar::MINIMAX_M2,
-            Self::DeepseekV32 => &grammar::DEEPSEEK_V32,
-            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
-        })
+    const fn parser(self) -> Kind {
+        match self {
+            Self::Hermes => Kind::Own,
+            Self::Qwen3Coder => Kind::Grammar(&grammar::QWEN3),
+            Self::Glm => Kind::Grammar(&grammar::GLM),
+            Self::KimiK2 => Kind::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Kind::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV32 => Kind::Grammar(&grammar::DEEPSEEK_V32),
+            Self::DeepseekV4 => Kind::Grammar(&grammar::DEEPSEEK_V4),
+        }
     }
 
     /// True if the server decodes special tokens for it even if no call may come.
@@ -162,15 +162,15 @@ impl ReasoningFormat {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }
 
-    const fn grammar(self) -> Option<&'static Grammar> {
-        Some(match self {
-            Self::DeepseekR1 => return None,
-            Self::Qwen3 => &grammar::QWEN3,
-            Self::Glm => &grammar::GLM,
-            Self::KimiK2 => &grammar::KIMI_K2,
-            Self::MinimaxM2 => &grammar::MINIMAX_M2,
-            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
-        })
+    const fn parser(self) -> Kind {
+        match self {
+            Self::DeepseekR1 => Kind::Own,
+            Self::Qwen3 => Kind::Grammar(&grammar::QWEN3),
+            Self::Glm => Kind::Grammar(&grammar::GLM),
+            Self::KimiK2 => Kind::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Kind::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV4 => Kind::Grammar(&grammar::DEEPSEEK_V4),
+        }
     }
 }
 
@@ -249,13 +249,13 @@ pub struct Unsure;
 #[derive(Clone, Copy, Debug)]
 struct Template<'a>(Option<&'a Map<String, Value>>);
 
-impl Template<'_> {
-    fn get(&self, key: &str) -> Option<&Value> {
+impl<'a> Template<'a> {
+    fn get(self, key: &str) -> Option<&'a Value> {
         self.0.and_then(|variables| variables.get(key))
     }
 
     /// Python's `bool` of a variable.
-    fn is_true(&self, key: &str) -> bool {
+    fn is_true(self, key: &str) -> bool {
         match self.get(key) {
             None | Some(Value::Null) => false,
             Some(Value::Bool(value)) => *value,
@@ -287,8 +287,8 @@ impl Template<'_> {
 impl Parsers {
     /// True if the server decodes the output with its special tokens (`skip_special_tokens: false`),
     /// whatever the request says. Parsers are to be fed the text that the server decodes.
-    pub fn decode_special(&self, request: &Request<'_>) -> bool {
-        let is_by_reasoning = self.reasoning.is_some_and(|format| format.grammar().is_some());
+    pub fn decode_special(self, request: &Request<'_>) -> bool {
+        let is_by_reasoning = self.reasoning.is_some_and(|format| format.parser().grammar().is_some());
         let is_by_tools = self.tools.is_some_and(|format| {
             let is_adjusted = request.may_call || self.reasoning.is_some();
             is_adjusted && (request.may_call || format.always_decodes())
@@ -296,54 +296,16 @@ impl Parsers {
         is_by_reasoning || is_by_tools
     }
 
-    /// True if each parser there is runs a grammar: then one finds calls even where none may come.
-    fn are_machines(&self) -> bool {
-        self.reasoning.is_none_or(|format| format.grammar().is_some())
-            && self.tools.is_none_or(|format| format.grammar().is_some())
-    }
-
-    fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
-        Setup::new(grammar, vocabulary, Template(request.template), request.tools)
-    }
-
-    /// The tool parser, if it is in use for the request.
-    fn calls(&self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Option<Calls> {
-        let format = self.tools?;
-        if !request.may_call && !self.are_machines() {
-            return None;
-        }
-        let Some(grammar) = format.grammar() else { return Some(Calls::Hermes(Hermes::new())) };
-        let drops_calls = !request.may_call && !request.tools.is_empty();
-        let setup = Self::setup(request, vocabulary, grammar);
-        Some(Calls::Machine(Machine::calls(setup, self.reasoning.is_none(), drops_calls)))
-    }
-
     /// The parser of one streamed answer, from its first token.
     ///
     /// # Errors
     /// The vocabulary lacks a token without which the server would not have started.
     pub fn stream(
-        &self,
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Box<dyn Parse>, Unsure> {
-        let (mut reasoning, mut is_reasoning, mut count) = (None, false, Count::None);
-        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
-            let setup = Self::setup(request, vocabulary, grammar);
-            is_reasoning = !setup.has_ended(request.prompt);
-            count = match is_reasoning {
-                true => Count::Machine,
-                false => Count::Ids(Counter::new(Arc::clone(&setup))),
-            };
-            reasoning = Some(Reasoning::Machine(Machine::reasoning(setup)));
-        } else if self.reasoning.is_some() {
-            let think = Think::new(vocabulary).ok_or(Unsure)?;
-            is_reasoning = !think.has_ended(request.prompt);
-            count = Count::Think(think, 0, 0);
-            reasoning = Some(Reasoning::Think(think));
-        }
-        let calls = self.calls(request, vocabulary);
-        Ok(Box::new(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count }))
+        Ok(Box::new(Pair::from(self).stream(request, vocabulary)?))
     }
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that became
@@ -352,28 +314,124 @@ impl Parsers {
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
     pub fn whole(
-        &self,
+        self,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+        tokens: &[(TokenId, &str)],
+    ) -> Result<Whole, Unsure> {
+        Pair::from(self).whole(request, vocabulary, tokens)
+    }
+}
+
+/// How a format is parsed.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// By a table.
+    Grammar(&'static Grammar),
+    /// By code of its own: Hermes for tools, R1 for reasoning.
+    Own,
+}
+
+impl Kind {
+    const fn grammar(self) -> Option<&'static Grammar> {
+        match self {
+            Self::Grammar(grammar) => Some(grammar),
+            Self::Own => None,
+        }
+    }
+}
+
+/// The parsers of a pair of formats.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    tools: Option<Kind>,
+    reasoning: Option<Kind>,
+}
+
+impl From<Parsers> for Pair {
+    fn from(parsers: Parsers) -> Self {
+        Self {
+            tools: parsers.tools.map(ToolFormat::parser),
+            reasoning: parsers.reasoning.map(ReasoningFormat::parser),
+        }
+    }
+}
+
+impl Pair {
+    /// True if each parser there is runs a grammar: then one looks for calls even where none may
+    /// come, to hide them.
+    fn are_machines(self) -> bool {
+        [self.tools, self.reasoning].into_iter().flatten().all(|kind| kind.grammar().is_some())
+    }
+
+    fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
+        Setup::new(grammar, vocabulary, Template(request.template), request.tools)
+    }
+
+    /// The tool parser, if it is in use for the request.
+    fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Option<Calls> {
+        let kind = self.tools?;
+        if !request.may_call && !self.are_machines() {
+            return None;
+        }
+        let Kind::Grammar(grammar) = kind else { return Some(Calls::Hermes(Hermes::new())) };
+        let drops_calls = !request.may_call && !request.tools.is_empty();
+        let setup = Self::setup(request, vocabulary, grammar);
+        Some(Calls::Machine(Box::new(Machine::calls(setup, self.reasoning.is_none(), drops_calls))))
+    }
+
+    fn stream(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Stream, Unsure> {
+        let (reasoning, is_reasoning, count) = match self.reasoning {
+            None => (None, false, Count::None),
+            Some(Kind::Grammar(grammar)) => {
+                let setup = Self::setup(request, vocabulary, grammar);
+                let is_reasoning = !setup.has_ended(request.prompt);
+                let count = if is_reasoning {
+                    Count::Machine
+                } else {
+                    Count::Ids(Box::new(Counter::new(Arc::clone(&setup))))
+                };
+                (Some(Reasoning::Machine(Box::new(Machine::reasoning(setup)))), is_reasoning, count)
+            }
+            Some(Kind::Own) => {
+                let think = Think::new(vocabulary).ok_or(Unsure)?;
+                let is_reasoning = !think.has_ended(request.prompt);
+                (Some(Reasoning::Think(think)), is_reasoning, Count::Think(think, 0, 0))
+            }
+        };
+        let calls = self.calls(request, vocabulary);
+        Ok(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count })
+    }
+
+    fn whole(
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
-        let (mut reasoning, mut content, mut reasoning_tokens) = (None, Some(text.clone()), 0);
-        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
-            let setup = Self::setup(request, vocabulary, grammar);
-            // A grammar that only knows reasoning from its first state is not asked without it.
-            if setup.thinks() || matches!(grammar.thinks, Thinks::IfEitherAndEffort) {
-                (reasoning, content) = Machine::reasoning(Arc::clone(&setup)).whole_reasoning(&text);
+        let (reasoning, content, reasoning_tokens) = match self.reasoning {
+            None => (None, Some(text), 0),
+            Some(Kind::Grammar(grammar)) => {
+                let setup = Self::setup(request, vocabulary, grammar);
+                let mut counter = Counter::new(Arc::clone(&setup));
+                for (token, text) in tokens {
+                    counter.push(*token, text);
+                }
+                // Most families are not asked if the model does not reason.
+                let is_asked = setup.thinks() || grammar.thinks == Thinks::IfEitherAndEffort;
+                let parts = || Machine::reasoning(setup).whole_reasoning(&text);
+                let (reasoning, content) = if is_asked { parts() } else { (None, Some(text)) };
+                (reasoning, content, counter.count())
             }
-            let mut counter = Counter::new(setup);
-            tokens.iter().for_each(|(token, text)| counter.push(*token, text));
-            reasoning_tokens = counter.count();
-        } else if self.reasoning.is_some() {
-            let think = Think::new(vocabulary).ok_or(Unsure)?;
-            (reasoning, content) = think::whole(&text);
-            let mut depth = 0;
-            reasoning_tokens = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
-        }
+            Some(Kind::Own) => {
+                let think = Think::new(vocabulary).ok_or(Unsure)?;
+                let mut depth = 0;
+                let count = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
+                let (reasoning, content) = think::whole(&text);
+                (reasoning, content, count)
+            }
+        };
         let (content, mut calls) = self.whole_calls(request, vocabulary, content)?;
         if !request.may_call {
             calls.clear();
@@ -382,7 +440,7 @@ impl Parsers {
     }
 
     fn whole_calls(
-        &self,
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         content: Option<String>,

@@ -161,6 +161,9 @@ QWEN3_EXTRA = [
     ("end_in_plain_tokens", ["<tool_call>\n<function=search>\n</function>", Raw("</tool_call>"), " b", EOS]),
     ("two_functions_in_one", ["<tool_call>\n<function=now>\n</function>\n<function=search>\n<parameter=query>x</parameter></function></tool_call>", EOS]),
     ("no_name", ["<tool_call><function=></function></tool_call>", EOS]),
+    ("empty_call", ["<tool_call></tool_call> text", Q(W), EOS]),
+    ("call_not_ended", ["<tool_call><function=now></function><tool_call><function=now></function></tool_call>", EOS]),
+    ("call_not_ended_without_function", ["<tool_call><function=now></function><tool_call></tool_call><function=now></function>", EOS]),
     ("special_inside", ["a<|im_start|>b", Q(W), EOS]),
 ]
 GLM_EXTRA = [
@@ -190,6 +193,8 @@ MINIMAX_EXTRA = [
     ("types", [M(("search", {"query": "12", "limit": "5", "exact": "false", "weights": "[1]"})), EOS]),
     ("cut_in_value", ['<minimax:tool_call><invoke name="search"><parameter name="query">a > b']),
     ("two_sections", [M(W), "\n", M(("now", {})), EOS]),
+    ("empty_call", ["<minimax:tool_call></minimax:tool_call> text", EOS]),
+    ("stray_end", ["a </minimax:tool_call> b", EOS]),
 ]
 
 
@@ -204,6 +209,10 @@ def dsml_extra(calls):
         ("cut_in_value", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">a > b and more']),
         ("cut_in_number", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="limit" string="false">12']),
         ("section_ends_call", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">x</｜DSML｜parameter>', end, " y", EOS]),
+        ("section_ends_call_and_more", [start, '<｜DSML｜invoke name="search">', end, '<｜DSML｜invoke name="now"></｜DSML｜invoke>', EOS]),
+        ("text_between_calls", [start, '<｜DSML｜invoke name="now"></｜DSML｜invoke> x <｜DSML｜invoke name="now"></｜DSML｜invoke> y', end, EOS]),
+        ("toolcalls", ["a ", calls(W).replace("tool_calls>", "toolcalls>", 1), EOS]),
+        ("tool", ["a ", calls(W).replace("tool_calls>", "tool>", 1), EOS]),
     ]
 
 
@@ -221,9 +230,11 @@ PAIRS = {
     "glm45_glm45": Family("glm45", "glm45", G, plain=THINK + TOOL, extra=GLM_EXTRA),
     "kimi_k2": Family("kimi_k2", None, K, special=KIMI, extra=KIMI_EXTRA),
     "kimi_k2_kimi_k2": Family("kimi_k2", "kimi_k2", K, plain=THINK, special=KIMI, extra=KIMI_EXTRA),
+    "minimax_m2": Family("minimax_m2", None, M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
     "minimax_m2_minimax_m2": Family("minimax_m2", "minimax_m2", M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
     "deepseek_v32": Family("deepseek_v32", None, V32, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V32)),
     "deepseek_v32_deepseek_r1": Family("deepseek_v32", "deepseek_r1", V32, plain=THINK + ["｜DSML｜"]),
+    "deepseek_v4": Family("deepseek_v4", None, V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
     "deepseek_v4_deepseek_v4": Family("deepseek_v4", "deepseek_v4", V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
 }
 

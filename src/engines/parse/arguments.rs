@@ -391,7 +391,7 @@ fn known<T>(value: Result<T, Unread>) -> Result<Option<T>, Unread> {
 
 /// A float; an integer if it is whole.
 fn number(value: f64) -> Value {
-    if value == value.trunc() {
+    if value.fract().abs() < f64::MIN_POSITIVE {
         // No sign for zero.
         Value::Int(format!("{:.0}", value + 0.0))
     } else {

@@ -13,14 +13,14 @@ use foretell_core::units::TokenId;
 /// The reasoning parser.
 #[derive(Clone, Debug)]
 pub(super) enum Reasoning {
-    Machine(Machine),
+    Machine(Box<Machine>),
     Think(Think),
 }
 
 /// The tool parser.
 #[derive(Clone, Debug)]
 pub(super) enum Calls {
-    Machine(Machine),
+    Machine(Box<Machine>),
     Hermes(Hermes),
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Count {
     /// As the machine saw them.
     Machine,
     /// By ids: the machine of reasoning is never fed.
-    Ids(Counter),
+    Ids(Box<Counter>),
     /// By ids, between markers: how deep, and how many.
     Think(Think, u32, u64),
 }
@@ -134,10 +134,10 @@ impl Parse for Stream {
 
     fn finish(&mut self) -> Parsed {
         let mut parsed = Parsed::default();
-        if self.is_reasoning {
-            if let Some(Reasoning::Machine(machine)) = &mut self.reasoning {
-                parsed = machine.finish();
-            }
+        if self.is_reasoning
+            && let Some(Reasoning::Machine(machine)) = &mut self.reasoning
+        {
+            parsed = machine.finish();
         }
         if let Some(calls) = &mut self.calls {
             parsed.append(calls.finish());
