@@ -11,11 +11,12 @@
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
-//! | `hermes`, `think` | the two families that the server parses without a table |
+//! | `hermes`, `deepseek`, `think` | the families that the server parses without a table |
 //! | `stream` | reasoning, then content and calls |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
 mod arguments;
+mod deepseek;
 mod grammar;
 mod hermes;
 mod machine;
@@ -26,6 +27,7 @@ mod think;
 #[cfg(test)]
 mod tests;
 
+use deepseek::{Deepseek, Layout};
 use grammar::{Grammar, Thinks};
 use hermes::Hermes;
 use machine::{Counter, Machine, Setup};
@@ -51,6 +53,10 @@ pub enum ToolFormat {
     KimiK2,
     /// MiniMax M2.
     MinimaxM2,
+    /// DeepSeek V3 and R1.
+    DeepseekV3,
+    /// DeepSeek V3.1.
+    DeepseekV31,
     /// DeepSeek V3.2.
     DeepseekV32,
     /// DeepSeek V4.
@@ -59,12 +65,14 @@ pub enum ToolFormat {
 
 impl ToolFormat {
     /// Every format.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Glm,
         Self::KimiK2,
         Self::MinimaxM2,
+        Self::DeepseekV3,
+        Self::DeepseekV31,
         Self::DeepseekV32,
         Self::DeepseekV4,
     ];
@@ -77,6 +85,8 @@ impl ToolFormat {
             Self::Glm => &["glm45", "glm47"],
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
+            Self::DeepseekV3 => &["deepseek_v3"],
+            Self::DeepseekV31 => &["deepseek_v31"],
             Self::DeepseekV32 => &["deepseek_v32"],
             Self::DeepseekV4 => &["deepseek_v4"],
         }
@@ -100,21 +110,27 @@ impl ToolFormat {
         }
     }
 
-    const fn parser(self) -> Kind {
+    const fn parser(self) -> Tools {
         match self {
-            Self::Hermes => Kind::Own,
-            Self::Qwen3Coder => Kind::Grammar(&grammar::QWEN3),
-            Self::Glm => Kind::Grammar(&grammar::GLM),
-            Self::KimiK2 => Kind::Grammar(&grammar::KIMI_K2),
-            Self::MinimaxM2 => Kind::Grammar(&grammar::MINIMAX_M2),
-            Self::DeepseekV32 => Kind::Grammar(&grammar::DEEPSEEK_V32),
-            Self::DeepseekV4 => Kind::Grammar(&grammar::DEEPSEEK_V4),
+            Self::Hermes => Tools::Hermes,
+            Self::DeepseekV3 => Tools::Deepseek(Layout::V3),
+            Self::DeepseekV31 => Tools::Deepseek(Layout::V31),
+            Self::Qwen3Coder => Tools::Grammar(&grammar::QWEN3),
+            Self::Glm => Tools::Grammar(&grammar::GLM),
+            Self::KimiK2 => Tools::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Tools::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV32 => Tools::Grammar(&grammar::DEEPSEEK_V32),
+            Self::DeepseekV4 => Tools::Grammar(&grammar::DEEPSEEK_V4),
         }
     }
 
-    /// True if the server decodes special tokens for it even if no call may come.
-    const fn always_decodes(self) -> bool {
-        !matches!(self, Self::Hermes | Self::KimiK2)
+    /// True if the server decodes special tokens for it.
+    const fn decodes(self, may_call: bool) -> bool {
+        match self {
+            Self::Hermes | Self::KimiK2 => may_call,
+            Self::DeepseekV3 | Self::DeepseekV31 => false,
+            _ => true,
+        }
     }
 }
 
@@ -125,6 +141,8 @@ pub enum ReasoningFormat {
     Qwen3,
     /// DeepSeek R1, and every model with `<think>` and `</think>` as tokens.
     DeepseekR1,
+    /// DeepSeek V3 and V3.1: as R1 if the template is told to think, else nothing.
+    DeepseekV3,
     /// GLM 4.5, 4.6 and 4.7.
     Glm,
     /// Kimi K2.
@@ -137,14 +155,22 @@ pub enum ReasoningFormat {
 
 impl ReasoningFormat {
     /// Every format.
-    pub const ALL: [Self; 6] =
-        [Self::Qwen3, Self::DeepseekR1, Self::Glm, Self::KimiK2, Self::MinimaxM2, Self::DeepseekV4];
+    pub const ALL: [Self; 7] = [
+        Self::Qwen3,
+        Self::DeepseekR1,
+        Self::DeepseekV3,
+        Self::Glm,
+        Self::KimiK2,
+        Self::MinimaxM2,
+        Self::DeepseekV4,
+    ];
 
     /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
     pub const fn names(self) -> &'static [&'static str] {
         match self {
             Self::Qwen3 => &["qwen3"],
             Self::DeepseekR1 => &["deepseek_r1"],
+            Self::DeepseekV3 => &["deepseek_v3"],
             Self::Glm => &["glm45", "glm47"],
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
@@ -162,14 +188,15 @@ impl ReasoningFormat {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }
 
-    const fn parser(self) -> Kind {
+    const fn parser(self) -> Thoughts {
         match self {
-            Self::DeepseekR1 => Kind::Own,
-            Self::Qwen3 => Kind::Grammar(&grammar::QWEN3),
-            Self::Glm => Kind::Grammar(&grammar::GLM),
-            Self::KimiK2 => Kind::Grammar(&grammar::KIMI_K2),
-            Self::MinimaxM2 => Kind::Grammar(&grammar::MINIMAX_M2),
-            Self::DeepseekV4 => Kind::Grammar(&grammar::DEEPSEEK_V4),
+            Self::DeepseekR1 => Thoughts::Think,
+            Self::DeepseekV3 => Thoughts::ThinkIfAsked,
+            Self::Qwen3 => Thoughts::Grammar(&grammar::QWEN3),
+            Self::Glm => Thoughts::Grammar(&grammar::GLM),
+            Self::KimiK2 => Thoughts::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Thoughts::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
         }
     }
 }
@@ -184,7 +211,7 @@ pub enum IdScheme {
     Written,
 }
 
-/// What the parsers need to know of the target's tokens.
+/// The target's tokens, as far as parsers need to know them.
 #[derive(Clone, Copy)]
 pub struct Vocabulary<'a> {
     /// The id of a text that is one token of the vocabulary, special or not.
@@ -194,7 +221,7 @@ pub struct Vocabulary<'a> {
     pub special: &'a [(TokenId, &'a str)],
 }
 
-/// What the parsers need to know of a request. Its tool choice is `auto` or `none`.
+/// A request, as far as parsers need to know it. Its tool choice is `auto` or `none`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// The field `tools`; empty if it is absent.
@@ -285,13 +312,13 @@ impl<'a> Template<'a> {
 }
 
 impl Parsers {
-    /// True if the server decodes the output with its special tokens (`skip_special_tokens: false`),
-    /// whatever the request says. Parsers are to be fed the text that the server decodes.
+    /// True if the server decodes the output with its special tokens
+    /// (`skip_special_tokens: false`), whatever the request says. Parsers are to be fed the text that the server decodes.
     pub fn decode_special(self, request: &Request<'_>) -> bool {
         let is_by_reasoning = self.reasoning.is_some_and(|format| format.parser().grammar().is_some());
         let is_by_tools = self.tools.is_some_and(|format| {
             let is_adjusted = request.may_call || self.reasoning.is_some();
-            is_adjusted && (request.may_call || format.always_decodes())
+            is_adjusted && format.decodes(request.may_call)
         });
         is_by_reasoning || is_by_tools
     }
@@ -308,8 +335,8 @@ impl Parsers {
         Ok(Box::new(Pair::from(self).stream(request, vocabulary)?))
     }
 
-    /// The parts of one answer that is not streamed, from its tokens, each with the text that became
-    /// certain with it.
+    /// The parts of one answer that is not streamed, from its tokens, each with the text that
+    /// became certain with it.
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
@@ -323,20 +350,36 @@ impl Parsers {
     }
 }
 
-/// How a format is parsed.
+/// How a format of tool calls is parsed.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// By a table.
+enum Tools {
     Grammar(&'static Grammar),
-    /// By code of its own: Hermes for tools, R1 for reasoning.
-    Own,
+    Hermes,
+    Deepseek(Layout),
 }
 
-impl Kind {
+/// How a format of reasoning is parsed.
+#[derive(Clone, Copy, Debug)]
+enum Thoughts {
+    Grammar(&'static Grammar),
+    Think,
+    ThinkIfAsked,
+}
+
+impl Tools {
     const fn grammar(self) -> Option<&'static Grammar> {
         match self {
             Self::Grammar(grammar) => Some(grammar),
-            Self::Own => None,
+            Self::Hermes | Self::Deepseek(_) => None,
+        }
+    }
+}
+
+impl Thoughts {
+    const fn grammar(self) -> Option<&'static Grammar> {
+        match self {
+            Self::Grammar(grammar) => Some(grammar),
+            Self::Think | Self::ThinkIfAsked => None,
         }
     }
 }
@@ -344,8 +387,8 @@ impl Kind {
 /// The parsers of a pair of formats.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
-    tools: Option<Kind>,
-    reasoning: Option<Kind>,
+    tools: Option<Tools>,
+    reasoning: Option<Thoughts>,
 }
 
 impl From<Parsers> for Pair {
@@ -361,7 +404,8 @@ impl Pair {
     /// True if each parser there is runs a grammar: then one looks for calls even where none may
     /// come, to hide them.
     fn are_machines(self) -> bool {
-        [self.tools, self.reasoning].into_iter().flatten().all(|kind| kind.grammar().is_some())
+        self.tools.is_none_or(|tools| tools.grammar().is_some())
+            && self.reasoning.is_none_or(|reasoning| reasoning.grammar().is_some())
     }
 
     fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
@@ -369,21 +413,40 @@ impl Pair {
     }
 
     /// The tool parser, if it is in use for the request.
-    fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Option<Calls> {
-        let kind = self.tools?;
+    fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Option<Calls>, Unsure> {
+        let Some(tools) = self.tools else { return Ok(None) };
         if !request.may_call && !self.are_machines() {
-            return None;
+            return Ok(None);
         }
-        let Kind::Grammar(grammar) = kind else { return Some(Calls::Hermes(Hermes::new())) };
-        let drops_calls = !request.may_call && !request.tools.is_empty();
-        let setup = Self::setup(request, vocabulary, grammar);
-        Some(Calls::Machine(Box::new(Machine::calls(setup, self.reasoning.is_none(), drops_calls))))
+        Ok(Some(match tools {
+            Tools::Hermes => Calls::Hermes(Hermes::new()),
+            Tools::Deepseek(layout) => Calls::Deepseek(Deepseek::new(layout, vocabulary).ok_or(Unsure)?),
+            Tools::Grammar(grammar) => {
+                let drops_calls = !request.may_call && !request.tools.is_empty();
+                let setup = Self::setup(request, vocabulary, grammar);
+                Calls::Machine(Box::new(Machine::calls(setup, self.reasoning.is_none(), drops_calls)))
+            }
+        }))
+    }
+
+    /// The markers of reasoning, if it is parsed by them; `None` within if there is none to parse.
+    fn think(
+        kind: Thoughts,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Option<Think>, Unsure> {
+        let template = Template(request.template);
+        let is_asked = template.is_true("thinking") || template.is_true("enable_thinking");
+        if matches!(kind, Thoughts::ThinkIfAsked) && !is_asked {
+            return Ok(None);
+        }
+        Think::new(vocabulary).ok_or(Unsure).map(Some)
     }
 
     fn stream(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Stream, Unsure> {
         let (reasoning, is_reasoning, count) = match self.reasoning {
             None => (None, false, Count::None),
-            Some(Kind::Grammar(grammar)) => {
+            Some(Thoughts::Grammar(grammar)) => {
                 let setup = Self::setup(request, vocabulary, grammar);
                 let is_reasoning = !setup.has_ended(request.prompt);
                 let count = if is_reasoning {
@@ -393,13 +456,15 @@ impl Pair {
                 };
                 (Some(Reasoning::Machine(Box::new(Machine::reasoning(setup)))), is_reasoning, count)
             }
-            Some(Kind::Own) => {
-                let think = Think::new(vocabulary).ok_or(Unsure)?;
-                let is_reasoning = !think.has_ended(request.prompt);
-                (Some(Reasoning::Think(think)), is_reasoning, Count::Think(think, 0, 0))
-            }
+            Some(kind) => match Self::think(kind, request, vocabulary)? {
+                None => (None, false, Count::None),
+                Some(think) => {
+                    let is_reasoning = !think.has_ended(request.prompt);
+                    (Some(Reasoning::Think(think)), is_reasoning, Count::Think(think, 0, 0))
+                }
+            },
         };
-        let calls = self.calls(request, vocabulary);
+        let calls = self.calls(request, vocabulary)?;
         Ok(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count })
     }
 
@@ -412,7 +477,7 @@ impl Pair {
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
         let (reasoning, content, reasoning_tokens) = match self.reasoning {
             None => (None, Some(text), 0),
-            Some(Kind::Grammar(grammar)) => {
+            Some(Thoughts::Grammar(grammar)) => {
                 let setup = Self::setup(request, vocabulary, grammar);
                 let mut counter = Counter::new(Arc::clone(&setup));
                 for (token, text) in tokens {
@@ -424,13 +489,15 @@ impl Pair {
                 let (reasoning, content) = if is_asked { parts() } else { (None, Some(text)) };
                 (reasoning, content, counter.count())
             }
-            Some(Kind::Own) => {
-                let think = Think::new(vocabulary).ok_or(Unsure)?;
-                let mut depth = 0;
-                let count = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
-                let (reasoning, content) = think::whole(&text);
-                (reasoning, content, count)
-            }
+            Some(kind) => match Self::think(kind, request, vocabulary)? {
+                None => (None, Some(text), 0),
+                Some(think) => {
+                    let mut depth = 0;
+                    let count = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
+                    let (reasoning, content) = think::whole(&text);
+                    (reasoning, content, count)
+                }
+            },
         };
         let (content, mut calls) = self.whole_calls(request, vocabulary, content)?;
         if !request.may_call {
@@ -446,8 +513,11 @@ impl Pair {
         content: Option<String>,
     ) -> Result<(Option<String>, Vec<Call>), Unsure> {
         let text = content.as_deref().unwrap_or("");
-        match self.calls(request, vocabulary) {
+        match self.calls(request, vocabulary)? {
             None => Ok((content, Vec::new())),
+            Some(Calls::Deepseek(deepseek)) => {
+                Ok(deepseek::whole(deepseek.layout(), text).unwrap_or((content, Vec::new())))
+            }
             Some(Calls::Hermes(_)) => match hermes::whole(text)? {
                 (_, calls) if calls.is_empty() => Ok((content, calls)),
                 found => Ok(found),

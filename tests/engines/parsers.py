@@ -91,6 +91,14 @@ def dsml(name, arguments):
     return f'<｜DSML｜invoke name="{name}">\n{body}</｜DSML｜invoke>\n'
 
 
+def v3(name, arguments):
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments, ensure_ascii=False)}\n```<｜tool▁call▁end｜>"
+
+
+def v31(name, arguments):
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments, ensure_ascii=False)}<｜tool▁call▁end｜>"
+
+
 def around(start, end, one):
     def calls(*each):
         return start + "".join(one(name, arguments, i) if one is kimi else one(name, arguments)
@@ -109,6 +117,8 @@ V4 = around("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", dsml)
 H, Q, G = lines(hermes), lines(qwen3_coder), lines(glm)
 K = around(*SECTION, kimi)
 M = around("<minimax:tool_call>\n", "</minimax:tool_call>", minimax)
+DEEPSEEK = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]
+V3, V31 = around(*DEEPSEEK[:2], v3), around(*DEEPSEEK[:2], v31)
 MINIMAX = ["<minimax:tool_call>", "</minimax:tool_call>"]
 
 W = ("get_weather", {"city": "Paris", "days": 3})
@@ -216,6 +226,29 @@ def dsml_extra(calls):
     ]
 
 
+def deepseek_extra(calls):
+    section, section_end, start, end, sep = DEEPSEEK
+    body = calls(W).removeprefix(section + start).removesuffix(end + section_end)
+    return [
+        ("three_calls", [calls(("now", {}), W, ("search", {"query": "a\nb"})), EOS]),
+        ("newline_in_arguments", [calls(W).replace(", ", ",\n"), EOS]),
+        ("text_between_calls", [section, start, body, end, " x ", start, body, end, " y", section_end, " z", EOS]),
+        ("no_call", ["a ", section, " b ", section_end, " c", EOS]),
+        ("no_section", ["a ", start, body, end, EOS]),
+        ("not_ended", ["a ", section, start, body, EOS]),
+        ("section_ends_call", [section, start, body, section_end, EOS]),
+        ("empty_arguments_then_call", [section, start, body.split("{")[0], end, start, body, end, section_end, EOS]),
+        ("two_separators", [section, start, body.replace(sep, sep + "x" + sep, 1), end, section_end, EOS]),
+        ("ends_twice", [section, start, body, end, end, " x ", start, body, end, section_end, EOS]),
+        ("starts_twice", [section, start, start, body, end, section_end, EOS]),
+        ("backticks", [calls(("search", {"query": "```x``"})), EOS]),
+        ("plain_section", [Raw(section), start, body, end, EOS]),
+        ("other_type", [calls(W).replace("function", "tool"), EOS]),
+        ("cut_in_name", [section, start, "funct"]),
+        ("cut_in_arguments", [section, start, body[:-8]]),
+    ]
+
+
 PAIRS = {
     "hermes": Family("hermes", None, H, plain=TOOL, extra=HERMES_EXTRA),
     "hermes_special": Family("hermes", None, H, special=TOOL),
@@ -232,6 +265,12 @@ PAIRS = {
     "kimi_k2_kimi_k2": Family("kimi_k2", "kimi_k2", K, plain=THINK, special=KIMI, extra=KIMI_EXTRA),
     "minimax_m2": Family("minimax_m2", None, M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
     "minimax_m2_minimax_m2": Family("minimax_m2", "minimax_m2", M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
+    "deepseek_v3": Family("deepseek_v3", None, V3, plain=DEEPSEEK, extra=deepseek_extra(V3)),
+    "deepseek_v3_deepseek_r1": Family("deepseek_v3", "deepseek_r1", V3, plain=THINK + DEEPSEEK),
+    "deepseek_v31": Family("deepseek_v31", None, V31, plain=DEEPSEEK, extra=deepseek_extra(V31)),
+    "deepseek_v31_deepseek_v3": Family("deepseek_v31", "deepseek_v3", V31, plain=THINK + DEEPSEEK),
+    "hermes_deepseek_v3": Family("hermes", "deepseek_v3", H, plain=THINK + TOOL),
+    "deepseek_v31_qwen3": Family("deepseek_v31", "qwen3", V31, plain=THINK + DEEPSEEK),
     "deepseek_v32": Family("deepseek_v32", None, V32, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V32)),
     "deepseek_v32_deepseek_r1": Family("deepseek_v32", "deepseek_r1", V32, plain=THINK + ["｜DSML｜"]),
     "deepseek_v4": Family("deepseek_v4", None, V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
@@ -294,6 +333,8 @@ def cases(family):
             yield name + "_plain", ["a b", EOS], {"prompt": "<|im_start|>assistant\n" + prompt}
         yield "not_thinking", ["a </think> b ", *after, EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"enable_thinking": False}}
         yield "not_thinking_by_the_other_name", ["a b", EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"thinking": False}}
+        yield "thinking", ["<think>a</think>b ", *after, EOS], {"template": {"thinking": True}}
+        yield "thinking_by_the_other_name", ["a</think>b ", *after, EOS], {"template": {"enable_thinking": True}, "prompt": "<think>"}
         yield "not_thinking_unclosed", ["<think>a</think>b", EOS], {"template": {"enable_thinking": False}}
         if family.tools:
             yield "reasoning_forbidden", ["<think>a</think>b ", *after, " c", EOS], {"tools": "none"}

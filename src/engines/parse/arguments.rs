@@ -134,7 +134,7 @@ impl Arguments {
         Some(tag.len() - rest.len())
     }
 
-    /// What follows the part of a start tag that makes it one.
+    /// The rest after the part of a start tag that makes it one.
     fn opener(self, tag: &str) -> Option<&str> {
         match self {
             Self::Dsml => some_space(tag.strip_prefix("<｜DSML｜parameter")?)?.strip_prefix("name="),

@@ -2,8 +2,8 @@
 //!
 //! One [`Machine`](super::machine::Machine) runs them all. A grammar says which texts are markers,
 //! which of them count only as their own token (text that merely spells one stays text), and what a
-//! marker does in a state. A marker without a step in the present state is text; where text is dropped,
-//! or is all argument, a step that only stays there would say nothing, so there is none.
+//! marker does in a state. A marker without a step in the present state is text; where text is
+//! dropped, or is all argument, a step that only stays there would say nothing, so there is none.
 
 use super::arguments::Arguments;
 
@@ -55,7 +55,7 @@ pub(super) enum Mark {
     Drop,
 }
 
-/// What a step tells besides the new state.
+/// News of a step, besides the new state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tells {
     ReasoningEnd,
@@ -145,7 +145,7 @@ const CALLED: &[Tells] = &[Tells::CallEnd];
 const REASONED_CALLS: &[Tells] = &[Tells::ReasoningEnd, Tells::CallStart];
 const ARGUMENT: &[Tells] = &[Argument];
 
-/// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+/// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>…`.
 pub(super) static QWEN3: Grammar = Grammar {
     spellings: &[
         (ThinkStart, "<think>"),

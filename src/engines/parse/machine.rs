@@ -207,7 +207,7 @@ impl Counter {
     }
 }
 
-/// What the machine found; calls are numbered by the machine.
+/// A finding of the machine, which numbers the calls.
 #[derive(Clone, Debug)]
 enum Event {
     Reasoning(String),
@@ -219,7 +219,7 @@ enum Event {
     CallEnd,
 }
 
-/// What was found of one call.
+/// One call, as far as it was found.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     id: Option<String>,
@@ -337,7 +337,7 @@ impl Machine {
         self.strip_reasoning(parsed)
     }
 
-    /// What is held back.
+    /// The parts that are held back.
     pub fn finish(&mut self) -> Parsed {
         let mut events = Vec::new();
         self.end(&mut events);
@@ -806,7 +806,7 @@ impl Machine {
         arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))
     }
 
-    /// What became certain of the arguments with a piece of their text.
+    /// The arguments' JSON that became certain with a piece of their text.
     fn argument_piece(&mut self, text: &str) -> Option<String> {
         let grammar = self.setup.grammar;
         if grammar.arguments == Arguments::Json {

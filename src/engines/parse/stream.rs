@@ -3,6 +3,7 @@
 //! The server hands the output from its reasoning parser to its tool parser at the token that ends
 //! reasoning. With neither, or after the last, text is content as it stands.
 
+use super::deepseek::Deepseek;
 use super::hermes::Hermes;
 use super::machine::{Counter, Machine};
 use super::think::Think;
@@ -22,6 +23,7 @@ pub(super) enum Reasoning {
 pub(super) enum Calls {
     Machine(Box<Machine>),
     Hermes(Hermes),
+    Deepseek(Deepseek),
 }
 
 impl Calls {
@@ -29,6 +31,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.push(token, text),
             Self::Hermes(hermes) => hermes.push(text),
+            Self::Deepseek(deepseek) => deepseek.push(token, text),
         }
     }
 
@@ -36,6 +39,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.finish(),
             Self::Hermes(hermes) => hermes.finish(),
+            Self::Deepseek(_) => Parsed::default(),
         }
     }
 
@@ -43,6 +47,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.is_outside_calls(),
             Self::Hermes(hermes) => hermes.is_outside_calls(),
+            Self::Deepseek(deepseek) => deepseek.is_outside_calls(),
         }
     }
 
@@ -50,6 +55,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.is_sure(),
             Self::Hermes(hermes) => hermes.is_sure(),
+            Self::Deepseek(_) => true,
         }
     }
 }

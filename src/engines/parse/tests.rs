@@ -49,7 +49,7 @@ fn golden(path: &PathBuf) -> Golden {
     }
 }
 
-/// What one case is about.
+/// One case.
 struct Case {
     name: String,
     may_call: bool,
@@ -211,16 +211,19 @@ fn every_format_has_goldens_and_unique_names() {
 fn is_noticed(grammar: &'static Grammar, altered: Grammar) -> bool {
     // A few hundred small tables live as long as the test.
     let altered: &'static Grammar = Box::leak(Box::new(altered));
-    let swap = |kind: Option<Kind>| match kind {
-        Some(Kind::Grammar(known)) if std::ptr::eq(known, grammar) => Some(Kind::Grammar(altered)),
-        other => other,
-    };
     goldens().iter().any(|golden| {
-        let pair = Pair::from(golden.parsers);
-        let is_in_use = [pair.tools, pair.reasoning]
-            .into_iter()
-            .any(|kind| kind.and_then(Kind::grammar).is_some_and(|known| std::ptr::eq(known, grammar)));
-        let pair = Pair { tools: swap(pair.tools), reasoning: swap(pair.reasoning) };
+        let mut pair = Pair::from(golden.parsers);
+        let mut is_in_use = false;
+        if let Some(Tools::Grammar(known)) = &mut pair.tools
+            && std::ptr::eq(*known, grammar)
+        {
+            (*known, is_in_use) = (altered, true);
+        }
+        if let Some(Thoughts::Grammar(known)) = &mut pair.reasoning
+            && std::ptr::eq(*known, grammar)
+        {
+            (*known, is_in_use) = (altered, true);
+        }
         is_in_use && golden.cases.iter().any(|json| differs(golden, &case(golden, json), json, pair))
     })
 }
