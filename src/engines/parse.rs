@@ -11,7 +11,7 @@
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
-//! | `hermes`, `deepseek`, `think` | the families that the server parses without a table |
+//! | `hermes`, `llama`, `deepseek`, `think` | the families that the server parses without a table |
 //! | `stream` | reasoning, then content and calls |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
@@ -19,6 +19,7 @@ mod arguments;
 mod deepseek;
 mod grammar;
 mod hermes;
+mod llama;
 mod machine;
 mod python;
 mod stream;
@@ -30,6 +31,7 @@ mod tests;
 use deepseek::{Deepseek, Layout};
 use grammar::{Grammar, Thinks};
 use hermes::Hermes;
+use llama::Llama;
 use machine::{Counter, Machine, Setup};
 use stream::{Calls, Count, Reasoning, Stream};
 use think::Think;
@@ -47,6 +49,8 @@ pub enum ToolFormat {
     Hermes,
     /// Qwen 3 Coder: functions and parameters as tags.
     Qwen3Coder,
+    /// Llama 3 and 4, as JSON.
+    Llama3Json,
     /// GLM 4.5, 4.6 and 4.7.
     Glm,
     /// Kimi K2.
@@ -65,9 +69,10 @@ pub enum ToolFormat {
 
 impl ToolFormat {
     /// Every format.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Hermes,
         Self::Qwen3Coder,
+        Self::Llama3Json,
         Self::Glm,
         Self::KimiK2,
         Self::MinimaxM2,
@@ -82,6 +87,7 @@ impl ToolFormat {
         match self {
             Self::Hermes => &["hermes", "qwen3_json"],
             Self::Qwen3Coder => &["qwen3_coder", "qwen3_xml"],
+            Self::Llama3Json => &["llama3_json", "llama4_json"],
             Self::Glm => &["glm45", "glm47"],
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
@@ -113,6 +119,7 @@ impl ToolFormat {
     const fn parser(self) -> Tools {
         match self {
             Self::Hermes => Tools::Hermes,
+            Self::Llama3Json => Tools::Llama,
             Self::DeepseekV3 => Tools::Deepseek(Layout::V3),
             Self::DeepseekV31 => Tools::Deepseek(Layout::V31),
             Self::Qwen3Coder => Tools::Grammar(&grammar::QWEN3),
@@ -128,7 +135,7 @@ impl ToolFormat {
     const fn decodes(self, may_call: bool) -> bool {
         match self {
             Self::Hermes | Self::KimiK2 => may_call,
-            Self::DeepseekV3 | Self::DeepseekV31 => false,
+            Self::Llama3Json | Self::DeepseekV3 | Self::DeepseekV31 => false,
             _ => true,
         }
     }
@@ -313,7 +320,8 @@ impl<'a> Template<'a> {
 
 impl Parsers {
     /// True if the server decodes the output with its special tokens
-    /// (`skip_special_tokens: false`), whatever the request says. Parsers are to be fed the text that the server decodes.
+    /// (`skip_special_tokens: false`), whatever the request says. Parsers are to be fed the text
+    /// that the server decodes.
     pub fn decode_special(self, request: &Request<'_>) -> bool {
         let is_by_reasoning = self.reasoning.is_some_and(|format| format.parser().grammar().is_some());
         let is_by_tools = self.tools.is_some_and(|format| {
@@ -355,6 +363,7 @@ impl Parsers {
 enum Tools {
     Grammar(&'static Grammar),
     Hermes,
+    Llama,
     Deepseek(Layout),
 }
 
@@ -370,7 +379,7 @@ impl Tools {
     const fn grammar(self) -> Option<&'static Grammar> {
         match self {
             Self::Grammar(grammar) => Some(grammar),
-            Self::Hermes | Self::Deepseek(_) => None,
+            Self::Hermes | Self::Llama | Self::Deepseek(_) => None,
         }
     }
 }
@@ -420,6 +429,11 @@ impl Pair {
         }
         Ok(Some(match tools {
             Tools::Hermes => Calls::Hermes(Hermes::new()),
+            // The server does not start without the token of Python.
+            Tools::Llama => {
+                (vocabulary.id)("<|python_tag|>").ok_or(Unsure)?;
+                Calls::Llama(Llama::new())
+            }
             Tools::Deepseek(layout) => Calls::Deepseek(Deepseek::new(layout, vocabulary).ok_or(Unsure)?),
             Tools::Grammar(grammar) => {
                 let drops_calls = !request.may_call && !request.tools.is_empty();
@@ -518,10 +532,11 @@ impl Pair {
             Some(Calls::Deepseek(deepseek)) => {
                 Ok(deepseek::whole(deepseek.layout(), text).unwrap_or((content, Vec::new())))
             }
-            Some(Calls::Hermes(_)) => match hermes::whole(text)? {
-                (_, calls) if calls.is_empty() => Ok((content, calls)),
-                found => Ok(found),
-            },
+            Some(calls @ (Calls::Hermes(_) | Calls::Llama(_))) => {
+                let is_hermes = matches!(calls, Calls::Hermes(_));
+                let (rest, calls) = if is_hermes { hermes::whole(text)? } else { llama::whole(text)? };
+                Ok((if calls.is_empty() { content } else { rest }, calls))
+            }
             Some(Calls::Machine(machine)) => {
                 let (rest, calls) = machine.whole_calls(text)?;
                 if calls.is_empty() {

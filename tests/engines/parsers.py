@@ -249,6 +249,33 @@ def deepseek_extra(calls):
     ]
 
 
+def llama(name, arguments):
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+
+
+L = lambda *each: "; ".join(llama(*one) for one in each)  # noqa: E731
+LLAMA_EXTRA = [
+    ("python_tag", ["<|python_tag|>", L(W), EOS]),
+    ("arguments", ['{"name": "f", "arguments": {"a": "b"}}', EOS]),
+    ("type_first", ['{"type": "function", "name": "f", "parameters": {"a": "b"}}', EOS]),
+    ("name_last", ['{"parameters": {"a": "b"}, "name": "f"}', EOS]),
+    ("three_calls", [L(W, ("now", {}), ("search", {"query": "}; {"})), EOS]),
+    ("spaces", ['{ "name" : "f" ,\n "parameters" : { "x" : [ 1 , 2 ] } }\n', EOS]),
+    ("escapes", ['{"name": "f", "parameters": {"a": "\\u00e9\\n\\ud83d\\ude00 \\"", "b": ["", "\\\\"]}}', EOS]),
+    ("literals", ['{"name": "f", "parameters": {"a": true, "b": [null, false], "c": -12.5, "d": {"e": {}}}}', EOS]),
+    ("space_first", [' {"name": "f", "parameters": {"a": 1}}', EOS]),
+    ("adjacent", ['{"name": "f", "parameters": {"a": 1}}{"name": "g", "parameters": {"a": 1}}', EOS]),
+    ("unsure_exponent", ['{"name": "f", "parameters": {"a": 120e-2}}', EOS]),
+    ("unsure_duplicate", ['{"name": "f", "parameters": {"a": 1, "b": 2, "a": 3}}', EOS]),
+    ("unsure_text_after", ['{"name": "f", "parameters": {"a": 1}} and more {}', EOS]),
+    ("unsure_both", ['{"name": "f", "parameters": {"a": 1}, "arguments": {}}', EOS]),
+    ("unsure_no_name", ['{"parameters": {"a": 1}}', EOS]),
+    ("unsure_broken", ['{"name": "f", "parameters": {"a": 1,}}', EOS]),
+    ("unsure_cut", ['{"name": "f", "parameters": {"a": "long te']),
+    ("unsure_cut_in_name", ['{"name": "fo']),
+]
+
+
 PAIRS = {
     "hermes": Family("hermes", None, H, plain=TOOL, extra=HERMES_EXTRA),
     "hermes_special": Family("hermes", None, H, special=TOOL),
@@ -265,6 +292,8 @@ PAIRS = {
     "kimi_k2_kimi_k2": Family("kimi_k2", "kimi_k2", K, plain=THINK, special=KIMI, extra=KIMI_EXTRA),
     "minimax_m2": Family("minimax_m2", None, M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
     "minimax_m2_minimax_m2": Family("minimax_m2", "minimax_m2", M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
+    "llama3_json": Family("llama3_json", None, L, special=["<|python_tag|>"], extra=LLAMA_EXTRA),
+    "llama3_json_deepseek_r1": Family("llama3_json", "deepseek_r1", L, plain=THINK, special=["<|python_tag|>"]),
     "deepseek_v3": Family("deepseek_v3", None, V3, plain=DEEPSEEK, extra=deepseek_extra(V3)),
     "deepseek_v3_deepseek_r1": Family("deepseek_v3", "deepseek_r1", V3, plain=THINK + DEEPSEEK),
     "deepseek_v31": Family("deepseek_v31", None, V31, plain=DEEPSEEK, extra=deepseek_extra(V31)),

@@ -1,8 +1,8 @@
 //! Output parsers: from text with markers to reasoning, content and tool calls.
 //!
 //! A server with a reasoning or tool parser sends its chats in these parts. The trait is
-//! implemented in `foretell-engines`, one parser per family of models; the session feeds it what the server's
-//! own parser is fed, and compares the results.
+//! implemented in `foretell-engines`, one parser per family of models; the session feeds it what
+//! the server's own parser is fed, and compares the results.
 
 use crate::units::TokenId;
 

@@ -5,6 +5,7 @@
 
 use super::deepseek::Deepseek;
 use super::hermes::Hermes;
+use super::llama::Llama;
 use super::machine::{Counter, Machine};
 use super::think::Think;
 
@@ -24,6 +25,7 @@ pub(super) enum Calls {
     Machine(Box<Machine>),
     Hermes(Hermes),
     Deepseek(Deepseek),
+    Llama(Llama),
 }
 
 impl Calls {
@@ -32,6 +34,7 @@ impl Calls {
             Self::Machine(machine) => machine.push(token, text),
             Self::Hermes(hermes) => hermes.push(text),
             Self::Deepseek(deepseek) => deepseek.push(token, text),
+            Self::Llama(llama) => llama.push(text),
         }
     }
 
@@ -40,6 +43,7 @@ impl Calls {
             Self::Machine(machine) => machine.finish(),
             Self::Hermes(hermes) => hermes.finish(),
             Self::Deepseek(_) => Parsed::default(),
+            Self::Llama(llama) => llama.finish(),
         }
     }
 
@@ -48,6 +52,7 @@ impl Calls {
             Self::Machine(machine) => machine.is_outside_calls(),
             Self::Hermes(hermes) => hermes.is_outside_calls(),
             Self::Deepseek(deepseek) => deepseek.is_outside_calls(),
+            Self::Llama(llama) => llama.is_outside_calls(),
         }
     }
 
@@ -56,6 +61,7 @@ impl Calls {
             Self::Machine(machine) => machine.is_sure(),
             Self::Hermes(hermes) => hermes.is_sure(),
             Self::Deepseek(_) => true,
+            Self::Llama(llama) => llama.is_sure(),
         }
     }
 }
