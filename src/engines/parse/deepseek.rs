@@ -61,6 +61,7 @@ pub(super) struct Deepseek {
     is_named: bool,
     /// Arguments of each call, as the server remembers them: a call without any is not counted.
     known: Vec<String>,
+    is_sure: bool,
 }
 
 impl Deepseek {
@@ -78,11 +79,17 @@ impl Deepseek {
             portion: String::new(),
             is_named: false,
             known: Vec::new(),
+            is_sure: true,
         })
     }
 
     pub const fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// False once markers of calls came out of order, or as text that is no marker.
+    pub const fn is_sure(&self) -> bool {
+        self.is_sure
     }
 
     pub const fn is_outside_calls(&self) -> bool {
@@ -92,11 +99,15 @@ impl Deepseek {
     pub fn push(&mut self, token: Option<TokenId>, text: &str) -> Parsed {
         self.in_section |= token == Some(self.section);
         if !self.in_section {
+            let is_marker = token.is_some() && (token == self.start || token == self.end);
+            self.is_sure &= !is_marker;
             return Parsed::content(text.to_owned());
         }
         let content = text.replace(SECTION, "").replace(SECTION_END, "");
         let is_start = token.is_some() && token == self.start;
         let is_end = token.is_some() && token == self.end;
+        let in_order = if is_start { self.starts == self.ends } else { !is_end || self.starts > self.ends };
+        self.is_sure &= in_order;
         self.starts += u32::from(is_start);
         self.ends += u32::from(is_end);
         match self.starts.cmp(&self.ends) {
@@ -110,6 +121,9 @@ impl Deepseek {
             }
             std::cmp::Ordering::Greater => {
                 self.portion.push_str(text);
+                let is_marked =
+                    [START, END, SECTION, SECTION_END].iter().any(|mark| self.portion.contains(mark));
+                self.is_sure &= !is_marked;
                 self.update()
             }
         }

@@ -43,12 +43,10 @@ impl Llama {
         if text.is_empty() {
             return Parsed::default();
         }
-        let is_first = self.is_calls.is_none();
-        let is_calls = *self.is_calls.get_or_insert(text.starts_with(TAG) || text.starts_with('{'));
+        let is_calls = self.is_calls.unwrap_or_else(|| self.begin(text));
         if !is_calls {
             return Parsed::content(text.to_owned());
         }
-        let text = if is_first { text.strip_prefix(TAG).unwrap_or(text) } else { text };
         self.open.push_str(text);
         let mut parsed = Parsed::default();
         // Only a brace can end a call.
@@ -57,6 +55,22 @@ impl Llama {
             may_end = true;
         }
         parsed
+    }
+
+    /// Tells calls from content by the first text. A part of the tag, in plain tokens, is content
+    /// until the rest of it has come.
+    fn begin(&mut self, text: &str) -> bool {
+        let all = std::mem::take(&mut self.open) + text;
+        if TAG.starts_with(&all) && all != TAG {
+            self.open = all;
+            return false;
+        }
+        let is_calls = all.starts_with(TAG) || all.starts_with('{');
+        self.is_calls = Some(is_calls);
+        if is_calls && all.len() > text.len() {
+            self.is_sure = false;
+        }
+        is_calls
     }
 
     /// A call that was not ended has pieces that only the server's guesses tell.
@@ -69,6 +83,11 @@ impl Llama {
 
     /// Takes a call out of the text; false if none has ended.
     fn advance(&mut self, parsed: &mut Parsed, may_end: bool) -> bool {
+        if self.calls == 0
+            && let Some(rest) = self.open.strip_prefix(TAG)
+        {
+            self.open = rest.to_owned();
+        }
         let gap = if self.calls > 0 { BETWEEN } else { "" };
         let Some(object) = self.open.strip_prefix(gap) else {
             let is_blank = self.open.chars().all(|c| " \t\r\n".contains(c));

@@ -60,7 +60,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.is_sure(),
             Self::Hermes(hermes) => hermes.is_sure(),
-            Self::Deepseek(_) => true,
+            Self::Deepseek(deepseek) => deepseek.is_sure(),
             Self::Llama(llama) => llama.is_sure(),
         }
     }

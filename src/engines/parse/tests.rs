@@ -145,15 +145,25 @@ fn streams_join_to_what_the_server_sends() {
     assert_none(&differences(|golden, case, json| {
         let mut parser = case.stream(golden);
         let parsed = joined(parser.as_mut(), &case.tokens);
-        if !parser.is_sure() && case.name.contains("/unsure") {
+        if !parser.is_sure() {
             return None;
         }
         differ(&case.name, &as_json(&parsed, parser.reasoning_tokens()), &json["stream"])
     }));
 }
 
-/// Streams of Llama that stop inside a call, or go on after it with something else.
-const NOT_SURE: [&str; 3] = ["cut_in_call", "call_then_text", "x_adjacent"];
+/// Streams of Llama that stop inside a call, or go on after it with something else; streams of
+/// DeepSeek with markers out of order.
+const NOT_SURE: [&str; 8] = [
+    "x_plain_section",
+    "cut_in_call",
+    "call_then_text",
+    "x_adjacent",
+    "x_no_section",
+    "x_section_ends_call",
+    "x_ends_twice",
+    "x_starts_twice",
+];
 
 #[test]
 fn a_stream_is_unsure_only_where_it_must_be() {
@@ -161,8 +171,11 @@ fn a_stream_is_unsure_only_where_it_must_be() {
         let mut parser = case.stream(golden);
         joined(parser.as_mut(), &case.tokens);
         let name = case.name.rsplit('/').next().unwrap();
-        let is_llama = golden.parsers.tools == Some(ToolFormat::Llama3Json);
-        let may_be = name.starts_with("unsure") || (is_llama && NOT_SURE.contains(&name));
+        let is_loose = matches!(
+            golden.parsers.tools,
+            Some(ToolFormat::Llama3Json | ToolFormat::DeepseekV3 | ToolFormat::DeepseekV31)
+        );
+        let may_be = name.starts_with("unsure") || (is_loose && NOT_SURE.contains(&name));
         (!parser.is_sure() && !may_be).then(|| case.name.clone())
     }));
 }
