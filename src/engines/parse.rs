@@ -11,13 +11,15 @@
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
-//! | `hermes`, `think` | the two families that the server parses without a table |
+//! | `hermes`, `llama`, `deepseek`, `think` | the families that the server parses without a table |
 //! | `stream` | reasoning, then content and calls |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
 mod arguments;
+mod deepseek;
 mod grammar;
 mod hermes;
+mod llama;
 mod machine;
 mod python;
 mod stream;
@@ -26,8 +28,10 @@ mod think;
 #[cfg(test)]
 mod tests;
 
+use deepseek::{Deepseek, Layout};
 use grammar::{Grammar, Thinks};
 use hermes::Hermes;
+use llama::Llama;
 use machine::{Counter, Machine, Setup};
 use stream::{Calls, Count, Reasoning, Stream};
 use think::Think;
@@ -46,12 +50,18 @@ pub enum ToolFormat {
     Hermes,
     /// Qwen 3 Coder: functions and parameters as tags.
     Qwen3Coder,
+    /// Llama 3 and 4, as JSON.
+    Llama3Json,
     /// GLM 4.5, 4.6 and 4.7.
     Glm,
     /// Kimi K2.
     KimiK2,
     /// MiniMax M2.
     MinimaxM2,
+    /// DeepSeek V3 and R1.
+    DeepseekV3,
+    /// DeepSeek V3.1.
+    DeepseekV31,
     /// DeepSeek V3.2.
     DeepseekV32,
     /// DeepSeek V4.
@@ -60,12 +70,15 @@ pub enum ToolFormat {
 
 impl ToolFormat {
     /// Every format.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Hermes,
         Self::Qwen3Coder,
+        Self::Llama3Json,
         Self::Glm,
         Self::KimiK2,
         Self::MinimaxM2,
+        Self::DeepseekV3,
+        Self::DeepseekV31,
         Self::DeepseekV32,
         Self::DeepseekV4,
     ];
@@ -75,9 +88,12 @@ impl ToolFormat {
         match self {
             Self::Hermes => &["hermes", "qwen3_json"],
             Self::Qwen3Coder => &["qwen3_coder", "qwen3_xml"],
+            Self::Llama3Json => &["llama3_json", "llama4_json"],
             Self::Glm => &["glm45", "glm47"],
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
+            Self::DeepseekV3 => &["deepseek_v3"],
+            Self::DeepseekV31 => &["deepseek_v31"],
             Self::DeepseekV32 => &["deepseek_v32"],
             Self::DeepseekV4 => &["deepseek_v4"],
         }
@@ -101,21 +117,28 @@ impl ToolFormat {
         }
     }
 
-    const fn grammar(self) -> Option<&'static Grammar> {
-        Some(match self {
-            Self::Hermes => return None,
-            Self::Qwen3Coder => &grammar::QWEN3,
-            Self::Glm => &grammar::GLM,
-            Self::KimiK2 => &grammar::KIMI_K2,
-            Self::MinimaxM2 => &grammar::MINIMAX_M2,
-            Self::DeepseekV32 => &grammar::DEEPSEEK_V32,
-            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
-        })
+    const fn parser(self) -> Tools {
+        match self {
+            Self::Hermes => Tools::Hermes,
+            Self::Llama3Json => Tools::Llama,
+            Self::DeepseekV3 => Tools::Deepseek(Layout::V3),
+            Self::DeepseekV31 => Tools::Deepseek(Layout::V31),
+            Self::Qwen3Coder => Tools::Grammar(&grammar::QWEN3),
+            Self::Glm => Tools::Grammar(&grammar::GLM),
+            Self::KimiK2 => Tools::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Tools::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV32 => Tools::Grammar(&grammar::DEEPSEEK_V32),
+            Self::DeepseekV4 => Tools::Grammar(&grammar::DEEPSEEK_V4),
+        }
     }
 
-    /// True if the server decodes special tokens for it even if no call may come.
-    const fn always_decodes(self) -> bool {
-        !matches!(self, Self::Hermes | Self::KimiK2)
+    /// True if the server decodes special tokens for it.
+    const fn decodes(self, may_call: bool) -> bool {
+        match self {
+            Self::Hermes | Self::KimiK2 => may_call,
+            Self::Llama3Json | Self::DeepseekV3 | Self::DeepseekV31 => false,
+            _ => true,
+        }
     }
 }
 
@@ -126,6 +149,8 @@ pub enum ReasoningFormat {
     Qwen3,
     /// DeepSeek R1, and every model with `<think>` and `</think>` as tokens.
     DeepseekR1,
+    /// DeepSeek V3 and V3.1: as R1 if the template is told to think, else nothing.
+    DeepseekV3,
     /// GLM 4.5, 4.6 and 4.7.
     Glm,
     /// Kimi K2.
@@ -138,14 +163,22 @@ pub enum ReasoningFormat {
 
 impl ReasoningFormat {
     /// Every format.
-    pub const ALL: [Self; 6] =
-        [Self::Qwen3, Self::DeepseekR1, Self::Glm, Self::KimiK2, Self::MinimaxM2, Self::DeepseekV4];
+    pub const ALL: [Self; 7] = [
+        Self::Qwen3,
+        Self::DeepseekR1,
+        Self::DeepseekV3,
+        Self::Glm,
+        Self::KimiK2,
+        Self::MinimaxM2,
+        Self::DeepseekV4,
+    ];
 
     /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
     pub const fn names(self) -> &'static [&'static str] {
         match self {
             Self::Qwen3 => &["qwen3"],
             Self::DeepseekR1 => &["deepseek_r1"],
+            Self::DeepseekV3 => &["deepseek_v3"],
             Self::Glm => &["glm45", "glm47"],
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
@@ -163,15 +196,16 @@ impl ReasoningFormat {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }
 
-    const fn grammar(self) -> Option<&'static Grammar> {
-        Some(match self {
-            Self::DeepseekR1 => return None,
-            Self::Qwen3 => &grammar::QWEN3,
-            Self::Glm => &grammar::GLM,
-            Self::KimiK2 => &grammar::KIMI_K2,
-            Self::MinimaxM2 => &grammar::MINIMAX_M2,
-            Self::DeepseekV4 => &grammar::DEEPSEEK_V4,
-        })
+    const fn parser(self) -> Thoughts {
+        match self {
+            Self::DeepseekR1 => Thoughts::Think,
+            Self::DeepseekV3 => Thoughts::ThinkIfAsked,
+            Self::Qwen3 => Thoughts::Grammar(&grammar::QWEN3),
+            Self::Glm => Thoughts::Grammar(&grammar::GLM),
+            Self::KimiK2 => Thoughts::Grammar(&grammar::KIMI_K2),
+            Self::MinimaxM2 => Thoughts::Grammar(&grammar::MINIMAX_M2),
+            Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
+        }
     }
 }
 
@@ -185,7 +219,7 @@ pub enum IdScheme {
     Written,
 }
 
-/// What the parsers need to know of the target's tokens.
+/// The target's tokens, as far as parsers need to know them.
 #[derive(Clone, Copy)]
 pub struct Vocabulary<'a> {
     /// The id of a text that is one token of the vocabulary, special or not.
@@ -195,7 +229,7 @@ pub struct Vocabulary<'a> {
     pub special: &'a [(TokenId, &'a str)],
 }
 
-/// What the parsers need to know of a request. Its tool choice is `auto` or `none`.
+/// A request, as far as parsers need to know it. Its tool choice is `auto` or `none`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// The field `tools`; empty if it is absent.
@@ -258,13 +292,13 @@ pub struct Unsure;
 #[derive(Clone, Copy, Debug)]
 struct Template<'a>(Option<&'a Map<String, Value>>);
 
-impl Template<'_> {
-    fn get(&self, key: &str) -> Option<&Value> {
+impl<'a> Template<'a> {
+    fn get(self, key: &str) -> Option<&'a Value> {
         self.0.and_then(|variables| variables.get(key))
     }
 
     /// Python's `bool` of a variable.
-    fn is_true(&self, key: &str) -> bool {
+    fn is_true(self, key: &str) -> bool {
         match self.get(key) {
             None | Some(Value::Null) => false,
             Some(Value::Bool(value)) => *value,
@@ -294,37 +328,16 @@ impl Template<'_> {
 }
 
 impl Parsers {
-    /// True if the server decodes the output with its special tokens (`skip_special_tokens: false`),
-    /// whatever the request says. Parsers are to be fed the text that the server decodes.
-    pub fn decode_special(&self, request: &Request<'_>) -> bool {
-        let is_by_reasoning = self.reasoning.is_some_and(|format| format.grammar().is_some());
+    /// True if the server decodes the output with its special tokens
+    /// (`skip_special_tokens: false`), whatever the request says. Parsers are to be fed the text
+    /// that the server decodes.
+    pub fn decode_special(self, request: &Request<'_>) -> bool {
+        let is_by_reasoning = self.reasoning.is_some_and(|format| format.parser().grammar().is_some());
         let is_by_tools = self.tools.is_some_and(|format| {
             let is_adjusted = request.may_call || self.reasoning.is_some();
-            is_adjusted && (request.may_call || format.always_decodes())
+            is_adjusted && format.decodes(request.may_call)
         });
         is_by_reasoning || is_by_tools
-    }
-
-    /// True if each parser there is runs a grammar: then one finds calls even where none may come.
-    fn are_machines(&self) -> bool {
-        self.reasoning.is_none_or(|format| format.grammar().is_some())
-            && self.tools.is_none_or(|format| format.grammar().is_some())
-    }
-
-    fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
-        Setup::new(grammar, vocabulary, Template(request.template), request.tools)
-    }
-
-    /// The tool parser, if it is in use for the request.
-    fn calls(&self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Option<Calls> {
-        let format = self.tools?;
-        if !request.may_call && !self.are_machines() {
-            return None;
-        }
-        let Some(grammar) = format.grammar() else { return Some(Calls::Hermes(Hermes::new())) };
-        let drops_calls = !request.may_call && !request.tools.is_empty();
-        let setup = Self::setup(request, vocabulary, grammar);
-        Some(Calls::Machine(Machine::calls(setup, self.reasoning.is_none(), drops_calls)))
     }
 
     /// The parser of one streamed answer, from its first token.
@@ -332,57 +345,183 @@ impl Parsers {
     /// # Errors
     /// The vocabulary lacks a token without which the server would not have started.
     pub fn stream(
-        &self,
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Box<dyn Parse>, Unsure> {
-        let (mut reasoning, mut is_reasoning, mut count) = (None, false, Count::None);
-        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
-            let setup = Self::setup(request, vocabulary, grammar);
-            is_reasoning = !setup.has_ended(request.prompt);
-            count = match is_reasoning {
-                true => Count::Machine,
-                false => Count::Ids(Counter::new(Arc::clone(&setup))),
-            };
-            reasoning = Some(Reasoning::Machine(Machine::reasoning(setup)));
-        } else if self.reasoning.is_some() {
-            let think = Think::new(vocabulary).ok_or(Unsure)?;
-            is_reasoning = !think.has_ended(request.prompt);
-            count = Count::Think(think, 0, 0);
-            reasoning = Some(Reasoning::Think(think));
-        }
-        let calls = self.calls(request, vocabulary);
-        Ok(Box::new(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count }))
+        Ok(Box::new(Pair::from(self).stream(request, vocabulary)?))
     }
 
-    /// The parts of one answer that is not streamed, from its tokens, each with the text that became
-    /// certain with it.
+    /// The parts of one answer that is not streamed, from its tokens, each with the text that
+    /// became certain with it.
     ///
     /// # Errors
     /// The server's answer depends on more than the output, or is an error.
     pub fn whole(
-        &self,
+        self,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+        tokens: &[(TokenId, &str)],
+    ) -> Result<Whole, Unsure> {
+        Pair::from(self).whole(request, vocabulary, tokens)
+    }
+}
+
+/// How a format of tool calls is parsed.
+#[derive(Clone, Copy, Debug)]
+enum Tools {
+    Grammar(&'static Grammar),
+    Hermes,
+    Llama,
+    Deepseek(Layout),
+}
+
+/// How a format of reasoning is parsed.
+#[derive(Clone, Copy, Debug)]
+enum Thoughts {
+    Grammar(&'static Grammar),
+    Think,
+    ThinkIfAsked,
+}
+
+impl Tools {
+    const fn grammar(self) -> Option<&'static Grammar> {
+        match self {
+            Self::Grammar(grammar) => Some(grammar),
+            Self::Hermes | Self::Llama | Self::Deepseek(_) => None,
+        }
+    }
+}
+
+impl Thoughts {
+    const fn grammar(self) -> Option<&'static Grammar> {
+        match self {
+            Self::Grammar(grammar) => Some(grammar),
+            Self::Think | Self::ThinkIfAsked => None,
+        }
+    }
+}
+
+/// The parsers of a pair of formats.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    tools: Option<Tools>,
+    reasoning: Option<Thoughts>,
+}
+
+impl From<Parsers> for Pair {
+    fn from(parsers: Parsers) -> Self {
+        Self {
+            tools: parsers.tools.map(ToolFormat::parser),
+            reasoning: parsers.reasoning.map(ReasoningFormat::parser),
+        }
+    }
+}
+
+impl Pair {
+    /// True if each parser there is runs a grammar: then one looks for calls even where none may
+    /// come, to hide them.
+    fn are_machines(self) -> bool {
+        self.tools.is_none_or(|tools| tools.grammar().is_some())
+            && self.reasoning.is_none_or(|reasoning| reasoning.grammar().is_some())
+    }
+
+    fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
+        Setup::new(grammar, vocabulary, Template(request.template), request.tools)
+    }
+
+    /// The tool parser, if it is in use for the request.
+    fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Option<Calls>, Unsure> {
+        let Some(tools) = self.tools else { return Ok(None) };
+        if !request.may_call && !self.are_machines() {
+            return Ok(None);
+        }
+        Ok(Some(match tools {
+            Tools::Hermes => Calls::Hermes(Hermes::new()),
+            // The server does not start without the token of Python.
+            Tools::Llama => {
+                (vocabulary.id)("<|python_tag|>").ok_or(Unsure)?;
+                Calls::Llama(Llama::new())
+            }
+            Tools::Deepseek(layout) => Calls::Deepseek(Deepseek::new(layout, vocabulary).ok_or(Unsure)?),
+            Tools::Grammar(grammar) => {
+                let drops_calls = !request.may_call && !request.tools.is_empty();
+                let setup = Self::setup(request, vocabulary, grammar);
+                Calls::Machine(Box::new(Machine::calls(setup, self.reasoning.is_none(), drops_calls)))
+            }
+        }))
+    }
+
+    /// The markers of reasoning, if it is parsed by them; `None` within if there is none to parse.
+    fn think(
+        kind: Thoughts,
+        request: &Request<'_>,
+        vocabulary: &Vocabulary<'_>,
+    ) -> Result<Option<Think>, Unsure> {
+        let template = Template(request.template);
+        let is_asked = template.is_true("thinking") || template.is_true("enable_thinking");
+        if matches!(kind, Thoughts::ThinkIfAsked) && !is_asked {
+            return Ok(None);
+        }
+        Think::new(vocabulary).ok_or(Unsure).map(Some)
+    }
+
+    fn stream(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Stream, Unsure> {
+        let (reasoning, is_reasoning, count) = match self.reasoning {
+            None => (None, false, Count::None),
+            Some(Thoughts::Grammar(grammar)) => {
+                let setup = Self::setup(request, vocabulary, grammar);
+                let is_reasoning = !setup.has_ended(request.prompt);
+                let count = if is_reasoning {
+                    Count::Machine
+                } else {
+                    Count::Ids(Box::new(Counter::new(Arc::clone(&setup))))
+                };
+                (Some(Reasoning::Machine(Box::new(Machine::reasoning(setup)))), is_reasoning, count)
+            }
+            Some(kind) => match Self::think(kind, request, vocabulary)? {
+                None => (None, false, Count::None),
+                Some(think) => {
+                    let is_reasoning = !think.has_ended(request.prompt);
+                    (Some(Reasoning::Think(think)), is_reasoning, Count::Think(think, 0, 0))
+                }
+            },
+        };
+        let calls = self.calls(request, vocabulary)?;
+        Ok(Stream { reasoning, calls, is_reasoning, hides_calls: !request.may_call, count })
+    }
+
+    fn whole(
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
-        let (mut reasoning, mut content, mut reasoning_tokens) = (None, Some(text.clone()), 0);
-        if let Some(grammar) = self.reasoning.and_then(ReasoningFormat::grammar) {
-            let setup = Self::setup(request, vocabulary, grammar);
-            // A grammar that only knows reasoning from its first state is not asked without it.
-            if setup.thinks() || matches!(grammar.thinks, Thinks::IfEitherAndEffort) {
-                (reasoning, content) = Machine::reasoning(Arc::clone(&setup)).whole_reasoning(&text);
+        let (reasoning, content, reasoning_tokens) = match self.reasoning {
+            None => (None, Some(text), 0),
+            Some(Thoughts::Grammar(grammar)) => {
+                let setup = Self::setup(request, vocabulary, grammar);
+                let mut counter = Counter::new(Arc::clone(&setup));
+                for (token, text) in tokens {
+                    counter.push(*token, text);
+                }
+                // Most families are not asked if the model does not reason.
+                let is_asked = setup.thinks() || grammar.thinks == Thinks::IfEitherAndEffort;
+                let parts = || Machine::reasoning(setup).whole_reasoning(&text);
+                let (reasoning, content) = if is_asked { parts() } else { (None, Some(text)) };
+                (reasoning, content, counter.count())
             }
-            let mut counter = Counter::new(setup);
-            tokens.iter().for_each(|(token, text)| counter.push(*token, text));
-            reasoning_tokens = counter.count();
-        } else if self.reasoning.is_some() {
-            let think = Think::new(vocabulary).ok_or(Unsure)?;
-            (reasoning, content) = think::whole(&text);
-            let mut depth = 0;
-            reasoning_tokens = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
-        }
+            Some(kind) => match Self::think(kind, request, vocabulary)? {
+                None => (None, Some(text), 0),
+                Some(think) => {
+                    let mut depth = 0;
+                    let count = tokens.iter().map(|(token, _)| think.count(&mut depth, *token)).sum();
+                    let (reasoning, content) = think::whole(&text);
+                    (reasoning, content, count)
+                }
+            },
+        };
         let (content, mut calls) = self.whole_calls(request, vocabulary, content)?;
         if !request.may_call {
             calls.clear();
@@ -391,18 +530,22 @@ impl Parsers {
     }
 
     fn whole_calls(
-        &self,
+        self,
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
         content: Option<String>,
     ) -> Result<(Option<String>, Vec<Call>), Unsure> {
         let text = content.as_deref().unwrap_or("");
-        match self.calls(request, vocabulary) {
+        match self.calls(request, vocabulary)? {
             None => Ok((content, Vec::new())),
-            Some(Calls::Hermes(_)) => match hermes::whole(text)? {
-                (_, calls) if calls.is_empty() => Ok((content, calls)),
-                found => Ok(found),
-            },
+            Some(Calls::Deepseek(deepseek)) => {
+                Ok(deepseek::whole(deepseek.layout(), text).unwrap_or((content, Vec::new())))
+            }
+            Some(calls @ (Calls::Hermes(_) | Calls::Llama(_))) => {
+                let is_hermes = matches!(calls, Calls::Hermes(_));
+                let (rest, calls) = if is_hermes { hermes::whole(text)? } else { llama::whole(text)? };
+                Ok((if calls.is_empty() { content } else { rest }, calls))
+            }
             Some(Calls::Machine(machine)) => {
                 let (rest, calls) = machine.whole_calls(text)?;
                 if calls.is_empty() {

@@ -91,6 +91,14 @@ def dsml(name, arguments):
     return f'<｜DSML｜invoke name="{name}">\n{body}</｜DSML｜invoke>\n'
 
 
+def v3(name, arguments):
+    return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments, ensure_ascii=False)}\n```<｜tool▁call▁end｜>"
+
+
+def v31(name, arguments):
+    return f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments, ensure_ascii=False)}<｜tool▁call▁end｜>"
+
+
 def around(start, end, one):
     def calls(*each):
         return start + "".join(one(name, arguments, i) if one is kimi else one(name, arguments)
@@ -109,6 +117,8 @@ V4 = around("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", dsml)
 H, Q, G = lines(hermes), lines(qwen3_coder), lines(glm)
 K = around(*SECTION, kimi)
 M = around("<minimax:tool_call>\n", "</minimax:tool_call>", minimax)
+DEEPSEEK = ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"]
+V3, V31 = around(*DEEPSEEK[:2], v3), around(*DEEPSEEK[:2], v31)
 MINIMAX = ["<minimax:tool_call>", "</minimax:tool_call>"]
 
 W = ("get_weather", {"city": "Paris", "days": 3})
@@ -161,6 +171,9 @@ QWEN3_EXTRA = [
     ("end_in_plain_tokens", ["<tool_call>\n<function=search>\n</function>", Raw("</tool_call>"), " b", EOS]),
     ("two_functions_in_one", ["<tool_call>\n<function=now>\n</function>\n<function=search>\n<parameter=query>x</parameter></function></tool_call>", EOS]),
     ("no_name", ["<tool_call><function=></function></tool_call>", EOS]),
+    ("empty_call", ["<tool_call></tool_call> text", Q(W), EOS]),
+    ("call_not_ended", ["<tool_call><function=now></function><tool_call><function=now></function></tool_call>", EOS]),
+    ("call_not_ended_without_function", ["<tool_call><function=now></function><tool_call></tool_call><function=now></function>", EOS]),
     ("special_inside", ["a<|im_start|>b", Q(W), EOS]),
 ]
 GLM_EXTRA = [
@@ -190,6 +203,8 @@ MINIMAX_EXTRA = [
     ("types", [M(("search", {"query": "12", "limit": "5", "exact": "false", "weights": "[1]"})), EOS]),
     ("cut_in_value", ['<minimax:tool_call><invoke name="search"><parameter name="query">a > b']),
     ("two_sections", [M(W), "\n", M(("now", {})), EOS]),
+    ("empty_call", ["<minimax:tool_call></minimax:tool_call> text", EOS]),
+    ("stray_end", ["a </minimax:tool_call> b", EOS]),
 ]
 
 
@@ -204,7 +219,61 @@ def dsml_extra(calls):
         ("cut_in_value", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">a > b and more']),
         ("cut_in_number", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="limit" string="false">12']),
         ("section_ends_call", [start, '<｜DSML｜invoke name="search"><｜DSML｜parameter name="query" string="true">x</｜DSML｜parameter>', end, " y", EOS]),
+        ("section_ends_call_and_more", [start, '<｜DSML｜invoke name="search">', end, '<｜DSML｜invoke name="now"></｜DSML｜invoke>', EOS]),
+        ("text_between_calls", [start, '<｜DSML｜invoke name="now"></｜DSML｜invoke> x <｜DSML｜invoke name="now"></｜DSML｜invoke> y', end, EOS]),
+        ("toolcalls", ["a ", calls(W).replace("tool_calls>", "toolcalls>", 1), EOS]),
+        ("tool", ["a ", calls(W).replace("tool_calls>", "tool>", 1), EOS]),
     ]
+
+
+def deepseek_extra(calls):
+    section, section_end, start, end, sep = DEEPSEEK
+    body = calls(W).removeprefix(section + start).removesuffix(end + section_end)
+    return [
+        ("three_calls", [calls(("now", {}), W, ("search", {"query": "a\nb"})), EOS]),
+        ("newline_in_arguments", [calls(W).replace(", ", ",\n"), EOS]),
+        ("text_between_calls", [section, start, body, end, " x ", start, body, end, " y", section_end, " z", EOS]),
+        ("no_call", ["a ", section, " b ", section_end, " c", EOS]),
+        ("no_section", ["a ", start, body, end, EOS]),
+        ("not_ended", ["a ", section, start, body, EOS]),
+        ("section_ends_call", [section, start, body, section_end, EOS]),
+        ("empty_arguments_then_call", [section, start, body.split("{")[0], end, start, body, end, section_end, EOS]),
+        ("two_separators", [section, start, body.replace(sep, sep + "x" + sep, 1), end, section_end, EOS]),
+        ("ends_twice", [section, start, body, end, end, " x ", start, body, end, section_end, EOS]),
+        ("starts_twice", [section, start, start, body, end, section_end, EOS]),
+        ("backticks", [calls(("search", {"query": "```x``"})), EOS]),
+        ("plain_section", [Raw(section), start, body, end, EOS]),
+        ("other_type", [calls(W).replace("function", "tool"), EOS]),
+        ("cut_in_name", [section, start, "funct"]),
+        ("cut_in_arguments", [section, start, body[:-8]]),
+    ]
+
+
+def llama(name, arguments):
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+
+
+L = lambda *each: "; ".join(llama(*one) for one in each)  # noqa: E731
+LLAMA_EXTRA = [
+    ("python_tag", ["<|python_tag|>", L(W), EOS]),
+    ("arguments", ['{"name": "f", "arguments": {"a": "b"}}', EOS]),
+    ("type_first", ['{"type": "function", "name": "f", "parameters": {"a": "b"}}', EOS]),
+    ("name_last", ['{"parameters": {"a": "b"}, "name": "f"}', EOS]),
+    ("three_calls", [L(W, ("now", {}), ("search", {"query": "}; {"})), EOS]),
+    ("spaces", ['{ "name" : "f" ,\n "parameters" : { "x" : [ 1 , 2 ] } }\n', EOS]),
+    ("escapes", ['{"name": "f", "parameters": {"a": "\\u00e9\\n\\ud83d\\ude00 \\"", "b": ["", "\\\\"]}}', EOS]),
+    ("literals", ['{"name": "f", "parameters": {"a": true, "b": [null, false], "c": -12.5, "d": {"e": {}}}}', EOS]),
+    ("space_first", [' {"name": "f", "parameters": {"a": 1}}', EOS]),
+    ("adjacent", ['{"name": "f", "parameters": {"a": 1}}{"name": "g", "parameters": {"a": 1}}', EOS]),
+    ("unsure_exponent", ['{"name": "f", "parameters": {"a": 120e-2}}', EOS]),
+    ("unsure_duplicate", ['{"name": "f", "parameters": {"a": 1, "b": 2, "a": 3}}', EOS]),
+    ("unsure_text_after", ['{"name": "f", "parameters": {"a": 1}} and more {}', EOS]),
+    ("unsure_both", ['{"name": "f", "parameters": {"a": 1}, "arguments": {}}', EOS]),
+    ("unsure_no_name", ['{"parameters": {"a": 1}}', EOS]),
+    ("unsure_broken", ['{"name": "f", "parameters": {"a": 1,}}', EOS]),
+    ("unsure_cut", ['{"name": "f", "parameters": {"a": "long te']),
+    ("unsure_cut_in_name", ['{"name": "fo']),
+]
 
 
 PAIRS = {
@@ -221,9 +290,19 @@ PAIRS = {
     "glm45_glm45": Family("glm45", "glm45", G, plain=THINK + TOOL, extra=GLM_EXTRA),
     "kimi_k2": Family("kimi_k2", None, K, special=KIMI, extra=KIMI_EXTRA),
     "kimi_k2_kimi_k2": Family("kimi_k2", "kimi_k2", K, plain=THINK, special=KIMI, extra=KIMI_EXTRA),
+    "minimax_m2": Family("minimax_m2", None, M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
     "minimax_m2_minimax_m2": Family("minimax_m2", "minimax_m2", M, plain=THINK + MINIMAX, extra=MINIMAX_EXTRA),
+    "llama3_json": Family("llama3_json", None, L, special=["<|python_tag|>"], extra=LLAMA_EXTRA),
+    "llama3_json_deepseek_r1": Family("llama3_json", "deepseek_r1", L, plain=THINK, special=["<|python_tag|>"]),
+    "deepseek_v3": Family("deepseek_v3", None, V3, plain=DEEPSEEK, extra=deepseek_extra(V3)),
+    "deepseek_v3_deepseek_r1": Family("deepseek_v3", "deepseek_r1", V3, plain=THINK + DEEPSEEK),
+    "deepseek_v31": Family("deepseek_v31", None, V31, plain=DEEPSEEK, extra=deepseek_extra(V31)),
+    "deepseek_v31_deepseek_v3": Family("deepseek_v31", "deepseek_v3", V31, plain=THINK + DEEPSEEK),
+    "hermes_deepseek_v3": Family("hermes", "deepseek_v3", H, plain=THINK + TOOL),
+    "deepseek_v31_qwen3": Family("deepseek_v31", "qwen3", V31, plain=THINK + DEEPSEEK),
     "deepseek_v32": Family("deepseek_v32", None, V32, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V32)),
     "deepseek_v32_deepseek_r1": Family("deepseek_v32", "deepseek_r1", V32, plain=THINK + ["｜DSML｜"]),
+    "deepseek_v4": Family("deepseek_v4", None, V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
     "deepseek_v4_deepseek_v4": Family("deepseek_v4", "deepseek_v4", V4, plain=THINK + ["｜DSML｜"], extra=dsml_extra(V4)),
 }
 
@@ -283,6 +362,8 @@ def cases(family):
             yield name + "_plain", ["a b", EOS], {"prompt": "<|im_start|>assistant\n" + prompt}
         yield "not_thinking", ["a </think> b ", *after, EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"enable_thinking": False}}
         yield "not_thinking_by_the_other_name", ["a b", EOS], {"prompt": "<think>\n\n</think>\n\n", "template": {"thinking": False}}
+        yield "thinking", ["<think>a</think>b ", *after, EOS], {"template": {"thinking": True}}
+        yield "thinking_by_the_other_name", ["a</think>b ", *after, EOS], {"template": {"enable_thinking": True}, "prompt": "<think>"}
         yield "not_thinking_unclosed", ["<think>a</think>b", EOS], {"template": {"enable_thinking": False}}
         if family.tools:
             yield "reasoning_forbidden", ["<think>a</think>b ", *after, " c", EOS], {"tools": "none"}

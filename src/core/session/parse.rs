@@ -1,8 +1,8 @@
 //! Output parsers: from text with markers to reasoning, content and tool calls.
 //!
-//! A server with a reasoning or tool parser sends its chats in these parts. The trait is implemented
-//! in `foretell-engines`, one parser per family of models; the session feeds it what the server's
-//! own parser is fed, and compares the results.
+//! A server with a reasoning or tool parser sends its chats in these parts. The trait is
+//! implemented in `foretell-engines`, one parser per family of models; the session feeds it what
+//! the server's own parser is fed, and compares the results.
 
 use crate::units::TokenId;
 
@@ -81,7 +81,8 @@ pub trait Parse: Send {
     /// True if the last token is not inside a tool call or its markers.
     fn is_outside_calls(&self) -> bool;
 
-    /// Tokens so far that the server counts as reasoning in `usage`; zero without a reasoning parser.
+    /// Tokens so far that the server counts as reasoning in `usage`; zero without a reasoning
+    /// parser.
     fn reasoning_tokens(&self) -> u64;
 
     /// False once the server's answer cannot be told from the output: what was given since the last

@@ -134,7 +134,7 @@ impl Arguments {
         Some(tag.len() - rest.len())
     }
 
-    /// What follows the part of a start tag that makes it one.
+    /// The rest after the part of a start tag that makes it one.
     fn opener(self, tag: &str) -> Option<&str> {
         match self {
             Self::Dsml => some_space(tag.strip_prefix("<｜DSML｜parameter")?)?.strip_prefix("name="),
@@ -391,7 +391,7 @@ fn known<T>(value: Result<T, Unread>) -> Result<Option<T>, Unread> {
 
 /// A float; an integer if it is whole.
 fn number(value: f64) -> Value {
-    if value == value.trunc() {
+    if value.fract().abs() < f64::MIN_POSITIVE {
         // No sign for zero.
         Value::Int(format!("{:.0}", value + 0.0))
     } else {

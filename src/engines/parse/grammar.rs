@@ -2,7 +2,8 @@
 //!
 //! One [`Machine`](super::machine::Machine) runs them all. A grammar says which texts are markers,
 //! which of them count only as their own token (text that merely spells one stays text), and what a
-//! marker does in a state. A marker without a step in the present state is text.
+//! marker does in a state. A marker without a step in the present state is text; where text is
+//! dropped, or is all argument, a step that only stays there would say nothing, so there is none.
 
 use super::arguments::Arguments;
 
@@ -54,7 +55,7 @@ pub(super) enum Mark {
     Drop,
 }
 
-/// What a step tells besides the new state.
+/// News of a step, besides the new state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tells {
     ReasoningEnd,
@@ -68,7 +69,7 @@ pub(super) enum Tells {
 pub(super) type Step = (State, Mark, State, &'static [Tells]);
 
 /// A family's format.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Grammar {
     /// Texts of the markers; one marker may have several, the first is the usual one.
     pub spellings: &'static [(Mark, &'static str)],
@@ -144,7 +145,7 @@ const CALLED: &[Tells] = &[Tells::CallEnd];
 const REASONED_CALLS: &[Tells] = &[Tells::ReasoningEnd, Tells::CallStart];
 const ARGUMENT: &[Tells] = &[Argument];
 
-/// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+/// Qwen 3 Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function>…`.
 pub(super) static QWEN3: Grammar = Grammar {
     spellings: &[
         (ThinkStart, "<think>"),
@@ -170,8 +171,6 @@ pub(super) static QWEN3: Grammar = Grammar {
         (Name, NameEnd, ARGS, NONE),
         (Name, FunctionEnd, Between, CALLED),
         (ARGS, FunctionEnd, Between, CALLED),
-        (ARGS, KeyStart, ARGS, ARGUMENT),
-        (ARGS, KeyEnd, ARGS, ARGUMENT),
         (Between, CallEnd, Content, NONE),
         (Between, CallStart, Preamble, CALLS),
         (Between, NameStart, Name, CALLS),
@@ -211,10 +210,6 @@ pub(super) static GLM: Grammar = Grammar {
         (Name, KeyStart, ARGS, ARGUMENT),
         (Name, CallEnd, Content, CALLED),
         (ARGS, CallEnd, Content, CALLED),
-        (ARGS, KeyStart, ARGS, ARGUMENT),
-        (ARGS, KeyEnd, ARGS, ARGUMENT),
-        (ARGS, ValueStart, ARGS, ARGUMENT),
-        (ARGS, ValueEnd, ARGS, ARGUMENT),
     ],
     boundaries: &["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
     arguments: Arguments::Glm,
@@ -251,8 +246,6 @@ pub(super) static KIMI_K2: Grammar = Grammar {
         (ARGS, CallEnd, Between, CALLED),
         (ARGS, SectionEnd, Preamble, CALLED),
         (Between, CallStart, Name, CALLS),
-        (Preamble, SectionEnd, Preamble, NONE),
-        (Between, SectionEnd, Preamble, NONE),
     ],
     boundaries: &[],
     arguments: Arguments::Json,
@@ -290,8 +283,6 @@ pub(super) static MINIMAX_M2: Grammar = Grammar {
         (Content, ThinkEnd, Content, NONE),
         (Reasoning, CallStart, Preamble, REASONED),
         (Content, CallStart, Preamble, NONE),
-        (ARGS, KeyStart, ARGS, ARGUMENT),
-        (ARGS, KeyEnd, ARGS, ARGUMENT),
         (Preamble, CallEnd, Content, NONE),
         (Between, CallEnd, Content, NONE),
         (Content, CallEnd, Content, NONE),
@@ -314,7 +305,9 @@ pub(super) static MINIMAX_M2: Grammar = Grammar {
 };
 
 /// DeepSeek V3.2: `<｜DSML｜function_calls>`, and no reasoning.
-pub(super) const DEEPSEEK_V32: Grammar = Grammar {
+pub(super) static DEEPSEEK_V32: Grammar = V32;
+
+const V32: Grammar = Grammar {
     spellings: &[
         (SectionStart, "<｜DSML｜function_calls>"),
         (SectionEnd, "</｜DSML｜function_calls>"),
@@ -355,7 +348,7 @@ pub(super) static DEEPSEEK_V4: Grammar = Grammar {
     ],
     by_token: &[ThinkStart, ThinkEnd, SectionStart, SectionEnd],
     thinks: Thinks::IfEitherAndEffort,
-    ..DEEPSEEK_V32
+    ..V32
 };
 
 /// The steps with reasoning never fire in V3.2, which has no marker of it.
@@ -372,6 +365,4 @@ const DSML_STEPS: &[Step] = &[
     (ARGS, FunctionEnd, Between, CALLED),
     (ARGS, SectionEnd, Between, CALLED),
     (Between, NameStart, Name, CALLS),
-    (Between, SectionEnd, Between, NONE),
-    (Between, SectionStart, Preamble, NONE),
 ];

@@ -143,13 +143,10 @@ impl Hermes {
             self.advance(&mut region, cut, end.is_some(), parsed);
             self.is_stuck = end.is_some() && !region.has_name;
         }
-        match rest {
-            Some(rest) => rest.get(END.len()..).map(str::to_owned),
-            None => {
-                self.region = Some(region);
-                None
-            }
+        if rest.is_none() {
+            self.region = Some(region);
         }
+        rest?.get(END.len()..).map(str::to_owned)
     }
 
     /// Pieces that became known with the first `cut` bytes of the region.

@@ -207,7 +207,7 @@ impl Counter {
     }
 }
 
-/// What the machine found; calls are numbered by the machine.
+/// A finding of the machine, which numbers the calls.
 #[derive(Clone, Debug)]
 enum Event {
     Reasoning(String),
@@ -219,7 +219,7 @@ enum Event {
     CallEnd,
 }
 
-/// What was found of one call.
+/// One call, as far as it was found.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     id: Option<String>,
@@ -337,7 +337,7 @@ impl Machine {
         self.strip_reasoning(parsed)
     }
 
-    /// What is held back.
+    /// The parts that are held back.
     pub fn finish(&mut self) -> Parsed {
         let mut events = Vec::new();
         self.end(&mut events);
@@ -415,20 +415,16 @@ impl Machine {
             }
             return self.text(events, &text);
         };
-        match text.find(marker.as_str()) {
-            Some(at) => {
-                self.text(events, text.get(..at).unwrap_or(""));
-                self.marker(events, *mark, marker);
-            }
-            None => {
-                if *mark == Mark::Drop {
-                    self.text(events, &text);
-                } else {
-                    self.instead.push_str(&text);
-                }
-                self.waiting.push((*mark, marker.clone()));
-            }
+        if let Some(at) = text.find(marker.as_str()) {
+            self.text(events, text.get(..at).unwrap_or(""));
+            return self.marker(events, *mark, marker);
         }
+        if *mark == Mark::Drop {
+            self.text(events, &text);
+        } else {
+            self.instead.push_str(&text);
+        }
+        self.waiting.push((*mark, marker.clone()));
     }
 
     /// Gives waiting markers their text. Returns what is left of it.
@@ -438,19 +434,16 @@ impl Machine {
         }
         let mut text = std::mem::take(&mut self.instead) + text;
         for (mark, marker) in std::mem::take(&mut self.waiting) {
-            match text.find(&marker) {
-                Some(at) => {
-                    let rest = text.split_off(at + marker.len());
-                    text.truncate(at);
-                    self.text(events, &text);
-                    self.marker(events, mark, &marker);
-                    text = rest;
-                }
-                None => {
-                    self.instead.push_str(&text);
-                    text.clear();
-                    self.waiting.push((mark, marker));
-                }
+            if let Some(at) = text.find(&marker) {
+                let rest = text.split_off(at + marker.len());
+                text.truncate(at);
+                self.text(events, &text);
+                self.marker(events, mark, &marker);
+                text = rest;
+            } else {
+                self.instead.push_str(&text);
+                text.clear();
+                self.waiting.push((mark, marker));
             }
         }
         text
@@ -528,7 +521,7 @@ impl Machine {
             self.content(events, content, tokens);
             rest = tail;
         }
-        self.lexed = rest.to_owned();
+        rest.clone_into(&mut self.lexed);
     }
 
     /// Text of some tokens, in the present state.
@@ -813,7 +806,7 @@ impl Machine {
         arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))
     }
 
-    /// What became certain of the arguments with a piece of their text.
+    /// The arguments' JSON that became certain with a piece of their text.
     fn argument_piece(&mut self, text: &str) -> Option<String> {
         let grammar = self.setup.grammar;
         if grammar.arguments == Arguments::Json {

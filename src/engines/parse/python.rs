@@ -51,9 +51,28 @@ pub(super) fn strip_end(text: &str) -> &str {
     text.trim_end_matches(is_space)
 }
 
+/// The first value of a text.
+#[derive(Debug)]
+pub(super) struct First<'a> {
+    pub value: Value,
+    pub rest: &'a str,
+    /// Each number is written as Python writes it, and no key comes twice.
+    pub is_plain: bool,
+}
+
+/// `JSONDecoder().raw_decode`.
+pub(super) fn load_first(text: &str) -> Result<First<'_>, Unread> {
+    let mut reader = Reader::new(text);
+    let value = reader.value(0)?;
+    if reader.has_half {
+        return Err(Unread::Unwritable);
+    }
+    Ok(First { value, rest: reader.rest, is_plain: reader.is_plain })
+}
+
 /// `json.loads`.
 pub(super) fn load(text: &str) -> Result<Value, Unread> {
-    let mut reader = Reader { rest: text, has_half: false };
+    let mut reader = Reader::new(text);
     reader.skip();
     let value = reader.value(0)?;
     reader.skip();
@@ -152,9 +171,14 @@ struct Reader<'a> {
     rest: &'a str,
     /// Half of a surrogate pair was read.
     has_half: bool,
+    is_plain: bool,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    const fn new(text: &'a str) -> Self {
+        Self { rest: text, has_half: false, is_plain: true }
+    }
+
     fn skip(&mut self) {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
     }
@@ -192,6 +216,7 @@ impl Reader<'_> {
         ];
         for (word, value) in words {
             if self.take(word) {
+                self.is_plain &= !matches!(value, Value::Float(_));
                 return Ok(value);
             }
         }
@@ -205,6 +230,14 @@ impl Reader<'_> {
     }
 
     fn number(&mut self) -> Result<Value, Unread> {
+        let start = self.rest;
+        let value = self.any_number()?;
+        let length = start.len() - self.rest.len();
+        self.is_plain &= start.get(..length) == Some(dump(&value).as_str());
+        Ok(value)
+    }
+
+    fn any_number(&mut self) -> Result<Value, Unread> {
         let start = self.rest;
         let is_negative = self.take("-");
         if is_negative && self.take("Infinity") {
@@ -277,7 +310,7 @@ impl Reader<'_> {
             }
             self.skip();
             let value = self.value(depth + 1)?;
-            set(&mut fields, name, value);
+            self.is_plain &= set(&mut fields, name, value);
             self.skip();
             if self.take("}") {
                 return Ok(Value::Object(fields));
@@ -353,12 +386,15 @@ impl Reader<'_> {
     }
 }
 
-/// Assigns a field: at its old place if it is there.
-pub(super) fn set(fields: &mut Vec<(String, Value)>, name: String, value: Value) {
-    match fields.iter_mut().find(|(known, _)| *known == name) {
+/// Assigns a field: at its old place if it is there. True if it is new.
+pub(super) fn set(fields: &mut Vec<(String, Value)>, name: String, value: Value) -> bool {
+    let known = fields.iter_mut().find(|(known, _)| *known == name);
+    let is_new = known.is_none();
+    match known {
         Some((_, known)) => *known = value,
         None => fields.push((name, value)),
     }
+    is_new
 }
 
 /// An integer from `[-+]digits`; `None` if Python refuses so many.

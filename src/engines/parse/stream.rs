@@ -3,7 +3,9 @@
 //! The server hands the output from its reasoning parser to its tool parser at the token that ends
 //! reasoning. With neither, or after the last, text is content as it stands.
 
+use super::deepseek::Deepseek;
 use super::hermes::Hermes;
+use super::llama::Llama;
 use super::machine::{Counter, Machine};
 use super::think::Think;
 
@@ -13,15 +15,17 @@ use foretell_core::units::TokenId;
 /// The reasoning parser.
 #[derive(Clone, Debug)]
 pub(super) enum Reasoning {
-    Machine(Machine),
+    Machine(Box<Machine>),
     Think(Think),
 }
 
 /// The tool parser.
 #[derive(Clone, Debug)]
 pub(super) enum Calls {
-    Machine(Machine),
+    Machine(Box<Machine>),
     Hermes(Hermes),
+    Deepseek(Deepseek),
+    Llama(Llama),
 }
 
 impl Calls {
@@ -29,6 +33,8 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.push(token, text),
             Self::Hermes(hermes) => hermes.push(text),
+            Self::Deepseek(deepseek) => deepseek.push(token, text),
+            Self::Llama(llama) => llama.push(text),
         }
     }
 
@@ -36,6 +42,8 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.finish(),
             Self::Hermes(hermes) => hermes.finish(),
+            Self::Deepseek(_) => Parsed::default(),
+            Self::Llama(llama) => llama.finish(),
         }
     }
 
@@ -43,6 +51,8 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.is_outside_calls(),
             Self::Hermes(hermes) => hermes.is_outside_calls(),
+            Self::Deepseek(deepseek) => deepseek.is_outside_calls(),
+            Self::Llama(llama) => llama.is_outside_calls(),
         }
     }
 
@@ -50,6 +60,8 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.is_sure(),
             Self::Hermes(hermes) => hermes.is_sure(),
+            Self::Deepseek(deepseek) => deepseek.is_sure(),
+            Self::Llama(llama) => llama.is_sure(),
         }
     }
 }
@@ -62,7 +74,7 @@ pub(super) enum Count {
     /// As the machine saw them.
     Machine,
     /// By ids: the machine of reasoning is never fed.
-    Ids(Counter),
+    Ids(Box<Counter>),
     /// By ids, between markers: how deep, and how many.
     Think(Think, u32, u64),
 }
@@ -134,10 +146,10 @@ impl Parse for Stream {
 
     fn finish(&mut self) -> Parsed {
         let mut parsed = Parsed::default();
-        if self.is_reasoning {
-            if let Some(Reasoning::Machine(machine)) = &mut self.reasoning {
-                parsed = machine.finish();
-            }
+        if self.is_reasoning
+            && let Some(Reasoning::Machine(machine)) = &mut self.reasoning
+        {
+            parsed = machine.finish();
         }
         if let Some(calls) = &mut self.calls {
             parsed.append(calls.finish());

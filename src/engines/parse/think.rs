@@ -24,19 +24,19 @@ impl Think {
     }
 
     /// True if the prompt closed its last block.
-    pub fn has_ended(&self, prompt: &[TokenId]) -> bool {
+    pub fn has_ended(self, prompt: &[TokenId]) -> bool {
         prompt.iter().rev().find(|&&id| id == self.start || id == self.end) == Some(&self.end)
     }
 
     /// Reasoning of one token; `None` as the second if reasoning goes on.
-    pub fn push(&self, token: TokenId, text: &str) -> (Parsed, bool) {
+    pub fn push(self, token: TokenId, text: &str) -> (Parsed, bool) {
         let is_marker = token == self.start || token == self.end;
         let reasoning = if is_marker { String::new() } else { text.to_owned() };
         (Parsed { reasoning, ..Parsed::default() }, token == self.end)
     }
 
     /// Tokens between markers of the output; those before the first start marker do not count.
-    pub fn count(&self, depth: &mut u32, token: TokenId) -> u64 {
+    pub fn count(self, depth: &mut u32, token: TokenId) -> u64 {
         if token == self.start {
             *depth += 1;
         } else if token == self.end {

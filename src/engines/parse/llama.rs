@@ -1,0 +1,202 @@
+//! Llama 3 and 4: an output that is JSON from its first character, `{"name": …, "parameters": …}`,
+//! several with `; ` between them.
+//!
+//! The server parses the whole output again with every token, completing it by guesses, and sends
+//! what two guesses have in common. Joined, that is the arguments as Python writes them, as long as
+//! no guess was wrong; where one could be, this parser is not sure. It gives the arguments at the
+//! end of a call; the server, along the way.
+
+use super::python::{self, Unread, Value};
+use super::{Call, Unsure};
+
+use foretell_core::session::parse::{CallDelta, Parsed};
+
+const TAG: &str = "<|python_tag|>";
+const BETWEEN: &str = "; ";
+
+/// Parser of a stream.
+#[derive(Clone, Debug)]
+pub(super) struct Llama {
+    /// The output is calls; `None` before its first text.
+    is_calls: Option<bool>,
+    /// Text of the call that has not ended, and what stands before it.
+    open: String,
+    calls: u32,
+    is_named: bool,
+    is_sure: bool,
+}
+
+impl Llama {
+    pub const fn new() -> Self {
+        Self { is_calls: None, open: String::new(), calls: 0, is_named: false, is_sure: true }
+    }
+
+    pub const fn is_sure(&self) -> bool {
+        self.is_sure
+    }
+
+    pub fn is_outside_calls(&self) -> bool {
+        self.is_calls != Some(true) || self.open.is_empty()
+    }
+
+    pub fn push(&mut self, text: &str) -> Parsed {
+        if text.is_empty() {
+            return Parsed::default();
+        }
+        let is_calls = self.is_calls.unwrap_or_else(|| self.begin(text));
+        if !is_calls {
+            return Parsed::content(text.to_owned());
+        }
+        self.open.push_str(text);
+        let mut parsed = Parsed::default();
+        // Only a brace can end a call.
+        let mut may_end = text.contains('}');
+        while self.advance(&mut parsed, may_end) {
+            may_end = true;
+        }
+        parsed
+    }
+
+    /// Tells calls from content by the first text. A part of the tag, in plain tokens, is content
+    /// until the rest of it has come.
+    fn begin(&mut self, text: &str) -> bool {
+        let all = std::mem::take(&mut self.open) + text;
+        if TAG.starts_with(&all) && all != TAG {
+            self.open = all;
+            return false;
+        }
+        let is_calls = all.starts_with(TAG) || all.starts_with('{');
+        self.is_calls = Some(is_calls);
+        if is_calls && all.len() > text.len() {
+            self.is_sure = false;
+        }
+        is_calls
+    }
+
+    /// A call that was not ended has pieces that only the server's guesses tell.
+    pub fn finish(&mut self) -> Parsed {
+        if self.is_calls == Some(true) && self.calls == 0 || self.open.contains('{') {
+            self.is_sure = false;
+        }
+        Parsed::default()
+    }
+
+    /// Takes a call out of the text; false if none has ended.
+    fn advance(&mut self, parsed: &mut Parsed, may_end: bool) -> bool {
+        if self.calls == 0
+            && let Some(rest) = self.open.strip_prefix(TAG)
+        {
+            self.open = rest.to_owned();
+        }
+        let gap = if self.calls > 0 { BETWEEN } else { "" };
+        let Some(object) = self.open.strip_prefix(gap) else {
+            let is_blank = self.open.chars().all(|c| " \t\r\n".contains(c));
+            self.is_sure &= gap.starts_with(self.open.as_str()) || is_blank;
+            return false;
+        };
+        if object.is_empty() {
+            return false;
+        }
+        self.is_sure &= object.starts_with('{');
+        if !self.is_named
+            && let Some(name) = first_name(object)
+        {
+            let name = name.to_owned();
+            self.is_named = true;
+            parsed.calls.push(CallDelta { index: self.calls, name: Some(name), ..CallDelta::default() });
+        }
+        let object = self.open.strip_prefix(gap).unwrap_or("");
+        if !may_end {
+            return false;
+        }
+        match python::load_first(object) {
+            Ok(found) => {
+                let rest = found.rest.to_owned();
+                self.is_sure &= found.is_plain;
+                self.call(found.value, parsed);
+                self.open = rest;
+                true
+            }
+            Err(Unread::Invalid) => false,
+            Err(_) => {
+                self.is_sure = false;
+                false
+            }
+        }
+    }
+
+    /// A call that has ended.
+    fn call(&mut self, value: Value, parsed: &mut Parsed) {
+        let index = self.calls;
+        self.calls += 1;
+        let was_named = std::mem::take(&mut self.is_named);
+        let Some((name, arguments, is_named_first)) = parts(value) else {
+            self.is_sure = false;
+            return;
+        };
+        let is_empty = matches!(&arguments, Value::Object(fields) if fields.is_empty());
+        self.is_sure &= matches!(arguments, Value::Object(_)) && (is_named_first || !is_empty);
+        // The server takes an empty object for no arguments yet.
+        let arguments = if is_empty { String::new() } else { python::dump(&arguments) };
+        let name = Some(name).filter(|_| !was_named);
+        if name.is_some() || !arguments.is_empty() {
+            parsed.append(Parsed {
+                calls: vec![CallDelta { index, name, arguments, ..CallDelta::default() }],
+                ..Parsed::default()
+            });
+        }
+    }
+}
+
+/// Name and arguments of an object, and if the name stands first of the two.
+fn parts(value: Value) -> Option<(String, Value, bool)> {
+    let Value::Object(fields) = value else { return None };
+    let place = |key: &str| fields.iter().position(|(known, _)| known == key);
+    let name = place("name")?;
+    if place("arguments").is_some() && place("parameters").is_some() {
+        return None;
+    }
+    let arguments = place("arguments").or(place("parameters"))?;
+    match (fields.get(name)?, fields.get(arguments)?) {
+        ((_, Value::Text(text)), (_, value)) if !text.is_empty() => {
+            Some((text.clone(), value.clone(), name < arguments))
+        }
+        _ => None,
+    }
+}
+
+/// The name at the start of an object, if it is its first field and needs no unescaping.
+fn first_name(object: &str) -> Option<&str> {
+    let rest = object.strip_prefix('{')?.trim_start().strip_prefix("\"name\"")?;
+    let rest = rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
+    let (name, _) = rest.split_once('"')?;
+    (!name.is_empty() && !name.contains('\\')).then_some(name)
+}
+
+/// Content and calls of a whole output.
+pub(super) fn whole(output: &str) -> Result<(Option<String>, Vec<Call>), Unsure> {
+    let content = || Ok((Some(output.to_owned()), Vec::new()));
+    let mut calls = Vec::new();
+    let mut at = 0;
+    while let Some(start) = output.get(at..).and_then(|rest| rest.find('{')).map(|found| at + found) {
+        let found = match python::load_first(output.get(start..).unwrap_or("")) {
+            Ok(found) => found,
+            Err(Unread::Invalid) => return content(),
+            Err(_) => return Err(Unsure),
+        };
+        let Some(call) = call(&found.value) else { return content() };
+        calls.push(call);
+        // A brace right behind a call is taken for a part of it.
+        let end = output.len() - found.rest.len();
+        at = end + usize::from(found.rest.starts_with('{'));
+    }
+    if calls.is_empty() { content() } else { Ok((None, calls)) }
+}
+
+fn call(value: &Value) -> Option<Call> {
+    let Value::Object(fields) = value else { return None };
+    let field = |key: &str| fields.iter().find(|(known, _)| known == key).map(|(_, value)| value);
+    let Value::Text(name) = field("name")? else { return None };
+    let arguments = field("arguments").or_else(|| field("parameters"))?;
+    Some(Call { id: None, name: name.clone(), arguments: python::dump(arguments) })
+}
