@@ -245,10 +245,22 @@ pub struct Summary {
     pub balance: Balance,
     /// The token ids in doubt, which prevent speculation; `None` if none are.
     pub doubted: Option<Doubted>,
+    /// The parts that the backend's whole answer was parsed to, alike there and here; `None` if it
+    /// was parsed differently, or is not all of one call, or there is no parser.
+    pub parsed: Option<PartsSeen>,
     /// Projected speedup by the drafts made in the shadow (plain time ÷ projected time, 1 where it
     /// would not have been speculated on), and its basis; only where the session might not
     /// speculate (shadow, observe, control group) and its output was long enough.
     pub projected_speedup: Option<(f64, Basis)>,
+}
+
+/// Kinds of parts in an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartsSeen {
+    /// It has reasoning.
+    pub reasoning: bool,
+    /// It has a tool call.
+    pub calls: bool,
 }
 
 /// A round whose verification result decided at least one token.

@@ -33,7 +33,7 @@ use foretell_core::words::Refused;
 use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
-pub use engine::{Engine, Load, MaxTokens, Noise, RowShape};
+pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use recognise::{Answers, Foreign, Question};
 

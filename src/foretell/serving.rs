@@ -125,15 +125,17 @@ impl SessionRunner {
         })
     }
 
-    /// Reason for which this request stays plain on this engine under every policy,
-    /// because of the format of its answers; `None` if there is none.
-    pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<PlainReason> {
+    /// The permission to which the format of an engine's answers narrows that of every policy;
+    /// `None` if it does not.
+    pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
         if !identity.engine.dialect.codec().tells_ids(request.route) {
-            return Some(PlainReason::UntrustedIds);
+            return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
         let traits = self.setup.learnt.answer_traits(identity);
-        let closed = if parsing::applies(identity, request) { traits.misparsed() } else { traits.parses() };
-        (request.route == Route::Chat && closed).then_some(PlainReason::Parser)
+        if parsing::applies(identity, request) {
+            return parsing::permission(identity, request, &traits);
+        }
+        (request.route == Route::Chat && traits.parses()).then_some(Permission::Plain(PlainReason::Parser))
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.

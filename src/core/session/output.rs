@@ -11,7 +11,7 @@ mod parsing;
 use self::parsing::{Parsing, same_part};
 use super::parse::{MakeParser, Parsed};
 use super::start::{Ending, Hold, Limit, StopOrder};
-use super::{Decode, Delta, Finish, Stopped};
+use super::{Decode, Delta, Finish, PartsSeen, Stopped};
 use crate::units::TokenId;
 use crate::words::Structure;
 
@@ -113,6 +113,11 @@ impl Output {
     pub fn is_misparsed(&self, ended: bool) -> bool {
         let parsing = self.parsing.as_ref();
         parsing.is_some_and(|parsing| !self.agrees || (ended && !parsing.level()))
+    }
+
+    /// The kinds of parts so far; `None` without a parser.
+    pub fn parts(&self) -> Option<PartsSeen> {
+        self.parsing.as_ref().map(Parsing::parts)
     }
 
     /// True if the output extended by these tokens would end in free text, where one wrong token

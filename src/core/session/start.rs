@@ -107,12 +107,20 @@ pub enum Permission {
 }
 
 impl Permission {
+    /// Reason for which it does not allow speculation now; `None` if it does.
+    pub const fn reason(self) -> Option<PlainReason> {
+        match self {
+            Self::Speculate => None,
+            Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
+        }
+    }
+
     /// Reason why the request will never be speculated on, whatever is measured meanwhile, so that
     /// it passes unchanged. `None` if it may be, or if only the comparison with the control group
-    /// prevents it now.
+    /// prevents it now, or a parser that has not proved itself yet.
     pub fn never(self) -> Option<PlainReason> {
         match self {
-            Self::Speculate | Self::Shadow(PlainReason::GateControl) => None,
+            Self::Speculate | Self::Shadow(PlainReason::GateControl | PlainReason::Parser) => None,
             Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
         }
     }

@@ -32,6 +32,29 @@ pub enum RowShape {
     Tail,
 }
 
+/// Treatment of an incomplete character at the end of the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BrokenEnd {
+    /// It is sent as U+FFFD.
+    #[default]
+    Sent,
+    /// Whole answers have U+FFFD, streams leave it out (llama.cpp).
+    LeftOutOfStreams,
+    /// It is left out (vLLM: `v1/engine/detokenizer.py` never flushes its decoder).
+    LeftOut,
+}
+
+impl BrokenEnd {
+    /// True if it is left out of an answer that is streamed, or whole.
+    pub const fn is_left_out(self, stream: bool) -> bool {
+        match self {
+            Self::Sent => false,
+            Self::LeftOutOfStreams => stream,
+            Self::LeftOut => true,
+        }
+    }
+}
+
 /// The limit of an output where the client sets none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
@@ -119,8 +142,8 @@ pub struct Engine {
     /// Maximum tokens of one later plain request, where it is answered whole; `None` if it is a
     /// stream.
     pub segment: Option<u32>,
-    /// Its streams leave out an incomplete character at the end of the output (llama.cpp).
-    pub drops_tail: bool,
+    /// Its treatment of an incomplete character at the end of the output.
+    pub broken_end: BrokenEnd,
     /// True if cache hits of its prefix cache have been seen; `None` if that was not checked.
     pub caches: Option<bool>,
     /// The path at which it reports its load; `None` if it does not.
@@ -167,7 +190,7 @@ impl Engine {
             seeded: false,
             default_tokens: None,
             segment: None,
-            drops_tail: false,
+            broken_end: BrokenEnd::default(),
             caches: None,
             load_path: None,
             eos: Vec::new(),

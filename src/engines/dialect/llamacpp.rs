@@ -23,8 +23,8 @@ use super::body::Body;
 use super::recognise::PROPS;
 use super::shared::{self, bytes, said_fields};
 use super::{
-    Answers, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Answers, BrokenEnd, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
+    Noise, PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
 use foretell_core::session::StopOrder;
@@ -106,7 +106,7 @@ impl Codec for LlamaCpp {
             tells_cached: true,
             speculates: speculative || native.is_some_and(|kind| kind != "none"),
             segment: Some(SEGMENT),
-            drops_tail: true,
+            broken_end: BrokenEnd::LeftOutOfStreams,
             load_path: [METRICS, SLOTS].into_iter().find(|path| answers.status(path) == Some(200)),
             ..Engine::new(Dialect::LlamaCpp, model, answers.word(PROPS, "/build_info").unwrap_or_default())
         })

@@ -27,8 +27,9 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest,
+    score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use foretell_core::session::Hold;
@@ -175,6 +176,7 @@ impl Codec for Vllm {
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
             renders: answers.text(CHAT_RENDER).is_some_and(|body| read_render(body.as_bytes()).is_ok()),
+            broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
         })

@@ -391,9 +391,9 @@ impl Configured {
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
             let written = || {
-                identity
-                    .zip(question.request())
-                    .and_then(|(identity, request)| self.known.runner.plain_before(identity, request))
+                identity.zip(question.request()).and_then(|(identity, request)| {
+                    self.known.runner.plain_before(identity, request)?.reason()
+                })
             };
             match () {
                 () if shared.life.is_draining() => Some(PlainReason::Draining),

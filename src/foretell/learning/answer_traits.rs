@@ -6,15 +6,29 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use foretell_core::session::PartsSeen;
+
 /// Traits observed in the answers of one epoch, shared by its requests.
 #[derive(Debug, Default)]
 pub struct AnswerTraits {
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
     misparsed: AtomicBool,
+    alike: Mutex<ParsedAlike>,
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
+}
+
+/// Numbers of whole answers that were parsed alike here and by the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ParsedAlike {
+    /// All of them.
+    pub answers: u32,
+    /// Those with a tool call.
+    pub calls: u32,
+    /// Those with reasoning.
+    pub reasoning: u32,
 }
 
 #[derive(Deserialize)]
@@ -86,6 +100,19 @@ impl AnswerTraits {
     /// answers is parsed here.
     pub fn misparsed(&self) -> bool {
         self.misparsed.load(Ordering::Relaxed)
+    }
+
+    /// Numbers of whole answers that were parsed alike here and by the server.
+    pub fn parsed_alike(&self) -> ParsedAlike {
+        *self.alike.lock()
+    }
+
+    /// Notes a whole answer that was parsed alike.
+    pub fn has_parsed_alike(&self, parts: PartsSeen) {
+        let mut alike = self.alike.lock();
+        alike.answers += 1;
+        alike.calls += u32::from(parts.calls);
+        alike.reasoning += u32::from(parts.reasoning);
     }
 
     /// Notes an answer that was parsed differently here. True if it is the first.

@@ -5,9 +5,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::fleet::identity::Identity;
-use foretell_core::session::MakeParser;
+use crate::learning::answer_traits::AnswerTraits;
+use foretell_core::session::{MakeParser, Permission};
+use foretell_core::words::PlainReason;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers, Vocabulary};
+
+/// Whole answers that have to be parsed alike here and by the server before one is speculated on.
+const PROVEN: u32 = 3;
 
 /// True if the answer to this request is parsed here as by the server. Its parsers are known, and
 /// no stop text may cut a part of the output; whole answers are parsed by other code of the server.
@@ -15,6 +20,26 @@ pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
     let parsers = identity.engine.parsers;
     let streamed = request.route == Route::Chat && request.stream && request.stop.is_empty();
     streamed && parsers != Parsers::default()
+}
+
+/// The permission to which the state of this server's parsers narrows that of every policy: none of
+/// its answers is parsed here after one that was parsed differently, and none is speculated on
+/// before [`PROVEN`] whole ones were parsed alike, one with a call among them where the request may
+/// call, and one with reasoning where the server parses that. `None` if it does not.
+pub(super) fn permission(
+    identity: &Identity,
+    request: &Request,
+    traits: &AnswerTraits,
+) -> Option<Permission> {
+    if traits.misparsed() {
+        return Some(Permission::Plain(PlainReason::Parser));
+    }
+    let alike = traits.parsed_alike();
+    let may_call = request.tools && !request.bars_tools;
+    let proven = alike.answers >= PROVEN
+        && (alike.calls > 0 || !may_call)
+        && (alike.reasoning > 0 || identity.engine.parsers.reasoning.is_none());
+    (!proven).then_some(Permission::Shadow(PlainReason::Parser))
 }
 
 /// True if the server decodes special tokens of this answer as text, for its parsers.

@@ -18,7 +18,7 @@ use crate::fleet::{Answer, BrokenOff};
 use crate::http::headers::is_json;
 use crate::serving::sink::is_usage;
 use foretell_core::session::{ActionId, Fault};
-use foretell_engines::dialect::{Chunk, Engine, RequestKind};
+use foretell_engines::dialect::{BrokenEnd, Chunk, Engine, RequestKind};
 use foretell_engines::openai::sse;
 
 /// Maximum wait for the rest of an answer whose output has ended.
@@ -84,7 +84,7 @@ impl PlainStream {
         whole: bool,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let owed = whole && engine.drops_tail;
+        let owed = whole && engine.broken_end == BrokenEnd::LeftOutOfStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, u32::MAX, State::Reading(body));
         let decoder =
             if whole { plain_stream.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };

@@ -286,7 +286,7 @@ impl Run {
     fn decoder(&self, prompt: &[TokenId], request: &Request) -> Box<dyn Decode> {
         let skip_special = !(self.plan.parses && parsing::decodes_special(&self.plan.identity, request));
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
-        if request.stream && self.plan.identity.engine.drops_tail {
+        if self.plan.identity.engine.broken_end.is_left_out(request.stream) {
             Box::new(Tailless(decoder))
         } else {
             Box::new(decoder)

@@ -226,6 +226,9 @@ impl SessionLoop {
             // Tokens that may not be the target's own are no evidence about a drafter.
         }
         self.raise(summary.loops);
+        if let Some(parts) = summary.parsed {
+            self.answer_traits.has_parsed_alike(parts);
+        }
         if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
             tracing::warn!(
                 parsers = %self.calls.engine().parsers,

@@ -95,8 +95,8 @@ pub struct Setup {
     pub tool_call: Option<(String, String)>,
     /// The tool parser is vLLM's `hermes`; `None`: it is not.
     pub hermes: Option<Hermes>,
-    /// The text that the model writes first after the generation prompt of a chat with a marker.
-    pub script: Option<Script>,
+    /// Texts that the model writes after certain prompts.
+    pub scripts: Vec<Script>,
 }
 
 /// How the parser `hermes` works.
@@ -130,7 +130,7 @@ impl Default for Setup {
             reasoning_end: None,
             tool_call: None,
             hermes: None,
-            script: None,
+            scripts: Vec::new(),
         }
     }
 }
@@ -162,7 +162,7 @@ pub struct House {
 impl House {
     pub fn new(setup: Setup) -> Arc<Self> {
         Arc::new(Self {
-            toy: Toy::new(setup.temper.clone()).with_script(setup.script.as_ref()),
+            toy: Toy::new(setup.temper.clone()).with_scripts(&setup.scripts),
             cache: Mutex::new(Cache::new(setup.block, setup.blocks)),
             pace: Mutex::new(setup.pace),
             defaults: Mutex::new(setup.defaults.clone()),

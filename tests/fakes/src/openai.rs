@@ -125,7 +125,8 @@ impl Parting {
 
     pub fn push(&mut self, text: &str, last: bool) -> Parsed {
         self.seen.push_str(text);
-        let all = self.parsers.part(&self.seen, !last);
+        // At the end of a stream `hermes` does not release what it holds back.
+        let all = self.parsers.part(&self.seen, !last || self.parsers.hermes.is_some());
         let rest = |all: &str, told: &str| all.get(told.len()..).unwrap_or_default().to_owned();
         let begins = all.call.is_some() && self.told.call.is_none();
         let call = all.call.as_deref().map(|call| rest(call, self.told.call.as_deref().unwrap_or_default()));
@@ -133,7 +134,7 @@ impl Parting {
             thought: rest(&all.thought, &self.told.thought),
             said: rest(&all.said, &self.told.said),
             call: call.filter(|call| begins || !call.is_empty()),
-            calls: new_calls(&all.calls, &self.told.calls),
+            calls: new_calls(&all.calls, &self.told.calls, last),
             begins,
             answers: all.answers,
         };
@@ -178,7 +179,7 @@ pub fn models(id: &str, owner: &str, max_len: usize) -> Value {
 
 /// New parts of each call: its name and arguments without what was sent before. A call of which
 /// nothing is new is empty.
-fn new_calls(all: &[hermes::Call], told: &[hermes::Call]) -> Vec<hermes::Call> {
+fn new_calls(all: &[hermes::Call], told: &[hermes::Call], last: bool) -> Vec<hermes::Call> {
     let none = hermes::Call::default();
     let new = all.iter().enumerate().map(|(at, call)| {
         let told = told.get(at).unwrap_or(&none);
@@ -186,6 +187,15 @@ fn new_calls(all: &[hermes::Call], told: &[hermes::Call]) -> Vec<hermes::Call> {
         let arguments = call.arguments.get(told.arguments.len()..).unwrap_or_default().to_owned();
         hermes::Call { name, arguments }
     });
-    let new: Vec<hermes::Call> = new.collect();
-    if new.iter().all(|call| *call == none) { Vec::new() } else { new }
+    let mut new: Vec<hermes::Call> = new.collect();
+    if new.iter().all(|call| *call == none) {
+        return Vec::new();
+    }
+    // 0.32, `abstract_tool_parser.py`, `get_remaining_unstreamed_args`: arguments that never began.
+    if let (true, Some(call), Some(all)) = (last, new.last_mut(), all.last())
+        && all.arguments.is_empty()
+    {
+        call.arguments.push_str("{}");
+    }
+    new
 }

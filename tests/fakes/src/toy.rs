@@ -82,8 +82,8 @@ pub struct Toy {
     eos: TokenId,
     tail: Vec<f32>,
     pool: Vec<TokenId>,
-    /// The end of a prompt, and the text that is written after it.
-    script: Option<(Vec<TokenId>, Vec<TokenId>)>,
+    /// Ends of prompts, and the text that is written after each.
+    scripts: Vec<(Vec<TokenId>, Vec<TokenId>)>,
 }
 
 /// Folder of the bundled model.
@@ -104,22 +104,24 @@ impl Toy {
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
         let tail = (0..size).map(tail).collect();
         let eos = words.id("<|endoftext|>").unwrap();
-        Self { words, temper, eos, tail, pool, script: None }
+        Self { words, temper, eos, tail, pool, scripts: Vec::new() }
     }
 
-    /// The model that writes this text after such a prompt, and then ends.
+    /// The model that writes these texts after such prompts, and then ends.
     #[must_use]
-    pub fn with_script(mut self, script: Option<&Script>) -> Self {
-        self.script = script.map(|script| (self.encode(&script.after), self.encode(&script.text)));
+    pub fn with_scripts(mut self, scripts: &[Script]) -> Self {
+        let encoded = scripts.iter().map(|script| (self.encode(&script.after), self.encode(&script.text)));
+        self.scripts = encoded.collect();
         self
     }
 
     /// The next token of the script, after the first `len` tokens.
     fn scripted(&self, context: &Context, len: usize) -> Option<TokenId> {
-        let (after, text) = self.script.as_ref()?;
         let tokens = &context.tokens()[..len];
-        let at = tokens.windows(after.len()).rposition(|window| window == after.as_slice())?;
-        Some(text.get(len - at - after.len()).copied().unwrap_or(self.eos))
+        self.scripts.iter().find_map(|(after, text)| {
+            let at = tokens.windows(after.len()).rposition(|window| window == after.as_slice())?;
+            Some(text.get(len - at - after.len()).copied().unwrap_or(self.eos))
+        })
     }
 
     pub fn vocabulary(&self) -> usize {

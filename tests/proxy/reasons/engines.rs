@@ -7,7 +7,6 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use crate::fakes::house::Hermes;
 use crate::fakes::server::Engine;
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Front, House, tgi};
@@ -53,11 +52,6 @@ pub fn speculating() -> BoxFuture<'static, Engines> {
 /// One that takes reasoning out of its chats, all of whose text is reasoning.
 pub fn parsing() -> BoxFuture<'static, Engines> {
     async { only(vllm(|options| options.setup.reasoning_end = Some("</think>".to_owned())).await) }.boxed()
-}
-
-/// One with the tool parser `hermes`.
-pub fn calling() -> BoxFuture<'static, Engines> {
-    async { only(vllm(|options| options.setup.hermes = Some(Hermes::AsRead)).await) }.boxed()
 }
 
 /// Two replicas.

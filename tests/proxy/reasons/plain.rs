@@ -60,13 +60,6 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             tries: 3,
             ..plain
         },
-        // A strict tool: the server binds the sampling by a grammar.
-        PlainReason::Grammar => Scene {
-            engines: engines::calling,
-            backend: "    models: [{ id: toy, parsers: { tools: hermes } }]\n",
-            ask: chat(&json!("Go on."), &json!({"max_tokens": 8, "stream": true, "tools": [strict_tool()]})),
-            ..plain
-        },
         // Without a prediction its drafter proposes nothing.
         PlainReason::NoDraft => Scene {
             policy: PLAIN.replace("prompt_lookup, ngram: { min: 1, max: 8 }", "prediction"),
@@ -101,19 +94,16 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             ask: completion(&json!({"max_tokens": 48})),
             ..plain
         },
-        // These take an engine that misbehaves, hundreds of requests, or rounds that are slow and
-        // pay: tests/pure/session.rs, tests/proxy/groups, src/core/control/forecast.rs.
+        // These take an engine that misbehaves or parses, hundreds of requests, or rounds that are
+        // slow and pay: tests/pure/session.rs, tests/proxy/parsers.rs, tests/proxy/groups,
+        // src/core/control/forecast.rs.
         PlainReason::UntrustedIds
+        | PlainReason::Grammar
         | PlainReason::HeldBackText
         | PlainReason::GateControl
         | PlainReason::MaxGap => return None,
     };
     Some(scene)
-}
-
-/// A tool whose arguments follow its schema.
-fn strict_tool() -> serde_json::Value {
-    json!({"type": "function", "function": {"name": "weather", "strict": true, "parameters": {"type": "object"}}})
 }
 
 /// A completion that ends by itself, at a token that is new in it, so that its last reason is not

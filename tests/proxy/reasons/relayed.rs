@@ -38,7 +38,7 @@ fn scene(reason: RelayReason) -> Scene {
             ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "tools": [tool]})))
         }
         RelayReason::Reasoning => {
-            ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "reasoning_effort": "low"})))
+            ask(chat(&json!("Hello"), &json!({"max_tokens": 3, "include_reasoning": false})))
         }
         RelayReason::Multimodal => {
             let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});

@@ -164,6 +164,7 @@ impl<W: Walk> Session<W> {
         self.flight.plain = None;
         if plain.first {
             self.watch_parser(true);
+            self.summary.parsed = self.output.parts().filter(|_| self.doubt.is_none());
             return self.finish(Some(finish));
         }
         if finish == Finish::Length && plain.brought >= plain.asked {

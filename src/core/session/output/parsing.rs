@@ -1,6 +1,7 @@
 //! An output with an output parser: what its tokens parse to, compared with what the backend has
 //! sent during the first plain request.
 
+use crate::session::PartsSeen;
 use crate::session::parse::{CallDelta, Parse, Parsed};
 use crate::units::TokenId;
 
@@ -73,6 +74,11 @@ impl Parsing {
     pub(super) fn finish(&mut self) {
         let held = self.parser.finish();
         self.own.append(held);
+    }
+
+    /// The kinds of parts so far.
+    pub(super) fn parts(&self) -> PartsSeen {
+        PartsSeen { reasoning: !self.own.reasoning.is_empty(), calls: self.has_called() }
     }
 
     /// True if there is a tool call in the output.
