@@ -48,8 +48,8 @@ pub enum Event {
     /// The ids of the prompt are known, from the first plain request or from a request concurrent
     /// with it.
     Prompt(Vec<TokenId>),
-    /// A plain request yielded tokens. `parsed` is what the backend itself emitted with them (it may
-    /// hold text back).
+    /// A plain request yielded tokens. `parsed` is what the backend itself emitted with them (it
+    /// may hold text back).
     Token {
         /// New output tokens in order; several at once only if the backend itself sent them in one
         /// event.

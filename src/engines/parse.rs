@@ -340,6 +340,13 @@ impl Parsers {
         is_by_reasoning || is_by_tools
     }
 
+    /// True if the answer to a request that may call tools, or may not, can have other parts than
+    /// its text.
+    pub fn apply(self, may_call: bool) -> bool {
+        let calls = self.tools.is_some() && (may_call || Pair::from(self).are_machines());
+        calls || self.reasoning.is_some()
+    }
+
     /// The parser of one streamed answer, from its first token.
     ///
     /// # Errors

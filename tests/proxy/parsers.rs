@@ -207,7 +207,7 @@ async fn a_request_that_bars_its_tools_is_speculated_on() {
     assert_eq!((got.parts, got.told.0.as_str()), (want.parts, "speculated"));
 }
 
-/// A strict tool: the server binds the sampling of the call by a grammar, which no later request has.
+/// A strict tool: the server binds the sampling of the call by a grammar, and no later request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_a_grammar_binds_stays_plain() {
     let scene = Scene::proven(CALL).await;

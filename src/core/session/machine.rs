@@ -175,6 +175,11 @@ impl<W: Walk> Session<W> {
         self.output.tokens()
     }
 
+    /// Output tokens that the backend counts as reasoning; `None` without a parser.
+    pub fn reasoning_tokens(&self) -> Option<u64> {
+        self.output.reasoning_tokens()
+    }
+
     /// Bytes that it holds, counted against `limits.memory`: allocations of its lookups, and an
     /// estimate of the rest.
     pub fn bytes(&self) -> u64 {

@@ -115,6 +115,11 @@ impl Output {
         parsing.is_some_and(|parsing| !self.agrees || (ended && !parsing.level()))
     }
 
+    /// Tokens so far that the backend counts as reasoning; `None` without a parser.
+    pub fn reasoning_tokens(&self) -> Option<u64> {
+        self.parsing.as_ref().map(Parsing::reasoning_tokens)
+    }
+
     /// The kinds of parts so far; `None` without a parser.
     pub fn parts(&self) -> Option<PartsSeen> {
         self.parsing.as_ref().map(Parsing::parts)
@@ -302,7 +307,7 @@ impl Output {
         }
     }
 
-    /// What may go out now.
+    /// The parts that may go out now.
     fn release(&mut self) -> Parsed {
         if let Some(parsing) = &mut self.parsing {
             return parsing.release();

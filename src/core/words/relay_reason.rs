@@ -26,9 +26,10 @@ pub enum RelayReason {
     DefaultsUnknown,
     /// Grammar, schema or other constrained output.
     Structured,
-    /// Tools are offered or used.
+    /// Tools are offered or used, and the backend does not render the request, its parser is not
+    /// known, or a call is forced.
     Tools,
-    /// Reasoning is asked for or parsed out.
+    /// Reasoning is asked for, and the backend does not render the request; or it is hidden.
     Reasoning,
     /// Images, audio, video or files.
     Multimodal,
@@ -128,8 +129,12 @@ impl RelayReason {
             Self::UnknownParameter => "a parameter is not known",
             Self::DefaultsUnknown => "the server's own sampling defaults are not known",
             Self::Structured => "constrained output restarts with every call",
-            Self::Tools => "tool calls are parsed by the backend",
-            Self::Reasoning => "reasoning is parsed by the backend",
+            Self::Tools => {
+                "the backend parses tool calls, and does not render the request or its parser is not named (docs/parsers.md)"
+            }
+            Self::Reasoning => {
+                "it changes the reasoning, and the backend does not render the request (docs/parsers.md)"
+            }
             Self::Multimodal => "content other than text",
             Self::Choices => "more than one choice or prompt",
             Self::Seed => "the engine's seeded noise cannot be continued",

@@ -121,6 +121,16 @@ impl Usage {
         self
     }
 
+    /// With this number of output tokens that are reasoning, where the backend reports one.
+    #[must_use]
+    pub fn with_reasoning_tokens(mut self, tokens: u64) -> Self {
+        let details = self.base.get_mut("completion_tokens_details").and_then(Value::as_object_mut);
+        if let Some(told) = details.and_then(|details| details.get_mut("reasoning_tokens")) {
+            *told = tokens.into();
+        }
+        self
+    }
+
     /// Adds the numbers of accepted and rejected tokens of the client's own `prediction`.
     #[must_use]
     pub fn with_prediction(mut self, accepted: u32, rejected: u32) -> Self {

@@ -96,8 +96,8 @@ impl AnswerTraits {
         self.parses.load(Ordering::Relaxed)
     }
 
-    /// True once an answer was parsed differently here than by the server: from then on, none of its
-    /// answers is parsed here.
+    /// True once an answer was parsed differently here than by the server: from then on, none of
+    /// its answers is parsed here.
     pub fn misparsed(&self) -> bool {
         self.misparsed.load(Ordering::Relaxed)
     }

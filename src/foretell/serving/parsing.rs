@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::AnswerTraits;
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::{Request, Route};
-use foretell_engines::parse::{self, Parsers, Vocabulary};
+use foretell_engines::parse::{self, Vocabulary};
 
 /// Whole answers that have to be parsed alike here and by the server before one is speculated on.
 const PROVEN: u32 = 3;
@@ -18,8 +18,16 @@ const PROVEN: u32 = 3;
 /// no stop text may cut a part of the output; whole answers are parsed by other code of the server.
 pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
     let parsers = identity.engine.parsers;
+    let parses = parsers.apply(may_call(request));
     let streamed = request.route == Route::Chat && request.stream && request.stop.is_empty();
-    streamed && parsers != Parsers::default()
+    // Reasoning so far is not counted in the events written here.
+    let counted = request.continuous_usage && parsers.reasoning.is_some();
+    parses && streamed && !counted
+}
+
+/// Tools are offered, and one may be called.
+fn may_call(request: &Request) -> bool {
+    request.tools && !request.bars_tools
 }
 
 /// The permission to which the state of this server's parsers narrows that of every policy: none of
@@ -35,9 +43,8 @@ pub(super) fn permission(
         return Some(Permission::Plain(PlainReason::Parser));
     }
     let alike = traits.parsed_alike();
-    let may_call = request.tools && !request.bars_tools;
     let proven = alike.answers >= PROVEN
-        && (alike.calls > 0 || !may_call)
+        && (alike.calls > 0 || !may_call(request))
         && (alike.reasoning > 0 || identity.engine.parsers.reasoning.is_none());
     (!proven).then_some(Permission::Shadow(PlainReason::Parser))
 }
@@ -62,11 +69,23 @@ pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
     })
 }
 
+/// The variables of the chat template. An effort of reasoning switches it on or off where the
+/// client does not (vLLM 0.32).
+fn template(request: &Request) -> Option<Map<String, Value>> {
+    let mut template = request.body.get("chat_template_kwargs").and_then(Value::as_object).cloned();
+    if let Some(effort @ Value::String(text)) = request.body.get("reasoning_effort") {
+        let variables = template.get_or_insert_default();
+        variables.insert("reasoning_effort".to_owned(), effort.clone());
+        variables.entry("enable_thinking").or_insert(Value::Bool(text != "none"));
+    }
+    template
+}
+
 /// The members of a request that its parsers depend on.
 struct Asked {
     tools: Vec<Value>,
     may_call: bool,
-    template: Option<serde_json::Map<String, Value>>,
+    template: Option<Map<String, Value>>,
 }
 
 impl Asked {
@@ -74,8 +93,8 @@ impl Asked {
         let member = |name: &str| request.body.get(name).cloned();
         Self {
             tools: member("tools").and_then(|tools| tools.as_array().cloned()).unwrap_or_default(),
-            may_call: request.tools && !request.bars_tools,
-            template: member("chat_template_kwargs").and_then(|template| template.as_object().cloned()),
+            may_call: may_call(request),
+            template: template(request),
         }
     }
 

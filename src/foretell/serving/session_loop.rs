@@ -249,6 +249,9 @@ impl SessionLoop {
         {
             usage = usage.with_prompt_details(details);
         }
+        if let Some(tokens) = self.session.reasoning_tokens().filter(|_| summary.speculated) {
+            usage = usage.with_reasoning_tokens(tokens);
+        }
         let end = End {
             finish: summary.finish,
             stopped: self.session.stopped().cloned(),

@@ -76,6 +76,11 @@ impl Parsing {
         self.own.append(held);
     }
 
+    /// Tokens so far that the backend counts as reasoning.
+    pub(super) fn reasoning_tokens(&self) -> u64 {
+        self.parser.reasoning_tokens()
+    }
+
     /// The kinds of parts so far.
     pub(super) fn parts(&self) -> PartsSeen {
         PartsSeen { reasoning: !self.own.reasoning.is_empty(), calls: self.has_called() }

@@ -269,13 +269,11 @@ fn parsers(item: &Item<'_>) -> Parsers {
         }
         return item.alternative(named).map(|named| named_parsers(named.section())).unwrap_or_default();
     }
-    match &item.node.value {
-        Value::Map(_) => named_parsers(item.section()),
-        _ => {
-            item.read(&word(&[("auto", ())]));
-            Parsers::default()
-        }
+    if matches!(item.node.value, Value::Map(_)) {
+        return named_parsers(item.section());
     }
+    item.read(&word(&[("auto", ())]));
+    Parsers::default()
 }
 
 fn named_parsers(mut section: Section<'_>) -> Parsers {
