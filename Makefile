@@ -142,7 +142,7 @@ test-deploy: build ## Chart, manifests, image, compose, unit, nginx and Envoy: r
 		$(PYTHON) -m unittest discover -s tests/deploy -t tests/deploy
 
 test-docs: build ## The documentation: links, snippets, commands, names
-	cargo build --release --package foretell-lab --bin foretell-lab
+	cargo build --release --package foretell --package foretell-lab --bins
 	FORETELL=$(BIN) $(PYTHON) -m unittest discover -s tests/docs -t tests/docs
 
 # Does not build, so that FORETELL may name any binary.

@@ -132,10 +132,7 @@ impl SessionRunner {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
         let traits = self.setup.learnt.answer_traits(identity);
-        if parsing::applies(identity, request) {
-            return parsing::permission(identity, request, &traits);
-        }
-        (request.route == Route::Chat && traits.parses()).then_some(Permission::Plain(PlainReason::Parser))
+        (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Builds the fuzz targets and runs each for N seconds of processor time; exits 1 if an input fails.
+"""Builds the fuzz targets and runs each for N seconds of processor time, as many at once as there are
+processors; exits 1 if an input fails.
 
     tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise] [--build]
 
@@ -7,11 +8,11 @@ Inputs that reach new code are kept in .cache/fuzz/corpus, where the next run be
 fails is kept in .cache/fuzz/failed.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -43,33 +44,37 @@ def build(targets):
     return {target: found[target] for target in targets}
 
 
-def processor():
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def ran(command):
+    """Exit status, standard error and seconds of processor time of a command."""
+    environment = os.environ | {"RUST_BACKTRACE": "0"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+    log = process.stderr.read().decode(errors="replace")
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, log, used.ru_utime + used.ru_stime
 
 
 def run(target, program, seconds):
     """Runs a target; its row of the table, and the log of a failure."""
     corpus, failed = CACHE / "corpus" / target, CACHE / "failed" / target
     failed.mkdir(parents=True, exist_ok=True)
-    began, before = time.monotonic(), processor()
+    began, used = time.monotonic(), 0.0
     executions, seen, log = 0, (0, 0), ""
-    while (left := seconds - (processor() - before)) > 0 and time.monotonic() - began < PATIENCE * seconds:
+    while (left := seconds - used) > 0 and time.monotonic() - began < PATIENCE * seconds:
         command = [program, *LIMITS, f"-max_total_time={min(max(1, round(left)), 300)}", "-print_final_stats=1", "-max_len=8192",
                    f"-artifact_prefix={failed}/", str(corpus)]
         words = HERE / "words" / target
         if words.exists():
             command.insert(1, f"-dict={words}")
-        environment = os.environ | {"RUST_BACKTRACE": "0"}
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
-        log = done.stderr.decode(errors="replace")
+        failure, log, more = ran(command)
+        used += more
         executions += sum(map(int, re.findall(r"number_of_executed_units: (\d+)", log)))
         seen = max([seen, *((int(cov), int(ft)) for cov, ft in re.findall(r"cov: (\d+) ft: (\d+)", log))])
-        if done.returncode:
+        if failure:
             break
     else:
         log = ""
-    row = (target, executions, processor() - before, *seen, len(list(corpus.iterdir())))
+    row = (target, executions, used, *seen, len(list(corpus.iterdir())))
     return row, log
 
 
@@ -88,14 +93,18 @@ def main():
     programs = build(targets)
     bad, began = [], time.monotonic()
     print("| target | executions | CPU minutes | edges | features | corpus |\n|---|---:|---:|---:|---:|---:|", flush=True)
-    for target in targets:
+
+    def one(target):
         if asked.minimise:
             minimise(target, programs[target])
-        (name, executions, used, edges, features, inputs), log = run(target, programs[target], asked.seconds)
-        print(f"| `{name}` | {executions:,} | {used / 60:.1f} | {edges:,} | {features:,} | {inputs:,} |", flush=True)
-        if log:
-            bad.append(name)
-            print("\n".join(log.splitlines()[-60:]), file=sys.stderr)
+        return run(target, programs[target], asked.seconds)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (name, executions, used, edges, features, inputs), log in pool.map(one, targets):
+            print(f"| `{name}` | {executions:,} | {used / 60:.1f} | {edges:,} | {features:,} | {inputs:,} |", flush=True)
+            if log:
+                bad.append(name)
+                print("\n".join(log.splitlines()[-60:]), file=sys.stderr)
     print(f"{(time.monotonic() - began) / 60:.1f} minutes of wall-clock time, without the build", file=sys.stderr)
     if bad:
         sys.exit(f"failed: {', '.join(bad)}; the inputs are in {CACHE / 'failed'}")

@@ -1,7 +1,7 @@
 //! Eligibility of requests for speculation: every parameter of the table at a harmless and at a
 //! harmful value, every reason, and the parsed form of an eligible request.
 
-use foretell_core::words::RelayReason as R;
+use foretell_core::words::{Refused, RelayReason as R};
 use foretell_engines::openai::parameters::{Field, Plain, TABLE, Treatment, find};
 use foretell_engines::openai::{Judgement, Prompt, Request, Route, judge, understand};
 use rstest::rstest;
@@ -208,11 +208,9 @@ fn an_ineligible_completion_has_a_reason(
 #[case::no_role(json!([{"content": "x"}]), R::Body)]
 #[case::no_content(json!([{"role": "assistant", "content": null}]), R::Body)]
 #[case::odd_role(json!([{"role": "critic", "content": "x"}]), R::Parameter)]
-#[case::tool_result(json!([{"role": "tool", "content": "x"}]), R::Tools)]
-#[case::tool_calls(json!([{"role": "assistant", "content": "x", "tool_calls": []}]), R::Tools)]
+#[case::old_call(json!([{"role": "assistant", "content": "x", "function_call": {}}]), R::Tools)]
 #[case::image(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), R::Multimodal)]
 #[case::sound(json!([{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "input_audio"}]}]), R::Multimodal)]
-#[case::thought(json!([{"role": "assistant", "content": "x", "reasoning_content": "hm"}]), R::Reasoning)]
 #[case::thought_part(json!([{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}]}]), R::Reasoning)]
 #[case::prefill(json!([{"role": "assistant", "content": "x", "prefix": true}]), R::Parameter)]
 #[case::unknown_key(json!([{"role": "user", "content": "x", "mood": "good"}]), R::UnknownParameter)]
@@ -221,6 +219,18 @@ fn an_ineligible_completion_has_a_reason(
 fn ineligible_messages_have_a_reason(#[case] messages: Value, #[case] reason: R) {
     let body = with(Route::Chat, "messages", &messages);
     assert_eq!(result(Route::Chat, &body).map(|_| ()), Err((reason, Some("messages".to_owned()))));
+}
+
+/// Speculated on only where the engine tells the prompt that it makes of them.
+#[rstest]
+#[case::result(json!([{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "c"}]), Some(R::Tools))]
+#[case::call(json!([{"role": "assistant", "content": null, "tool_calls": []}]), Some(R::Tools))]
+#[case::thought(json!([{"role": "assistant", "content": "x", "reasoning_content": "hm"}]), Some(R::Reasoning))]
+#[case::text(json!([{"role": "user", "content": "x"}]), None)]
+fn rendered_messages_are_noted(#[case] messages: Value, #[case] reason: Option<R>) {
+    let request = result(Route::Chat, &with(Route::Chat, "messages", &messages)).unwrap();
+    let wanted: Vec<Refused> = reason.map(|reason| Refused::by(reason, "messages")).into_iter().collect();
+    assert_eq!(request.rendered, wanted);
 }
 
 #[test]

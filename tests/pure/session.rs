@@ -6,10 +6,9 @@ use std::time::Duration;
 use foretell_core::control::costs::NODES_MAX;
 use foretell_core::control::{Control, TemperatureBucket, Way};
 use foretell_core::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
-use foretell_core::session::Parsed;
 use foretell_core::session::{
-    Action, ActionId, Decode, Ending, Event, Fault, Finish, Hold, Limit, Permission, PlainRequest, Rules,
-    Session, Start, Summary, Tail,
+    Action, ActionId, CallDelta, Decode, Doubted, Ending, Event, Fault, Finish, Hold, Limit, MakeParser,
+    Parse, Parsed, PartsSeen, Permission, PlainRequest, Rules, Session, Start, Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
@@ -32,6 +31,66 @@ impl Decode for Letters {
     }
 }
 
+/// A call of `f` begins at x and ends at y; all else is content.
+#[derive(Clone, Default)]
+struct Calls {
+    begun: u32,
+    inside: bool,
+}
+
+impl Parse for Calls {
+    fn push(&mut self, token: TokenId, text: &str) -> Parsed {
+        let call = |name: Option<&str>, arguments: &str| Parsed {
+            calls: vec![CallDelta {
+                index: self.begun.saturating_sub(1),
+                id: None,
+                name: name.map(str::to_owned),
+                arguments: arguments.to_owned(),
+            }],
+            ..Parsed::default()
+        };
+        match token {
+            23 => {
+                (self.begun, self.inside) = (self.begun + 1, true);
+                Parsed {
+                    calls: vec![CallDelta {
+                        index: self.begun - 1,
+                        name: Some("f".to_owned()),
+                        ..CallDelta::default()
+                    }],
+                    ..Parsed::default()
+                }
+            }
+            24 => {
+                self.inside = false;
+                Parsed::default()
+            }
+            _ if self.inside => call(None, text),
+            _ => Parsed::content(text.to_owned()),
+        }
+    }
+
+    fn finish(&mut self) -> Parsed {
+        Parsed::default()
+    }
+
+    fn is_outside_calls(&self) -> bool {
+        !self.inside
+    }
+
+    fn reasoning_tokens(&self) -> u64 {
+        0
+    }
+
+    fn is_sure(&self) -> bool {
+        true
+    }
+
+    fn fork(&self) -> Box<dyn Parse> {
+        Box::new(self.clone())
+    }
+}
+
 /// A session, its clock, and its actions.
 struct Desk {
     session: Session,
@@ -39,6 +98,7 @@ struct Desk {
     now: Tick,
     text: String,
     tokens: Vec<TokenId>,
+    parsed: Parsed,
 }
 
 impl Desk {
@@ -48,23 +108,36 @@ impl Desk {
 
     /// A chat in which these tokens may be parsed by the backend.
     fn marked(rules: Rules, ending: Ending, marks: &[TokenId]) -> Self {
+        Self::begun(rules, ending, |start| start.marks = marks.into())
+    }
+
+    /// A chat whose backend parses calls.
+    fn parsed() -> Self {
+        let parser = || -> MakeParser { Box::new(|_| Some(Box::<Calls>::default())) };
+        Self::begun(rules(), Ending { eos: vec![25], ..Ending::default() }, |start| {
+            start.parser = Some(parser());
+        })
+    }
+
+    fn begun(rules: Rules, ending: Ending, change: impl FnOnce(&mut Start)) -> Self {
         let control = Arc::new(Control::new());
-        let start = Start {
+        let mut start = Start {
             prompt: None,
             limit: Limit { max_tokens: Some(12), context: None },
             ending,
             temperature: 0.0,
             decode: Box::new(Letters),
-            marks: marks.into(),
+            marks: Arc::default(),
             parser: None,
             unconfirmed: false,
             rules,
             seed: 3,
             noise: 2,
         };
+        change(&mut start);
         let now = Tick(1_000_000);
         let session = Session::new(start, Arc::clone(&control), now);
-        Self { session, control, now, text: String::new(), tokens: Vec::new() }
+        Self { session, control, now, text: String::new(), tokens: Vec::new(), parsed: Parsed::default() }
     }
 
     /// The session's actions; pieces of output are collected.
@@ -75,6 +148,7 @@ impl Desk {
                 Action::Emit(delta) | Action::Passed(delta) => {
                     self.text.push_str(&delta.parsed.text);
                     self.tokens.extend(delta.tokens);
+                    self.parsed.append(delta.parsed);
                 }
                 action => asked.push((id, action)),
             }
@@ -372,6 +446,80 @@ fn text_held_back_by_a_parser_is_never_speculated_on() {
     let asked = desk
         .tell(plain, Event::Token { tokens: vec![4], parsed: Parsed::content("e".into()), tail: Tail::Open });
     assert_eq!((asked, desk.session.summary().reason), (vec![], Some(PlainReason::UntrustedIds)));
+}
+
+/// Part of a call's arguments, with its name at the beginning.
+fn call(name: Option<&str>, arguments: &str) -> Parsed {
+    let delta =
+        CallDelta { index: 0, id: None, name: name.map(str::to_owned), arguments: arguments.to_owned() };
+    Parsed { calls: vec![delta], ..Parsed::default() }
+}
+
+#[test]
+fn a_call_goes_on_where_the_backend_left_off() {
+    let mut desk = Desk::parsed();
+    let plain = desk.plain();
+    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
+    // The backend's call lags behind the tokens: nothing else is known to be withheld.
+    assert_eq!(desk.tell(plain, event(23, Parsed::default())), []);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::HeldBackText));
+    let asked = desk.tell(plain, event(0, call(Some("f"), "a")));
+    let Some((verify, Action::Verify(draft, ..))) = asked.last() else { panic!("{asked:?}") };
+    let first = draft.nodes().first().map(|node| node.token).unwrap_or_default();
+    desk.tell(*verify, rows(&[first, 24, 24]));
+    let (parsed, output) = (desk.parsed.clone(), desk.session.output().to_vec());
+    assert_eq!(output, [23, 0, first, 24]);
+    assert_eq!(parsed, call(Some("f"), &format!("a{}", Letters.push(first))));
+}
+
+#[test]
+fn an_output_that_stops_behind_a_call_ends_for_it() {
+    let mut desk = Desk::parsed();
+    let plain = desk.plain();
+    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
+    let asked = desk.tell(plain, event(23, call(Some("f"), "")));
+    let Some((verify, Action::Verify(..))) = asked.last() else { panic!("{asked:?}") };
+    let end = summary(&desk.tell(*verify, rows(&[25])));
+    assert_eq!(end.finish, Some(Finish::ToolCalls));
+}
+
+#[test]
+fn parts_that_differ_end_speculation() {
+    let mut desk = Desk::parsed();
+    let plain = desk.plain();
+    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
+    assert_eq!(desk.tell(plain, event(23, Parsed::content("x".into()))), []);
+    assert_eq!(desk.tell(plain, event(0, call(Some("g"), "a"))), []);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::Parser));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
+    assert_eq!((end.doubted, end.parsed), (Some(Doubted::Parser), None));
+}
+
+#[test]
+fn a_whole_answer_that_was_parsed_alike_says_so() {
+    let mut desk = Desk::begun(Rules { methods: Vec::new(), ..rules() }, Ending::default(), |start| {
+        start.parser = Some(Box::new(|_| Some(Box::<Calls>::default())));
+    });
+    let plain = desk.plain();
+    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
+    desk.tell(plain, event(23, call(Some("f"), "")));
+    desk.tell(plain, event(0, call(None, "a")));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
+    assert_eq!((end.doubted, end.parsed), (None, Some(PartsSeen { reasoning: false, calls: true })));
+}
+
+#[test]
+fn nothing_is_speculated_on_before_the_backend_says_that_no_grammar_binds_it() {
+    let mut desk = Desk::begun(rules(), Ending::default(), |start| start.unconfirmed = true);
+    let plain = desk.plain();
+    assert_eq!(desk.token(plain, 0), []);
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::Grammar));
+    let prompt = vec![0, 1, 2, 0, 1, 2];
+    desk.tell(plain, Event::Rendered { prompt: prompt.clone(), bound: true });
+    assert_eq!(desk.token(plain, 1), []);
+    desk.tell(plain, Event::Rendered { prompt, bound: false });
+    let asked = desk.token(plain, 2);
+    assert!(matches!(asked.last(), Some((_, Action::Verify(..)))), "{asked:?}");
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
 #[case::policy_off("", "mode: off", CHAT, &[], "relayed", Some("policy"))]
 #[case::policy_plain("", "mode: plain", CHAT, &[], "undecided", Some("policy"))]
 #[case::policy_shadows("", "mode: shadow", CHAT, &[], "undecided", Some("shadow"))]
-#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1]}"#, &[], "relayed", Some("tools"))]
+#[case::tools("", "", r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[1],"tool_choice":"required"}"#, &[], "relayed", Some("tools"))]
 #[case::unknown("", "", r#"{"model":"m","prompt":"x","temprature":1}"#, &[], "relayed", Some("unknown_parameter"))]
 #[case::billed("backends: [{ name: a, billed: true, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("billed"))]
 #[case::relayed("backends: [{ name: a, dialect: ollama, replicas: ['http://a:1'] }]", "", CHAT, &[], "relayed", Some("no_verify_method"))]

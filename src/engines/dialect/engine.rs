@@ -222,6 +222,9 @@ impl Engine {
 
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
+        if let Some(refused) = self.refuses_rendered(request) {
+            return Some(refused);
+        }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
             let seed = sampling.seed.map_or("temperature", |_| "seed");
@@ -235,7 +238,7 @@ impl Engine {
         if self.limit(request) == MaxTokens::Unknown {
             return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
         }
-        self.refuses_rendered(request).or_else(|| self.dialect.codec().refuses(self, request, sampling))
+        self.dialect.codec().refuses(self, request, sampling)
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or

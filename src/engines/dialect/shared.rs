@@ -391,11 +391,13 @@ mod tests {
     }
 
     #[test]
-    fn text_without_ids_and_tool_calls_are_doubtful() {
+    fn text_without_ids_is_doubtful_and_tool_calls_are_kept() {
         let no_ids = json!({"choices":[{"text":"a","finish_reason":null}]});
         assert!(chunk(&no_ids).unwrap().doubtful);
-        let tool = json!({"choices":[{"delta":{"tool_calls":[]},"token_ids":[1]}]});
-        assert!(chunk(&tool).unwrap().doubtful);
+        let call = json!({"index":0,"id":"a","function":{"name":"f"}});
+        let event = json!({"choices":[{"delta":{"tool_calls":[call]},"token_ids":[1]}]});
+        let chunk_of_call = chunk(&event).unwrap();
+        assert_eq!((chunk_of_call.doubtful, chunk_of_call.parsed().unwrap().calls.len()), (false, 1));
         assert!(chunk(&json!({"error":{"message":"x"}})).is_err());
     }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::fleet::identity::Identity;
-use crate::learning::answer_traits::AnswerTraits;
+use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::{Request, Route};
-use foretell_engines::parse::{self, Vocabulary};
+use foretell_engines::parse::{self, Parsers, Vocabulary};
 
 /// Whole answers that have to be parsed alike here and by the server before one is speculated on.
 const PROVEN: u32 = 3;
@@ -18,11 +18,10 @@ const PROVEN: u32 = 3;
 /// no stop text may cut a part of the output; whole answers are parsed by other code of the server.
 pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
     let parsers = identity.engine.parsers;
-    let parses = parsers.apply(may_call(request));
     let streamed = request.route == Route::Chat && request.stream && request.stop.is_empty();
     // Reasoning so far is not counted in the events written here.
     let counted = request.continuous_usage && parsers.reasoning.is_some();
-    parses && streamed && !counted
+    parsers.apply(may_call(request)) && streamed && !counted
 }
 
 /// Tools are offered, and one may be called.
@@ -30,23 +29,30 @@ fn may_call(request: &Request) -> bool {
     request.tools && !request.bars_tools
 }
 
-/// The permission to which the state of this server's parsers narrows that of every policy: none of
-/// its answers is parsed here after one that was parsed differently, and none is speculated on
-/// before [`PROVEN`] whole ones were parsed alike, one with a call among them where the request may
-/// call, and one with reasoning where the server parses that. `None` if it does not.
+/// The permission to which the parsers of this server narrow that of every policy for this chat;
+/// `None` if they do not.
 pub(super) fn permission(
     identity: &Identity,
     request: &Request,
     traits: &AnswerTraits,
 ) -> Option<Permission> {
-    if traits.misparsed() {
-        return Some(Permission::Plain(PlainReason::Parser));
+    let parsers = identity.engine.parsers;
+    let plain = Some(Permission::Plain(PlainReason::Parser));
+    match () {
+        () if parsers == Parsers::default() => plain.filter(|_| traits.parses()),
+        () if !parsers.apply(may_call(request)) => None,
+        () if !applies(identity, request) || traits.misparsed() => plain,
+        () if is_proven(traits.parsed_alike(), request, parsers) => None,
+        () => Some(Permission::Shadow(PlainReason::Parser)),
     }
-    let alike = traits.parsed_alike();
-    let proven = alike.answers >= PROVEN
-        && (alike.calls > 0 || !may_call(request))
-        && (alike.reasoning > 0 || identity.engine.parsers.reasoning.is_none());
-    (!proven).then_some(Permission::Shadow(PlainReason::Parser))
+}
+
+/// True if enough whole answers were parsed alike: one with a call among them where the request may
+/// call, and one with reasoning where the server parses that.
+fn is_proven(alike: ParsedAlike, request: &Request, parsers: Parsers) -> bool {
+    let calls = alike.calls > 0 || !may_call(request);
+    let reasoning = alike.reasoning > 0 || parsers.reasoning.is_none();
+    alike.answers >= PROVEN && calls && reasoning
 }
 
 /// True if the server decodes special tokens of this answer as text, for its parsers.

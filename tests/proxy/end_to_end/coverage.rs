@@ -53,12 +53,12 @@ fn relayed() -> Vec<Relayed> {
         row,
         tokens,
     };
-    let tools = ["chat", "openai-python", "tools"];
+    let chats = ["chat", "openai-python", "no_verify_method"];
     let responses = ["responses", "codex", "route"];
     let messages = ["messages", "claude-code", "route"];
     vec![
-        one("/v1/chat/completions", OPENAI, &[CHAT], tools, 7),
-        one("/v1/chat/completions", OPENAI, &CHAT_EVENTS, tools, 3),
+        one("/v1/chat/completions", OPENAI, &[CHAT], chats, 7),
+        one("/v1/chat/completions", OPENAI, &CHAT_EVENTS, chats, 3),
         one("/v1/responses", CODEX, &[RESPONSE], responses, 11),
         one("/v1/responses", CODEX, &RESPONSE_EVENTS, responses, 17),
         one("/v1/messages", CLAUDE, &[MESSAGE], messages, 13),
@@ -178,7 +178,7 @@ async fn every_token_is_counted_once_by_every_path_and_api() {
     let by_path = |path: &str| tokens(rows.iter().filter(|row| row["path"] == path));
     assert_eq!(["speculated", "plain", "relayed"].map(by_path), [speculated, plain, 70], "{report:#}");
     for [route, client, reason] in [
-        ["chat", "openai-python", "tools"],
+        ["chat", "openai-python", "no_verify_method"],
         ["responses", "codex", "route"],
         ["messages", "claude-code", "route"],
     ] {
