@@ -304,6 +304,9 @@ pub struct Quirks {
     pub noise_may_be_placed: bool,
     /// The setting without which every prompt is computed anew.
     pub cache_setting: CacheSetting,
+    /// The setting without which it does not tell the prompt and the sampling of a request
+    /// ([`Engine::renders`]); `None` if it never does.
+    pub render_setting: Option<&'static str>,
     /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
     /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
     /// by the engine like any other draft, and the accepted tokens are the ids that it sampled.
@@ -384,6 +387,7 @@ impl Quirks {
         usual: None,
         noise_may_be_placed: false,
         cache_setting: CacheSetting::None,
+        render_setting: None,
         first_request_ids: true,
         stop_order: StopOrder::Listed,
         stop_hold: Hold::Beginning,

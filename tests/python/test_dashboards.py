@@ -109,7 +109,7 @@ class Dashboards(unittest.TestCase):
                 with self.subTest(name):
                     unquoted = re.sub(r'"[^"]*"', '""', target["expr"])
                     for divisor in unquoted.split(" / ")[1:]:
-                        self.assertRegex(divisor, r"^(ignoring \(\w+\) group_left \(\) )?\(.* > 0\)")
+                        self.assertRegex(divisor, r"^(ignoring \(\w+(, \w+)*\) group_left \(\) )?\(.* > 0\)")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ const QUIRKS: Quirks = Quirks {
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
     hollow_deltas: true,
+    render_setting: Some("--enable-scale-out"),
     usage_runs: true,
     ..Quirks::COMMON
 };

@@ -320,6 +320,14 @@ fn write_engine(url: &str, report: &Report, out: &mut dyn Write) -> io::Result<(
     for (method, why) in report.missing() {
         writeln!(out, "  no {:<10}{why}", method.name())?;
     }
+    if let Some(setting) = engine.dialect.quirks().render_setting {
+        let chats = if engine.renders {
+            "speculated on once models[].parsers names its parsers".to_owned()
+        } else {
+            format!("relayed: it takes {setting}")
+        };
+        writeln!(out, "tool chats   {chats}")?;
+    }
     Ok(())
 }
 

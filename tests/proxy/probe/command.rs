@@ -158,6 +158,7 @@ async fn the_text_agrees_with_the_figures() {
         "engine       vllm 0.33.0",
         "methods      score, fan_out",
         "no tree",
+        "tool chats   speculated on once",
         "cache        works",
         "a round takes",
         "speedup, by acceptance",
