@@ -129,12 +129,8 @@ impl RelayReason {
             Self::UnknownParameter => "a parameter is not known",
             Self::DefaultsUnknown => "the server's own sampling defaults are not known",
             Self::Structured => "constrained output restarts with every call",
-            Self::Tools => {
-                "the backend parses tool calls, and does not render the request or its parser is not named (docs/parsers.md)"
-            }
-            Self::Reasoning => {
-                "it changes the reasoning, and the backend does not render the request (docs/parsers.md)"
-            }
+            Self::Tools => "tool calls are parsed by the backend (docs/parsers.md)",
+            Self::Reasoning => "reasoning is changed or parsed by the backend (docs/parsers.md)",
             Self::Multimodal => "content other than text",
             Self::Choices => "more than one choice or prompt",
             Self::Seed => "the engine's seeded noise cannot be continued",
