@@ -109,14 +109,6 @@ impl ToolFormat {
         Self::ALL.into_iter().find(|format| format.names().contains(&name))
     }
 
-    /// Who makes the ids of calls.
-    pub const fn ids(self) -> IdScheme {
-        match self {
-            Self::KimiK2 => IdScheme::Written,
-            _ => IdScheme::Random,
-        }
-    }
-
     const fn parser(self) -> Tools {
         match self {
             Self::Hermes => Tools::Hermes,
@@ -207,16 +199,6 @@ impl ReasoningFormat {
             Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
         }
     }
-}
-
-/// Who makes the ids of calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum IdScheme {
-    /// The server: `chatcmpl-tool-` and 32 random hexadecimal digits.
-    Random,
-    /// The model: `functions.NAME:INDEX`, in the first piece of the call. Without one the server
-    /// makes one as above, or for a model of Kimi's type, `functions.NAME:COUNT`.
-    Written,
 }
 
 /// The target's tokens, as far as parsers need to know them.

@@ -36,6 +36,8 @@ impl Decode for Letters {
 struct Calls {
     begun: u32,
     inside: bool,
+    /// The backend's parts cannot be told.
+    unsure: bool,
 }
 
 impl Parse for Calls {
@@ -83,7 +85,7 @@ impl Parse for Calls {
     }
 
     fn is_sure(&self) -> bool {
-        true
+        !self.unsure
     }
 
     fn fork(&self) -> Box<dyn Parse> {
@@ -493,6 +495,19 @@ fn parts_that_differ_end_speculation() {
     assert_eq!(desk.session.summary().reason, Some(PlainReason::Parser));
     let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
     assert_eq!((end.doubted, end.parsed), (Some(Doubted::Parser), None));
+}
+
+#[test]
+fn parts_that_cannot_be_told_are_neither_alike_nor_different() {
+    let mut desk = Desk::begun(rules(), Ending::default(), |start| {
+        start.parser = Some(Box::new(|_| Some(Box::new(Calls { unsure: true, ..Calls::default() }))));
+    });
+    let plain = desk.plain();
+    let event = |token, parsed| Event::Token { tokens: vec![token], parsed, tail: Tail::Open };
+    assert_eq!(desk.tell(plain, event(23, call(Some("f"), ""))), []);
+    assert_eq!(desk.tell(plain, event(0, Parsed::default())), []);
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
+    assert_eq!((end.doubted, end.parsed, end.speculated), (None, None, false));
 }
 
 #[test]

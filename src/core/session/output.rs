@@ -109,10 +109,10 @@ impl Output {
     }
 
     /// True if the backend's parser has given other parts than those that the tokens parse to here,
-    /// or with `ended`, at the end of its answer, fewer or more.
+    /// or with `ended`, at the end of its answer, fewer or more; false where that is not sure.
     pub fn is_misparsed(&self, ended: bool) -> bool {
         let parsing = self.parsing.as_ref();
-        parsing.is_some_and(|parsing| !self.agrees || (ended && !parsing.level()))
+        parsing.is_some_and(|parsing| parsing.is_sure() && (!self.agrees || (ended && !parsing.level())))
     }
 
     /// Tokens so far that the backend counts as reasoning; `None` without a parser.

@@ -1,4 +1,4 @@
-//! The machine that runs a [`Grammar`]: tokens and text to states, states to parts of the answer.
+//! The machine that runs a `Grammar`: tokens and text to states, states to parts of the answer.
 //!
 //! Three layers, as in the server. Tokens that are markers are taken out of the text (and wait for
 //! their text if the detokenizer holds it back); a lexer finds the markers that are mere text, and
@@ -6,206 +6,21 @@
 //! reasoning, content and pieces of calls. Fed without tokens (a whole answer), every marker is
 //! found by its text.
 
+mod counter;
+mod setup;
+
+pub(super) use counter::Counter;
+pub(super) use setup::Setup;
+
 use super::arguments::{self, Arguments};
-use super::grammar::{Grammar, Mark, Names, Rest, State, Step, Tells};
+use super::grammar::{Mark, Names, State, Step, Tells};
 use super::python::{self, Unread, Value};
-use super::{Call, Template, Unsure, Vocabulary};
+use super::{Call, Unsure};
 
 use foretell_core::session::parse::{CallDelta, Parsed};
 use foretell_core::units::TokenId;
-use serde_json::Value as Json;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// A family's grammar with the tokens of one vocabulary and the functions of one request.
-#[derive(Debug)]
-pub(super) struct Setup {
-    grammar: &'static Grammar,
-    thinks: bool,
-    /// Texts of markers and of dropped tokens.
-    spellings: Vec<(Mark, String)>,
-    tokens: BTreeMap<TokenId, (Mark, String)>,
-    /// Tokens that end reasoning; empty if the grammar leaves it in a way that has no token.
-    ends: Vec<TokenId>,
-    boundaries: Vec<TokenId>,
-    tools: Vec<Json>,
-}
-
-impl Setup {
-    pub fn new(
-        grammar: &'static Grammar,
-        vocabulary: &Vocabulary<'_>,
-        template: Template<'_>,
-        tools: &[Json],
-    ) -> Arc<Self> {
-        let thinks = template.thinks(grammar);
-        let is_kept =
-            |mark| thinks || !grammar.forgets_reasoning || !matches!(mark, Mark::ThinkStart | Mark::ThinkEnd);
-        let known = grammar.spellings.iter().filter(|(mark, _)| is_kept(*mark));
-        let mut setup = Self {
-            grammar,
-            thinks,
-            spellings: known.map(|(mark, text)| (*mark, (*text).to_owned())).collect(),
-            tokens: BTreeMap::new(),
-            ends: Vec::new(),
-            boundaries: grammar.boundaries.iter().filter_map(|text| (vocabulary.id)(text)).collect(),
-            tools: tools.to_vec(),
-        };
-        setup.find_tokens(vocabulary);
-        setup.ends = setup.reasoning_ends();
-        Arc::new(setup)
-    }
-
-    fn find_tokens(&mut self, vocabulary: &Vocabulary<'_>) {
-        for &mark in self.grammar.by_token {
-            let text = self.text_of(mark).map(str::to_owned);
-            if let Some(text) = text
-                && let Some(id) = (vocabulary.id)(&text)
-            {
-                self.tokens.insert(id, (mark, text));
-            }
-        }
-        for (id, text) in vocabulary.special {
-            if !self.spellings.iter().any(|(mark, known)| *mark != Mark::Drop && known == text) {
-                self.tokens.insert(*id, (Mark::Drop, (*text).to_owned()));
-                self.spellings.push((Mark::Drop, (*text).to_owned()));
-            }
-        }
-    }
-
-    fn text_of(&self, mark: Mark) -> Option<&str> {
-        self.spellings.iter().find(|(known, _)| *known == mark).map(|(_, text)| text.as_str())
-    }
-
-    fn token_of(&self, mark: Mark) -> Option<TokenId> {
-        self.tokens.iter().find(|(_, (known, _))| *known == mark).map(|(id, _)| *id)
-    }
-
-    fn is_by_token(&self, mark: Mark) -> bool {
-        self.token_of(mark).is_some()
-    }
-
-    fn steps(&self) -> impl Iterator<Item = &'static Step> {
-        self.grammar.steps.iter().filter(|step| self.text_of(step.1).is_some())
-    }
-
-    fn step(&self, state: State, mark: Mark) -> Option<&'static Step> {
-        self.grammar.steps.iter().find(|step| step.0 == state && step.1 == mark)
-    }
-
-    fn reasoning_ends(&self) -> Vec<TokenId> {
-        let mut ends = Vec::new();
-        for (_, mark, to, tells) in self.steps().filter(|step| step.0 == State::Reasoning) {
-            if !tells.contains(&Tells::ReasoningEnd) {
-                if *to != State::Reasoning {
-                    return Vec::new();
-                }
-                continue;
-            }
-            match self.token_of(*mark) {
-                Some(id) => ends.push(id),
-                None if *to == State::Content => return Vec::new(),
-                None => {}
-            }
-        }
-        ends
-    }
-
-    const fn start(&self) -> State {
-        if self.thinks { State::Reasoning } else { State::Content }
-    }
-
-    pub const fn thinks(&self) -> bool {
-        self.thinks
-    }
-
-    /// True if an output after this prompt begins with content, as the server decides it.
-    pub fn has_ended(&self, prompt: &[TokenId]) -> bool {
-        let opens = self.step(self.start(), Mark::ThinkStart).is_some_and(|step| step.2 == State::Reasoning);
-        let start = self.token_of(Mark::ThinkStart);
-        for id in prompt.iter().rev() {
-            if self.ends.contains(id) {
-                return true;
-            }
-            if start == Some(*id) {
-                if opens {
-                    return false;
-                }
-                break;
-            }
-            if self.boundaries.contains(id) {
-                break;
-            }
-        }
-        !self.thinks
-    }
-
-    fn rest(&self, token: TokenId) -> Option<TokenId> {
-        if self.grammar.rest == Rest::Nothing {
-            return None;
-        }
-        if !self.thinks {
-            return Some(token);
-        }
-        let mark = self.tokens.get(&token).map(|(mark, _)| *mark);
-        match self.grammar.rest {
-            Rest::CallToo => (mark != Some(Mark::ThinkEnd)).then_some(token),
-            _ => (mark == Some(Mark::SectionStart)).then_some(token),
-        }
-    }
-}
-
-/// Counts the reasoning tokens of an output as the server does for whole answers: in one pass over
-/// all ids, in which half a character counts where its run of text begins.
-#[derive(Clone, Debug)]
-pub(super) struct Counter {
-    machine: Machine,
-    /// Text since the last marker, and where its tokens begin.
-    run: String,
-    starts: Vec<usize>,
-    is_half: bool,
-}
-
-impl Counter {
-    pub fn new(setup: Arc<Setup>) -> Self {
-        let state = setup.start();
-        let machine = Machine { has_tokens: true, ..Machine::new(setup, state) };
-        Self { machine, run: String::new(), starts: Vec::new(), is_half: false }
-    }
-
-    pub fn push(&mut self, token: TokenId, text: &str) {
-        let setup = Arc::clone(&self.machine.setup);
-        if let Some((mark, marker)) = setup.tokens.get(&token) {
-            self.end_run();
-            self.machine.marker(&mut Vec::new(), *mark, marker);
-            return;
-        }
-        self.starts.push(if self.is_half || text.is_empty() { 0 } else { self.run.len() });
-        self.run.push_str(text);
-        self.is_half = text.is_empty();
-    }
-
-    fn end_run(&mut self) {
-        let run = std::mem::take(&mut self.run);
-        if run.is_empty() {
-            let count = std::mem::take(&mut self.starts).len() as u64;
-            self.machine.reasoning_tokens += if self.machine.state == State::Reasoning { count } else { 0 };
-            return;
-        }
-        self.machine.starts.append(&mut self.starts);
-        self.machine.text(&mut Vec::new(), &run);
-        self.is_half = false;
-    }
-
-    /// Reasoning tokens so far.
-    pub fn count(&self) -> u64 {
-        let mut whole = self.clone();
-        whole.end_run();
-        whole.machine.end(&mut Vec::new());
-        whole.machine.reasoning_tokens
-    }
-}
 
 /// A finding of the machine, which numbers the calls.
 #[derive(Clone, Debug)]

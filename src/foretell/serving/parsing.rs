@@ -57,7 +57,8 @@ fn is_proven(alike: ParsedAlike, request: &Request, parsers: Parsers) -> bool {
 
 /// True if the server decodes special tokens of this answer as text, for its parsers.
 pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
-    identity.engine.parsers.decode_special(&Asked::of(request).as_request(&[]))
+    let asked = parse::Request { may_call: may_call(request), ..parse::Request::default() };
+    identity.engine.parsers.decode_special(&asked)
 }
 
 /// Makes the parser of the answer to this request, once its prompt is known.

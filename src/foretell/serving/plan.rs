@@ -42,17 +42,17 @@ impl SessionPlan {
     }
 }
 
-/// The permission of a ruling, narrowed by the comparison of its policy's groups, and by a reason
-/// for which answers of this server stay plain.
+/// The permission of a ruling, narrowed by the comparison of its policy's groups, and by the format
+/// of this server's answers.
 pub fn permission(
     ruling: &Ruling,
     drawn: &Drawn,
-    narrower: impl FnOnce() -> Option<Permission>,
+    by_format: impl FnOnce() -> Option<Permission>,
 ) -> Permission {
     let forced = ruling.rules.gamma_fixed.is_some();
     match ruling.rules.permission {
         Permission::Speculate if drawn.closed && !forced => Permission::Shadow(PlainReason::GateControl),
-        Permission::Speculate => narrower().unwrap_or(Permission::Speculate),
+        Permission::Speculate => by_format().unwrap_or(Permission::Speculate),
         narrower @ (Permission::Shadow(_) | Permission::Plain(_)) => narrower,
     }
 }

@@ -164,7 +164,8 @@ impl<W: Walk> Session<W> {
         self.flight.plain = None;
         if plain.first {
             self.watch_parser(true);
-            self.summary.parsed = self.output.parts().filter(|_| self.doubt.is_none());
+            let alike = self.doubt.is_none() && self.output.level();
+            self.summary.parsed = self.output.parts().filter(|_| alike);
             return self.finish(Some(finish));
         }
         if finish == Finish::Length && plain.brought >= plain.asked {

@@ -111,7 +111,12 @@ impl Parsing {
 
     /// True if the backend has sent exactly what the tokens so far parse to.
     pub(super) fn level(&self) -> bool {
-        self.parser.is_sure() && Extent::of(&self.own) == Extent::of(&self.backend)
+        self.is_sure() && Extent::of(&self.own) == Extent::of(&self.backend)
+    }
+
+    /// False if the backend's parts cannot be told from the tokens: then others are no difference.
+    pub(super) fn is_sure(&self) -> bool {
+        self.parser.is_sure()
     }
 
     /// Leaves the first plain request, whose parts the client has received.

@@ -33,7 +33,7 @@ impl SessionLoop {
                 self.session.handle(id, Event::Fault(Fault::Changed), now);
             }
             PlainEvent::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
-            PlainEvent::Chunk(event, chunk) => {
+            PlainEvent::Chunk(event, mut chunk) => {
                 self.slot.record.received();
                 self.begun = true;
                 self.unsent.take_if(|_| !self.sink.is_whole());
@@ -41,7 +41,7 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 self.first_only(id, &chunk);
-                let parsed = self.parsed(id, &chunk);
+                let parsed = self.parsed(id, &mut chunk);
                 if !chunk.tokens.is_empty() || !parsed.is_empty() {
                     let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
                     let tail = match (&ended, chunk.ends) {
@@ -80,14 +80,14 @@ impl SessionLoop {
 
     /// The parts of the output that an event holds. One that is not understood, or not expected, is
     /// doubt.
-    fn parsed(&mut self, id: ActionId, chunk: &Chunk) -> Parsed {
-        match chunk.parsed() {
-            Some(parsed) if self.parses || chunk.more.is_empty() => parsed,
-            Some(_) | None => {
-                self.session.handle(id, Event::Doubt, self.clock.now());
-                Parsed::content(chunk.text.clone())
+    fn parsed(&mut self, id: ActionId, chunk: &mut Chunk) -> Parsed {
+        if !chunk.more.is_empty() {
+            match chunk.parsed().filter(|_| self.parses) {
+                Some(parsed) => return parsed,
+                None => self.session.handle(id, Event::Doubt, self.clock.now()),
             }
         }
+        Parsed::content(std::mem::take(&mut chunk.text))
     }
 
     /// An answer has come from another engine than the one that began: nothing of it is used.
