@@ -463,6 +463,20 @@ pub trait Codec: Sync {
         Err(Unreadable("nothing was asked"))
     }
 
+    /// The call in which the engine itself parses an output into the parts of a chat that is not
+    /// streamed, where [`Engine::derenders`]; `None` if it has no such call. `output` is without the
+    /// token that ended it.
+    fn parts_call(
+        &self,
+        engine: &Engine,
+        request: &Request,
+        prompt: &[TokenId],
+        output: &[TokenId],
+    ) -> Option<Call> {
+        let _ = (engine, request, prompt, output);
+        None
+    }
+
     /// The call that aborts an answer under way such that its stream still ends with its usage,
     /// where [`Engine::aborts`]; `None` if the engine has no such call. `request_id`: the
     /// `x-request-id` of the request.

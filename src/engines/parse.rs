@@ -36,6 +36,7 @@ use machine::{Counter, Machine, Setup};
 use stream::{Calls, Count, Reasoning, Stream};
 use think::Think;
 
+use crate::text::Tokenizer;
 use foretell_core::session::parse::Parse;
 use foretell_core::units::TokenId;
 use serde_json::{Map, Value};
@@ -209,6 +210,14 @@ pub struct Vocabulary<'a> {
     /// The tokens that the tokenizer's configuration calls special (`all_special_tokens`), with
     /// their text. Those unknown to a family are dropped from the answer.
     pub special: &'a [(TokenId, &'a str)],
+}
+
+/// Calls `act` with a tokenizer's tokens.
+pub fn with_vocabulary<T>(tokenizer: &Tokenizer, act: impl FnOnce(&Vocabulary<'_>) -> T) -> T {
+    let special = tokenizer.added().iter().copied().filter(|&id| tokenizer.is_special(id));
+    let named: Vec<_> = special.filter_map(|id| Some((id, tokenizer.token(id)?))).collect();
+    let special: Vec<_> = named.iter().map(|(id, text)| (*id, text.as_str())).collect();
+    act(&Vocabulary { id: &|text| tokenizer.id(text), special: &special })
 }
 
 /// A request, as far as parsers need to know it. Its tool choice is `auto` or `none`.

@@ -135,6 +135,12 @@ impl SessionRunner {
         (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
     }
 
+    /// The state of the output parsers for this request, in words for the operator; `None` if they
+    /// do not matter, or have proved themselves.
+    pub fn parser_note(&self, identity: &Identity, request: &Request) -> Option<String> {
+        parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
+    }
+
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
     fn prepare(&self, exchange: &Exchange) -> Result<Run, Relay> {
         let request = &exchange.request;

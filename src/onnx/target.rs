@@ -13,6 +13,7 @@ mod judge;
 pub mod metrics;
 pub mod open;
 mod output;
+mod parts;
 mod prefix;
 mod reply;
 pub mod scheduler;

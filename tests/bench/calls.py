@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Tool calls of a real model, direct and through Foretell: the parts of the streams must agree.
+"""Tool calls of a real model, direct and through Foretell: the parts of the answers must agree.
 
-    calls.py [--model smollm2|qwen] [--count N] [--foretell BIN] [--precise]
+    calls.py [--model smollm2|qwen] [--count N] [--foretell BIN] [--precise] [--whole]
 
 vLLM with `--tool-call-parser hermes` serves a model of `make real-models`, in 32 bits with
 `--precise`; Foretell knows its parsers and speculates at every token, in drafts of 4. Half of the N
 requests are questions of BFCL with their tools, as agents send them. The others ask to repeat a
 call of these tools, after two examples, since such small models seldom make one in this form by
-themselves. T=0, one client; the first three answers stay plain: the parser proves itself on them.
+themselves. T=0, one client; the first three streams stay plain: the parser proves itself on them.
+--whole: answers are not streamed.
 
 Compared are joined content, names and arguments of calls, finish reason and usage. Exits 2 if one
 differs, or if no answer with a call was speculated on.
@@ -29,6 +30,7 @@ import tools
 MOST = 120  # tokens of an answer
 FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
+VARY = ("id", "created")  # members of a whole answer that differ by nature
 VALUES = {"string": "Bern", "integer": 3, "number": 2.5, "boolean": True, "array": ["a", "b"], "object": {}}
 
 
@@ -49,8 +51,9 @@ def repeated(offered, calls):
             yield {"role": "assistant", "content": text}
 
 
-def bodies(count):
+def bodies(count, whole):
     """`count` requests: a question, a call to repeat, a question, …"""
+    form = {} if whole else {"stream": True, "stream_options": {"include_usage": True}}
     for number, case in enumerate(real_prompts.spread(real_prompts.lines(servers.PROMPTS / "bfcl.jsonl"), count)):
         offered = [{"type": "function", "function": {**tools.standard(tool), "name": tool["name"].replace(".", "_")}}
                    for tool in case["function"]]
@@ -58,16 +61,26 @@ def bodies(count):
         if number % 2 == 0:
             messages = list(repeated(offered, 1 + number % 4 // 2))
         yield {"model": servers.engines.NAME, "messages": messages, "tools": offered, "temperature": 0, "max_tokens": MOST,
-               "stream": True, "stream_options": {"include_usage": True}}
+               **form}
 
 
 def ask(address, body):
-    """(parts, usage.foretell, reason) of a streamed answer."""
+    """(parts, usage.foretell) of an answer."""
     connection = http.client.HTTPConnection(address, timeout=600)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
     if answer.status != 200:
         raise sides.Wrong(f"{answer.status}: {answer.read().decode()[:200]}")
+    if not body.get("stream"):
+        whole = json.loads(answer.read())
+        usage, [choice] = whole["usage"], whole["choices"]
+        for name in VARY:
+            whole.pop(name)
+        for call in choice["message"].get("tool_calls") or []:
+            call["id"] = call["id"].rsplit("-", 1)[0]
+        ours = usage.pop("foretell", {})
+        usage.pop("prompt_tokens_details", None)
+        return {**whole, "calls": choice["message"].get("tool_calls")}, ours
     parts, usage = {"content": "", "reasoning": "", "calls": []}, {}
     for line in answer.read().decode().splitlines():
         if not line.startswith("data: {"):
@@ -95,6 +108,7 @@ def main():
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--foretell", default="target/dist/foretell")
     parser.add_argument("--precise", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     args = parser.parse_args()
     if reason := servers.absent("vllm", args.model):
         sys.exit(f"calls.py: {reason}")
@@ -108,7 +122,7 @@ def main():
         proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": FORCED}, "forced")
         counts = {"requests": 0, "with a call": 0, "speculated": 0, "speculated with a call": 0, "drafted": 0, "accepted": 0}
         different = []
-        for body in bodies(args.count):
+        for body in bodies(args.count, args.whole):
             (want, _), (got, ours) = ask(address, body), ask(proxy.address, body)
             spoken = ours.get("path") == "speculated"
             counts["requests"] += 1
@@ -118,8 +132,8 @@ def main():
             counts["drafted"] += ours.get("drafted", 0)
             counts["accepted"] += ours.get("accepted", 0)
             if want != got:
-                different.append({name: [want[name], got[name]] for name in want if want[name] != got[name]})
-        print(f"vllm, {args.model}: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+                different.append({name: [want[name], got.get(name)] for name in want if want[name] != got.get(name)})
+        print(f"vllm, {args.model}{', whole' if args.whole else ''}: " + ", ".join(f"{count} {name}" for name, count in counts.items())
               + f"; {len(different)} differ")
         for one in different[:5]:
             print(json.dumps(one, ensure_ascii=False))

@@ -3,14 +3,23 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use foretell::app::local::LocalTarget;
 use foretell::app::{Running, local};
 use foretell_engines::openai::Route;
+use foretell_engines::parse::{Parsers, ToolFormat};
+use foretell_engines::text::Tokenizer;
+use foretell_onnx::target::hugging::FolderWords;
+use foretell_onnx::target::metrics::Metrics;
+use foretell_onnx::target::scheduler;
+use foretell_onnx::target::server::App;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 
 use crate::client::{FORCED, panics, watch_panics};
+use crate::end_to_end::model::{self, Babble};
 use crate::fakes::house::{Hermes, Script};
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Setup, toy};
@@ -18,17 +27,17 @@ use crate::wire::{Message, Wire, post};
 
 /// Tokens that the model may write.
 const MOST: usize = 400;
+const STEP: Duration = Duration::from_millis(1);
 
-struct Scene {
-    server: Fake<Vllm>,
-    proxy: Running,
+/// A server whose chats are parsed.
+enum Server {
+    Vllm(Fake<Vllm>),
+    Own(LocalTarget, Arc<Tokenizer>),
 }
 
-impl Scene {
-    /// A vLLM with the tool parser `hermes` whose model writes this text, and a proxy that
-    /// speculates at every token.
-    async fn of(text: &str, hermes: Hermes) -> Self {
-        watch_panics();
+impl Server {
+    /// A vLLM with the tool parser `hermes` whose model writes this text after "Go on.".
+    async fn vllm(text: &str, hermes: Hermes) -> Self {
         let script = |after: &str, text: &str| Script {
             after: format!("{after}<|end|>\n<|assistant|>\n"),
             text: text.to_owned(),
@@ -36,38 +45,131 @@ impl Scene {
         let scripts = vec![script("Go on.", text), script("Call.", CALL)];
         let mut setup = Setup { hermes: Some(hermes), scripts, ..Setup::default() };
         // Leaves time for the call that renders the request.
-        setup.pace.step = Duration::from_millis(1);
+        setup.pace.step = STEP;
         let options =
             Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of("0.33.0") };
-        let server = Fake::start(Vllm::new(options)).await;
+        Self::Vllm(Fake::start(Vllm::new(options)).await)
+    }
+
+    /// Our own target with the same parser, whose model always writes this text.
+    async fn own(text: &str) -> Self {
+        let words = tempfile::tempdir().unwrap();
+        let tokenizer = model::words(words.path());
+        let script = tokenizer.encode(text, false).unwrap();
+        let after = tokenizer.id("<|assistant|>").unwrap();
+        let babble = Babble::new(&tokenizer, 4096, 24).with_step(STEP).with_script(after, script);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let engine = scheduler::Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
+        let read = Arc::new(FolderWords::read(words.path()).unwrap());
+        let parsers = Parsers { tools: Some(ToolFormat::Hermes), reasoning: None };
+        let app = App::new("toy".into(), engine, read, metrics).with_parsers(parsers).unwrap();
+        Self::Own(LocalTarget::start(app).await.unwrap(), tokenizer)
+    }
+
+    fn address(&self) -> SocketAddr {
+        match self {
+            Self::Vllm(fake) => fake.address,
+            Self::Own(target, ..) => target.address,
+        }
+    }
+
+    /// Number of tokens of a text.
+    fn length(&self, text: &str) -> usize {
+        match self {
+            Self::Vllm(fake) => fake.house.toy.encode(text).len(),
+            Self::Own(_, tokenizer) => tokenizer.encode(text, false).unwrap().len(),
+        }
+    }
+
+    /// Requests that no server should get.
+    fn fatal(&self) -> Vec<String> {
+        match self {
+            Self::Vllm(fake) => fake.house.fatal(),
+            Self::Own(..) => Vec::new(),
+        }
+    }
+}
+
+struct Scene {
+    server: Server,
+    proxy: Running,
+}
+
+impl Scene {
+    /// A proxy before this server that speculates at every token.
+    async fn of(server: Server) -> Self {
+        watch_panics();
+        let model = match &server {
+            Server::Vllm(_) => format!(
+                "{{ id: toy, tokenizer: {}, parsers: {{ tools: hermes }} }}",
+                toy::folder().join("tokenizer.json").display()
+            ),
+            Server::Own(..) => "{ id: toy }".to_owned(),
+        };
         let process = format!(
-            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{{ id: toy, tokenizer: \
-             {}, parsers: {{ tools: hermes }} }}]\n    probe: {{ when: never }}\n",
-            server.address,
-            toy::folder().join("tokenizer.json").display(),
+            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{model}]\n    probe: {{ \
+             when: never }}\n",
+            server.address(),
         );
         let policy = format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n");
         let proxy = local::proxy(&process, &[&policy]).await.unwrap();
         Self { server, proxy }
     }
 
-    /// As [`Scene::of`], once the parser has proved itself on answers that stayed plain.
+    /// A vLLM whose parser has proved itself on answers that stayed plain.
     async fn proven(text: &str) -> Self {
-        let scene = Self::of(text, Hermes::AsRead).await;
-        let call = json!({"messages": [{"role": "user", "content": "Call."}]});
-        for _ in 0..3 {
-            let (want, got) = (scene.direct(&call).await, scene.through(&call).await);
-            assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "parser".to_owned())));
-        }
+        let scene = Self::of(Server::vllm(text, Hermes::AsRead).await).await;
+        scene.prove().await;
         scene
     }
 
+    async fn prove(&self) {
+        let call = json!({"messages": [{"role": "user", "content": "Call."}]});
+        for _ in 0..3 {
+            let (want, got) = (self.direct(&call).await, self.through(&call).await);
+            assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "parser".to_owned())));
+        }
+    }
+
     async fn direct(&self, more: &Value) -> Answer {
-        ask(self.server.address, more).await
+        ask(self.server.address(), more).await
     }
 
     async fn through(&self, more: &Value) -> Answer {
         ask(self.proxy.gateway.addresses[0], more).await
+    }
+
+    /// Compares streams with those of the server: whole, and cut in every third place, also within
+    /// markers and calls.
+    async fn streams_alike(&self, text: &str) {
+        let limits = (2..self.server.length(text)).step_by(3).chain([MOST]);
+        let mut told = BTreeSet::new();
+        for most in limits {
+            let more = json!({"max_tokens": most});
+            let (want, got) = (self.direct(&more).await, self.through(&more).await);
+            assert_eq!(got.parts, want.parts, "{most} tokens of {text:?}");
+            assert!(got.ids.iter().all(|id| id.starts_with("chatcmpl-tool-")), "{:?}", got.ids);
+            told.insert(got.told);
+        }
+        self.has_speculated(&told);
+    }
+
+    /// Compares answers that are not streamed.
+    async fn wholes_alike(&self, text: &str) {
+        let mut told = BTreeSet::new();
+        for most in (2..self.server.length(text)).step_by(5).chain([MOST; 4]) {
+            let more = json!({"max_tokens": most});
+            let (want, _) = ask_whole(self.server.address(), &more).await;
+            let (got, path) = ask_whole(self.proxy.gateway.addresses[0], &more).await;
+            assert_eq!(got, want, "{most} tokens of {text:?}");
+            told.insert(path);
+        }
+        self.has_speculated(&told);
+    }
+
+    fn has_speculated(&self, told: &BTreeSet<(String, String)>) {
+        assert!(told.iter().any(|(path, _)| path == "speculated"), "{told:?}");
+        assert_eq!((self.server.fatal(), panics()), (Vec::<String>::new(), Vec::<String>::new()));
     }
 }
 
@@ -143,6 +245,32 @@ fn read(message: &Message) -> Answer {
     Answer { parts, told: (trailer("x-foretell-path"), trailer("x-foretell-reason")), ids }
 }
 
+/// As [`ask`], for an answer that is not streamed: the answer without what differs by nature, and
+/// its path and reason.
+async fn ask_whole(to: SocketAddr, more: &Value) -> (Value, (String, String)) {
+    let mut body = json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "temperature": 0,
+        "max_tokens": MOST, "tools": [weather()]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let fields = "content-type: application/json\r\n";
+    let message =
+        Wire::connect(to).await.ask(post(Route::Chat.path(), fields, body.to_string().as_bytes())).await;
+    assert_eq!(message.head.status(), 200, "{}", message.text());
+    let mut answer: Value = serde_json::from_str(&message.text()).unwrap();
+    let calls = answer.pointer_mut("/choices/0/message/tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        assert!(call["id"].as_str().unwrap().starts_with("chatcmpl-tool-"), "{call}");
+        call["id"] = Value::Null;
+    }
+    answer["usage"] = without_own(&answer["usage"]);
+    for name in ["id", "created"] {
+        answer[name] = Value::Null;
+    }
+    answer["choices"][0]["seed"] = Value::Null;
+    let told = ["x-foretell-path", "x-foretell-reason"].map(|name| message.head.get(name).unwrap_or_default().to_owned());
+    let [path, reason] = told;
+    (answer, (path, reason))
+}
+
 /// Usage without Foretell's own report and what depends on the state of the cache.
 fn without_own(usage: &Value) -> Value {
     let members = usage.as_object().unwrap().iter();
@@ -182,20 +310,43 @@ const CALL: &str =
 )]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_has_the_servers_own_parts(#[case] text: &str) {
-    let scene = Scene::proven(text).await;
-    // Whole, and cut in every third place, also within markers and calls.
-    let length = scene.server.house.toy.encode(text).len();
-    let limits = (2..length).step_by(3).chain([MOST]);
-    let mut told = BTreeSet::new();
-    for most in limits {
-        let more = json!({"max_tokens": most});
-        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
-        assert_eq!(got.parts, want.parts, "{most} tokens of {text:?}");
-        assert!(got.ids.iter().all(|id| id.starts_with("chatcmpl-tool-")), "{:?}", got.ids);
-        told.insert(got.told);
+    Scene::proven(text).await.streams_alike(text).await;
+}
+
+/// The server parses it by other code than a stream: arguments are written again, and one call that
+/// cannot be read hides all. Its own page is the judge, so nothing has to be proved before.
+#[rstest]
+#[case::text("There is no tool for this, so here is a text. There is no tool for this, so here is a text.")]
+#[case::call(CALL)]
+#[case::text_and_call(&format!("Let me look that up. Let me look that up.\n{CALL}"))]
+#[case::two_calls(&format!("{CALL}\n{CALL}"))]
+#[case::tight("<tool_call>{\"name\":\"weather\",\"arguments\":{\"city\":\"Bern\",\"days\":[1,2,3]}}</tool_call>")]
+#[case::text_after(&format!("{CALL}\nThat is all. That is all. That is all."))]
+#[case::broken("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \n</tool_call> and on")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_answer_has_the_servers_own_parts(
+    #[case] text: &str,
+    #[values(Hermes::AsRead, Hermes::LeavesBrace)] hermes: Hermes,
+) {
+    Scene::of(Server::vllm(text, hermes).await).await.wholes_alike(text).await;
+}
+
+#[rstest]
+#[case::call(CALL)]
+#[case::text_and_call(&format!("Let me look that up. Let me look that up.\n{CALL}"))]
+#[case::two_calls(&format!("{CALL}\n{CALL}"))]
+#[case::broken("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \n</tool_call> and on")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_target_has_the_same_parts_direct_and_through(#[case] text: &str) {
+    let scene = Scene::of(Server::own(text).await).await;
+    for _ in 0..3 {
+        let none = json!({});
+        assert_eq!(scene.through(&none).await.parts, scene.direct(&none).await.parts);
     }
-    assert!(told.iter().any(|(path, _)| path == "speculated"), "{told:?}");
-    assert_eq!((scene.server.house.fatal(), panics()), (Vec::<String>::new(), Vec::<String>::new()));
+    scene.wholes_alike(text).await;
+    if text.contains("\"days\"") {
+        scene.streams_alike(text).await;
+    }
 }
 
 /// Its tools do not bind the sampling, and none may be called: the text is not parsed.
@@ -220,7 +371,8 @@ async fn a_request_that_a_grammar_binds_stays_plain() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_parses_differently_is_left_alone() {
-    let scene = Scene::of(&format!("{CALL}\n{CALL}"), Hermes::LeavesBrace).await;
+    let server = Server::vllm(&format!("{CALL}\n{CALL}"), Hermes::LeavesBrace).await;
+    let scene = Scene::of(server).await;
     let none = json!({});
     let want = scene.direct(&none).await.parts;
     for _ in 0..3 {
@@ -231,12 +383,11 @@ async fn a_server_that_parses_differently_is_left_alone() {
 }
 
 #[rstest]
-#[case::whole(json!({"stream": false, "stream_options": null}), "stream")]
 #[case::stop_text(json!({"stop": ["never there"]}), "stop")]
 #[case::forced(json!({"tool_choice": "required"}), "tool_choice")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_are_relayed_by_name(#[case] more: Value, #[case] parameter: &str) {
-    let scene = Scene::of(CALL, Hermes::AsRead).await;
+    let scene = Scene::of(Server::vllm(CALL, Hermes::AsRead).await).await;
     let mut body =
         json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

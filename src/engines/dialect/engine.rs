@@ -128,6 +128,9 @@ pub struct Engine {
     /// It tells the prompt and the sampling of a chat request on a page of its own
     /// ([`super::Codec::prompt_ids_call`]).
     pub renders: bool,
+    /// It parses an output into the parts of a chat on a page of its own
+    /// ([`super::Codec::parts_call`]).
+    pub derenders: bool,
     /// The output parsers that it was started with.
     pub parsers: Parsers,
     /// Its own speculative decoding is switched on.
@@ -184,6 +187,7 @@ impl Engine {
             aborts: false,
             counts_reasoning: false,
             renders: false,
+            derenders: false,
             parsers: Parsers::default(),
             speculates: false,
             own_defaults: false,
@@ -249,7 +253,7 @@ impl Engine {
             let tools = request.tools && !request.bars_tools;
             let unparsed = tools && self.parsers.tools.is_none();
             let stops = tools && !request.stop.is_empty();
-            let whole = tools && !request.stream;
+            let whole = tools && !request.stream && !self.derenders;
             let names = [(unparsed, "tools"), (stops, "stop"), (whole, "stream")];
             Refused::by_first(RelayReason::Tools, &names)
         })
@@ -295,6 +299,11 @@ impl Engine {
     /// [`Unreadable`].
     pub fn read_prompt_answer(&self, request: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
         self.dialect.codec().read_prompt_answer(self, request, body)
+    }
+
+    /// See [`super::Codec::parts_call`].
+    pub fn parts_call(&self, request: &Request, prompt: &[TokenId], output: &[TokenId]) -> Option<Call> {
+        self.dialect.codec().parts_call(self, request, prompt, output)
     }
 
     /// See [`super::Codec::abort`].

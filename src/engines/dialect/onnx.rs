@@ -14,8 +14,9 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    PromptAnswer, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
+use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
@@ -42,6 +43,8 @@ const QUIRKS: Quirks = Quirks {
         seeded: false,
     }),
     stop_order: StopOrder::FirstComplete,
+    hollow_deltas: true,
+    render_setting: Some("--tool-parser"),
     ..Quirks::COMMON
 };
 
@@ -61,6 +64,11 @@ impl Codec for Onnx {
         let context = answers
             .number(MODELS, "/data/0/max_model_len")
             .ok_or_else(|| Foreign::silent("context length"))?;
+        let format = |name: &str| answers.word(MODELS, name);
+        let parsers = Parsers {
+            tools: format("/data/0/tool_parser").and_then(|name| ToolFormat::from_name(&name)),
+            reasoning: format("/data/0/reasoning_parser").and_then(|name| ReasoningFormat::from_name(&name)),
+        };
         Ok(Engine {
             started: answers.number(MODELS, "/data/0/started").or_else(|| whole_seconds(answers)),
             mark: answers.word(MODELS, "/data/0/system_fingerprint"),
@@ -71,6 +79,9 @@ impl Codec for Onnx {
             tells_cached: true,
             eos: eos.ok_or_else(|| Foreign::silent("end-of-text tokens"))?,
             load_path: Some("/metrics"),
+            parsers,
+            renders: parsers != Parsers::default(),
+            derenders: parsers != Parsers::default(),
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }
@@ -110,6 +121,25 @@ impl Codec for Onnx {
         if let Some((name, seed)) = choice.shift_remove_entry("seed") {
             choice.insert(name, seed);
         }
+    }
+
+    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
+        let asks = engine.renders && !request.rendered.is_empty();
+        asks.then(|| shared::render_call(request))
+    }
+
+    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+        shared::read_render(body)
+    }
+
+    fn parts_call(
+        &self,
+        _: &Engine,
+        request: &Request,
+        prompt: &[TokenId],
+        output: &[TokenId],
+    ) -> Option<Call> {
+        Some(shared::parts_call(request, prompt, output))
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

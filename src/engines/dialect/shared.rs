@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
-use super::{Call, Chunk, Context, Engine, Load, RequestKind, Round, Unreadable, VerifyRequest};
+use super::{Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest};
 pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
@@ -16,6 +16,10 @@ use foretell_core::words::{Row, VerifyResult};
 /// Maximum output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
 const COMPLETIONS: &str = Route::Completions.path();
+/// The page on which vLLM renders a chat request.
+pub const CHAT_RENDER: &str = "/v1/chat/completions/render";
+/// The page on which vLLM parses a complete output.
+pub const CHAT_DERENDER: &str = "/v1/chat/completions/derender";
 
 /// The client's request, streamed, with usage on every event if the engine can (so that its own
 /// count of the prompt is known however early the stream is left). `prediction` is used by Foretell
@@ -375,6 +379,38 @@ pub fn label(exposition: &str, name: &str, label: &str) -> Option<String> {
         exposition.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
     let (_, rest) = line.split_once(&format!("{label}=\""))?;
     rest.split_once('"').map(|(value, _)| value.to_owned())
+}
+
+/// The call in which the engine renders a chat request, by its own template and parsers.
+pub fn render_call(request: &Request) -> Call {
+    Call { path: CHAT_RENDER, body: bytes(&request.body) }
+}
+
+/// A chat request as the engine renders it (0.32, `scale_out/token_in_token_out/protocol.py`).
+#[derive(Deserialize)]
+struct RenderedChat {
+    token_ids: Vec<TokenId>,
+    sampling_params: Map<String, Value>,
+}
+
+/// Reads a rendered chat: its prompt, and whether a grammar binds its sampling, after what the
+/// engine's parsers have made of the request.
+pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
+    let chat: RenderedChat =
+        serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
+    let bound = chat.sampling_params.get("structured_outputs").is_some_and(|grammar| !grammar.is_null());
+    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound })
+}
+
+/// The call in which the engine parses a complete output (0.32, `renderers/online_derenderer.py`);
+/// its answer has the message of an answer that is not streamed.
+pub fn parts_call(request: &Request, prompt: &[TokenId], output: &[TokenId]) -> Call {
+    let choice = json!({ "index": 0, "token_ids": output });
+    let body = json!({
+        "generate_response": { "prompt_token_ids": prompt, "choices": [choice] },
+        "chat_request": request.body,
+    });
+    Call { path: CHAT_DERENDER, body: bytes(&body) }
 }
 
 #[cfg(test)]

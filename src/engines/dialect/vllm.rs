@@ -40,7 +40,6 @@ use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 const GENERATE: &str = "/inference/v1/generate";
 const ABORT: &str = "/inference/v1/abort_requests";
 const RENDER: &str = "/v1/completions/render";
-const CHAT_RENDER: &str = "/v1/chat/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
@@ -131,15 +130,15 @@ impl Codec for Vllm {
             let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
             questions.push(Question::post(RENDER, body));
         }
-        if !answers.has(CHAT_RENDER) {
+        if !answers.has(shared::CHAT_RENDER) {
             let chat = json!([{ "role": "user", "content": "." }]);
             let body = json!({ "model": model, "messages": chat, "max_tokens": 1 });
-            questions.push(Question::post(CHAT_RENDER, body));
+            questions.push(Question::post(shared::CHAT_RENDER, body));
         }
-        if !answers.has(GENERATE) && scored(answers) {
-            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are
-            // missing.
-            questions.push(Question::post(GENERATE, json!({})));
+        // 403: switched off; 404: not there; 400 or 422: open, and the required fields are missing.
+        let empty = [(shared::CHAT_DERENDER, true), (GENERATE, scored(answers))];
+        for (path, _) in empty.into_iter().filter(|(path, asked)| *asked && !answers.has(path)) {
+            questions.push(Question::post(path, json!({})));
         }
         questions
     }
@@ -149,7 +148,7 @@ impl Codec for Vllm {
         let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
         let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
-        let score = scored(answers) && is_open(answers);
+        let score = scored(answers) && is_open(answers, GENERATE);
         let metrics = answers.text(METRICS).unwrap_or_default();
         let safe = score && build::may_be_cpu(metrics).is_none();
         let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
@@ -173,10 +172,11 @@ impl Codec for Vllm {
             // With several API servers, each knows its own requests only; together they show no
             // start time.
             aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
-                && is_open(answers)
+                && is_open(answers, GENERATE)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
-            renders: answers.text(CHAT_RENDER).is_some_and(|body| read_render(body.as_bytes()).is_ok()),
+            renders: answers.text(shared::CHAT_RENDER).is_some_and(|body| shared::read_render(body.as_bytes()).is_ok()),
+            derenders: is_open(answers, shared::CHAT_DERENDER),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
@@ -274,11 +274,21 @@ impl Codec for Vllm {
     /// first event of the answer has the prompt's ids too, but says nothing of a grammar.
     fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
         let asks = engine.renders && !request.rendered.is_empty();
-        asks.then(|| Call { path: CHAT_RENDER, body: bytes(&request.body) })
+        asks.then(|| shared::render_call(request))
     }
 
     fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
-        read_render(body)
+        shared::read_render(body)
+    }
+
+    fn parts_call(
+        &self,
+        _: &Engine,
+        request: &Request,
+        prompt: &[TokenId],
+        output: &[TokenId],
+    ) -> Option<Call> {
+        Some(shared::parts_call(request, prompt, output))
     }
 
     /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
@@ -358,7 +368,7 @@ impl Codec for Vllm {
             VerifyMethod::Score if !scored(answers) => {
                 "its token endpoint is not known in this version".to_owned()
             }
-            VerifyMethod::Score if is_open(answers) => {
+            VerifyMethod::Score if is_open(answers, GENERATE) => {
                 build::caution(answers.text(METRICS).unwrap_or_default())
             }
             VerifyMethod::Score => match answers.status(GENERATE) {
@@ -396,25 +406,9 @@ fn scored(answers: &Answers) -> bool {
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
 }
 
-/// True if the token endpoint is open: it refuses the empty request for missing fields.
-fn is_open(answers: &Answers) -> bool {
-    matches!(answers.status(GENERATE), Some(400 | 422))
-}
-
-/// A chat request as the engine renders it (0.32, `scale_out/token_in_token_out/protocol.py`).
-#[derive(Deserialize)]
-struct RenderedChat {
-    token_ids: Vec<TokenId>,
-    sampling_params: Map<String, Value>,
-}
-
-/// Reads a rendered chat: its prompt, and whether a grammar binds its sampling, after what the
-/// engine's parsers have made of the request.
-fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
-    let chat: RenderedChat =
-        serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    let bound = chat.sampling_params.get("structured_outputs").is_some_and(|grammar| !grammar.is_null());
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound })
+/// True if an endpoint is open: it refuses the empty request for missing fields.
+fn is_open(answers: &Answers, path: &str) -> bool {
+    matches!(answers.status(path), Some(400 | 422))
 }
 
 /// The engine's own sampling parameters for a request that leaves them open; `None` if it does not

@@ -1,7 +1,9 @@
-//! The parts of a chat's delta: reasoning, content and tool calls, read and written.
+//! The parts of a chat's delta, or of a whole message: reasoning, content and tool calls, read and
+//! written.
 
 use serde_json::{Map, Value, json};
 
+use crate::parse::{Call, Whole};
 use foretell_core::session::{CallDelta, Parsed};
 
 /// Names of the reasoning in a delta: vLLM's, and that of older versions and other servers.
@@ -79,6 +81,48 @@ fn write_call(call: &CallDelta, id: &mut impl FnMut(&CallDelta) -> String) -> Va
     }
 }
 
+/// Reads the message of a whole chat answer. `None` if it has another form.
+pub fn read_whole(body: &[u8]) -> Option<Whole> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    let message = answer.pointer("/choices/0/message")?.as_object()?;
+    let text = |name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
+    let calls = message.get("tool_calls").and_then(Value::as_array).into_iter().flatten();
+    Some(Whole {
+        reasoning: REASONING.into_iter().find_map(text),
+        content: text("content"),
+        calls: calls.map(read_whole_call).collect::<Option<_>>()?,
+        reasoning_tokens: 0,
+    })
+}
+
+/// Ids are left out: the engine makes new ones on this page.
+fn read_whole_call(call: &Value) -> Option<Call> {
+    let member = |name: &str| call.get("function")?.get(name)?.as_str().map(str::to_owned);
+    Some(Call { id: None, name: member("name")?, arguments: member("arguments")? })
+}
+
+/// Writes the parts of a whole answer into its message; null for those that it has not, no member
+/// for no calls. `reasoning` and `id` as for [`write`].
+pub fn write_whole(
+    message: &mut Map<String, Value>,
+    parts: &Whole,
+    reasoning: &str,
+    mut id: impl FnMut() -> String,
+) {
+    message.insert("content".to_owned(), json!(parts.content));
+    if parts.reasoning.is_some() {
+        message.insert(reasoning.to_owned(), json!(parts.reasoning));
+    }
+    if parts.calls.is_empty() {
+        return;
+    }
+    let calls = parts.calls.iter().map(|call| {
+        let function = json!({"name": call.name, "arguments": call.arguments});
+        json!({"id": call.id.clone().unwrap_or_else(&mut id), "type": "function", "function": function})
+    });
+    message.insert("tool_calls".to_owned(), calls.collect());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +154,29 @@ mod tests {
             assert_eq!(delta(&Value::Object(written)), Some(parsed.clone()));
         }
         assert!(write(&Parsed::default(), REASONING[0], |_| String::new()).is_empty());
+    }
+
+    #[test]
+    fn a_whole_message_that_is_written_is_read_again() {
+        let call = |name: &str| Call { id: None, name: name.to_owned(), arguments: "{}".to_owned() };
+        for (reasoning, content, calls) in [
+            (Some("hm"), None, vec![call("f"), call("g")]),
+            (None, Some("so"), Vec::new()),
+            (None, None, Vec::new()),
+        ] {
+            let parts = Whole {
+                reasoning: reasoning.map(str::to_owned),
+                content: content.map(str::to_owned),
+                calls,
+                reasoning_tokens: 0,
+            };
+            let mut message = Map::new();
+            write_whole(&mut message, &parts, REASONING[0], || "id".to_owned());
+            assert_eq!(message.contains_key("tool_calls"), !parts.calls.is_empty());
+            let answer = json!({"choices": [{"message": message}]});
+            assert_eq!(read_whole(answer.to_string().as_bytes()), Some(parts));
+        }
+        assert_eq!(read_whole(b"{\"choices\": []}"), None);
     }
 
     #[test]

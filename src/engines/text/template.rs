@@ -9,7 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja, context};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use super::{TextError, read};
@@ -69,10 +69,16 @@ impl ChatTemplate {
 
     /// The text of a prompt. Content that is a list of text parts is joined by line feeds first.
     /// `add_generation_prompt`: the text ends with the beginning of the assistant's answer.
+    /// `variables`: further ones of the template, such as `tools`.
     ///
     /// # Errors
     /// The template refuses these messages, fails, or takes more than ten million steps.
-    pub fn render(&self, messages: &Value, add_generation_prompt: bool) -> Result<String, TextError> {
+    pub fn render(
+        &self,
+        messages: &Value,
+        add_generation_prompt: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<String, TextError> {
         let messages = flatten(messages);
         let template = self.environment.get_template(NAME).map_err(wrong)?;
         template
@@ -81,6 +87,7 @@ impl ChatTemplate {
                 add_generation_prompt,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
+                ..Jinja::from(Serde(variables))
             })
             .map_err(wrong)
     }
@@ -183,7 +190,7 @@ mod tests {
 
     fn render(source: &str, messages: &Value) -> Result<String, String> {
         ChatTemplate::new(source.to_owned(), "<s>".to_owned(), "</s>".to_owned())
-            .and_then(|template| template.render(messages, true))
+            .and_then(|template| template.render(messages, true, &Map::new()))
             .map_err(|error| error.to_string())
     }
 
@@ -239,7 +246,7 @@ mod tests {
             {"name": "default", "template": "{{ bos_token }}x{{ eos_token }}"}]});
         std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
         let text =
-            |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true).unwrap();
+            |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true, &Map::new()).unwrap();
         assert_eq!(text(folder.path()), "<s>x</s>");
         std::fs::write(folder.path().join("chat_template.jinja"), "own file").unwrap();
         assert_eq!(text(folder.path()), "own file");

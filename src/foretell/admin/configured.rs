@@ -407,6 +407,9 @@ impl Configured {
             let forecast = self.known.runner.forecast(replica, ruling, temperature, prompt)?;
             Some(shown(&forecast, ruling, signal.as_ref()))
         };
+        let note = identity
+            .zip(question.request())
+            .and_then(|(identity, request)| self.known.runner.parser_note(identity, request));
         let known = ServerFacts {
             asked: "proxy",
             replica: replica.as_ref(),
@@ -414,7 +417,7 @@ impl Configured {
             models: &models,
             closed: &closed,
             now: &now,
-            notes: Vec::new(),
+            notes: note.into_iter().collect(),
         };
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }

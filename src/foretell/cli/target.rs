@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::config::process::LogFormat;
 use crate::observe::log;
+use foretell_engines::parse::{ReasoningFormat, ToolFormat};
 use foretell_onnx::open::DeviceChoice;
 use foretell_onnx::pace::Pace;
 
@@ -45,6 +46,12 @@ pub struct TargetArgs {
     /// `step` are optional. For measuring and testing only.
     #[arg(long, value_name = "COSTS")]
     pub pace: Option<Pace>,
+    /// Format of tool calls, as of vLLM's --tool-call-parser; default: none, and tools are refused.
+    #[arg(long, value_name = "NAME", value_parser = tool_format)]
+    pub tool_parser: Option<ToolFormat>,
+    /// Format of reasoning, as of vLLM's --reasoning-parser; default: none.
+    #[arg(long, value_name = "NAME", value_parser = reasoning_format)]
+    pub reasoning_parser: Option<ReasoningFormat>,
     /// Lowest level of log lines.
     #[arg(long, value_name = "LEVEL", env = "FORETELL_LOG_LEVEL", default_value = "info",
         value_parser = ["error", "warn", "info", "debug", "trace"])]
@@ -73,6 +80,16 @@ fn one_of<T: Copy + Send + Sync + 'static>(
         .try_map(move |name| value(name).ok_or("unknown value"))
 }
 
+fn tool_format(name: &str) -> Result<ToolFormat, String> {
+    let known = || ToolFormat::ALL.into_iter().flat_map(ToolFormat::names).copied().collect::<Vec<_>>();
+    ToolFormat::from_name(name).ok_or_else(|| format!("allowed {}", known().join(", ")))
+}
+
+fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
+    let known = || ReasoningFormat::ALL.into_iter().flat_map(ReasoningFormat::names).copied().collect::<Vec<_>>();
+    ReasoningFormat::from_name(name).ok_or_else(|| format!("allowed {}", known().join(", ")))
+}
+
 /// As [`main`], without starting the log.
 pub fn run(args: TargetArgs) -> u8 {
     match serve::run(args) {
@@ -96,6 +113,7 @@ mod serve {
     use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
     use foretell_onnx::pace::Pace;
+    use foretell_engines::parse::Parsers;
     use foretell_onnx::target::open::Opened;
 
     /// Time that open answers may continue after a signal.
@@ -112,7 +130,10 @@ mod serve {
             context: args.context,
             threads: args.threads.map_or(0, u32::from),
         };
-        let opened = served::load(&model, args.pace)?;
+        let mut opened = served::load(&model, args.pace)?;
+        let parsers = Parsers { tools: args.tool_parser, reasoning: args.reasoning_parser };
+        let markers = |_| format!("the vocabulary lacks a marker of its parsers ({parsers})");
+        opened.app = opened.app.with_parsers(parsers).map_err(markers)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(listen(opened, args.listen, args.pace))
     }

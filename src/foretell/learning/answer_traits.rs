@@ -15,12 +15,13 @@ pub struct AnswerTraits {
     parses: AtomicBool,
     misparsed: AtomicBool,
     alike: Mutex<ParsedAlike>,
+    whole_alike: Mutex<ParsedAlike>,
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
 }
 
-/// Numbers of whole answers that were parsed alike here and by the server.
+/// Numbers of complete answers that were parsed alike here and by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParsedAlike {
     /// All of them.
@@ -29,6 +30,14 @@ pub struct ParsedAlike {
     pub calls: u32,
     /// Those with reasoning.
     pub reasoning: u32,
+}
+
+impl ParsedAlike {
+    fn add(&mut self, parts: PartsSeen) {
+        self.answers += 1;
+        self.calls += u32::from(parts.calls);
+        self.reasoning += u32::from(parts.reasoning);
+    }
 }
 
 #[derive(Deserialize)]
@@ -102,17 +111,25 @@ impl AnswerTraits {
         self.misparsed.load(Ordering::Relaxed)
     }
 
-    /// Numbers of whole answers that were parsed alike here and by the server.
+    /// Numbers of complete streams that were parsed alike here and by the server.
     pub fn parsed_alike(&self) -> ParsedAlike {
         *self.alike.lock()
     }
 
-    /// Notes a whole answer that was parsed alike.
+    /// Notes a complete stream that was parsed alike.
     pub fn has_parsed_alike(&self, parts: PartsSeen) {
-        let mut alike = self.alike.lock();
-        alike.answers += 1;
-        alike.calls += u32::from(parts.calls);
-        alike.reasoning += u32::from(parts.reasoning);
+        self.alike.lock().add(parts);
+    }
+
+    /// As [`Self::parsed_alike`], for answers that are not streamed: servers parse them by other
+    /// code.
+    pub fn whole_parsed_alike(&self) -> ParsedAlike {
+        *self.whole_alike.lock()
+    }
+
+    /// Notes an answer that is not streamed and was parsed alike.
+    pub fn has_parsed_whole_alike(&self, parts: PartsSeen) {
+        self.whole_alike.lock().add(parts);
     }
 
     /// Notes an answer that was parsed differently here. True if it is the first.

@@ -29,9 +29,11 @@ use crate::serving::exchange::Exchange;
 use crate::serving::run::Run;
 use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
+use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest};
-use foretell_engines::openai::{self, Route, Sampling};
+use foretell_engines::openai::{self, Route, Sampling, parts};
+use foretell_engines::parse::Whole;
 use foretell_engines::text::Tokenizer;
 use foretell_engines::text::evidence::may_spell;
 
@@ -330,6 +332,20 @@ impl Calls {
                 Err(_) => return Event::Doubt,
             }
         }
+    }
+
+    /// The parts of a complete output, given without the token that ended it, as the server's own
+    /// parser has them for an answer that is not streamed; `None` if it gives none.
+    pub async fn parts(
+        &self,
+        request: &openai::Request,
+        prompt: &[TokenId],
+        output: &[TokenId],
+    ) -> Option<Whole> {
+        // The server takes no empty output.
+        let call = self.0.engine.parts_call(request, prompt, output).filter(|_| !output.is_empty())?;
+        let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
+        parts::read_whole(&asked.ok()?.ok()?)
     }
 
     /// Makes the verify requests of one round. The event is `VerifyResult` or `Fault`; the session

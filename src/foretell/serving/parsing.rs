@@ -1,27 +1,33 @@
 //! The output parser of a request, rebuilt from what its server was started with.
 
+mod whole;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+pub use self::whole::{Parts, WholeParser};
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::{Request, Route};
-use foretell_engines::parse::{self, Parsers, Vocabulary};
+use foretell_engines::parse::{self, Parsers};
 
-/// Whole answers that have to be parsed alike here and by the server before one is speculated on.
+/// Complete answers that have to be parsed alike here and by the server before the parser here is
+/// relied on.
 const PROVEN: u32 = 3;
 
 /// True if the answer to this request is parsed here as by the server. Its parsers are known, and
-/// no stop text may cut a part of the output; whole answers are parsed by other code of the server.
+/// no stop text may cut a part of the output.
 pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
     let parsers = identity.engine.parsers;
-    let streamed = request.route == Route::Chat && request.stream && request.stop.is_empty();
+    // The server is the judge of answers that are not streamed.
+    let judged = request.stream || identity.engine.derenders;
+    let cut = !request.stop.is_empty() || request.include_stop;
     // Reasoning so far is not counted in the events written here.
     let counted = request.continuous_usage && parsers.reasoning.is_some();
-    parsers.apply(may_call(request)) && streamed && !counted
+    request.route == Route::Chat && parsers.apply(may_call(request)) && judged && !cut && !counted
 }
 
 /// Tools are offered, and one may be called.
@@ -42,17 +48,47 @@ pub(super) fn permission(
         () if parsers == Parsers::default() => plain.filter(|_| traits.parses()),
         () if !parsers.apply(may_call(request)) => None,
         () if !applies(identity, request) || traits.misparsed() => plain,
-        () if is_proven(traits.parsed_alike(), request, parsers) => None,
+        () if !request.stream => None,
+        () if (Proof { alike: traits.parsed_alike(), parsers }).is_enough_for(request) => None,
         () => Some(Permission::Shadow(PlainReason::Parser)),
     }
 }
 
-/// True if enough whole answers were parsed alike: one with a call among them where the request may
-/// call, and one with reasoning where the server parses that.
-fn is_proven(alike: ParsedAlike, request: &Request, parsers: Parsers) -> bool {
-    let calls = alike.calls > 0 || !may_call(request);
-    let reasoning = alike.reasoning > 0 || parsers.reasoning.is_none();
-    alike.answers >= PROVEN && calls && reasoning
+/// The state of the proof that concerns this chat, in words for the operator; `None` if there is
+/// none to be given.
+pub(super) fn note(identity: &Identity, request: &Request, traits: &AnswerTraits) -> Option<String> {
+    let parsers = identity.engine.parsers;
+    if !applies(identity, request) {
+        return None;
+    }
+    if traits.misparsed() {
+        return Some(format!("The server parses otherwise ({parsers}): its chats stay plain until it restarts."));
+    }
+    let alike = traits.parsed_alike();
+    let proven = (Proof { alike, parsers }).is_enough_for(request);
+    (request.stream && !proven).then(|| {
+        format!(
+            "The output parser ({parsers}) proves itself on complete streams: {} of {PROVEN} were parsed as by the \
+             server, {} with a call, {} with reasoning.",
+            alike.answers, alike.calls, alike.reasoning
+        )
+    })
+}
+
+/// What a server's answers have shown of its parsers.
+struct Proof {
+    alike: ParsedAlike,
+    parsers: Parsers,
+}
+
+impl Proof {
+    /// True if enough complete answers were parsed alike: one with a call among them where the
+    /// request may call, and one with reasoning where the server parses that.
+    fn is_enough_for(&self, request: &Request) -> bool {
+        let calls = self.alike.calls > 0 || !may_call(request);
+        let reasoning = self.alike.reasoning > 0 || self.parsers.reasoning.is_none();
+        self.alike.answers >= PROVEN && calls && reasoning
+    }
 }
 
 /// True if the server decodes special tokens of this answer as text, for its parsers.
@@ -66,13 +102,7 @@ pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
     let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
-        let special: Vec<_> =
-            tokenizer.added().iter().filter(|&&id| tokenizer.is_special(id)).copied().collect();
-        let named: Vec<_> = special.iter().filter_map(|&id| Some((id, tokenizer.token(id)?))).collect();
-        let special: Vec<_> = named.iter().map(|(id, text)| (*id, text.as_str())).collect();
-        let id = |text: &str| tokenizer.id(text);
-        let vocabulary = Vocabulary { id: &id, special: &special };
-        parsers.stream(&asked.as_request(prompt), &vocabulary).ok()
+        parse::with_vocabulary(&tokenizer, |vocabulary| parsers.stream(&asked.as_request(prompt), vocabulary).ok())
     })
 }
 

@@ -47,6 +47,15 @@ enum State {
     Closed,
 }
 
+/// The form in which the client gets the answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// One JSON answer.
+    pub whole: bool,
+    /// With the parts that an output parser finds.
+    pub parsed: bool,
+}
+
 /// A plain call in flight. Dropping it closes its connection.
 pub struct PlainStream {
     /// The action that it answers.
@@ -74,17 +83,18 @@ pub struct PlainStream {
 }
 
 impl PlainStream {
-    /// The first call, whose answer has begun. `whole`: the client does not stream, so it must get
-    /// the incomplete last character that the engine leaves out of streams only. `renamed`: see
+    /// The first call, whose answer has begun. A client that does not stream must get the
+    /// incomplete last character that the engine leaves out of streams only, here unless its
+    /// answer is parsed. `renamed`: see
     /// [`Calls::renamed`](crate::serving::calls::Calls::renamed).
     pub fn begun(
         id: ActionId,
         engine: Arc<Engine>,
         body: Answer,
-        whole: bool,
+        Form { whole, parsed }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
-        let owed = whole && engine.broken_end == BrokenEnd::LeftOutOfStreams;
+        let owed = whole && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, u32::MAX, State::Reading(body));
         let decoder =
             if whole { plain_stream.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };

@@ -15,7 +15,7 @@ use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
 use super::head;
 use super::parsing;
-use super::plain::PlainStream;
+use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
 use super::recovery::IdRecovery;
 use super::ruling;
@@ -184,8 +184,9 @@ impl Run {
             return Err(exchange.decline(RelayReason::Fault));
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
-        let plain_stream =
-            PlainStream::begun(id, Arc::clone(&self.plan.identity.engine), body, !stream, calls.renamed());
+        let engine = Arc::clone(&self.plan.identity.engine);
+        let form = Form { whole: !stream, parsed: self.plan.parses };
+        let plain_stream = PlainStream::begun(id, engine, body, form, calls.renamed());
         let policy = self.plan.ruling.name.clone();
         if stream {
             let answer_traits = Arc::clone(&self.answer_traits);
@@ -201,8 +202,11 @@ impl Run {
             return Ok(head::with(response, &policy, head::ELIGIBLE, None));
         }
         let json_type = self.plan.identity.engine.dialect.quirks().json_type;
-        let sink =
+        let mut sink =
             Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
+        if self.plan.parses {
+            sink.write_parts();
+        }
         let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|nothing| nothing.decline(RelayReason::Fault))?;
         Ok(whole(ended, head.headers, json_type, &policy))
@@ -286,7 +290,8 @@ impl Run {
     fn decoder(&self, prompt: &[TokenId], request: &Request) -> Box<dyn Decode> {
         let skip_special = !(self.plan.parses && parsing::decodes_special(&self.plan.identity, request));
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
-        if self.plan.identity.engine.broken_end.is_left_out(request.stream) {
+        // The parts of an output are compared with those of the server's stream.
+        if self.plan.identity.engine.broken_end.is_left_out(request.stream || self.plan.parses) {
             Box::new(Tailless(decoder))
         } else {
             Box::new(decoder)

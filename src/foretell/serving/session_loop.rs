@@ -26,6 +26,7 @@ use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
+use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
 use crate::serving::run::Run;
@@ -98,6 +99,8 @@ pub struct SessionLoop {
     untold: bool,
     /// The session has an output parser.
     parses: bool,
+    /// Parses the complete output; `None` for a stream, and without an output parser.
+    whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
     /// Id of the plain call that is not read because its token ids are being requested.
     held: Option<ActionId>,
@@ -153,10 +156,13 @@ impl SessionLoop {
         let quirks = calls.engine().dialect.quirks();
         let prompt_ids_call = calls.engine().prompt_ids_call(&exchange.request);
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
+        let request = Arc::from(request);
+        let whole = run.plan.parses && sink.is_whole();
         let mut session_loop = Self {
             session,
             untold: !quirks.first_request_ids,
             parses: run.plan.parses,
+            whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
             held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
@@ -189,7 +195,7 @@ impl SessionLoop {
         };
         if let Some(call) = prompt_ids_call {
             // A separate call requests the prompt's ids if the first answer does not carry them.
-            let asked = session_loop.calls.clone().prompt_ids_call(Arc::new(*request), call);
+            let asked = session_loop.calls.clone().prompt_ids_call(request, call);
             session_loop.pend(plain_stream.id, asked.map(Reply::event));
         }
         session_loop.plain_stream = Some(plain_stream);
@@ -226,19 +232,9 @@ impl SessionLoop {
             // Tokens that may not be the target's own are no evidence about a drafter.
         }
         self.raise(summary.loops);
-        if let Some(parts) = summary.parsed {
-            self.answer_traits.has_parsed_alike(parts);
-        }
-        if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
-            tracing::warn!(
-                parsers = %self.calls.engine().parsers,
-                "the server parses an answer differently: its chats stay plain until it restarts"
-            );
-        }
-        if let Some(doubted) = summary.doubted {
-            self.shared.observer.metrics().doubted(doubted);
-        }
         let own = self.own_count(&summary);
+        let counted = self.parse_whole(&mut summary, own).await;
+        self.note_parsing(&summary);
         summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
         self.slot.record.prompt_tokens(self.session.prompt().len());
@@ -249,7 +245,8 @@ impl SessionLoop {
         {
             usage = usage.with_prompt_details(details);
         }
-        if let Some(tokens) = self.session.reasoning_tokens().filter(|_| summary.speculated) {
+        let streamed = || self.session.reasoning_tokens().filter(|_| summary.speculated);
+        if let Some(tokens) = counted.or_else(streamed) {
             usage = usage.with_reasoning_tokens(tokens);
         }
         let end = End {
@@ -273,6 +270,50 @@ impl SessionLoop {
             self.slot.record.failed(cause);
         }
         Ok(Ended { slot: self.slot, end, answer })
+    }
+
+    /// Parses a complete output for a client that does not stream. Returns the number of its tokens
+    /// that the server counts as reasoning, where that is known. An output of which the parts cannot
+    /// be told has no end.
+    async fn parse_whole(&mut self, summary: &mut Summary, own: Option<u32>) -> Option<u64> {
+        let parser = self.whole.take().filter(|_| summary.finish.is_some())?;
+        let output = self.session.output();
+        let complete = own.is_none_or(|own| own as usize == output.len());
+        let ended = usize::from(self.session.stopped().is_some());
+        let text = output.get(..output.len().saturating_sub(ended));
+        let parts = match text.filter(|_| complete) {
+            Some(text) => parser.parts(&self.calls, self.session.prompt(), text).await,
+            None => Parts::default(),
+        };
+        if parts.differ {
+            summary.doubted = Some(Doubted::Parser);
+        }
+        match parts.whole {
+            Some(whole) => self.sink.set_parts(whole),
+            // The parts of the server's stream stand for them.
+            None if self.first => {}
+            None => {
+                summary.finish = None;
+                self.causes.push("the server gave no parts of the output".to_owned());
+            }
+        }
+        parts.reasoning_tokens
+    }
+
+    /// Notes what the answer has shown of the server's ids and parsers.
+    fn note_parsing(&self, summary: &Summary) {
+        if let Some(parts) = summary.parsed {
+            self.answer_traits.has_parsed_alike(parts);
+        }
+        if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
+            tracing::warn!(
+                parsers = %self.calls.engine().parsers,
+                "the server parses an answer differently: its chats stay plain until it restarts"
+            );
+        }
+        if let Some(doubted) = summary.doubted {
+            self.shared.observer.metrics().doubted(doubted);
+        }
     }
 
     /// Raises the quality alarms for what the session has detected.

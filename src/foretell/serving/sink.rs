@@ -28,6 +28,7 @@ use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
+use foretell_engines::parse::Whole;
 use foretell_engines::openai::{Request, Route, sse};
 
 /// Member that identifies the server's configuration.
@@ -102,7 +103,7 @@ struct OwnEnd {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value> },
+    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<Whole> },
 }
 
 /// The client has left.
@@ -127,7 +128,7 @@ impl Sink {
 
     /// One JSON answer, written at the end.
     pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
-        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new() };
+        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new(), parts: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
@@ -170,6 +171,14 @@ impl Sink {
     /// Writes the reasoning and the tool calls of a session with an output parser too.
     pub fn write_parts(&mut self) {
         self.parts = Some(PartWriter::default());
+    }
+
+    /// Takes the parts of a JSON answer whose output is complete; they stand for all that was taken
+    /// before.
+    pub fn set_parts(&mut self, whole: Whole) {
+        if let Shape::Whole { parts, .. } = &mut self.shape {
+            *parts = Some(whole);
+        }
     }
 
     /// Learns the form of the parts from those of the backend: members of a delta by name.
@@ -536,24 +545,27 @@ impl Sink {
     }
 
     fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
-        let Shape::Whole { text, tokens, more } = &self.shape else { return None };
+        let Shape::Whole { text, tokens, more, parts } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
         self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
-        self.dialect.codec().complete(&mut answer);
         if let (Some(own), Some(choice)) =
             (&self.own, answer.pointer_mut("/choices/0").and_then(Value::as_object_mut))
         {
             choice.insert("finish_reason".to_owned(), json!(own.reason));
         }
-        let message = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut);
-        if let Some(message) = message {
+        if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
+            writer.write_whole(&mut answer, whole);
+        } else if let Some(message) =
+            answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut)
+        {
             message.extend(more.clone());
             // If a parser of the server has taken all of it, there is no text.
             if text.is_empty() && !more.is_empty() {
                 message.insert("content".to_owned(), Value::Null);
             }
         }
+        self.dialect.codec().complete(&mut answer);
         self.say_stop(&mut answer, end);
         self.write_time_report(&mut answer);
         Some(answer)

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::target::words::Words;
 use foretell_core::session::Decode;
@@ -40,17 +40,26 @@ impl Words for FolderWords {
         self.tokenizer.decode(tokens, !special).unwrap_or_default()
     }
 
-    fn decoder(&self, prompt: &[TokenId]) -> Box<dyn Decode> {
-        Box::new(self.tokenizer.detokenizer(prompt, true))
+    fn decoder(&self, prompt: &[TokenId], special: bool) -> Box<dyn Decode> {
+        Box::new(self.tokenizer.detokenizer(prompt, !special))
     }
 
-    fn chat(&self, messages: Vec<Value>, opening: bool) -> Result<String, String> {
+    fn chat(
+        &self,
+        messages: Vec<Value>,
+        opening: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<String, String> {
         match &self.template {
-            Ok(template) => {
-                template.render(&Value::Array(messages), opening).map_err(|error| error.to_string())
-            }
+            Ok(template) => template
+                .render(&Value::Array(messages), opening, variables)
+                .map_err(|error| error.to_string()),
             Err(error) => Err(format!("this model has no chat template: {error}")),
         }
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        Some(&self.tokenizer)
     }
 
     fn spelling(&self, token: TokenId) -> String {

@@ -7,7 +7,12 @@ use crate::target::job::{PromptRow, Scores, Verified};
 use crate::target::output::Finish;
 use crate::target::words::Words;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Route;
+use foretell_core::session::Parsed;
+use foretell_engines::openai::{Route, parts};
+use foretell_engines::parse::Whole;
+
+/// The member of a chat for reasoning, as in vLLM.
+const REASONING: &str = "reasoning";
 
 /// The JSON object of an answer or of one chunk of a stream.
 #[derive(Clone, Debug, Serialize)]
@@ -34,9 +39,9 @@ pub(super) struct Choice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) message: Option<Message>,
+    pub(super) message: Option<Said>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) delta: Option<Message>,
+    pub(super) delta: Option<Said>,
     pub(super) logprobs: Option<Value>,
     pub(super) finish_reason: Option<&'static str>,
     pub(super) stop_reason: Option<Value>,
@@ -66,10 +71,42 @@ impl Choice {
         let role = role.then_some("assistant");
         match (route, stream) {
             (Route::Completions, _) => self.text = Some(text),
-            (Route::Chat, false) => self.message = Some(Message { role: Some("assistant"), content: text }),
-            (Route::Chat, true) => self.delta = Some(Message { role, content: text }),
+            (Route::Chat, false) => {
+                self.message = Some(Said::Text(Message { role: Some("assistant"), content: text }));
+            }
+            (Route::Chat, true) => self.delta = Some(Said::Text(Message { role, content: text })),
         }
     }
+
+    /// Puts the parts of a parsed piece into the delta of a stream.
+    pub(super) fn say_parts(&mut self, role: bool, parsed: &Parsed, id: impl FnMut() -> String) {
+        let mut id = id;
+        let mut delta = parts::write(parsed, REASONING, |_| id());
+        if role {
+            delta.insert("role".to_owned(), "assistant".into());
+        }
+        self.delta = Some(Said::Parts(delta));
+    }
+
+    /// Puts the parts of a whole answer into its message.
+    pub(super) fn say_whole(&mut self, whole: &Whole, id: impl FnMut() -> String) {
+        self.message = Some(Said::Parts(message(whole, id)));
+    }
+}
+
+/// The message of a whole answer with parts.
+pub(super) fn message(whole: &Whole, id: impl FnMut() -> String) -> Map<String, Value> {
+    let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
+    parts::write_whole(&mut message, whole, REASONING, id);
+    message
+}
+
+/// What a chat says: text alone, or the parts that a parser has found.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Said {
+    Text(Message),
+    Parts(Map<String, Value>),
 }
 
 /// A chat message, or a part of it.
@@ -87,6 +124,15 @@ pub(super) struct Usage {
     pub(super) completion_tokens: usize,
     pub(super) total_tokens: usize,
     pub(super) prompt_tokens_details: PromptDetails,
+    /// Only with a reasoning parser.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) completion_tokens_details: Option<OutputDetails>,
+}
+
+/// Kinds of output tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct OutputDetails {
+    pub(super) reasoning_tokens: u64,
 }
 
 /// Origin of the prompt tokens.
@@ -103,6 +149,7 @@ impl Usage {
             completion_tokens: output,
             total_tokens: prompt + output,
             prompt_tokens_details,
+            completion_tokens_details: None,
         }
     }
 }

@@ -12,7 +12,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::sampler::Sampler;
@@ -21,7 +21,8 @@ use crate::target::fields::invalid;
 use crate::target::job::{Drawn, Generate, Job, Limits, Verify};
 use crate::target::metrics::Metrics;
 use crate::target::output::Output;
-use crate::target::reply::VerifyReply;
+use crate::target::parts::{Derender, Generated, Parsing};
+use crate::target::reply::{self, VerifyReply};
 use crate::target::scheduler::Engine;
 use crate::target::stops::Stops;
 use crate::target::stream::{Answer, News, Running};
@@ -30,6 +31,7 @@ use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,6 +42,18 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 const BODY_MAX: usize = 32 << 20;
 /// Bodies up to this length are parsed on the network thread, bytes.
 const BODY_SHORT: usize = 16 << 10;
+const RENDER: &str = "/v1/chat/completions/render";
+const DERENDER: &str = "/v1/chat/completions/derender";
+/// The paths of POST requests.
+const POSTED: [&str; 7] = [
+    "/v1/completions",
+    "/v1/chat/completions",
+    RENDER,
+    DERENDER,
+    "/v1/verify",
+    "/tokenize",
+    "/detokenize",
+];
 /// Output limit of a completion request without `max_tokens`, as in OpenAI's API.
 const MAX_TOKENS: usize = 16;
 
@@ -47,6 +61,7 @@ const MAX_TOKENS: usize = 16;
 pub struct App {
     engine: Engine,
     words: Arc<dyn Words>,
+    parsers: Parsers,
     metrics: Arc<Metrics>,
     name: String,
     created: u64,
@@ -65,7 +80,22 @@ impl App {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mark = format!("fp_{:016x}", random.hash_one((&name, started)));
         let (created, started) = (started.as_secs(), u64::try_from(started.as_micros()).unwrap_or_default());
-        Self { engine, words, metrics, name, created, started, mark: mark.into(), random, count }
+        let (mark, parsers) = (mark.into(), Parsers::default());
+        Self { engine, words, parsers, metrics, name, created, started, mark, random, count }
+    }
+
+    /// With these output parsers for chats.
+    ///
+    /// # Errors
+    /// The vocabulary lacks a marker of theirs.
+    pub fn with_parsers(mut self, parsers: Parsers) -> Result<Self, Unsure> {
+        self.parsers = parsers;
+        self.parsing().check()?;
+        Ok(self)
+    }
+
+    fn parsing(&self) -> Parsing {
+        Parsing { parsers: self.parsers, words: Arc::clone(&self.words) }
     }
 
     /// Answers one request. Dropping the future or the answer's body cancels it.
@@ -83,22 +113,15 @@ impl App {
         let get = request.method() == Method::GET;
         match path {
             "/health" | "/version" | "/metrics" | "/v1/models" if get => Ok(self.get(path)),
-            "/v1/completions" | "/v1/chat/completions" | "/v1/verify" | "/tokenize" | "/detokenize"
-                if request.method() == Method::POST =>
-            {
+            _ if POSTED.contains(&path) && request.method() == Method::POST => {
                 let enclosed = request.extensions().get::<Arc<Sampled>>().cloned();
                 let body = read(request.into_body()).await?;
                 self.post(path, body, enclosed).await
             }
-            "/health"
-            | "/version"
-            | "/metrics"
-            | "/v1/models"
-            | "/v1/completions"
-            | "/v1/chat/completions"
-            | "/v1/verify"
-            | "/tokenize"
-            | "/detokenize" => Err(Refusal::Method(format!("{} {path}", request.method()))),
+            "/health" | "/version" | "/metrics" | "/v1/models" => {
+                Err(Refusal::Method(format!("{} {path}", request.method())))
+            }
+            _ if POSTED.contains(&path) => Err(Refusal::Method(format!("{} {path}", request.method()))),
             "/tokenizer.json" | "/tokenizer_info" if get => self.vocabulary(path),
             _ => match path.strip_prefix("/v1/models/") {
                 Some(name) if get && name == self.name => Ok(ok_json(&self.card())),
@@ -134,7 +157,8 @@ impl App {
         json!({
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
             "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
-            "system_fingerprint": &*self.mark,
+            "system_fingerprint": &*self.mark, "tool_parser": self.parsers.tools.map(ToolFormat::name),
+            "reasoning_parser": self.parsers.reasoning.map(ReasoningFormat::name),
         })
     }
 
@@ -156,6 +180,8 @@ impl App {
                 let begun = self.off_thread(body, |app, body| app.begin(wire::chat(body, app.served())?));
                 answered(begun.await?).await
             }
+            RENDER => self.off_thread(body, |app, body| app.render(wire::chat(body, app.served())?)).await,
+            DERENDER => self.off_thread(body, Self::derender).await,
             "/v1/verify" => self.verify(wire::verify(&body, self.served())?, enclosed).await,
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
@@ -182,7 +208,8 @@ impl App {
     }
 
     fn served(&self) -> Served<'_> {
-        Served { model: &self.name, vocabulary: self.engine.config().vocabulary }
+        let vocabulary = self.engine.config().vocabulary;
+        Served { model: &self.name, vocabulary, parsers: self.parsers }
     }
 
     /// Sends all jobs of a request to the model at once.
@@ -190,8 +217,11 @@ impl App {
         let field = if ask.route == Route::Chat { "messages" } else { "prompt" };
         let mut prompts = Vec::with_capacity(ask.prompts.len());
         for prompt in std::mem::take(&mut ask.prompts) {
-            prompts.push(self.tokens(prompt, ask.add_special_tokens, ask.opening)?);
+            prompts.push(self.tokens(prompt, &ask)?);
         }
+        let parsing = self.parsing();
+        let parses = ask.route == Route::Chat && parsing.applies(&ask.asked);
+        let special = parses && parsing.decodes_special(&ask.asked);
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
         for (prompt, &generated) in prompts.iter().zip(&ask.generated) {
             let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
@@ -212,14 +242,16 @@ impl App {
                 // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
                 // output.
                 let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
-                let output = Output::new(self.words.decoder(prompt), stops, ask.include_stop, spared);
-                choices.push(Running::new(receiver, output, seed));
+                let output = Output::new(self.words.decoder(prompt, special), stops, ask.include_stop, spared);
+                let parser = (parses && ask.stream).then(|| parsing.stream(&ask.asked, prompt));
+                let parser = parser.transpose().map_err(|error| Refusal::Fault(error.to_string()))?;
+                choices.push(Running::new(receiver, output, seed, parser));
             }
         }
         self.engine.submit(jobs);
         let id = self.id(ask.route);
         let served = (self.name.clone(), Arc::clone(&self.mark));
-        Ok(Answer::new(id, served, ask, prompts, choices, Arc::clone(&self.words)))
+        Ok(Answer::new(id, served, ask, prompts, choices, parsing))
     }
 
     fn limits(&self, ask: &Ask, max_tokens: usize) -> Limits {
@@ -233,13 +265,24 @@ impl App {
         Sampler::new(sampling.clone(), seed, choice).with_ends(ends)
     }
 
-    fn tokens(&self, prompt: Prompt, special: bool, opening: bool) -> Result<Vec<TokenId>, Refusal> {
+    fn tokens(&self, prompt: Prompt, ask: &Ask) -> Result<Vec<TokenId>, Refusal> {
+        let (special, opening) = (ask.add_special_tokens, ask.opening);
+        self.tokens_with(prompt, special, opening, &ask.variables())
+    }
+
+    fn tokens_with(
+        &self,
+        prompt: Prompt,
+        special: bool,
+        opening: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<TokenId>, Refusal> {
         let (text, field) = match prompt {
             Prompt::Ids(ids) => return Ok(ids),
             Prompt::Text(text) => (text, "prompt"),
             Prompt::Messages(messages) => {
-                let text = self.words.chat(messages, opening).map_err(|error| invalid("messages", error))?;
-                (text, "messages")
+                let text = self.words.chat(messages, opening, variables);
+                (text.map_err(|error| invalid("messages", error))?, "messages")
             }
         };
         let tokens = self.words.encode(&text, special).map_err(|error| invalid(field, error))?;
@@ -308,7 +351,7 @@ impl App {
             Prompt::Text(text) if text.is_empty() => {
                 self.words.encode("", ask.add_special_tokens).map_err(|error| invalid("prompt", error))?
             }
-            _ => self.tokens(ask.prompt, ask.add_special_tokens, ask.opening)?,
+            _ => self.tokens_with(ask.prompt, ask.add_special_tokens, ask.opening, &Map::new())?,
         };
         let spelled = || tokens.iter().map(|&id| self.words.spelling(id)).collect::<Vec<_>>();
         let strings = ask.token_strings.then(spelled);
@@ -316,6 +359,32 @@ impl App {
         Ok(ok_json(&json!({
             "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": strings,
         })))
+    }
+
+    /// The prompt of a chat by its ids, in the form of vLLM's page; nothing binds the sampling here.
+    fn render(&self, mut ask: Ask) -> Result<Response<Body>, Refusal> {
+        let prompt = ask.prompts.pop().ok_or(Refusal::Missing("messages"))?;
+        let tokens = self.tokens(prompt, &ask)?;
+        Ok(ok_json(&json!({"token_ids": tokens, "sampling_params": {}})))
+    }
+
+    /// A complete output parsed into the message of a whole answer, in the form of vLLM's page.
+    fn derender(&self, body: &[u8]) -> Result<Response<Body>, Refusal> {
+        let read: Derender<'_> =
+            serde_json::from_slice(body).map_err(|error| Refusal::NotJson(error.to_string()))?;
+        let asked = wire::chat(read.chat_request.get().as_bytes(), self.served())?.asked;
+        let Generated { prompt_token_ids: prompt, choices } = read.generate_response;
+        let choice = choices.into_iter().next().ok_or(Refusal::Missing("choices"))?;
+        let parsing = self.parsing();
+        let mut decoder = self.words.decoder(&prompt, parsing.decodes_special(&asked));
+        let mut pieces: Vec<(TokenId, String)> =
+            choice.token_ids.iter().map(|&token| (token, decoder.push(token))).collect();
+        if let Some((_, text)) = pieces.last_mut() {
+            text.push_str(&decoder.flush());
+        }
+        let whole = parsing.whole(&asked, &prompt, &pieces);
+        let message = reply::message(&whole, || self.id(Route::Chat));
+        Ok(ok_json(&json!({"object": "chat.completion", "choices": [{"index": 0, "message": message}]})))
     }
 
     /// A random seed of 53 bits, which every JSON parser represents exactly.
@@ -377,8 +446,9 @@ fn stream_of(answer: Answer) -> Response<Body> {
         loop {
             match answer.next().await {
                 Some((index, News::Step(step))) => {
-                    let chunk = answer.chunk(index, step);
-                    return Some((data(chunk), Some(answer)));
+                    if let Some(chunk) = answer.chunk(index, step) {
+                        return Some((data(chunk), Some(answer)));
+                    }
                 }
                 Some((_, News::Prompt | News::Over)) => {}
                 Some((_, News::Failed(why))) => {

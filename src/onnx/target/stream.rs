@@ -8,12 +8,15 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::target::job::{Event, PromptRow};
 use crate::target::output::{Finish, Output, Step};
-use crate::target::reply::{Choice, Envelope, Scored, Speller, Usage};
+use crate::target::parts::Parsing;
+use crate::target::reply::{Choice, Envelope, OutputDetails, Scored, Speller, Usage};
 use crate::target::server::now;
 use crate::target::wire::{Ask, StreamUsage};
-use crate::target::words::Words;
+use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Route;
+
+const CALLS: &str = foretell_core::session::Finish::ToolCalls.name();
 
 /// A choice in progress. Dropping its receiver cancels it.
 pub(super) struct Running {
@@ -24,11 +27,36 @@ pub(super) struct Running {
     chars: usize,
     begun: bool,
     rows: Vec<PromptRow>,
+    /// `None` if the output is text alone, and for an answer that is not streamed.
+    parser: Option<Box<dyn Parse>>,
+    /// A tool has been called.
+    called: bool,
+    /// Output tokens so far that are reasoning.
+    reasoning: u64,
 }
 
 impl Running {
-    pub(super) fn new(events: UnboundedReceiver<Event>, output: Output, seed: u64) -> Self {
-        Self { events: Some(events), output, seed, chars: 0, begun: false, rows: Vec::new() }
+    pub(super) fn new(
+        events: UnboundedReceiver<Event>,
+        output: Output,
+        seed: u64,
+        parser: Option<Box<dyn Parse>>,
+    ) -> Self {
+        let (events, rows) = (Some(events), Vec::new());
+        Self { events, output, seed, chars: 0, begun: false, rows, parser, called: false, reasoning: 0 }
+    }
+
+    /// The parts of a step, and with the last one those that were held back; `None` without a
+    /// parser.
+    fn parse(&mut self, step: &Step) -> Option<Parsed> {
+        let parser = self.parser.as_mut()?;
+        let mut parsed = parser.push(step.id, &step.text);
+        if step.finish.is_some() {
+            parsed.append(parser.finish());
+        }
+        self.called |= !parsed.calls.is_empty();
+        self.reasoning = parser.reasoning_tokens();
+        Some(parsed)
     }
 }
 
@@ -56,7 +84,9 @@ pub(super) struct Answer {
     prompts: Vec<Vec<TokenId>>,
     /// Choice `j` of prompt `i` has index `i · n + j`.
     choices: Vec<Running>,
-    words: Arc<dyn Words>,
+    parsing: Parsing,
+    /// Numbers the tool calls.
+    calls: usize,
     /// Number of cached prompt tokens, counted once per prompt.
     cached: usize,
     /// Index of the choice to check first for an event, so that every choice gets its turn.
@@ -70,9 +100,14 @@ impl Answer {
         ask: Ask,
         prompts: Vec<Vec<TokenId>>,
         choices: Vec<Running>,
-        words: Arc<dyn Words>,
+        parsing: Parsing,
     ) -> Self {
-        Self { id, created: now(), model, mark, ask, prompts, choices, words, cached: 0, next: 0 }
+        Self { id, created: now(), model, mark, ask, prompts, choices, parsing, calls: 0, cached: 0, next: 0 }
+    }
+
+    /// The parts of its text are sent apart.
+    fn parses(&self) -> bool {
+        self.ask.route == Route::Chat && self.parsing.applies(&self.ask.asked)
     }
 
     /// The next event of any choice, with the choice's index; `None` when all have ended.
@@ -128,11 +163,14 @@ impl Answer {
     pub(super) fn usage(&self) -> Usage {
         let prompt = self.prompts.iter().map(Vec::len).sum();
         let output = self.choices.iter().map(|choice| choice.output.tokens).sum();
-        Usage::new(prompt, self.cached, output)
+        let usage = Usage::new(prompt, self.cached, output);
+        let counts = self.ask.route == Route::Chat && self.parsing.parsers.reasoning.is_some();
+        let reasoning_tokens = self.choices.iter().map(|choice| choice.reasoning).sum();
+        Usage { completion_tokens_details: counts.then_some(OutputDetails { reasoning_tokens }), ..usage }
     }
 
     fn speller(&self) -> Speller<'_> {
-        Speller { words: self.words.as_ref(), as_ids: self.ask.show.tokens_as_ids }
+        Speller { words: self.parsing.words.as_ref(), as_ids: self.ask.show.tokens_as_ids }
     }
 
     fn prompt_of(&self, index: usize) -> &[TokenId] {
@@ -177,18 +215,25 @@ impl Answer {
         let unscored = prompt.len().saturating_sub(rows.len());
         let scored = prompt.iter().enumerate().map(|(at, &id)| {
             let row = at.checked_sub(unscored).and_then(|at| rows.get(at));
-            let chars = self.words.decode(&[id], true).chars().count();
+            let chars = self.parsing.words.decode(&[id], true).chars().count();
             let top = row.map(|row| row.top.clone()).unwrap_or_default();
             Scored { id, logprob: row.map(|row| row.logprob), top, chars }
         });
         let scored = if self.ask.show.logprobs.is_some() { scored.collect() } else { Vec::new() };
-        (self.words.decode(prompt, true), scored)
+        (self.parsing.words.decode(prompt, true), scored)
     }
 
     /// The event for one token; the first one of a choice also has the fields that are sent once.
-    pub(super) fn chunk(&mut self, index: usize, step: Step) -> String {
-        let first =
-            self.choices.get_mut(index).is_some_and(|choice| !std::mem::replace(&mut choice.begun, true));
+    /// `None` if it has nothing for the client.
+    pub(super) fn chunk(&mut self, index: usize, step: Step) -> Option<String> {
+        let running = self.choices.get_mut(index)?;
+        let first = !std::mem::replace(&mut running.begun, true);
+        let parsed = running.parse(&step);
+        let called = running.called;
+        let hollow = parsed.as_ref().is_some_and(Parsed::is_empty) && step.finish.is_none();
+        if hollow && !first && !self.ask.show.token_ids && self.ask.usage != StreamUsage::Every {
+            return None;
+        }
         let (mut text, mut scored) = if first { self.echo(index) } else { (String::new(), Vec::new()) };
         text.push_str(&step.text);
         if let Some(scores) = step.scores {
@@ -197,10 +242,16 @@ impl Answer {
         let offset = self.choices.get(index).map_or(0, |choice| choice.chars);
         let chars = text.chars().count();
         let mut choice = Choice { index, logprobs: self.logprobs(&scored, offset), ..Choice::default() };
-        choice.say(self.ask.route, true, first, text);
+        match parsed {
+            Some(parsed) => choice.say_parts(first, &parsed, call_ids(&self.id, &mut self.calls)),
+            None => choice.say(self.ask.route, true, first, text),
+        }
         choice.token_ids = self.ask.show.token_ids.then(|| vec![step.id]);
         if let Some(finish) = &step.finish {
             choice.finish(finish);
+            if called && *finish == Finish::Eos {
+                choice.finish_reason = Some(CALLS);
+            }
         }
         if first {
             choice.seed = self.choices.get(index).map(|choice| choice.seed);
@@ -221,7 +272,7 @@ impl Answer {
         if let Some(choice) = self.choices.get_mut(index) {
             choice.chars += chars;
         }
-        frame
+        Some(frame)
     }
 
     /// The end of a stream: usage if requested, and `[DONE]`.
@@ -236,7 +287,7 @@ impl Answer {
 
     /// Waits for every choice to end and returns the whole answer as JSON.
     pub(super) async fn whole(mut self) -> Result<Vec<u8>, String> {
-        let mut done: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
+        let mut done: Vec<Complete> = self.choices.iter().map(|_| Complete::default()).collect();
         while let Some((index, news)) = self.next().await {
             match news {
                 News::Step(step) => {
@@ -248,7 +299,10 @@ impl Answer {
                 News::Failed(why) => return Err(why),
             }
         }
-        let choices = done.into_iter().enumerate().map(|(index, whole)| self.choice(index, whole)).collect();
+        let mut choices = Vec::with_capacity(done.len());
+        for (index, whole) in done.into_iter().enumerate() {
+            choices.push(self.choice(index, whole));
+        }
         let mut envelope = self.envelope(choices, Some(self.usage()));
         if self.ask.route == Route::Chat {
             let first = envelope.choices.first_mut();
@@ -262,22 +316,39 @@ impl Answer {
         serde_json::to_vec(&envelope).map_err(|error| error.to_string())
     }
 
-    fn choice(&self, index: usize, whole: Whole) -> Choice {
+    fn choice(&mut self, index: usize, whole: Complete) -> Choice {
+        let parts = self.parses().then(|| {
+            let ended = matches!(whole.finish, Some(Finish::Eos | Finish::StopToken(_)));
+            let text = whole.pieces.len() - usize::from(ended && !self.ask.include_stop);
+            let pieces = whole.pieces.get(..text).unwrap_or_default();
+            self.parsing.whole(&self.ask.asked, self.prompt_of(index), pieces)
+        });
         let (mut text, mut scored) = self.echo(index);
         text.push_str(&whole.text);
         scored.extend(whole.scored);
-        let prompt = self.prompt_of(index);
         let mut choice = Choice { index, logprobs: self.logprobs(&scored, 0), ..Choice::default() };
-        choice.say(self.ask.route, false, true, text);
         // Only with `max_tokens: 0` does a choice end without a finish reason.
         choice.finish(&whole.finish.unwrap_or(Finish::Length));
+        match parts {
+            Some(parts) => {
+                choice.say_whole(&parts, call_ids(&self.id, &mut self.calls));
+                if !parts.calls.is_empty() {
+                    choice.finish_reason = Some(CALLS);
+                }
+                if let Some(running) = self.choices.get_mut(index) {
+                    running.reasoning = parts.reasoning_tokens;
+                }
+            }
+            None => choice.say(self.ask.route, false, true, text),
+        }
+        let prompt = self.prompt_of(index);
         if let Some(running) = self.choices.get(index) {
             choice.seed = Some(running.seed);
             let shown = self.ask.show.prompt_shown;
             choice.prompt_logprobs = shown.then(|| self.speller().prompt(prompt.len(), &running.rows));
         }
         if self.ask.show.token_ids {
-            choice.token_ids = Some(whole.tokens);
+            choice.token_ids = Some(whole.pieces.into_iter().map(|(id, _)| id).collect());
             choice.prompt_token_ids = Some(prompt.to_vec());
         }
         choice
@@ -286,21 +357,31 @@ impl Answer {
 
 /// A choice of an answer that is not streamed.
 #[derive(Default)]
-struct Whole {
+struct Complete {
     text: String,
-    tokens: Vec<TokenId>,
+    /// Its tokens, each with the text that became certain with it.
+    pieces: Vec<(TokenId, String)>,
     scored: Vec<Scored>,
     finish: Option<Finish>,
 }
 
-impl Whole {
+impl Complete {
     fn take(&mut self, step: Step) {
         if let Some(scores) = step.scores {
             self.scored.push(Scored::output(step.id, scores, step.text.chars().count()));
         }
         self.text.push_str(&step.text);
-        self.tokens.push(step.id);
+        self.pieces.push((step.id, step.text));
         self.finish = step.finish;
+    }
+}
+
+/// Ids of the calls of an answer, in vLLM's form.
+fn call_ids<'a>(answer: &'a str, calls: &'a mut usize) -> impl FnMut() -> String + 'a {
+    let answer = answer.trim_start_matches("chatcmpl-");
+    move || {
+        *calls += 1;
+        format!("chatcmpl-tool-{answer}{calls:x}")
     }
 }
 

@@ -10,11 +10,13 @@ mod tokens;
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
 use crate::target::job::PromptLogprobs;
-use crate::target::wire::prompt::{generated, message, opening, prompts};
+use crate::target::parts::Asked;
+use crate::target::wire::prompt::{asked, generated, message, opening, prompts};
 use crate::target::wire::sampling::sampling;
 pub(super) use crate::target::wire::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::parse::Parsers;
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
@@ -52,6 +54,19 @@ pub(super) struct Ask {
     pub(super) add_special_tokens: bool,
     /// True if the chat template ends with the start of the assistant's message.
     pub(super) opening: bool,
+    /// Decides how the answer to a chat is parsed.
+    pub(super) asked: Asked,
+}
+
+impl Ask {
+    /// Variables of the chat template besides the messages.
+    pub(super) fn variables(&self) -> Map<String, Value> {
+        let mut variables = self.asked.template.clone().unwrap_or_default();
+        if !self.asked.tools.is_empty() {
+            variables.insert("tools".to_owned(), Value::Array(self.asked.tools.clone()));
+        }
+        variables
+    }
 }
 
 /// Events of a stream that have usage.
@@ -84,6 +99,8 @@ pub(super) struct Show {
 pub(super) struct Served<'a> {
     pub(super) model: &'a str,
     pub(super) vocabulary: usize,
+    /// Output parsers; tools are refused without one.
+    pub(super) parsers: Parsers,
 }
 
 impl Served<'_> {
@@ -151,21 +168,21 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     if top.is_some_and(|top| top > 0) && !wanted {
         return Err(invalid("top_logprobs", "needs logprobs: true"));
     }
+    let asked = asked(&mut fields, served.parsers)?;
     let opening = opening(&mut fields)?;
-    for (name, allowed) in
-        [("tools", "[]"), ("functions", "[]"), ("tool_choice", r#""none""#), ("function_call", r#""none""#)]
-    {
-        fields.only(name, &[allowed], "this server has no tool calls")?;
+    for (name, allowed) in [("functions", "[]"), ("function_call", r#""none""#)] {
+        fields.only(name, &[allowed], "only tools")?;
     }
     fields.only("echo", &["false"], "only false in a chat")?;
     fields.only("modalities", &[r#"["text"]"#], "only text")?;
-    fields.ignore(&["parallel_tool_calls", "prediction", "verbosity"]);
+    fields.ignore(&["prediction", "verbosity"]);
     let add_special_tokens = fields.flag("add_special_tokens", false)?;
     let ask = Ask {
         prompts: vec![Prompt::Messages(messages)],
         generated: vec![0],
         max_tokens,
         opening,
+        asked,
         add_special_tokens,
         ..common(&mut fields, served, Route::Chat)?
     };
@@ -219,6 +236,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
         show,
         add_special_tokens: true,
         opening: true,
+        asked: Asked::default(),
     })
 }
 

@@ -1,5 +1,8 @@
-//! vLLM's tool parser `hermes`, after its source (0.32, `tool_parsers/hermes_tool_parser.py`): at
-//! every step the whole text is parsed again, and what is new is sent.
+//! vLLM's tool parser `hermes`, after its source (0.32, `tool_parsers/hermes_tool_parser.py`): for a
+//! stream the whole text is parsed again at every step, and what is new is sent; an answer that is
+//! not streamed is parsed by other code.
+
+use serde_json::Value;
 
 use crate::house::Hermes;
 
@@ -27,7 +30,7 @@ pub fn parse(text: &str, works: Hermes, open: bool) -> (String, Vec<Call>) {
             Some((json, after)) => (json.trim(), Some(after)),
             None => (rest[..rest.len() - overlap(rest, END)].trim(), None),
         };
-        let complete = after.is_some() || serde_json::from_str::<serde_json::Value>(json).is_ok();
+        let complete = after.is_some() || serde_json::from_str::<Value>(json).is_ok();
         let Some(name) = name(json) else { break };
         let complete = complete && works == Hermes::AsRead;
         calls.push(Call { name, arguments: arguments(json, complete).unwrap_or_default() });
@@ -37,6 +40,42 @@ pub fn parse(text: &str, works: Hermes, open: bool) -> (String, Vec<Call>) {
         }
     }
     (content.to_owned(), calls)
+}
+
+/// The content of a complete text, and its calls, whose arguments are written again as Python does.
+/// One call that is none makes all of it content.
+pub fn whole(text: &str, works: Hermes) -> (Option<String>, Vec<Call>) {
+    let mut calls = Vec::new();
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once(BEGIN) {
+        let (json, next) = after.split_once(END).unwrap_or((after, ""));
+        let Some(call) = call(json, works) else { return (Some(text.to_owned()), Vec::new()) };
+        calls.push(call);
+        rest = next;
+    }
+    let content = text.split_once(BEGIN).map_or(text, |(content, _)| content);
+    (Some(content.to_owned()).filter(|text| calls.is_empty() || !text.trim().is_empty()), calls)
+}
+
+fn call(json: &str, works: Hermes) -> Option<Call> {
+    let call: Value = serde_json::from_str(json).ok()?;
+    let brace = if works == Hermes::AsRead { "" } else { "}" };
+    let arguments = python(call.get("arguments")?) + brace;
+    Some(Call { name: call.get("name")?.as_str()?.to_owned(), arguments })
+}
+
+/// JSON as Python's `json.dumps` writes it.
+fn python(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("[{}]", items.iter().map(python).collect::<Vec<_>>().join(", ")),
+        Value::Object(members) => {
+            let member = |(name, value): (&String, &Value)| {
+                format!("{}: {}", Value::String(name.clone()), python(value))
+            };
+            format!("{{{}}}", members.iter().map(member).collect::<Vec<_>>().join(", "))
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Bytes at the end of the text that are the beginning of a marker.

@@ -64,7 +64,16 @@ impl Parsers {
     }
 
     pub fn whole(&self, text: &str) -> Parsed {
-        self.part(text, false)
+        let mut parsed = self.part(text, false);
+        if let Some(works) = self.hermes {
+            let rest = match &self.reasoning_end {
+                Some(marker) => text.split_once(marker.as_str()).map_or("", |(_, rest)| rest),
+                None => text,
+            };
+            let (said, calls) = hermes::whole(rest, works);
+            (parsed.said, parsed.calls) = (said.unwrap_or_default(), calls);
+        }
+        parsed
     }
 
     /// While an output is open, a possible beginning of a marker is held back.

@@ -21,6 +21,8 @@ use super::http::{Out, Request, Sent};
 use super::server::Engine;
 use streams::{ABORT, Streams};
 
+const DERENDER: &str = "/v1/chat/completions/derender";
+
 /// Model runner: the two differ in prompt logprobs under a cached prefix, and in noise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runner {
@@ -166,6 +168,7 @@ impl Vllm {
                     Err(refusal) => Err(refusal),
                 },
                 Ok(()) if path == "/inference/v1/generate" => return self.generate(&request, out).await,
+                Ok(()) if path == DERENDER => self.derender(&request),
                 Ok(()) => self.render(&request),
                 Err(refusal) => Err(refusal),
             },
@@ -186,7 +189,7 @@ impl Vllm {
     fn is_scale_out(&self, path: &str) -> bool {
         match path {
             "/inference/v1/generate" | "/v1/chat/completions/render" => self.minor() >= 15,
-            "/v1/completions/render" => self.minor() >= 24,
+            "/v1/completions/render" | DERENDER => self.minor() >= 24,
             ABORT => self.minor() >= 32,
             _ => false,
         }

@@ -120,6 +120,8 @@ pub struct Babble {
     taste: Vec<f64>,
     seed: u64,
     step: Duration,
+    /// The token after which it writes, and what it writes; `None`: it babbles.
+    script: Option<(TokenId, Vec<TokenId>)>,
     pub handle: Handle,
 }
 
@@ -130,12 +132,20 @@ impl Babble {
         let taste = (0..vocabulary as TokenId).map(|token| taste(tokenizer, token)).collect();
         let config = ModelConfig { vocabulary, context, lanes, eos: vec![eos] };
         let lanes = vec![None; lanes];
-        Self { config, lanes, taste, seed: 0, step: Duration::ZERO, handle: Handle::default() }
+        let handle = Handle::default();
+        Self { config, lanes, taste, seed: 0, step: Duration::ZERO, script: None, handle }
     }
 
     /// Another model, which agrees with the first where the last token decides.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// Writes this text after every token `after`, and ends.
+    pub fn with_script(mut self, after: TokenId, mut text: Vec<TokenId>) -> Self {
+        text.extend(&self.config.eos);
+        self.script = Some((after, text));
         self
     }
 
@@ -145,7 +155,17 @@ impl Babble {
         self
     }
 
+    /// The next token of the script, if the text so far is its beginning.
+    fn scripted(&self, rows: &[Row], row: usize) -> Option<TokenId> {
+        let (after, script) = self.script.as_ref()?;
+        let back = std::iter::successors(Some(row), |&row| rows[row].1).map(|row| rows[row].0);
+        let mut text: Vec<TokenId> = back.take_while(|token| token != after).collect();
+        text.reverse();
+        script.strip_prefix(text.as_slice())?.first().copied()
+    }
+
     fn logits(&self, rows: &[Row], row: usize) -> Vec<f32> {
+        let scripted = self.scripted(rows, row);
         let (last, parent) = rows[row];
         let before = parent.map_or(0, |parent| rows[parent].0);
         let depth = std::iter::successors(Some(row), |&row| rows[row].1).count() as u64;
@@ -154,7 +174,8 @@ impl Babble {
             let token = token as TokenId;
             let own = noise::gumbel(u64::from(last), 2, 0, token);
             let wider = noise::gumbel(pair, 3, depth / 8, token);
-            (taste + 2.0 * own + 0.4 * wider) as f32
+            let script = if scripted == Some(token) { 99.0 } else { 0.0 };
+            (taste + 2.0 * own + 0.4 * wider + script) as f32
         };
         self.taste.iter().enumerate().map(logit).collect()
     }

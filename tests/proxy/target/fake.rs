@@ -13,7 +13,8 @@ use foretell_core::units::TokenId;
 use foretell_onnx::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
 use foretell_onnx::noise;
 use foretell_onnx::target::words::Words;
-use serde_json::Value;
+use foretell_engines::text::Tokenizer;
+use serde_json::{Map, Value};
 
 pub const EOS: TokenId = 256;
 pub const VOCABULARY: usize = 260;
@@ -184,11 +185,11 @@ impl Words for Bytes {
         String::from_utf8_lossy(&text).into_owned()
     }
 
-    fn decoder(&self, _: &[TokenId]) -> Box<dyn Decode> {
+    fn decoder(&self, _: &[TokenId], _: bool) -> Box<dyn Decode> {
         Box::new(ByteDecoder::default())
     }
 
-    fn chat(&self, messages: Vec<Value>, opening: bool) -> Result<String, String> {
+    fn chat(&self, messages: Vec<Value>, opening: bool, _: &Map<String, Value>) -> Result<String, String> {
         let mut text = String::new();
         for message in &messages {
             let (role, content) = (message["role"].as_str().unwrap(), message["content"].as_str().unwrap());
@@ -198,6 +199,10 @@ impl Words for Bytes {
             text.extend(["[", role, "]", content, "\n"]);
         }
         Ok(if opening { text + "[assistant]" } else { text })
+    }
+
+    fn tokenizer(&self) -> Option<&Tokenizer> {
+        None
     }
 
     fn spelling(&self, token: TokenId) -> String {

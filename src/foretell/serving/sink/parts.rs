@@ -3,8 +3,11 @@
 use serde_json::{Map, Value};
 
 use crate::random::fresh_seed;
-use foretell_core::session::Parsed;
+use foretell_core::session::{Finish, Parsed};
 use foretell_engines::openai::parts;
+use foretell_engines::parse::Whole;
+
+const CALLS: &str = Finish::ToolCalls.name();
 
 /// The form of reasoning and tool calls in a server's streams.
 pub(super) struct PartWriter {
@@ -29,6 +32,20 @@ impl PartWriter {
     /// The delta with these parts.
     pub(super) fn delta(&self, parsed: &Parsed) -> Map<String, Value> {
         parts::write(parsed, self.reasoning, |_| call_id())
+    }
+
+    /// Writes the parts of a whole answer into its message. With calls it has them as its finish
+    /// reason, even where the output was cut.
+    pub(super) fn write_whole(&self, answer: &mut Value, whole: &Whole) {
+        let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
+        if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
+            parts::write_whole(message, whole, self.reasoning, call_id);
+        }
+        if !whole.calls.is_empty() {
+            choice.insert("finish_reason".to_owned(), CALLS.into());
+        } else if choice.get("finish_reason").is_some_and(|reason| reason == CALLS) {
+            choice.insert("finish_reason".to_owned(), Finish::Stop.name().into());
+        }
     }
 }
 

@@ -5,8 +5,10 @@ use serde_json::{Map, Value};
 
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
+use crate::target::parts::Asked;
 use crate::target::wire::{Prompt, Served};
 use foretell_core::units::TokenId;
+use foretell_engines::parse::Parsers;
 
 /// Maximum number of prompts in one request, as in vLLM.
 const PROMPTS_MAX: usize = 1024;
@@ -73,7 +75,9 @@ pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal>
     if !message.get("role").is_some_and(Value::is_string) {
         return Err(invalid("messages", "every message needs a role"));
     }
+    let calls = parse_arguments(&mut message);
     let content = match message.get("content") {
+        None | Some(Value::Null) if calls => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().map(text_part).collect::<Result<Vec<_>, _>>()?;
@@ -83,6 +87,21 @@ pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal>
     };
     message.insert("content".to_owned(), Value::String(content));
     Ok(Value::Object(message))
+}
+
+/// Parses the arguments of a message's calls, which templates expect as an object. True if there
+/// are calls.
+fn parse_arguments(message: &mut Map<String, Value>) -> bool {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    let mut any = false;
+    for call in calls.into_iter().flatten() {
+        any = true;
+        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
+        if let Some(Ok(parsed)) = arguments.as_str().map(serde_json::from_str) {
+            *arguments = parsed;
+        }
+    }
+    any
 }
 
 fn text_part(part: &Value) -> Result<String, Refusal> {
@@ -96,6 +115,36 @@ fn text_part(part: &Value) -> Result<String, Refusal> {
 pub(super) fn opening(fields: &mut Fields<'_>) -> Result<bool, Refusal> {
     fields.only("continue_final_message", &["false"], "only false")?;
     fields.only("chat_template", &[], "only the model's own")?;
-    fields.only("chat_template_kwargs", &["{}"], "the model's template has no variables")?;
     fields.flag("add_generation_prompt", true)
+}
+
+/// Reads tools and the variables of the chat template. An effort of reasoning is one of them, and
+/// switches it on or off where the client does not, as in vLLM.
+pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, Refusal> {
+    if parsers.tools.is_none() {
+        fields.only("tools", &["[]"], "start this server with --tool-parser")?;
+    }
+    let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    let choice = fields.take::<Value>("tool_choice")?;
+    let may_call = match &choice {
+        None => !tools.is_empty(),
+        Some(choice) if choice == "none" => false,
+        Some(choice) if choice == "auto" && !tools.is_empty() => true,
+        Some(_) => {
+            let message = "only auto, with tools, and none";
+            return Err(Refusal::Unsupported { param: "tool_choice".to_owned(), message });
+        }
+    };
+    if may_call {
+        fields.only("parallel_tool_calls", &["true"], "only true")?;
+    } else {
+        fields.ignore(&["parallel_tool_calls"]);
+    }
+    let mut template: Option<Map<String, Value>> = fields.take("chat_template_kwargs")?;
+    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
+        let variables = template.get_or_insert_default();
+        variables.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
+        variables.insert("reasoning_effort".to_owned(), Value::String(effort));
+    }
+    Ok(Asked { tools, may_call, template })
 }

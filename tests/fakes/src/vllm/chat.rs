@@ -102,9 +102,14 @@ impl Vllm {
         let mut choice = |(sequence, pieces): (&Sequence, &Vec<_>)| {
             let parsed = chat.parsers.whole(&sequence.text);
             thoughts += counted(&chat.parsers, pieces);
+            let reason = if parsed.calls.is_empty() {
+                reason(sequence.finish.as_ref(), parsed.call.is_some())
+            } else {
+                Some("tool_calls")
+            };
             json!({"index": sequence.index, "message": self.message(&chat.parsers, &parsed),
                 "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top)),
-                "finish_reason": reason(sequence.finish.as_ref(), parsed.call.is_some()),
+                "finish_reason": reason,
                 "stop_reason": stop_reason(sequence.finish.as_ref()),
                 "token_ids": chat.return_ids.then(|| sequence.output())})
         };
@@ -135,11 +140,40 @@ impl Vllm {
             message["tool_calls"] =
                 json!([{"id": id("chatcmpl-tool"), "type": "function", "function": function}]);
         }
+        if !parsed.calls.is_empty() {
+            let calls = parsed.calls.iter().map(|call| {
+                json!({"id": id("chatcmpl-tool"), "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments}})
+            });
+            message["tool_calls"] = calls.collect();
+        }
         if parsers.reasons() || self.minor() >= 32 {
             self.thought(Some(&parsed.thought).filter(|thought| !thought.is_empty()), message)
         } else {
             message
         }
+    }
+
+    /// A whole answer from token ids, whose parser decodes all special tokens as text.
+    pub(super) fn derender(&self, request: &Request) -> Result<Value, Refusal> {
+        let fields = Fields::of(request)?;
+        let missing = |name: &'static str| Refusal::about(format!("1 validation error:\n  {name}: Field required"), name);
+        let generated = fields.get("generate_response").ok_or_else(|| missing("generate_response"))?;
+        let asked = Fields::from(fields.get("chat_request").ok_or_else(|| missing("chat_request"))?, "chat_request")?;
+        let choice = generated.pointer("/choices/0").ok_or_else(|| missing("choices"))?;
+        let ids = Fields::from(choice, "choices")?.ids("token_ids")?.unwrap_or_default();
+        if ids.is_empty() {
+            return Err(Refusal::bad("choice 0 has empty or null token_ids"));
+        }
+        let parsers = Parsers::of(&self.house.setup, asked.tools());
+        let parsed = parsers.whole(&self.house.toy.decode(&ids, !parsers.any()));
+        let mut message = self.message(&parsers, &parsed);
+        for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
+            call["id"] = json!(id(""));
+        }
+        Ok(json!({"id": id("derendered"), "object": "chat.completion", "created": created(),
+            "model": self.house.setup.model, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": plain_usage(0, ids.len())}))
     }
 
     /// The delta of an event; `None` if the parsers returned nothing.

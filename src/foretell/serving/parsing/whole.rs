@@ -1,0 +1,100 @@
+//! The parts of an answer that is not streamed, from its complete output.
+//!
+//! Servers parse such answers by other code than streams. Until it has proved itself, and wherever
+//! it is not sure, the parser here gives way to the server's own, to which the output is sent.
+
+use std::sync::Arc;
+
+use super::{Asked, Proof, decodes_special};
+use crate::fleet::identity::Identity;
+use crate::learning::answer_traits::AnswerTraits;
+use crate::serving::calls::Calls;
+use foretell_core::session::{Decode, PartsSeen};
+use foretell_core::units::TokenId;
+use foretell_engines::openai::Request;
+use foretell_engines::parse::{self, Whole};
+
+/// Parses the complete output of one request.
+pub struct WholeParser {
+    identity: Arc<Identity>,
+    request: Arc<Request>,
+    traits: Arc<AnswerTraits>,
+}
+
+/// The parts of an output.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// `None` if they cannot be told.
+    pub whole: Option<Whole>,
+    /// Tokens of the output that the server counts as reasoning; `None` if they cannot be told.
+    pub reasoning_tokens: Option<u64>,
+    /// The server parses the output differently than the parser here.
+    pub differ: bool,
+}
+
+impl WholeParser {
+    /// The parser of the answer to this request.
+    pub fn new(identity: &Arc<Identity>, request: &Arc<Request>, traits: &Arc<AnswerTraits>) -> Self {
+        Self {
+            identity: Arc::clone(identity),
+            request: Arc::clone(request),
+            traits: Arc::clone(traits),
+        }
+    }
+
+    /// The parts of an output, given without the token that ended it.
+    pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
+        let own = self.own(prompt, output);
+        let reasoning_tokens = own.as_ref().map(|own| own.reasoning_tokens);
+        let proof = Proof { alike: self.traits.whole_parsed_alike(), parsers: self.identity.engine.parsers };
+        let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
+        if own.is_some() && proven {
+            return Parts { whole: own, reasoning_tokens, differ: false };
+        }
+        let servers = self.servers(calls, prompt, output).await;
+        let same = own.as_ref().zip(servers.as_ref()).map(|(own, servers)| is_same(own, servers));
+        if let (Some(own), Some(true)) = (&own, same) {
+            let seen = PartsSeen { reasoning: own.reasoning.is_some(), calls: !own.calls.is_empty() };
+            self.traits.has_parsed_whole_alike(seen);
+        }
+        let differ = same == Some(false);
+        // Where both are the same, the own parts have the ids that the model wrote.
+        let whole = if differ { servers } else { own.or(servers) };
+        Parts { whole, reasoning_tokens, differ }
+    }
+
+    /// The parts by the parser here; `None` if it is not sure.
+    fn own(&self, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
+        let Identity { tokenizer, engine, .. } = &*self.identity;
+        let mut decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
+        let mut pieces: Vec<(TokenId, String)> =
+            output.iter().map(|&token| (token, decoder.push(token))).collect();
+        if let Some((_, text)) = pieces.last_mut().filter(|_| !engine.broken_end.is_left_out(false)) {
+            text.push_str(&decoder.flush());
+        }
+        let pieces: Vec<(TokenId, &str)> = pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
+        let asked = Asked::of(&self.request);
+        parse::with_vocabulary(tokenizer, |vocabulary| {
+            engine.parsers.whole(&asked.as_request(prompt), vocabulary, &pieces).ok()
+        })
+    }
+
+    /// The parts by the server's own parser; `None` if it gives none.
+    async fn servers(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
+        // On this page the server decodes all special tokens as text.
+        let decodes = decodes_special(&self.identity, &self.request);
+        let is_text = |token: &TokenId| decodes || !self.identity.tokenizer.is_special(*token);
+        let output: Vec<TokenId> = output.iter().copied().filter(is_text).collect();
+        calls.parts(&self.request, prompt, &output).await
+    }
+}
+
+/// True if two parsers gave the same parts. The server's page has ids of its own, and no count of
+/// reasoning tokens.
+fn is_same(own: &Whole, servers: &Whole) -> bool {
+    let calls = own.calls.iter().zip(&servers.calls);
+    own.reasoning == servers.reasoning
+        && own.content == servers.content
+        && own.calls.len() == servers.calls.len()
+        && calls.into_iter().all(|(own, servers)| own.name == servers.name && own.arguments == servers.arguments)
+}

@@ -1,0 +1,134 @@
+//! Output parsers of the ONNX server: tool calls and reasoning, parsed as vLLM parses them.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::target::words::Words;
+use foretell_core::session::parse::{Parse, Parsed};
+use foretell_core::units::TokenId;
+use foretell_engines::parse::{self, Call, Parsers, Unsure, Whole};
+
+/// Fields of a chat request that decide how its answer is parsed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Asked {
+    /// The functions that are offered.
+    pub(super) tools: Vec<Value>,
+    /// One of them may be called.
+    pub(super) may_call: bool,
+    /// Variables of the chat template.
+    pub(super) template: Option<Map<String, Value>>,
+}
+
+impl Asked {
+    fn request<'a>(&'a self, prompt: &'a [TokenId]) -> parse::Request<'a> {
+        parse::Request {
+            tools: &self.tools,
+            may_call: self.may_call,
+            template: self.template.as_ref(),
+            prompt,
+        }
+    }
+}
+
+/// The parsers of a server.
+#[derive(Clone)]
+pub(super) struct Parsing {
+    pub(super) parsers: Parsers,
+    pub(super) words: Arc<dyn Words>,
+}
+
+impl Parsing {
+    /// Checks that the vocabulary has the markers of the parsers.
+    ///
+    /// # Errors
+    /// One of them is missing.
+    pub(super) fn check(&self) -> Result<(), Unsure> {
+        let asked = Asked { may_call: true, ..Asked::default() };
+        if self.parsers == Parsers::default() { Ok(()) } else { self.stream(&asked, &[]).map(drop) }
+    }
+
+    /// True if the answer to a chat can have other parts than its text.
+    pub(super) fn applies(&self, asked: &Asked) -> bool {
+        self.parsers.apply(asked.may_call)
+    }
+
+    /// True if the answer to a chat is decoded with its special tokens.
+    pub(super) fn decodes_special(&self, asked: &Asked) -> bool {
+        self.parsers.decode_special(&asked.request(&[]))
+    }
+
+    /// The parser of one streamed answer.
+    ///
+    /// # Errors
+    /// The vocabulary lacks a marker.
+    pub(super) fn stream(&self, asked: &Asked, prompt: &[TokenId]) -> Result<Box<dyn Parse>, Unsure> {
+        let tokenizer = self.words.tokenizer().ok_or(Unsure)?;
+        parse::with_vocabulary(tokenizer, |vocabulary| {
+            self.parsers.stream(&asked.request(prompt), vocabulary)
+        })
+    }
+
+    /// The parts of one answer that is not streamed, from its tokens, each with the text that
+    /// became certain with it. Where vLLM's own answer would be an error, it is that of a stream.
+    pub(super) fn whole(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, String)]) -> Whole {
+        let texts: Vec<(TokenId, &str)> = pieces.iter().map(|(id, text)| (*id, text.as_str())).collect();
+        let tokenizer = self.words.tokenizer().ok_or(Unsure);
+        let whole = tokenizer.and_then(|tokenizer| {
+            parse::with_vocabulary(tokenizer, |vocabulary| {
+                self.parsers.whole(&asked.request(prompt), vocabulary, &texts)
+            })
+        });
+        whole.or_else(|_| self.joined(asked, prompt, &texts)).unwrap_or_default()
+    }
+
+    fn joined(
+        &self,
+        asked: &Asked,
+        prompt: &[TokenId],
+        pieces: &[(TokenId, &str)],
+    ) -> Result<Whole, Unsure> {
+        let mut parser = self.stream(asked, prompt)?;
+        let mut parsed = Parsed::default();
+        for (token, text) in pieces {
+            parsed.append(parser.push(*token, text));
+        }
+        parsed.append(parser.finish());
+        let text = |text: String| Some(text).filter(|text| !text.is_empty());
+        let calls = parsed.calls.into_iter().map(|call| Call {
+            id: call.id,
+            name: call.name.unwrap_or_default(),
+            arguments: call.arguments,
+        });
+        Ok(Whole {
+            reasoning: text(parsed.reasoning),
+            content: text(parsed.text),
+            calls: calls.collect(),
+            reasoning_tokens: parser.reasoning_tokens(),
+        })
+    }
+}
+
+/// A complete output to be parsed, in the form of vLLM's page for that.
+#[derive(Deserialize)]
+pub(super) struct Derender<'a> {
+    pub(super) generate_response: Generated,
+    /// The chat request, which is read like any other.
+    #[serde(borrow)]
+    pub(super) chat_request: &'a RawValue,
+}
+
+/// An output by its ids.
+#[derive(Deserialize)]
+pub(super) struct Generated {
+    #[serde(default)]
+    pub(super) prompt_token_ids: Vec<TokenId>,
+    pub(super) choices: Vec<GeneratedChoice>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct GeneratedChoice {
+    pub(super) token_ids: Vec<TokenId>,
+}
