@@ -28,6 +28,7 @@ PART    ?= all
 FAKE_ENGINE := target/release/examples/fake
 DEPLOY  := $(CACHE)/deploy
 GRAFANA := $(CACHE)/grafana-tests
+CLIENTS := $(CACHE)/clients
 SHORT   ?=
 ARGS    ?=
 TIMES   ?= 5
@@ -43,7 +44,7 @@ export ORT_DYLIB_PATH := $(ORT)
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models bench-real reliability
-.PHONY: fuzz lab wheel deb image test-packages generated
+.PHONY: fuzz lab wheel deb image test-packages test-clients generated
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -169,6 +170,14 @@ engines: $(PYPATH)/.done ## llama-server and vLLM's CPU build into .cache (ENGIN
 
 test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llama|vllm|all, SHORT=1)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/all.py --engines $(ENGINES) $(if $(SHORT),--short) --foretell $(BIN)
+
+test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": before vLLM with SmolLM2)
+	@FORETELL_CACHE=$(CACHE) $(CLIENTS)/bin/python tests/clients/clients.py --foretell $(BIN) $(ARGS)
+
+$(CLIENTS)/.done: tests/clients/requirements.txt
+	$(PYTHON) -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --requirement $<
+	touch $@
 
 bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/engines/control.py $(ENGINES) --foretell $(DIST) $(ARGS)

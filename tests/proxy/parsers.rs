@@ -42,7 +42,7 @@ impl Server {
             after: format!("{after}<|end|>\n<|assistant|>\n"),
             text: text.to_owned(),
         };
-        let scripts = vec![script("Go on.", text), script("Call.", CALL)];
+        let scripts = vec![script("Go on.", text), script("Call.", CALL), script("Say.", "Well.")];
         let mut setup = Setup { hermes: Some(hermes), scripts, ..Setup::default() };
         // Leaves time for the call that renders the request.
         setup.pace.step = STEP;
@@ -123,10 +123,13 @@ impl Scene {
         scene
     }
 
+    /// The first answer ends by a special token, which the server does not show though it decodes
+    /// such tokens.
     async fn prove(&self) {
+        let first = json!({"messages": [{"role": "user", "content": "Say."}]});
         let call = json!({"messages": [{"role": "user", "content": "Call."}]});
-        for _ in 0..3 {
-            let (want, got) = (self.direct(&call).await, self.through(&call).await);
+        for more in [&first, &call, &call] {
+            let (want, got) = (self.direct(more).await, self.through(more).await);
             assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "parser".to_owned())));
         }
     }
@@ -347,6 +350,22 @@ async fn our_own_target_has_the_same_parts_direct_and_through(#[case] text: &str
     if text.contains("\"days\"") {
         scene.streams_alike(text).await;
     }
+}
+
+#[rstest]
+#[case::strict(json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}), "tools")]
+#[case::forced(json!({"tool_choice": "required"}), "tool_choice")]
+#[case::one_call(json!({"parallel_tool_calls": false}), "parallel_tool_calls")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_target_refuses_what_needs_a_grammar(#[case] more: Value, #[case] parameter: &str) {
+    let server = Server::own(CALL).await;
+    let mut body =
+        json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let post = post(Route::Chat.path(), "content-type: application/json\r\n", body.to_string().as_bytes());
+    let message = Wire::connect(server.address()).await.ask(post).await;
+    let answer: Value = serde_json::from_str(&message.text()).unwrap();
+    assert_eq!((message.head.status(), answer["error"]["param"].as_str()), (400, Some(parameter)));
 }
 
 /// Its tools do not bind the sampling, and none may be called: the text is not parsed.

@@ -154,10 +154,12 @@ impl Output {
     }
 
     /// Takes tokens of the first plain request, and what came with them, which goes to the client
-    /// unchanged.
-    pub fn plain(&mut self, tokens: Vec<TokenId>, parsed: Parsed) -> Delta {
-        for &token in &tokens {
-            self.take(token, false);
+    /// unchanged. `ends`: the backend reports that the last of them ends the text; this is used
+    /// where the text is parsed, for it may hold special tokens.
+    pub fn plain(&mut self, tokens: Vec<TokenId>, parsed: Parsed, ends: bool) -> Delta {
+        let ends = ends && self.parsing.is_some();
+        for (index, &token) in tokens.iter().enumerate() {
+            self.take(token, ends && index + 1 == tokens.len());
         }
         // Without its prompt an output cannot be parsed.
         self.agrees &= self.parser.is_none();
@@ -430,7 +432,7 @@ mod tests {
     fn own_text_starts_where_the_backend_left_off() {
         let mut out = output(&["xyz"], 99);
         out.ending.hold = Hold::Longest;
-        assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into())).parsed.text, "a");
+        assert_eq!(out.plain(vec![0, 1, 2], Parsed::content("a".into()), false).parsed.text, "a");
         assert!(out.level());
         assert_eq!(out.take_over().parsed.text, "bc");
         assert_eq!(out.extend(&[3], false).parsed.text, "d");
@@ -441,7 +443,7 @@ mod tests {
         let level = |hold, stop: &str, seen: &str| {
             let mut out = output(&[stop], 99);
             out.ending.hold = hold;
-            out.plain(vec![0, 1, 2, 3], Parsed::content(seen.into()));
+            out.plain(vec![0, 1, 2, 3], Parsed::content(seen.into()), false);
             out.level()
         };
         // The tokens decode to "abcd". One backend holds back the beginning of the stop text,
@@ -456,9 +458,9 @@ mod tests {
     #[test]
     fn text_that_differs_from_the_tokens_is_detected() {
         let mut out = output(&[], 99);
-        out.plain(vec![0], Parsed::content(String::new()));
+        out.plain(vec![0], Parsed::content(String::new()), false);
         assert!(out.agrees() && !out.level());
-        out.plain(vec![1], Parsed::content("b".into()));
+        out.plain(vec![1], Parsed::content("b".into()), false);
         assert!(!out.agrees());
     }
 }

@@ -205,6 +205,15 @@ mod tests {
     }
 
     #[test]
+    fn a_template_has_further_variables() {
+        let source = "{{ tools[0].name }} {{ enable_thinking }} {{ messages|length }} {{ nothing is defined }}";
+        let template = ChatTemplate::new(source.to_owned(), String::new(), String::new()).unwrap();
+        let variables = json!({"tools": [{"name": "f"}], "enable_thinking": false, "messages": "mine"});
+        let text = template.render(&json!([{}, {}]), true, variables.as_object().unwrap()).unwrap();
+        assert_eq!(text, "f false 2 false", "the messages stay those of the request");
+    }
+
+    #[test]
     fn a_template_may_refuse() {
         let error = render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
         assert!(error.contains("roles must alternate"), "{error}");

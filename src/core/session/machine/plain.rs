@@ -73,7 +73,7 @@ impl<W: Walk> Session<W> {
         let plain = self.timed(plain, count, now);
         self.watch_marks(&tokens);
         if plain.first {
-            let delta = self.output.plain(tokens, parsed);
+            let delta = self.output.plain(tokens, parsed, tail == Tail::Stop);
             self.watch_parser(false);
             self.brought(delta, Action::Passed);
         } else {

@@ -44,7 +44,9 @@ impl SessionLoop {
                 let parsed = self.parsed(id, &mut chunk);
                 if !chunk.tokens.is_empty() || !parsed.is_empty() {
                     let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
-                    let tail = match (&ended, chunk.ends) {
+                    // No stop text ends an output that is parsed.
+                    let by_token = matches!(chunk.finish.as_deref(), Some("stop" | "tool_calls"));
+                    let tail = match (&ended, chunk.ends || (self.parses && by_token)) {
                         (None, _) => Tail::Open,
                         (Some(_), true) => Tail::Stop,
                         (Some(_), false) => Tail::Last,

@@ -135,6 +135,11 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
             return Err(Refusal::Unsupported { param: "tool_choice".to_owned(), message });
         }
     };
+    let strict = |tool: &Value| tool.pointer("/function/strict") == Some(&Value::Bool(true));
+    if may_call && tools.iter().any(strict) {
+        let message = "only functions that are not strict: no grammar binds the sampling here";
+        return Err(Refusal::Unsupported { param: "tools".to_owned(), message });
+    }
     if may_call {
         fields.only("parallel_tool_calls", &["true"], "only true")?;
     } else {

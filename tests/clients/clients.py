@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Agent frameworks before Foretell: which of their calls may be speculated on, and do users notice?
+
+    clients.py [--server target|vllm] [--foretell BIN]
+
+Every call of frameworks.py is made twice, direct and through Foretell, which speculates at every token in
+drafts of 4. What the user gets must be the same, errors included, and path, reason and parameter of
+each request those of RELAYED: a call that it does not name may be speculated on. `target` is
+`foretell target` with the bundled model, `vllm` the engine with SmolLM2 of `make real-models`, both
+with the tool parser `hermes`. Prints one line per call and the share, exits 1 if one is otherwise.
+
+Needs the packages of requirements.txt: `make test-clients` installs them.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import sys
+import tempfile
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/bench"))
+
+import frameworks  # noqa: E402
+import real_servers as servers  # noqa: E402
+import sides  # noqa: E402
+
+FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
+# (framework, call): reason and parameter for which its requests are relayed
+ROUTE, FORMAT, FORCE = ("route", None), ("structured", "response_format"), ("tools", "tool_choice")
+RELAYED = {
+    ("openai-python", "a forced tool"): FORCE,
+    ("openai-python", "json_schema"): FORMAT,
+    ("openai-python", "n"): ("choices", "n"),
+    ("openai-python", "responses"): ROUTE,
+    ("LangChain", "structured output"): FORMAT,
+    ("LangChain", "responses"): ROUTE,
+    ("instructor", "TOOLS"): FORCE,
+    ("instructor", "JSON"): FORMAT,
+    ("instructor", "JSON_SCHEMA"): FORMAT,
+    ("pydantic-ai", "output type"): FORCE,
+    ("pydantic-ai", "native output"): FORMAT,
+    ("pydantic-ai", "responses"): ROUTE,
+    ("openai-agents", "output type"): FORMAT,
+    ("openai-agents", "responses"): ROUTE,
+}
+# Sampled, without a seed: only the number of choices is compared.
+SAMPLED = {("openai-python", "n")}
+
+
+def got(function):
+    """What the user gets: the result, or the error."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001  (whatever a framework raises)
+        return f"{type(error).__name__}: {error}"
+
+
+def requests(proxy, after):
+    """The requests since number `after`, oldest first."""
+    listed = json.loads(sides.page(f"127.0.0.1:{proxy.admin}", "/api/sessions?rounds=no"))["sessions"]
+    return sorted((one for one in listed if one["number"] > after), key=lambda one: one["number"])
+
+
+def told(request):
+    """("path reason", relayed reason and parameter or None) of a request."""
+    reason = request.get("reason")
+    words = f"{request['path']} ({reason})" if reason else request["path"]
+    return words, (reason, request.get("parameter")) if request["path"] == "relayed" else None
+
+
+@contextlib.contextmanager
+def target(foretell, port):
+    argv = [foretell, "target", "--model", ROOT / "onnx/models/target", "--name", "toy", "--listen", f"127.0.0.1:{port}",
+            "--tool-parser", "hermes", "--log-level", "error"]
+    with sides.running(argv, stdout=-1, text=True) as process:
+        process.stdout.readline()  # ready
+        yield f"127.0.0.1:{port}"
+
+
+def start(stack, args):
+    """(address, model, lines of the process file) of the server."""
+    if args.server == "target":
+        return stack.enter_context(target(args.foretell, sides.free_port())), "toy", "    probe: { when: never }\n"
+    folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    server = stack.enter_context(servers.start("vllm", "smollm2", args.foretell, folder, True, flags))
+    name = servers.engines.NAME
+    return servers.address_of(server), name, (
+        f"    models: [{{ id: {name}, tokenizer: {servers.TOKENIZERS['smollm2']}, parsers: {{ tools: hermes }} }}]\n"
+        "    verify: { allow: [fan_out, score] }\n    probe: { when: never }\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", choices=("target", "vllm"), default="target")
+    parser.add_argument("--foretell", default=str(ROOT / "target/dist/foretell"))
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    wrong, may, total, last = [], 0, 0, 0
+    with contextlib.ExitStack() as stack:
+        address, model, backend = start(stack, args)
+        proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": FORCED}, "forced")
+        for framework, make in frameworks.FRAMEWORKS.items():
+            direct, through = make(f"http://{address}", model), make(f"http://{proxy.address}", model)
+            for name in direct:
+                want, have = got(direct[name]), got(through[name])
+                made = requests(proxy, last)
+                last = made[-1]["number"] if made else last
+                words, reasons = zip(*map(told, made)) if made else ((), ())
+                expected = RELAYED.get((framework, name))
+                relayed = {reason for reason in reasons if reason}
+                total, may = total + 1, may + (not relayed)
+                said = f"{framework}, {name}"
+                print(f"{said:42} {', '.join(dict.fromkeys(words))}", flush=True)
+                if not made or relayed != ({expected} if expected else set()):
+                    wrong.append(f"{said}: {relayed or 'no request'}, expected {expected or 'eligible'}")
+                same = len(want) == len(have) if (framework, name) in SAMPLED else repr(want) == repr(have)
+                if not same:
+                    wrong.append(f"{said}: direct {want!r}, through {have!r}")
+    print(f"\n{may} of {total} calls may be speculated on")
+    for line in wrong:
+        print(line)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
