@@ -264,7 +264,7 @@ def run(part, args):
     began = time.monotonic()
     result = agreement(args) if part == "agree" else {"speed": speeds, "exact": exactness}[what](kind, model, args)
     seconds = time.monotonic() - began
-    show([f"{seconds / 60:.1f} minutes, {busy()}", ""], args)
+    show([f"{seconds / 60:.1f} minutes", ""], args)
     report = {"part": part, "date": time.strftime("%Y-%m-%d %H:%M"), "short": args.short, "seconds": seconds, "report": result}
     with open(args.results / "results.jsonl", "a") as file:
         file.write(json.dumps(report) + "\n")

@@ -27,6 +27,8 @@ use crate::wire::{Message, Wire, post};
 
 /// Tokens that the model may write.
 const MOST: usize = 400;
+/// The version of vLLM where a test does not name one.
+const LATEST: &str = "0.33.0";
 const STEP: Duration = Duration::from_millis(1);
 
 /// A server whose chats are parsed.
@@ -37,7 +39,7 @@ enum Server {
 
 impl Server {
     /// A vLLM with the tool parser `hermes` whose model writes this text after "Go on.".
-    async fn vllm(text: &str, hermes: Hermes) -> Self {
+    async fn vllm(text: &str, hermes: Hermes, version: &'static str) -> Self {
         let script = |after: &str, text: &str| Script {
             after: format!("{after}<|end|>\n<|assistant|>\n"),
             text: text.to_owned(),
@@ -47,7 +49,7 @@ impl Server {
         // Leaves time for the call that renders the request.
         setup.pace.step = STEP;
         let options =
-            Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of("0.33.0") };
+            Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of(version) };
         Self::Vllm(Fake::start(Vllm::new(options)).await)
     }
 
@@ -118,7 +120,11 @@ impl Scene {
 
     /// A vLLM whose parser has proved itself on answers that stayed plain.
     async fn proven(text: &str) -> Self {
-        let scene = Self::of(Server::vllm(text, Hermes::AsRead).await).await;
+        Self::proven_of(text, LATEST).await
+    }
+
+    async fn proven_of(text: &str, version: &'static str) -> Self {
+        let scene = Self::of(Server::vllm(text, Hermes::AsRead, version).await).await;
         scene.prove().await;
         scene
     }
@@ -331,7 +337,38 @@ async fn a_whole_answer_has_the_servers_own_parts(
     #[case] text: &str,
     #[values(Hermes::AsRead, Hermes::LeavesBrace)] hermes: Hermes,
 ) {
-    Scene::of(Server::vllm(text, hermes).await).await.wholes_alike(text).await;
+    Scene::of(Server::vllm(text, hermes, LATEST).await).await.wholes_alike(text).await;
+}
+
+/// The first version whose page parses whole answers, one before the call that aborts, and one
+/// with it. Older ones leave out some members that are null.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_of_vllm_are_alike(#[values("0.24.0", "0.29.0", "0.32.0")] version: &'static str) {
+    let text = format!("Let me look that up.\n{CALL}\n{CALL}");
+    let scene = Scene::proven_of(&text, version).await;
+    scene.streams_alike(&text).await;
+    let mut told = BTreeSet::new();
+    for most in [3, 40, MOST] {
+        let more = json!({"max_tokens": most});
+        let (mut want, _) = ask_whole(scene.server.address(), &more).await;
+        let (mut got, path) = ask_whole(scene.proxy.gateway.addresses[0], &more).await;
+        [&mut want, &mut got].map(leave_out_nulls);
+        assert_eq!(got, want, "{most} tokens");
+        told.insert(path);
+    }
+    scene.has_speculated(&told);
+}
+
+fn leave_out_nulls(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|_, value| !value.is_null());
+            members.values_mut().for_each(leave_out_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(leave_out_nulls),
+        _ => {}
+    }
 }
 
 #[rstest]
@@ -390,7 +427,7 @@ async fn a_request_that_a_grammar_binds_stays_plain() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_parses_differently_is_left_alone() {
-    let server = Server::vllm(&format!("{CALL}\n{CALL}"), Hermes::LeavesBrace).await;
+    let server = Server::vllm(&format!("{CALL}\n{CALL}"), Hermes::LeavesBrace, LATEST).await;
     let scene = Scene::of(server).await;
     let none = json!({});
     let want = scene.direct(&none).await.parts;
@@ -406,7 +443,7 @@ async fn a_server_that_parses_differently_is_left_alone() {
 #[case::forced(json!({"tool_choice": "required"}), "tool_choice")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_are_relayed_by_name(#[case] more: Value, #[case] parameter: &str) {
-    let scene = Scene::of(Server::vllm(CALL, Hermes::AsRead).await).await;
+    let scene = Scene::of(Server::vllm(CALL, Hermes::AsRead, LATEST).await).await;
     let mut body =
         json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
