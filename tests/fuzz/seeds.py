@@ -199,9 +199,23 @@ def admin():
     yield "fields", b"\3" + fields + b"content-encoding: gzip\nx-foretell: off\nx-foretell-text: on\n" + SEPARATOR + b"/v1/completions?x"
 
 
+def parse():
+    tools = ["hermes", "qwen3_coder", "llama3_json", "glm45", "kimi_k2", "minimax_m2", "deepseek_v3", "deepseek_v31",
+             "deepseek_v32", "deepseek_v4", None]
+    reasoning = ["qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "deepseek_v4", None]
+    for path in sorted((ROOT / "tests/goldens/parsers").glob("*.json")):
+        golden = json.loads(path.read_text())
+        pair = golden["tools_parser"], golden["reasoning_parser"]
+        if pair[0] not in tools or pair[1] not in reasoning:
+            continue
+        for case in golden["cases"][::4]:
+            text = "".join(piece for _, piece in case["tokens"])
+            yield path.stem, bytes([tools.index(pair[0]), reasoning.index(pair[1]), 6, 9]) + text.encode()
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
-    for target in (verify, stream, request, tokenizer, wire, session, snapshot, exposition, config, admin):
+    for target in (verify, stream, request, tokenizer, wire, session, snapshot, exposition, config, admin, parse):
         out = folder / target.__name__
         out.mkdir(parents=True, exist_ok=True)
         for at, (name, seed) in enumerate(target()):

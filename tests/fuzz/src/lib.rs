@@ -15,6 +15,7 @@ mod bytes;
 pub mod config;
 pub mod exposition;
 mod origin;
+pub mod parse;
 pub mod request;
 pub mod session;
 pub mod snapshot;
@@ -27,7 +28,7 @@ pub mod wire;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target, in the order of the documentation.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("verify", verify::run),
     ("stream", stream::run),
     ("request", request::run),
@@ -38,4 +39,5 @@ pub const TARGETS: [Target; 10] = [
     ("exposition", exposition::run),
     ("config", config::run),
     ("admin", admin::run),
+    ("parse", parse::run),
 ];
