@@ -464,7 +464,7 @@ pub trait Codec: Sync {
     }
 
     /// The call in which the engine itself parses an output into the parts of a chat that is not
-    /// streamed, where [`Engine::derenders`]; `None` if it has no such call. `output` is without the
+    /// streamed, where [`Engine::derenders`]; `None` if it has no such call. `output` lacks the
     /// token that ended it.
     fn parts_call(
         &self,

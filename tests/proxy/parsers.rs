@@ -48,8 +48,7 @@ impl Server {
         let mut setup = Setup { hermes: Some(hermes), scripts, ..Setup::default() };
         // Leaves time for the call that renders the request.
         setup.pace.step = STEP;
-        let options =
-            Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of(version) };
+        let options = Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of(version) };
         Self::Vllm(Fake::start(Vllm::new(options)).await)
     }
 
@@ -275,7 +274,8 @@ async fn ask_whole(to: SocketAddr, more: &Value) -> (Value, (String, String)) {
         answer[name] = Value::Null;
     }
     answer["choices"][0]["seed"] = Value::Null;
-    let told = ["x-foretell-path", "x-foretell-reason"].map(|name| message.head.get(name).unwrap_or_default().to_owned());
+    let told = ["x-foretell-path", "x-foretell-reason"]
+        .map(|name| message.head.get(name).unwrap_or_default().to_owned());
     let [path, reason] = told;
     (answer, (path, reason))
 }
@@ -329,7 +329,9 @@ async fn a_call_has_the_servers_own_parts(#[case] text: &str) {
 #[case::call(CALL)]
 #[case::text_and_call(&format!("Let me look that up. Let me look that up.\n{CALL}"))]
 #[case::two_calls(&format!("{CALL}\n{CALL}"))]
-#[case::tight("<tool_call>{\"name\":\"weather\",\"arguments\":{\"city\":\"Bern\",\"days\":[1,2,3]}}</tool_call>")]
+#[case::tight(
+    "<tool_call>{\"name\":\"weather\",\"arguments\":{\"city\":\"Bern\",\"days\":[1,2,3]}}</tool_call>"
+)]
 #[case::text_after(&format!("{CALL}\nThat is all. That is all. That is all."))]
 #[case::broken("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \n</tool_call> and on")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -353,7 +355,8 @@ async fn versions_of_vllm_are_alike(#[values("0.24.0", "0.29.0", "0.32.0")] vers
         let more = json!({"max_tokens": most});
         let (mut want, _) = ask_whole(scene.server.address(), &more).await;
         let (mut got, path) = ask_whole(scene.proxy.gateway.addresses[0], &more).await;
-        [&mut want, &mut got].map(leave_out_nulls);
+        leave_out_nulls(&mut want);
+        leave_out_nulls(&mut got);
         assert_eq!(got, want, "{most} tokens");
         told.insert(path);
     }

@@ -13,11 +13,11 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    PromptAnswer, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
+    Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
-use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;

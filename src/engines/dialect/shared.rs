@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
-use super::{Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest};
+use super::{
+    Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
+};
 pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;

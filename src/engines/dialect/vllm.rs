@@ -175,7 +175,9 @@ impl Codec for Vllm {
                 && is_open(answers, GENERATE)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
-            renders: answers.text(shared::CHAT_RENDER).is_some_and(|body| shared::read_render(body.as_bytes()).is_ok()),
+            renders: answers
+                .text(shared::CHAT_RENDER)
+                .is_some_and(|body| shared::read_render(body.as_bytes()).is_ok()),
             derenders: is_open(answers, shared::CHAT_DERENDER),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),

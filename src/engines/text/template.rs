@@ -9,8 +9,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value as Jinja, context};
 use serde::Serialize;
-use serde_json::{Map, Value};
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::{Map, Value};
 
 use super::{TextError, read};
 
@@ -206,7 +206,8 @@ mod tests {
 
     #[test]
     fn a_template_has_further_variables() {
-        let source = "{{ tools[0].name }} {{ enable_thinking }} {{ messages|length }} {{ nothing is defined }}";
+        let source =
+            "{{ tools[0].name }} {{ enable_thinking }} {{ messages|length }} {{ nothing is defined }}";
         let template = ChatTemplate::new(source.to_owned(), String::new(), String::new()).unwrap();
         let variables = json!({"tools": [{"name": "f"}], "enable_thinking": false, "messages": "mine"});
         let text = template.render(&json!([{}, {}]), true, variables.as_object().unwrap()).unwrap();
@@ -254,8 +255,9 @@ mod tests {
             {"name": "tool_use", "template": "no"},
             {"name": "default", "template": "{{ bos_token }}x{{ eos_token }}"}]});
         std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-        let text =
-            |folder: &Path| ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true, &Map::new()).unwrap();
+        let text = |folder: &Path| {
+            ChatTemplate::from_folder(folder).unwrap().render(&json!([]), true, &Map::new()).unwrap()
+        };
         assert_eq!(text(folder.path()), "<s>x</s>");
         std::fs::write(folder.path().join("chat_template.jinja"), "own file").unwrap();
         assert_eq!(text(folder.path()), "own file");

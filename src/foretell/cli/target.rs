@@ -86,7 +86,8 @@ fn tool_format(name: &str) -> Result<ToolFormat, String> {
 }
 
 fn reasoning_format(name: &str) -> Result<ReasoningFormat, String> {
-    let known = || ReasoningFormat::ALL.into_iter().flat_map(ReasoningFormat::names).copied().collect::<Vec<_>>();
+    let known =
+        || ReasoningFormat::ALL.into_iter().flat_map(ReasoningFormat::names).copied().collect::<Vec<_>>();
     ReasoningFormat::from_name(name).ok_or_else(|| format!("allowed {}", known().join(", ")))
 }
 
@@ -112,8 +113,8 @@ mod serve {
     use crate::app::signals::Signals;
     use crate::config::process::ServedModel;
     use crate::http::listen::Stop;
-    use foretell_onnx::pace::Pace;
     use foretell_engines::parse::Parsers;
+    use foretell_onnx::pace::Pace;
     use foretell_onnx::target::open::Opened;
 
     /// Time that open answers may continue after a signal.

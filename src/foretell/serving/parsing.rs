@@ -62,7 +62,9 @@ pub(super) fn note(identity: &Identity, request: &Request, traits: &AnswerTraits
         return None;
     }
     if traits.misparsed() {
-        return Some(format!("The server parses otherwise ({parsers}): its chats stay plain until it restarts."));
+        return Some(format!(
+            "The server parses otherwise ({parsers}): its chats stay plain until it restarts."
+        ));
     }
     let alike = traits.parsed_alike();
     let proven = (Proof { alike, parsers }).is_enough_for(request);
@@ -75,7 +77,7 @@ pub(super) fn note(identity: &Identity, request: &Request, traits: &AnswerTraits
     })
 }
 
-/// What a server's answers have shown of its parsers.
+/// Evidence from a server's answers about its parsers.
 struct Proof {
     alike: ParsedAlike,
     parsers: Parsers,
@@ -102,7 +104,9 @@ pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
     let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
-        parse::with_vocabulary(&tokenizer, |vocabulary| parsers.stream(&asked.as_request(prompt), vocabulary).ok())
+        parse::with_vocabulary(&tokenizer, |vocabulary| {
+            parsers.stream(&asked.as_request(prompt), vocabulary).ok()
+        })
     })
 }
 

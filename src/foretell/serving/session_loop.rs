@@ -273,8 +273,8 @@ impl SessionLoop {
     }
 
     /// Parses a complete output for a client that does not stream. Returns the number of its tokens
-    /// that the server counts as reasoning, where that is known. An output of which the parts cannot
-    /// be told has no end.
+    /// that the server counts as reasoning, where that is known. An output whose parts cannot be
+    /// told has no end.
     async fn parse_whole(&mut self, summary: &mut Summary, own: Option<u32>) -> Option<u64> {
         let parser = self.whole.take().filter(|_| summary.finish.is_some())?;
         let output = self.session.output();

@@ -28,8 +28,8 @@ use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
-use foretell_engines::parse::Whole;
 use foretell_engines::openai::{Request, Route, sse};
+use foretell_engines::parse::Whole;
 
 /// Member that identifies the server's configuration.
 const FINGERPRINT: &str = "system_fingerprint";
@@ -556,8 +556,7 @@ impl Sink {
         }
         if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
             writer.write_whole(&mut answer, whole);
-        } else if let Some(message) =
-            answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut)
+        } else if let Some(message) = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut)
         {
             message.extend(more.clone());
             // If a parser of the server has taken all of it, there is no text.

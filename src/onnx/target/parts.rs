@@ -84,12 +84,7 @@ impl Parsing {
         whole.or_else(|_| self.joined(asked, prompt, &texts)).unwrap_or_default()
     }
 
-    fn joined(
-        &self,
-        asked: &Asked,
-        prompt: &[TokenId],
-        pieces: &[(TokenId, &str)],
-    ) -> Result<Whole, Unsure> {
+    fn joined(&self, asked: &Asked, prompt: &[TokenId], pieces: &[(TokenId, &str)]) -> Result<Whole, Unsure> {
         let mut parser = self.stream(asked, prompt)?;
         let mut parsed = Parsed::default();
         for (token, text) in pieces {

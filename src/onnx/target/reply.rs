@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::target::job::{PromptRow, Scores, Verified};
 use crate::target::output::Finish;
 use crate::target::words::Words;
-use foretell_core::units::TokenId;
 use foretell_core::session::Parsed;
+use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, parts};
 use foretell_engines::parse::Whole;
 
@@ -101,7 +101,7 @@ pub(super) fn message(whole: &Whole, id: impl FnMut() -> String) -> Map<String, 
     message
 }
 
-/// What a chat says: text alone, or the parts that a parser has found.
+/// Content of a chat: text alone, or the parts that a parser has found.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Said {

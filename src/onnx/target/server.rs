@@ -45,15 +45,8 @@ const BODY_SHORT: usize = 16 << 10;
 const RENDER: &str = "/v1/chat/completions/render";
 const DERENDER: &str = "/v1/chat/completions/derender";
 /// The paths of POST requests.
-const POSTED: [&str; 7] = [
-    "/v1/completions",
-    "/v1/chat/completions",
-    RENDER,
-    DERENDER,
-    "/v1/verify",
-    "/tokenize",
-    "/detokenize",
-];
+const POSTED: [&str; 7] =
+    ["/v1/completions", "/v1/chat/completions", RENDER, DERENDER, "/v1/verify", "/tokenize", "/detokenize"];
 /// Output limit of a completion request without `max_tokens`, as in OpenAI's API.
 const MAX_TOKENS: usize = 16;
 
@@ -242,7 +235,8 @@ impl App {
                 // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
                 // output.
                 let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
-                let output = Output::new(self.words.decoder(prompt, special), stops, ask.include_stop, spared);
+                let output =
+                    Output::new(self.words.decoder(prompt, special), stops, ask.include_stop, spared);
                 let parser = (parses && ask.stream).then(|| parsing.stream(&ask.asked, prompt));
                 let parser = parser.transpose().map_err(|error| Refusal::Fault(error.to_string()))?;
                 choices.push(Running::new(receiver, output, seed, parser));
@@ -361,7 +355,7 @@ impl App {
         })))
     }
 
-    /// The prompt of a chat by its ids, in the form of vLLM's page; nothing binds the sampling here.
+    /// The ids of a chat's prompt, in the form of vLLM's page; nothing binds the sampling here.
     fn render(&self, mut ask: Ask) -> Result<Response<Body>, Refusal> {
         let prompt = ask.prompts.pop().ok_or(Refusal::Missing("messages"))?;
         let tokens = self.tokens(prompt, &ask)?;

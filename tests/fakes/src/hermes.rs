@@ -1,6 +1,6 @@
-//! vLLM's tool parser `hermes`, after its source (0.32, `tool_parsers/hermes_tool_parser.py`): for a
-//! stream the whole text is parsed again at every step, and what is new is sent; an answer that is
-//! not streamed is parsed by other code.
+//! vLLM's tool parser `hermes`, after its source (0.32, `tool_parsers/hermes_tool_parser.py`): for
+//! a stream the whole text is parsed again at every step, and what is new is sent; an answer that
+//! is not streamed is parsed by other code.
 
 use serde_json::Value;
 

@@ -105,12 +105,8 @@ fn cut(text: &str) -> Vec<(TokenId, &str)> {
     tokens
 }
 
-/// The parts of a stream, and whether they are sure; the parser is replaced by its copy at `copied`.
-fn stream(
-    mut parser: Box<dyn Parse>,
-    tokens: &[(TokenId, &str)],
-    copied: Option<usize>,
-) -> (Parsed, bool) {
+/// The parts of a stream, and true if they are sure. At token `copied` the parser's copy goes on.
+fn stream(mut parser: Box<dyn Parse>, tokens: &[(TokenId, &str)], copied: Option<usize>) -> (Parsed, bool) {
     let mut parsed = Parsed::default();
     for (at, (token, text)) in tokens.iter().enumerate() {
         if copied == Some(at) {

@@ -85,7 +85,7 @@ fn template(source: &str, text: &str) {
         {"role": "user", "content": [{"type": "text", "text": text}]},
         {"role": "assistant", "content": text},
     ]);
-    if let Ok(rendered) = template.render(&messages, true, &Default::default()) {
-        assert_eq!(template.render(&messages, true, &Default::default()).ok(), Some(rendered));
+    if let Ok(rendered) = template.render(&messages, true, &serde_json::Map::new()) {
+        assert_eq!(template.render(&messages, true, &serde_json::Map::new()).ok(), Some(rendered));
     }
 }

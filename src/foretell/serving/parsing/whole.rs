@@ -35,11 +35,7 @@ pub struct Parts {
 impl WholeParser {
     /// The parser of the answer to this request.
     pub fn new(identity: &Arc<Identity>, request: &Arc<Request>, traits: &Arc<AnswerTraits>) -> Self {
-        Self {
-            identity: Arc::clone(identity),
-            request: Arc::clone(request),
-            traits: Arc::clone(traits),
-        }
+        Self { identity: Arc::clone(identity), request: Arc::clone(request), traits: Arc::clone(traits) }
     }
 
     /// The parts of an output, given without the token that ended it.
@@ -72,7 +68,8 @@ impl WholeParser {
         if let Some((_, text)) = pieces.last_mut().filter(|_| !engine.broken_end.is_left_out(false)) {
             text.push_str(&decoder.flush());
         }
-        let pieces: Vec<(TokenId, &str)> = pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
+        let pieces: Vec<(TokenId, &str)> =
+            pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
         let asked = Asked::of(&self.request);
         parse::with_vocabulary(tokenizer, |vocabulary| {
             engine.parsers.whole(&asked.as_request(prompt), vocabulary, &pieces).ok()
@@ -96,5 +93,7 @@ fn is_same(own: &Whole, servers: &Whole) -> bool {
     own.reasoning == servers.reasoning
         && own.content == servers.content
         && own.calls.len() == servers.calls.len()
-        && calls.into_iter().all(|(own, servers)| own.name == servers.name && own.arguments == servers.arguments)
+        && calls
+            .into_iter()
+            .all(|(own, servers)| own.name == servers.name && own.arguments == servers.arguments)
 }

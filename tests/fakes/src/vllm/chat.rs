@@ -157,9 +157,12 @@ impl Vllm {
     /// A whole answer from token ids, whose parser decodes all special tokens as text.
     pub(super) fn derender(&self, request: &Request) -> Result<Value, Refusal> {
         let fields = Fields::of(request)?;
-        let missing = |name: &'static str| Refusal::about(format!("1 validation error:\n  {name}: Field required"), name);
+        let missing = |name: &'static str| {
+            Refusal::about(format!("1 validation error:\n  {name}: Field required"), name)
+        };
         let generated = fields.get("generate_response").ok_or_else(|| missing("generate_response"))?;
-        let asked = Fields::from(fields.get("chat_request").ok_or_else(|| missing("chat_request"))?, "chat_request")?;
+        let asked =
+            Fields::from(fields.get("chat_request").ok_or_else(|| missing("chat_request"))?, "chat_request")?;
         let choice = generated.pointer("/choices/0").ok_or_else(|| missing("choices"))?;
         let ids = Fields::from(choice, "choices")?.ids("token_ids")?.unwrap_or_default();
         if ids.is_empty() {
