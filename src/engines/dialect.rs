@@ -39,6 +39,17 @@ pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use recognise::{Answers, Foreign, Question};
 
+/// True if the page at `path` renders requests or parses outputs: a server without the model, such as
+/// `vllm launch render`, has it too.
+pub fn is_rendering(path: &str) -> bool {
+    [shared::RENDER, shared::CHAT_RENDER, shared::CHAT_DERENDER].contains(&path)
+}
+
+/// The question that shows whether a server has these pages: it answers 400 or 422.
+pub fn rendering_question() -> Question {
+    Question::post(shared::CHAT_DERENDER, serde_json::json!({}))
+}
+
 /// The engines that Foretell knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dialect {

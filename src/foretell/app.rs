@@ -35,7 +35,7 @@ use crate::config::process::{
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
 use crate::fleet::identity::{Identities, RecognitionSettings};
-use crate::fleet::{self, Auth, KeyFile, ModelName, ReplicaSettings, SystemResolver};
+use crate::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
 use crate::http::drain::Lifecycle;
 use crate::http::listen::Endpoint;
@@ -197,8 +197,12 @@ fn known(
     shared: &Shared,
 ) -> Result<Known, AssembleError> {
     let backends = || process.backends.iter();
-    let asking: HashMap<String, RecognitionSettings> =
-        backends().map(|backend| (backend.name.clone(), asking(backend))).collect();
+    let asking: HashMap<String, RecognitionSettings> = backends()
+        .map(|backend| {
+            let renderer = renderer(process, backend)?;
+            Ok((backend.name.clone(), RecognitionSettings { renderer, ..asking(backend) }))
+        })
+        .collect::<Result<_, AssembleError>>()?;
     let asking = move |replica: &fleet::Replica| asking.get(replica.backend()).cloned();
     let identities = Arc::new(Identities::new(Arc::clone(&shared.fleet), asking));
     let terms = backends().map(|backend| (backend.name.clone(), ruling::terms(&backend.methods))).collect();
@@ -303,6 +307,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
     let configured = process::Load::default();
     RecognitionSettings {
         dialect: backend.dialect.spoken(),
+        renderer: None,
         tokenizer: tokenizer(backend),
         parsers: parsers(backend),
         load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
@@ -318,6 +323,13 @@ fn asking(backend: &Backend) -> RecognitionSettings {
         named: if *explicit { allow.clone() } else { Vec::new() },
         billed: backend.billed,
     }
+}
+
+/// The server that renders this backend's chat requests, called with the same keys and certificates.
+fn renderer(process: &Process, backend: &Backend) -> Result<Option<Arc<Replica>>, AssembleError> {
+    let Some(url) = &backend.render else { return Ok(None) };
+    let settings = ReplicaSettings { url: url.to_string(), ranks: 0, ..backend_settings(process, backend)? };
+    Ok(Some(Arc::new(Replica::new(settings).map_err(StartError::from)?)))
 }
 
 /// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected

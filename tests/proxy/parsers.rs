@@ -23,7 +23,8 @@ use crate::end_to_end::model::{self, Babble};
 use crate::fakes::house::{Hermes, Script};
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Setup, toy};
-use crate::wire::{Message, Wire, post};
+use crate::probe::house::until;
+use crate::wire::{Message, PATIENCE, Wire, post};
 
 /// Tokens that the model may write.
 const MOST: usize = 400;
@@ -40,6 +41,11 @@ enum Server {
 impl Server {
     /// A vLLM with the tool parser `hermes` whose model writes this text after "Go on.".
     async fn vllm(text: &str, hermes: Hermes, version: &'static str) -> Self {
+        Self::Vllm(Fake::start(Self::vllm_of(text, hermes, version, true)).await)
+    }
+
+    /// `scale_out`: it renders requests.
+    fn vllm_of(text: &str, hermes: Hermes, version: &'static str, scale_out: bool) -> Vllm {
         let script = |after: &str, text: &str| Script {
             after: format!("{after}<|end|>\n<|assistant|>\n"),
             text: text.to_owned(),
@@ -48,8 +54,7 @@ impl Server {
         let mut setup = Setup { hermes: Some(hermes), scripts, ..Setup::default() };
         // Leaves time for the call that renders the request.
         setup.pace.step = STEP;
-        let options = Options { scale_out: true, prompt_tokens_details: true, setup, ..Options::of(version) };
-        Self::Vllm(Fake::start(Vllm::new(options)).await)
+        Vllm::new(Options { scale_out, prompt_tokens_details: true, setup, ..Options::of(version) })
     }
 
     /// Our own target with the same parser, whose model always writes this text.
@@ -99,6 +104,11 @@ struct Scene {
 impl Scene {
     /// A proxy before this server that speculates at every token.
     async fn of(server: Server) -> Self {
+        Self::rendered(server, "").await
+    }
+
+    /// As [`Scene::of`]; `render` is a line of the backend.
+    async fn rendered(server: Server, render: &str) -> Self {
         watch_panics();
         let model = match &server {
             Server::Vllm(_) => format!(
@@ -108,8 +118,8 @@ impl Scene {
             Server::Own(..) => "{ id: toy }".to_owned(),
         };
         let process = format!(
-            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{model}]\n    probe: {{ \
-             when: never }}\n",
+            "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{}\"]\n    models: [{model}]\n{render}    \
+             probe: {{ when: never }}\n",
             server.address(),
         );
         let policy = format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n");
@@ -361,6 +371,33 @@ async fn versions_of_vllm_are_alike(#[values("0.24.0", "0.29.0", "0.32.0")] vers
         told.insert(path);
     }
     scene.has_speculated(&told);
+}
+
+/// A server whose own pages are closed, and another that renders for it. Nothing fails while that
+/// is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_server_renders() {
+    let text = format!("Let me look that up.\n{CALL}");
+    let closed = Fake::start(Server::vllm_of(&text, Hermes::AsRead, LATEST, false)).await;
+    let renders = Fake::start(Server::vllm_of(&text, Hermes::AsRead, LATEST, true)).await;
+    renders.kill();
+    let line = format!("    render: \"{}\"\n", renders.url());
+    let scene = Scene::rendered(Server::Vllm(closed), &line).await;
+    let none = json!({});
+    let path = || async { ask_whole(scene.proxy.gateway.addresses[0], &none).await.1.0 };
+    assert_eq!(path().await, "relayed");
+    renders.revive();
+    until(PATIENCE, || async { path().await != "relayed" }).await;
+    for _ in 0..3 {
+        assert_eq!(scene.through(&none).await.parts, scene.direct(&none).await.parts);
+    }
+    scene.wholes_alike(&text).await;
+    scene.streams_alike(&text).await;
+    assert_eq!(renders.house.tally().computed, 0, "it computes nothing");
+    renders.kill();
+    let (want, _) = ask_whole(scene.server.address(), &none).await;
+    let (got, _) = ask_whole(scene.proxy.gateway.addresses[0], &none).await;
+    assert_eq!(got, want);
 }
 
 fn leave_out_nulls(value: &mut Value) {

@@ -3,5 +3,5 @@
 mod command;
 mod cpu_build;
 mod engines;
-mod house;
+pub mod house;
 mod serve;

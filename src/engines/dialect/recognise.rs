@@ -32,7 +32,7 @@ impl Question {
 }
 
 /// A server's answer to one question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// HTTP status of the answer.
     pub status: u16,

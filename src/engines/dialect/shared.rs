@@ -18,6 +18,8 @@ use foretell_core::words::{Row, VerifyResult};
 /// Maximum output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
 const COMPLETIONS: &str = Route::Completions.path();
+/// The page on which vLLM renders a completion request.
+pub const RENDER: &str = "/v1/completions/render";
 /// The page on which vLLM renders a chat request.
 pub const CHAT_RENDER: &str = "/v1/chat/completions/render";
 /// The page on which vLLM parses a complete output.

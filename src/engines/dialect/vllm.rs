@@ -39,7 +39,6 @@ use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/inference/v1/generate";
 const ABORT: &str = "/inference/v1/abort_requests";
-const RENDER: &str = "/v1/completions/render";
 const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
@@ -125,10 +124,10 @@ impl Codec for Vllm {
     fn questions(&self, answers: &Answers) -> Vec<Question> {
         let mut questions = answers.unasked(&[METRICS]);
         let (Some(model), Some(context)) = (answers.model(), context(answers)) else { return questions };
-        if !answers.has(RENDER) {
+        if !answers.has(shared::RENDER) {
             // Renders the request to the engine's own sampling parameters, and computes nothing.
             let body = json!({ "model": model, "prompt": [1], "max_tokens": context.saturating_sub(1) });
-            questions.push(Question::post(RENDER, body));
+            questions.push(Question::post(shared::RENDER, body));
         }
         if !answers.has(shared::CHAT_RENDER) {
             let chat = json!([{ "role": "user", "content": "." }]);
@@ -416,7 +415,7 @@ fn is_open(answers: &Answers, path: &str) -> bool {
 /// The engine's own sampling parameters for a request that leaves them open; `None` if it does not
 /// show them.
 fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
-    let rendered = answers.json(RENDER)?;
+    let rendered = answers.json(shared::RENDER)?;
     let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
     one.get("sampling_params")?.as_object().cloned()
 }

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use super::{AssembleError, asking, settings};
+use super::{AssembleError, asking, renderer, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
-use crate::fleet::identity::{self, Identity, Unknown};
+use crate::fleet::identity::{self, Identity, RecognitionSettings, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Replica, SystemResolver};
 use crate::gateway::Shared;
@@ -49,7 +49,10 @@ pub async fn explain(
     let named = |replica: &Replica| process.backends.iter().find(|backend| backend.name == replica.backend());
     let backend = replica.as_deref().and_then(named);
     let answered = match (replica.as_deref(), backend) {
-        (Some(replica), Some(backend)) => answered(replica, backend, ask).await,
+        (Some(replica), Some(backend)) => {
+            let renderer = renderer(process, backend)?;
+            answered(replica, renderer, backend, ask).await
+        }
         _ => Answered::NotAsked("there is no server to ask"),
     };
     if let Some(replica) = replica.as_deref() {
@@ -76,7 +79,12 @@ pub async fn explain(
 }
 
 /// Identifies the engine of a replica.
-async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
+async fn answered(
+    replica: &Replica,
+    renderer: Option<Arc<Replica>>,
+    backend: &Backend,
+    ask: bool,
+) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
         let why = "it bills per token, so it is never asked to verify";
@@ -95,7 +103,8 @@ async fn answered(replica: &Replica, backend: &Backend, ask: bool) -> Answered {
         return Answered::NotAsked(OFFLINE);
     }
     let rounds_seen = Arc::new(RoundsSeen::default());
-    match identity::ask(replica, &asking(backend), None, 0, &rounds_seen).await {
+    let asking = RecognitionSettings { renderer, ..asking(backend) };
+    match identity::ask(replica, &asking, None, 0, &rounds_seen).await {
         Ok(identity) => Answered::Known(identity),
         Err(Unknown::Foreign(reason, why)) => Answered::Relayed(reason, why),
         Err(Unknown::Stranger(why)) => Answered::Relayed(RelayReason::NoVerifyMethod, why),

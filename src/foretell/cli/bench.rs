@@ -180,7 +180,7 @@ async fn engine(args: &BenchArgs, url: &Url) -> String {
     else {
         return String::new();
     };
-    match identity::recognise(&replica, Dialect::Auto.spoken(), &[]).await {
+    match identity::recognise(&replica, None, Dialect::Auto.spoken(), &[]).await {
         Ok(Recognised { engine, .. }) => format!("{} {}", engine.dialect.name(), engine.version),
         Err(_) => String::new(),
     }

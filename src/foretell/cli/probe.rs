@@ -159,7 +159,7 @@ async fn look(
         return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
     }
     let named: &[VerifyMethod] = if args.score { &[VerifyMethod::Score] } else { &[] };
-    let mut recognised = identity::recognise(replica, dialect.spoken(), named).await?;
+    let mut recognised = identity::recognise(replica, None, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(replica, &recognised).await?;
     if let Some(model) = &args.model {
         recognised.engine.model.clone_from(model);

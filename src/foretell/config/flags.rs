@@ -294,6 +294,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         dialect: Dialect::default(),
         replicas,
         ranks: 0,
+        render: None,
         models: Vec::new(),
         connect: Connect::default(),
         load: Load::default(),

@@ -67,6 +67,8 @@ pub struct Identity {
     /// The test that a new connection leads to the same process; `None` if the engine does not
     /// report its start time, or identifies its process in each answer.
     pub tie: Option<Arc<Tie>>,
+    /// The server that renders its chat requests; `None`: it does so itself.
+    pub renderer: Option<Arc<Replica>>,
     /// Triggers recognition: an answer has come from another process.
     pub again: Arc<Notify>,
     /// Set once another engine has been recognised at its address: requests that began on it must
@@ -83,6 +85,11 @@ impl Identity {
     /// small for the concurrent requests.
     pub fn may_be_many(&self) -> bool {
         self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
+    }
+
+    /// True if the other has another key, or knows better whether the engine's requests are rendered.
+    fn is_news(&self, other: &Self) -> bool {
+        self.epoch != other.epoch || self.engine.renders != other.engine.renders
     }
 
     /// True if the other is certainly not the same engine. One that was only unreachable, and
@@ -120,6 +127,8 @@ pub struct RecognitionSettings {
     pub tokenizer: Option<PathBuf>,
     /// The output parsers that its server was started with.
     pub parsers: Parsers,
+    /// The server that renders its chat requests; `None`: it does so itself.
+    pub renderer: Option<Arc<Replica>>,
     /// The path at which its load is read; `None` takes the dialect's.
     pub load: Option<String>,
     /// Interval of reading its load.

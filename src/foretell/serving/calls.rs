@@ -31,7 +31,9 @@ use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
-use foretell_engines::dialect::{Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest};
+use foretell_engines::dialect::{
+    Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+};
 use foretell_engines::openai::{self, Route, Sampling, parts};
 use foretell_engines::parse::Whole;
 use foretell_engines::text::Tokenizer;
@@ -41,6 +43,8 @@ use foretell_engines::text::evidence::may_spell;
 pub struct Common {
     /// The replica that all calls go to.
     pub replica: Arc<Replica>,
+    /// The server that renders its requests, if it is another.
+    renderer: Option<Arc<Replica>>,
     /// Builds the calls and reads their answers.
     pub engine: Arc<Engine>,
     /// Tokenizer of its model, to compare texts with ids.
@@ -144,6 +148,7 @@ impl Calls {
         Self(
             Arc::new(Common {
                 replica: Arc::clone(&exchange.replica),
+                renderer: run.plan.identity.renderer.clone(),
                 engine: Arc::clone(&run.plan.identity.engine),
                 tokenizer: Arc::clone(&run.plan.identity.tokenizer),
                 rounds_seen: Arc::clone(&run.plan.identity.rounds_seen),
@@ -471,6 +476,9 @@ impl Calls {
     }
 
     async fn send(&self, call: Call, round: Option<u32>) -> Result<Response<Answer>, SendError> {
+        if let Some(renderer) = self.0.renderer.as_ref().filter(|_| is_rendering(call.path)) {
+            return renderer.ask(self.request(call.path, call.body.into(), round)).await;
+        }
         // With a tie or a fingerprint every connection or answer shows its process, so that the
         // polled state is not needed: the previous process may still finish its answers.
         let told = self.0.process.tie.is_some() || self.0.engine.mark.is_some();

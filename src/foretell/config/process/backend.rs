@@ -50,6 +50,11 @@ impl Dialect {
         super::name_of(Self::NAMES, self)
     }
 
+    /// True if the engine is this one, or not configured.
+    pub fn may_be(self, dialect: Spoken) -> bool {
+        self.spoken().is_none_or(|spoken| spoken == dialect)
+    }
+
     /// True if a model in this process may have this dialect: `auto` or `onnx`.
     pub const fn is_here(self) -> bool {
         matches!(self, Self::Auto | Self::Of(Spoken::Onnx))
@@ -68,6 +73,8 @@ pub struct Backend {
     /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not
     /// use ranks.
     pub ranks: u32,
+    /// The server that renders its chat requests and parses outputs; `None`: it does so itself.
+    pub render: Option<Uri>,
     /// The models that it serves; empty means every model.
     pub models: Vec<Model>,
     /// How connections to it are made.

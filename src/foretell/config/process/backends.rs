@@ -10,13 +10,16 @@ use super::{
     Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
     Switchback, TokenizerSource, VerifyLimits,
 };
-use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, shown, size, text, whole, word};
+use crate::config::kind::{
+    Kind, base, boolean, form, path, period, ratio, shown, size, text, url, whole, word,
+};
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
 use foretell_core::words::VerifyMethod;
+use foretell_engines::dialect::Dialect as Engine;
 use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_onnx::open::DeviceChoice;
 
@@ -112,6 +115,11 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         0,
         &whole(0..=1024),
     );
+    let says = "URL of a `vllm launch render` for its model, if its own pages for that are closed.";
+    let render = section.maybe("render", says, None, &url());
+    if render.is_some() && !dialect.may_be(Engine::Vllm) {
+        section.refuse("render", Refusal::new("not of this engine", "vllm|auto"), dialect.name());
+    }
     let models = section.item("models", "Its models.").map_or_else(Vec::new, |item| models(&item, seen));
     let connect = connect(section.section("connect", "Connections to it."));
     let load = load(section.section("load", "The engine's load report."));
@@ -126,6 +134,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         dialect,
         replicas: replicas?,
         ranks,
+        render,
         models,
         connect,
         load,

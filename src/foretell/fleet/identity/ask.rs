@@ -17,7 +17,7 @@ use crate::http::gather;
 use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
-use foretell_engines::dialect::{Answers, Dialect, Engine, Question};
+use foretell_engines::dialect::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
@@ -93,10 +93,12 @@ pub async fn ask(
 ) -> Result<Arc<Identity>, Unknown> {
     if let Some(before) = before
         && still(replica, before, away).await?
+        && !renders_now(asking, &before.engine).await
     {
         return Ok(Arc::clone(before));
     }
-    let mut recognised = recognise(replica, asking.dialect, &asking.named).await?;
+    let mut recognised =
+        recognise(replica, asking.renderer.as_deref(), asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.methods.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
@@ -108,7 +110,8 @@ pub async fn ask(
             && epoch.started == started
             && epoch.weights == engine.weights
     };
-    if let Some(before) = before.filter(|before| same(&before.epoch)) {
+    let same = |before: &&Arc<Identity>| same(&before.epoch) && before.engine.renders == engine.renders;
+    if let Some(before) = before.filter(same) {
         return Ok(Arc::clone(before));
     }
     recognised.starts = one_start(replica, &recognised).await?;
@@ -143,6 +146,7 @@ pub async fn ask(
         rounds_seen: Arc::clone(rounds_seen),
         probe: None,
         tie,
+        renderer: asking.renderer.clone(),
         again: Arc::default(),
         replaced: Arc::default(),
         recognised,
@@ -191,13 +195,23 @@ async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, 
         .is_ok_and(|now| is_same(&now, engine) && now.started.unwrap_or(away) == before.epoch.started))
 }
 
-/// The engine and its capabilities. `named`: verification methods that are used even where their
+/// True if the server that renders this engine's requests was not there when the engine was
+/// recognised, and is now.
+async fn renders_now(asking: &RecognitionSettings, engine: &Engine) -> bool {
+    let Some(renderer) = asking.renderer.as_deref().filter(|_| !engine.renders) else { return false };
+    let told = put(renderer, &rendering_question(), false).await;
+    told.is_ok_and(|told| matches!(told.status, 400 | 422))
+}
+
+/// The engine and its capabilities. `renderer`: the server that renders its requests, if it is
+/// another. `named`: verification methods that are used even where their
 /// first call may crash it.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, requires an API key, or is not an engine that can verify.
 pub async fn recognise(
     replica: &Replica,
+    renderer: Option<&Replica>,
     dialect: Option<Dialect>,
     named: &[VerifyMethod],
 ) -> Result<Recognised, Unknown> {
@@ -222,7 +236,12 @@ pub async fn recognise(
         }
         for question in asked {
             questions += 1;
-            answers.add(&question.path, put(replica, &question, false).await?);
+            let told = match renderer.filter(|_| is_rendering(&question.path)) {
+                // Without it the engine is as good as one that renders nothing.
+                Some(renderer) => put(renderer, &question, false).await.unwrap_or_default(),
+                None => put(replica, &question, false).await?,
+            };
+            answers.add(&question.path, told);
         }
     }
     let mut engine = dialect.codec().engine(&answers).map_err(|foreign| {

@@ -194,7 +194,7 @@ impl Watched {
         let away = self.away.load(Ordering::Relaxed);
         let asked = ask::ask(&self.replica, &self.asking, before.as_ref(), away, &self.rounds_seen).await;
         let asked = match asked {
-            Ok(identity) if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) => {
+            Ok(identity) if before.as_ref().is_none_or(|before| before.is_news(&identity)) => {
                 self.shows_one(identity).await
             }
             Ok(identity) if noticed => {
@@ -204,7 +204,7 @@ impl Watched {
         };
         match asked {
             Ok(identity) => {
-                if before.as_ref().is_none_or(|before| before.epoch != identity.epoch) {
+                if before.as_ref().is_none_or(|before| before.is_news(&identity)) {
                     tracing::info!(
                         replica = self.replica.label(),
                         dialect = identity.engine.dialect.name(),
