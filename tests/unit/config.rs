@@ -115,6 +115,7 @@ backends:
   - name: b
     replicas: ["https://a/base/", "http://b:1"]
     ranks: 4
+    render: "http://10.0.0.9:8001"
     connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
   - name: c
     replicas: { model: some/folder, device: cpu, lanes: 4, context: 512 }
@@ -137,6 +138,7 @@ backends:
     assert_eq!(backend.methods.allow, [VerifyMethod::Tree]);
     let other = &process.backends[1];
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
+    assert_eq!(other.render.as_ref().unwrap().port_u16(), Some(8001));
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
     let here = ServedModel {
@@ -592,7 +594,7 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 12] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 13] = [
     "a key twice",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
@@ -603,6 +605,7 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 12] = [
     "more memory for drafters than half of all",
     "two backends of one name",
     "two default backends",
+    "another server that renders, for an engine that has none",
     "a model here that cannot be run so",
     "a model here with what only a server has",
     "a model twice",

@@ -100,6 +100,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     let replicas = replicas.and_then(|item| self::replicas(&item));
     if matches!(replicas, Some(Replicas::Here(_))) {
         section.forbid("ranks", "only where a server is called");
+        section.forbid("render", "only where a server is called");
         section.forbid("connect", "only where a server is called");
         if !dialect.is_here() {
             section.refuse(
