@@ -15,7 +15,7 @@ pub mod start;
 
 pub use controller::AHEAD_MAX;
 pub use machine::Session;
-pub use parse::{CallDelta, MakeParser, Parse, Parsed};
+pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
 pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
 
 use crate::control::costs::Basis;
@@ -248,6 +248,8 @@ pub struct Summary {
     /// The parts that the backend's whole answer was parsed to, alike there and here; `None` if it
     /// was parsed differently, or is not all of one call, or there is no parser.
     pub parsed: Option<PartsSeen>,
+    /// The first difference between the backend's parts and those here; `None` if there is none.
+    pub misparsed: Option<Difference>,
     /// Projected speedup by the drafts made in the shadow (plain time ÷ projected time, 1 where it
     /// would not have been speculated on), and its basis; only where the session might not
     /// speculate (shadow, observe, control group) and its output was long enough.

@@ -39,8 +39,8 @@ pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use recognise::{Answers, Foreign, Question};
 
-/// True if the page at `path` renders requests or parses outputs: a server without the model, such as
-/// `vllm launch render`, has it too.
+/// True if the page at `path` renders requests or parses outputs: a server without the model, such
+/// as `vllm launch render`, has it too.
 pub fn is_rendering(path: &str) -> bool {
     [shared::RENDER, shared::CHAT_RENDER, shared::CHAT_DERENDER].contains(&path)
 }

@@ -325,7 +325,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
     }
 }
 
-/// The server that renders this backend's chat requests, called with the same keys and certificates.
+/// The server that renders this backend's chat requests, called with its keys and certificates.
 fn renderer(process: &Process, backend: &Backend) -> Result<Option<Arc<Replica>>, AssembleError> {
     let Some(url) = &backend.render else { return Ok(None) };
     let settings = ReplicaSettings { url: url.to_string(), ranks: 0, ..backend_settings(process, backend)? };

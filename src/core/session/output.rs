@@ -9,7 +9,7 @@
 mod parsing;
 
 use self::parsing::{Parsing, same_part};
-use super::parse::{MakeParser, Parsed};
+use super::parse::{Difference, MakeParser, Parsed};
 use super::start::{Ending, Hold, Limit, StopOrder};
 use super::{Decode, Delta, Finish, PartsSeen, Stopped};
 use crate::units::TokenId;
@@ -113,6 +113,12 @@ impl Output {
     pub fn is_misparsed(&self, ended: bool) -> bool {
         let parsing = self.parsing.as_ref();
         parsing.is_some_and(|parsing| parsing.is_sure() && (!self.agrees || (ended && !parsing.level())))
+    }
+
+    /// The first difference between the parts that the backend has sent and those here; `None` if
+    /// there is none, and without a parser.
+    pub fn difference(&self) -> Option<Difference> {
+        self.parsing.as_ref().and_then(Parsing::difference)
     }
 
     /// Tokens so far that the backend counts as reasoning; `None` without a parser.

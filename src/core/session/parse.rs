@@ -65,6 +65,40 @@ impl CallDelta {
     }
 }
 
+/// The first difference between the parts of an output here and at the backend: its place, without
+/// the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// The part: `reasoning`, `content`, `name` or `arguments` of a call.
+    pub part: &'static str,
+    /// Length of the part here, bytes.
+    pub own: usize,
+    /// Length of the part at the backend, bytes.
+    pub backend: usize,
+    /// The first byte that differs; the shorter length if one is the beginning of the other.
+    pub at: usize,
+}
+
+impl Difference {
+    /// The difference between two parts; `None` if they are the same.
+    pub fn between(part: &'static str, own: &str, backend: &str) -> Option<Self> {
+        let at = own.bytes().zip(backend.bytes()).take_while(|(own, backend)| own == backend).count();
+        (own != backend).then_some(Self { part, own: own.len(), backend: backend.len(), at })
+    }
+
+    /// True if one of the two is the beginning of the other.
+    fn is_of_length(self) -> bool {
+        self.at == self.own.min(self.backend)
+    }
+
+    /// The one that shows most among differences of one output: the first of content, else of
+    /// length.
+    pub fn first(all: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let all: Vec<Self> = all.into_iter().collect();
+        all.iter().copied().find(|difference| !difference.is_of_length()).or_else(|| all.first().copied())
+    }
+}
+
 /// Makes the parser of an output from the ids of its prompt, which tell if the prompt has opened a
 /// part; `None` if the server's own parser cannot be told.
 pub type MakeParser = Box<dyn FnOnce(&[TokenId]) -> Option<Box<dyn Parse>> + Send>;
@@ -91,4 +125,21 @@ pub trait Parse: Send {
 
     /// A copy that continues independently from here.
     fn fork(&self) -> Box<dyn Parse>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_of_content_shows_more_than_one_of_length() {
+        let longer = Difference::between("content", "ab", "abc");
+        assert_eq!(longer, Some(Difference { part: "content", own: 2, backend: 3, at: 2 }));
+        let other = Difference::between("arguments", "{é}", "{è}");
+        assert_eq!(other, Some(Difference { part: "arguments", own: 4, backend: 4, at: 2 }));
+        assert_eq!(Difference::between("name", "f", "f"), None);
+        assert_eq!(Difference::first([longer, other].into_iter().flatten()), other);
+        assert_eq!(Difference::first(longer), longer);
+        assert_eq!(Difference::first(None), None);
+    }
 }

@@ -87,7 +87,7 @@ impl Identity {
         self.engine.started.is_none() && self.rounds_seen.finds_nothing_cached()
     }
 
-    /// True if the other has another key, or knows better whether the engine's requests are rendered.
+    /// True if the other has another key, or knows of a renderer that was away before.
     fn is_news(&self, other: &Self) -> bool {
         self.epoch != other.epoch || self.engine.renders != other.engine.renders
     }

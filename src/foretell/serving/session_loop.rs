@@ -33,7 +33,9 @@ use crate::serving::run::Run;
 use crate::serving::sink::{End, Gone, Sink};
 use foretell_core::control::Alarm;
 use foretell_core::draft::Source;
-use foretell_core::session::{Action, ActionId, Doubted, Event, Fault, PlainRequest, Session, Summary};
+use foretell_core::session::{
+    Action, ActionId, Difference, Doubted, Event, Fault, PlainRequest, Session, Summary,
+};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
 use foretell_engines::openai::usage::Usage;
@@ -285,8 +287,9 @@ impl SessionLoop {
             Some(text) => parser.parts(&self.calls, self.session.prompt(), text).await,
             None => Parts::default(),
         };
-        if parts.differ {
+        if let Some(difference) = parts.difference {
             summary.doubted = Some(Doubted::Parser);
+            summary.misparsed = Some(difference);
         }
         match parts.whole {
             Some(whole) => self.sink.set_parts(whole),
@@ -306,8 +309,13 @@ impl SessionLoop {
             self.answer_traits.has_parsed_alike(parts);
         }
         if summary.doubted == Some(Doubted::Parser) && self.answer_traits.has_misparsed() {
+            let Difference { part, own, backend, at } = summary.misparsed.unwrap_or_default();
             tracing::warn!(
                 parsers = %self.calls.engine().parsers,
+                part,
+                own_bytes = own,
+                server_bytes = backend,
+                first_difference = at,
                 "the server parses an answer differently: its chats stay plain until it restarts"
             );
         }

@@ -122,6 +122,7 @@ impl<W: Walk> Session<W> {
     /// Ends speculation for good where the backend's parser has given other parts.
     fn watch_parser(&mut self, ended: bool) {
         if self.output.is_misparsed(ended) {
+            self.summary.misparsed = self.summary.misparsed.or_else(|| self.output.difference());
             self.doubts(Doubted::Parser);
         }
     }

@@ -2,7 +2,7 @@
 //! sent during the first plain request.
 
 use crate::session::PartsSeen;
-use crate::session::parse::{CallDelta, Parse, Parsed};
+use crate::session::parse::{CallDelta, Difference, Parse, Parsed};
 use crate::units::TokenId;
 
 /// Number of bytes of each part of an output.
@@ -107,6 +107,25 @@ impl Parsing {
             same &= same_part(&own.arguments, &theirs.arguments, compared);
         }
         same
+    }
+
+    /// The first difference between the parts that the backend has sent and those here.
+    pub(super) fn difference(&self) -> Option<Difference> {
+        let (own, backend) = (&self.own, &self.backend);
+        let texts = [
+            Difference::between("reasoning", &own.reasoning, &backend.reasoning),
+            Difference::between("content", &own.text, &backend.text),
+        ];
+        let none = CallDelta::default();
+        let calls = (0..own.calls.len().max(backend.calls.len())).flat_map(|at| {
+            let [own, backend] = [own, backend].map(|parts| parts.calls.get(at).unwrap_or(&none));
+            let [own_name, name] = [own, backend].map(|call| call.name.as_deref().unwrap_or_default());
+            [
+                Difference::between("name", own_name, name),
+                Difference::between("arguments", &own.arguments, &backend.arguments),
+            ]
+        });
+        Difference::first(texts.into_iter().chain(calls).flatten())
     }
 
     /// True if the backend has sent exactly what the tokens so far parse to.
