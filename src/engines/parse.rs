@@ -12,12 +12,14 @@
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
 //! | `hermes`, `llama`, `deepseek`, `think` | the families that the server parses without a table |
+//! | `harmony` | gpt-oss, whose one parser gives all parts |
 //! | `stream` | reasoning, then content and calls |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
 mod arguments;
 mod deepseek;
 mod grammar;
+mod harmony;
 mod hermes;
 mod llama;
 mod machine;
@@ -30,6 +32,7 @@ mod tests;
 
 use deepseek::{Deepseek, Layout};
 use grammar::{Grammar, Thinks};
+use harmony::Harmony;
 use hermes::Hermes;
 use llama::Llama;
 use machine::{Counter, Machine, Setup};
@@ -67,11 +70,13 @@ pub enum ToolFormat {
     DeepseekV32,
     /// DeepSeek V4.
     DeepseekV4,
+    /// gpt-oss.
+    GptOss,
 }
 
 impl ToolFormat {
     /// Every format.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Llama3Json,
@@ -82,6 +87,7 @@ impl ToolFormat {
         Self::DeepseekV31,
         Self::DeepseekV32,
         Self::DeepseekV4,
+        Self::GptOss,
     ];
 
     /// The values of `--tool-call-parser` that mean this format; the first is the usual one.
@@ -97,6 +103,7 @@ impl ToolFormat {
             Self::DeepseekV31 => &["deepseek_v31"],
             Self::DeepseekV32 => &["deepseek_v32"],
             Self::DeepseekV4 => &["deepseek_v4"],
+            Self::GptOss => &["openai"],
         }
     }
 
@@ -122,6 +129,7 @@ impl ToolFormat {
             Self::MinimaxM2 => Tools::Grammar(&grammar::MINIMAX_M2),
             Self::DeepseekV32 => Tools::Grammar(&grammar::DEEPSEEK_V32),
             Self::DeepseekV4 => Tools::Grammar(&grammar::DEEPSEEK_V4),
+            Self::GptOss => Tools::Harmony,
         }
     }
 
@@ -129,7 +137,7 @@ impl ToolFormat {
     const fn decodes(self, may_call: bool) -> bool {
         match self {
             Self::Hermes | Self::KimiK2 => may_call,
-            Self::Llama3Json | Self::DeepseekV3 | Self::DeepseekV31 => false,
+            Self::Llama3Json | Self::DeepseekV3 | Self::DeepseekV31 | Self::GptOss => false,
             _ => true,
         }
     }
@@ -152,11 +160,13 @@ pub enum ReasoningFormat {
     MinimaxM2,
     /// DeepSeek V4.
     DeepseekV4,
+    /// gpt-oss.
+    GptOss,
 }
 
 impl ReasoningFormat {
     /// Every format.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Qwen3,
         Self::DeepseekR1,
         Self::DeepseekV3,
@@ -164,6 +174,7 @@ impl ReasoningFormat {
         Self::KimiK2,
         Self::MinimaxM2,
         Self::DeepseekV4,
+        Self::GptOss,
     ];
 
     /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
@@ -176,6 +187,7 @@ impl ReasoningFormat {
             Self::KimiK2 => &["kimi_k2"],
             Self::MinimaxM2 => &["minimax_m2"],
             Self::DeepseekV4 => &["deepseek_v4"],
+            Self::GptOss => &["openai_gptoss"],
         }
     }
 
@@ -198,6 +210,7 @@ impl ReasoningFormat {
             Self::KimiK2 => Thoughts::Grammar(&grammar::KIMI_K2),
             Self::MinimaxM2 => Thoughts::Grammar(&grammar::MINIMAX_M2),
             Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
+            Self::GptOss => Thoughts::Harmony,
         }
     }
 }
@@ -334,7 +347,8 @@ impl Parsers {
     /// True if the answer to a request that may call tools, or may not, can have other parts than
     /// its text.
     pub fn apply(self, may_call: bool) -> bool {
-        let calls = self.tools.is_some() && (may_call || Pair::from(self).are_machines());
+        let pair = Pair::from(self);
+        let calls = self.tools.is_some() && (may_call || pair.are_machines() || pair.is_harmony());
         calls || self.reasoning.is_some()
     }
 
@@ -347,7 +361,11 @@ impl Parsers {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Box<dyn Parse>, Unsure> {
-        Ok(Box::new(Pair::from(self).stream(request, vocabulary)?))
+        let pair = Pair::from(self);
+        if pair.is_harmony() {
+            return Ok(Box::new(pair.harmony(vocabulary)?));
+        }
+        Ok(Box::new(pair.stream(request, vocabulary)?))
     }
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that
@@ -361,7 +379,11 @@ impl Parsers {
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
-        Pair::from(self).whole(request, vocabulary, tokens)
+        let pair = Pair::from(self);
+        if pair.is_harmony() {
+            return pair.harmony(vocabulary)?.whole(request, tokens);
+        }
+        pair.whole(request, vocabulary, tokens)
     }
 }
 
@@ -372,6 +394,7 @@ enum Tools {
     Hermes,
     Llama,
     Deepseek(Layout),
+    Harmony,
 }
 
 /// How a format of reasoning is parsed.
@@ -380,13 +403,14 @@ enum Thoughts {
     Grammar(&'static Grammar),
     Think,
     ThinkIfAsked,
+    Harmony,
 }
 
 impl Tools {
     const fn grammar(self) -> Option<&'static Grammar> {
         match self {
             Self::Grammar(grammar) => Some(grammar),
-            Self::Hermes | Self::Llama | Self::Deepseek(_) => None,
+            Self::Hermes | Self::Llama | Self::Deepseek(_) | Self::Harmony => None,
         }
     }
 }
@@ -395,7 +419,7 @@ impl Thoughts {
     const fn grammar(self) -> Option<&'static Grammar> {
         match self {
             Self::Grammar(grammar) => Some(grammar),
-            Self::Think | Self::ThinkIfAsked => None,
+            Self::Think | Self::ThinkIfAsked | Self::Harmony => None,
         }
     }
 }
@@ -424,6 +448,17 @@ impl Pair {
             && self.reasoning.is_none_or(|reasoning| reasoning.grammar().is_some())
     }
 
+    /// True if one parser gives both. With any other beside it the server does not start.
+    fn is_harmony(self) -> bool {
+        let tools = self.tools.is_none_or(|tools| matches!(tools, Tools::Harmony));
+        let reasoning = self.reasoning.is_none_or(|reasoning| matches!(reasoning, Thoughts::Harmony));
+        tools && reasoning && (self.tools.is_some() || self.reasoning.is_some())
+    }
+
+    fn harmony(self, vocabulary: &Vocabulary<'_>) -> Result<Harmony, Unsure> {
+        Harmony::new(vocabulary, self.reasoning.is_some(), self.tools.is_some())
+    }
+
     fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
         Setup::new(grammar, vocabulary, Template(request.template), request.tools)
     }
@@ -431,10 +466,14 @@ impl Pair {
     /// The tool parser, if it is in use for the request.
     fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Option<Calls>, Unsure> {
         let Some(tools) = self.tools else { return Ok(None) };
+        if matches!(tools, Tools::Harmony) {
+            return Err(Unsure);
+        }
         if !request.may_call && !self.are_machines() {
             return Ok(None);
         }
         Ok(Some(match tools {
+            Tools::Harmony => return Err(Unsure),
             Tools::Hermes => Calls::Hermes(Hermes::new()),
             // The server does not start without the token of Python.
             Tools::Llama => {
@@ -456,6 +495,9 @@ impl Pair {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Option<Think>, Unsure> {
+        if matches!(kind, Thoughts::Harmony) {
+            return Err(Unsure);
+        }
         let template = Template(request.template);
         let is_asked = template.is_true("thinking") || template.is_true("enable_thinking");
         if matches!(kind, Thoughts::ThinkIfAsked) && !is_asked {

@@ -364,6 +364,53 @@ fn a_brace_that_is_lost_is_noticed() {
     }));
 }
 
+#[test]
+fn a_marker_of_harmony_that_is_lost_is_noticed() {
+    let is_missed = |text: &&&str| {
+        let lost = |golden: &Golden, json: &Json| {
+            let marker = golden.markers[**text];
+            let mut case = case(golden, json);
+            for (token, _) in case.tokens.iter_mut().filter(|(token, _)| *token == marker) {
+                *token = golden.markers["<|reserved_200010|>"];
+            }
+            let mut parser = case.stream(golden);
+            let parsed = joined(parser.as_mut(), &case.tokens);
+            let is_noticed = as_json(&parsed, parser.reasoning_tokens()) != json["stream"];
+            is_noticed && case.whole(golden).is_ok_and(|whole| whole_as_json(&whole) != json["whole"])
+        };
+        let of_harmony = |golden: &&Golden| golden.markers.contains_key("<|channel|>");
+        !goldens().iter().filter(of_harmony).any(|golden| golden.cases.iter().any(|json| lost(golden, json)))
+    };
+    let markers = ["start", "channel", "constrain", "message", "end", "call", "return"];
+    let markers = markers.map(|name| format!("<|{name}|>"));
+    let markers: Vec<&str> = markers.iter().map(String::as_str).collect();
+    let missed: Vec<String> = markers.iter().filter(is_missed).map(|text| (**text).to_owned()).collect();
+    assert_none(&missed);
+}
+
+#[test]
+fn harmony_goes_with_its_own_vocabulary_and_with_no_other_parser() {
+    let golden = goldens().iter().find(|golden| golden.parsers.tools == Some(ToolFormat::GptOss)).unwrap();
+    let request = Request { may_call: true, ..Request::default() };
+    let mixed = [
+        Parsers { tools: Some(ToolFormat::GptOss), reasoning: Some(ReasoningFormat::Qwen3) },
+        Parsers { tools: Some(ToolFormat::GptOss), reasoning: Some(ReasoningFormat::DeepseekR1) },
+        Parsers { tools: Some(ToolFormat::Hermes), reasoning: Some(ReasoningFormat::GptOss) },
+    ];
+    for parsers in mixed {
+        golden.with(|vocabulary| {
+            assert!(parsers.stream(&request, vocabulary).is_err(), "{parsers}");
+            assert!(parsers.whole(&request, vocabulary, &[(1, "a")]).is_err(), "{parsers}");
+        });
+    }
+    for marker in ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"] {
+        let mut markers = golden.markers.clone();
+        markers.insert(marker.to_owned(), 7);
+        let other = Vocabulary { id: &|text| markers.get(text).copied(), special: &[] };
+        assert!(golden.parsers.stream(&request, &other).is_err(), "{marker}");
+    }
+}
+
 /// A fork at `cut` goes on as if nothing had been cut, and what is done with the original, or with
 /// a fork that is thrown away, does not reach it.
 fn check_forks(golden: &Golden, case: &Case, cut: usize) {
