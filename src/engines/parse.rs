@@ -11,9 +11,10 @@
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
-//! | `hermes`, `llama`, `deepseek`, `think` | the families that the server parses without a table |
+//! | `hermes`, `llama`, `deepseek`, `mistral`, `think` | what the server parses without a table |
 //! | `harmony` | gpt-oss, whose one parser gives all parts |
 //! | `stream` | reasoning, then content and calls |
+//! | `pieces` | JSON that comes in pieces |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
 mod arguments;
@@ -23,6 +24,8 @@ mod harmony;
 mod hermes;
 mod llama;
 mod machine;
+mod mistral;
+mod pieces;
 mod python;
 mod stream;
 mod think;
@@ -36,6 +39,7 @@ use harmony::Harmony;
 use hermes::Hermes;
 use llama::Llama;
 use machine::{Counter, Machine, Setup};
+use mistral::Mistral;
 use stream::{Calls, Count, Reasoning, Stream};
 use think::Think;
 
@@ -72,11 +76,13 @@ pub enum ToolFormat {
     DeepseekV4,
     /// gpt-oss.
     GptOss,
+    /// Mistral, with the tokenizer's files of Hugging Face.
+    Mistral,
 }
 
 impl ToolFormat {
     /// Every format.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Llama3Json,
@@ -88,6 +94,7 @@ impl ToolFormat {
         Self::DeepseekV32,
         Self::DeepseekV4,
         Self::GptOss,
+        Self::Mistral,
     ];
 
     /// The values of `--tool-call-parser` that mean this format; the first is the usual one.
@@ -104,6 +111,7 @@ impl ToolFormat {
             Self::DeepseekV32 => &["deepseek_v32"],
             Self::DeepseekV4 => &["deepseek_v4"],
             Self::GptOss => &["openai"],
+            Self::Mistral => &["mistral"],
         }
     }
 
@@ -130,6 +138,7 @@ impl ToolFormat {
             Self::DeepseekV32 => Tools::Grammar(&grammar::DEEPSEEK_V32),
             Self::DeepseekV4 => Tools::Grammar(&grammar::DEEPSEEK_V4),
             Self::GptOss => Tools::Harmony,
+            Self::Mistral => Tools::Grammar(&grammar::MISTRAL),
         }
     }
 
@@ -162,11 +171,13 @@ pub enum ReasoningFormat {
     DeepseekV4,
     /// gpt-oss.
     GptOss,
+    /// Mistral, with the tokenizer's files of Hugging Face.
+    Mistral,
 }
 
 impl ReasoningFormat {
     /// Every format.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Qwen3,
         Self::DeepseekR1,
         Self::DeepseekV3,
@@ -175,6 +186,7 @@ impl ReasoningFormat {
         Self::MinimaxM2,
         Self::DeepseekV4,
         Self::GptOss,
+        Self::Mistral,
     ];
 
     /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
@@ -188,6 +200,7 @@ impl ReasoningFormat {
             Self::MinimaxM2 => &["minimax_m2"],
             Self::DeepseekV4 => &["deepseek_v4"],
             Self::GptOss => &["openai_gptoss"],
+            Self::Mistral => &["mistral"],
         }
     }
 
@@ -211,6 +224,7 @@ impl ReasoningFormat {
             Self::MinimaxM2 => Thoughts::Grammar(&grammar::MINIMAX_M2),
             Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
             Self::GptOss => Thoughts::Harmony,
+            Self::Mistral => Thoughts::Grammar(&grammar::MISTRAL),
         }
     }
 }
@@ -317,7 +331,7 @@ impl<'a> Template<'a> {
         const KEYS: [&str; 2] = ["thinking", "enable_thinking"];
         let is_either = KEYS.iter().any(|key| self.is_true(key));
         match grammar.thinks {
-            Thinks::Never => false,
+            Thinks::Never | Thinks::IfMarked => false,
             Thinks::Always => true,
             Thinks::UnlessDisabled => {
                 self.get("enable_thinking").is_none() || self.is_true("enable_thinking")
@@ -481,6 +495,9 @@ impl Pair {
                 Calls::Llama(Llama::new())
             }
             Tools::Deepseek(layout) => Calls::Deepseek(Deepseek::new(layout, vocabulary).ok_or(Unsure)?),
+            Tools::Grammar(grammar) if mistral::is_older(grammar, vocabulary) => {
+                Calls::Mistral(Mistral::new(vocabulary).ok_or(Unsure)?)
+            }
             Tools::Grammar(grammar) => {
                 let drops_calls = !request.may_call && !request.tools.is_empty();
                 let setup = Self::setup(request, vocabulary, grammar);
@@ -506,7 +523,18 @@ impl Pair {
         Think::new(vocabulary).ok_or(Unsure).map(Some)
     }
 
+    /// # Errors
+    /// The server does not start with such a vocabulary.
+    fn check(self, vocabulary: &Vocabulary<'_>) -> Result<(), Unsure> {
+        let (tools, thoughts) =
+            (self.tools.and_then(Tools::grammar), self.reasoning.and_then(Thoughts::grammar));
+        let starts =
+            [tools, thoughts].into_iter().flatten().all(|grammar| mistral::starts(grammar, vocabulary));
+        starts.then_some(()).ok_or(Unsure)
+    }
+
     fn stream(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Stream, Unsure> {
+        self.check(vocabulary)?;
         let (reasoning, is_reasoning, count) = match self.reasoning {
             None => (None, false, Count::None),
             Some(Thoughts::Grammar(grammar)) => {
@@ -537,6 +565,7 @@ impl Pair {
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
+        self.check(vocabulary)?;
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
         let (reasoning, content, reasoning_tokens) = match self.reasoning {
             None => (None, Some(text), 0),
@@ -585,6 +614,16 @@ impl Pair {
                 let is_hermes = matches!(calls, Calls::Hermes(_));
                 let (rest, calls) = if is_hermes { hermes::whole(text)? } else { llama::whole(text)? };
                 Ok((if calls.is_empty() { content } else { rest }, calls))
+            }
+            // The server does not look for calls, and has an empty text for none.
+            Some(Calls::Mistral(_)) if !request.may_call && !request.tools.is_empty() => {
+                Ok((Some(text.to_owned()), Vec::new()))
+            }
+            Some(Calls::Mistral(_)) => {
+                let (rest, calls) = mistral::whole(text)?;
+                let is_rest = self.are_machines() || !calls.is_empty();
+                let is_null = request.may_call && rest.as_deref() == Some("");
+                Ok((if is_rest { rest.filter(|_| !is_null) } else { content }, calls))
             }
             Some(Calls::Machine(machine)) => {
                 let (rest, calls) = machine.whole_calls(text)?;

@@ -51,9 +51,9 @@ class Raw(str):
 class Family:
     """Markers of a family and its calls as text."""
 
-    def __init__(self, tools, reasoning, calls, plain=(), special=(), extra=(), cases=None, eos="<|im_end|>", opened="<|im_start|>assistant\n"):
+    def __init__(self, tools, reasoning, calls, plain=(), special=(), extra=(), cases=None, eos="<|im_end|>", opened="<|im_start|>assistant\n", think=("<think>", "</think>")):
         self.tools, self.reasoning, self.calls, self.extra = tools, reasoning, calls, extra
-        self.cases, self.eos, self.opened = cases, eos, opened
+        self.cases, self.eos, self.opened, self.think = cases, eos, opened, think
         self.plain, self.special = list(plain), list(special)
 
 
@@ -281,6 +281,99 @@ LLAMA_EXTRA = [
 ]
 
 
+def mistral(name, arguments):
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
+
+
+MISTRAL = lambda *each: "".join(mistral(*one) for one in each)  # noqa: E731
+MISTRAL_TOOL, MISTRAL_THINK = ["[TOOL_CALLS]", "[ARGS]"], ("[THINK]", "[/THINK]")
+MISTRAL_EXTRA = [
+    ("no_separator", ['[TOOL_CALLS]get_weather{"city": "Paris", "filter": {"a": {}}}', EOS]),
+    ("no_separator_twice", ['a[TOOL_CALLS]now{}[TOOL_CALLS]search{"query": "x"}', EOS]),
+    ("spaces", ['[TOOL_CALLS] get_weather [ARGS] { "city" : "x" } \n', EOS]),
+    ("spaces_without_separator", ['[TOOL_CALLS] get_weather \n{ "city" : "x" } \n', EOS]),
+    ("no_name", ['[TOOL_CALLS][ARGS]{"a": 1}', EOS]),
+    ("no_name_nor_separator", ['[TOOL_CALLS]{"name": "f", "arguments": {}}', EOS]),
+    ("blank_name", ['[TOOL_CALLS] [ARGS]{"a": 1}', EOS]),
+    ("nothing", ["a[TOOL_CALLS]", EOS]),
+    ("nothing_but_separator", ["a[TOOL_CALLS][ARGS]", EOS]),
+    ("nothing_twice", ["[TOOL_CALLS][TOOL_CALLS]now[ARGS]{}", EOS]),
+    ("nothing_in_arguments", ["[TOOL_CALLS]now[ARGS][TOOL_CALLS]now[ARGS] [TOOL_CALLS]now[ARGS]{}", EOS]),
+    ("name_alone", ["[TOOL_CALLS]now", EOS]),
+    ("list", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', EOS]),
+    ("list_of_two", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', EOS]),
+    ("name_in_the_arguments", ['[TOOL_CALLS]search[ARGS]{"name": "inner"}', EOS]),
+    ("other_arguments", ['[TOOL_CALLS]search[ARGS][1, 2] x[TOOL_CALLS]search[ARGS]12 x[TOOL_CALLS]search[ARGS]"a" "b"', EOS]),
+    ("broken_json", ['[TOOL_CALLS]search[ARGS]{"query": "x",} y', EOS]),
+    ("separator_twice", ['[TOOL_CALLS]search[ARGS][ARGS]{"query": "x"}', EOS]),
+    ("separator_in_text", ['a [ARGS] {b} ', MISTRAL(W), EOS]),
+    ("separator_in_a_string", ['[TOOL_CALLS]search[ARGS]{"query": "a [ARGS] b"}', EOS]),
+    ("marker_in_a_string", ['[TOOL_CALLS]search[ARGS]{"query": "', Raw("[TOOL_CALLS]x[ARGS]"), ' {[}]"}', EOS]),
+    ("marker_in_plain_tokens", ["a ", Raw('[TOOL_CALLS]now[ARGS]{}'), EOS]),
+    ("separator_in_plain_tokens", ["[TOOL_CALLS]now", Raw("[ARGS]"), "{}", EOS]),
+    ("half_a_marker", ["text ", Raw("[TOOL_C")]),
+    ("bracket_at_the_end", ["a [", EOS]),
+    ("types", [MISTRAL(("search", {"query": "12", "limit": "5", "exact": "true", "weights": ["1"], "score": 2})), EOS]),
+    ("numbers", ['[TOOL_CALLS]frob[ARGS]{"a": 1E5, "b": -0, "c": 1.50}', EOS]),
+    ("cut_in_name", ["[TOOL_CALLS]get_wea"]),
+    ("cut_in_value", ['[TOOL_CALLS]search[ARGS]{"query": "long te']),
+    ("cut_at_the_separator", ["[TOOL_CALLS]search[ARGS]"]),
+    ("special_inside", ["a<|im_start|>b", MISTRAL(W), "<|im_start|>", EOS]),
+    ("brace_in_text", ["a { b } c {", EOS]),
+    ("unsure_deep", ["[TOOL_CALLS]search[ARGS]" + "[" * 300 + "]" * 300, EOS]),
+    ("unsure_surrogate", ['[TOOL_CALLS]search[ARGS]{"query": "\\ud800"}', EOS]),
+]
+
+
+MISTRAL_W = json.dumps([{"name": W[0], "arguments": W[1]}])
+
+
+def mistral_list(*each):
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in each], ensure_ascii=False)
+
+
+MISTRAL_LIST_EXTRA = [
+    ("compact", ['[TOOL_CALLS][{"name":"f","arguments":{"a":{"b":[]},"c":"}]{["}},{"name":"g","arguments":{}}]', EOS]),
+    ("spaces", ['[TOOL_CALLS] [ { "name" : "f" , "arguments" : { "a" : [ 1 , 2 ] } } , {"name" : "g" ,\n"arguments" : {} } ] \n', EOS]),
+    ("colon_apart", ['[TOOL_CALLS][{"name', Raw('"'), Raw(": "), '"f", "arguments', Raw('"'), Raw(": "), "{}}]", EOS]),
+    ("bare", ['a[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}} b {c}', EOS]),
+    ("no_arguments_field", ['[TOOL_CALLS][{"name": "f"}, {"name": "g", "arguments": {}}]', EOS]),
+    ("string_arguments", ['[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9}\\"}"}]', EOS]),
+    ("empty_name", ['[TOOL_CALLS][{"name": "", "arguments": {}}]', EOS]),
+    ("escapes", ['[TOOL_CALLS][{"name": "f\\u00e9,]}", "arguments": {"a": "\\u00e9\\n\\ud83d\\ude00 \\"", "b\\\\": ""}}]', EOS]),
+    ("numbers", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1E5, "b": -0, "c": [1.50, true, null, false, -1e-2]}}]', EOS]),
+    ("duplicate_keys", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1, "a": 2}}]', EOS]),
+    ("marker_twice", ["[TOOL_CALLS][TOOL_CALLS]", MISTRAL_W, EOS]),
+    ("marker_again", ["a[TOOL_CALLS]", MISTRAL_W, " b [TOOL_CALLS]", MISTRAL_W, " c", EOS]),
+    ("marker_between", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, [TOOL_CALLS]{"name": "g", "arguments": {"a": 1}}]', EOS]),
+    ("marker_in_plain_tokens", ["a ", Raw("[TOOL_CALLS]"), MISTRAL_W, EOS]),
+    ("marker_in_a_string", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "', Raw("[TOOL_CALLS]"), '"}}]', EOS]),
+    ("nothing", ["a[TOOL_CALLS]", EOS]),
+    ("nothing_but_text", ["a[TOOL_CALLS] ", EOS]),
+    ("half_a_marker", ["text ", Raw("[TOOL_C")]),
+    ("special_inside", ["a<|im_start|>b[TOOL_CALLS]", MISTRAL_W, EOS]),
+    ("cut_in_name", ['[TOOL_CALLS][{"name": "get_wea']),
+    ("cut_in_arguments", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Par']),
+    ("cut_after_arguments", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}']),
+    ("cut_between", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, ']),
+    ("unsure_new_form", ['[TOOL_CALLS]search{"query": "x"}', EOS]),
+    ("unsure_text", ["[TOOL_CALLS] text", EOS]),
+    ("unsure_text_before", ['[TOOL_CALLS] text [{"name": "f", "arguments": {"a": 1}}] more', EOS]),
+    ("unsure_empty_list", ["a[TOOL_CALLS][]", EOS]),
+    ("unsure_other_list", ['a[TOOL_CALLS][1, {"x": 1}, {"name": "f", "arguments": [1]}]', EOS]),
+    ("unsure_broken_json", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1,}}] x', EOS]),
+    ("unsure_broken_word", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": nun}}] x', EOS]),
+    ("unsure_broken_number", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 01}}] x', EOS]),
+    ("unsure_newline_in_a_string", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "x\ny"}}] x', EOS]),
+    ("unsure_name_last", ['[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', EOS]),
+    ("unsure_no_name", ['[TOOL_CALLS][{"arguments": {"a": 1}}]', EOS]),
+    ("unsure_other_name", ['[TOOL_CALLS][{"name": 1, "arguments": {"a": 1}}]', EOS]),
+    ("unsure_null_arguments", ['[TOOL_CALLS][{"name": "f", "arguments": null}]', EOS]),
+    ("unsure_other_field", ['[TOOL_CALLS][{"id": "a", "name": "f", "arguments": {}}]', EOS]),
+    ("unsure_surrogate", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "\\ud800"}}]', EOS]),
+]
+
+
 def harmony(channel, text, end="<|end|>", start="<|start|>assistant"):
     """A message; the first of an output has its start in the prompt."""
     return f"{start}<|channel|>{channel}<|message|>{text}{end}"
@@ -382,6 +475,16 @@ def harmony_cases(_family):
 
 
 PAIRS = {
+    "mistral": Family("mistral", None, MISTRAL, special=MISTRAL_TOOL, extra=MISTRAL_EXTRA, think=MISTRAL_THINK),
+    "mistral_list": Family("mistral", None, mistral_list, special=MISTRAL_TOOL[:1], extra=MISTRAL_LIST_EXTRA, think=MISTRAL_THINK),
+    "mistral_list_mistral": Family("mistral", "mistral", mistral_list, special=MISTRAL_TOOL[:1] + [*MISTRAL_THINK], think=MISTRAL_THINK),
+    "mistral_list_deepseek_r1": Family("mistral", "deepseek_r1", mistral_list, plain=THINK, special=MISTRAL_TOOL[:1], extra=MISTRAL_LIST_EXTRA),
+    "mistral_think": Family("mistral", None, MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK],
+                            extra=[("think", ["[THINK]a[/THINK]b", MISTRAL(W), EOS])], think=MISTRAL_THINK),
+    "mistral_mistral": Family("mistral", "mistral", MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK], extra=MISTRAL_EXTRA, think=MISTRAL_THINK),
+    "mistral_mistral_without_think": Family("mistral", "mistral", MISTRAL, special=MISTRAL_TOOL, think=MISTRAL_THINK),
+    "mistral_deepseek_r1": Family("mistral", "deepseek_r1", MISTRAL, plain=THINK, special=MISTRAL_TOOL),
+    "mistral_reasoning": Family(None, "mistral", MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK], think=MISTRAL_THINK),
     "openai": Family("openai", None, None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
     "openai_gptoss": Family(None, "openai_gptoss", None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
     "openai_openai_gptoss": Family("openai", "openai_gptoss", None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
@@ -494,6 +597,12 @@ def o200k(has_special):
     return PreTrainedTokenizerFast(tokenizer_object=converter.converted(), clean_up_tokenization_spaces=False, eos_token=special[4] if special else None)
 
 
+def model_s(call_id):
+    """The id of a call, if the model wrote it: vLLM's own are random, Mistral's of nine characters."""
+    is_random = not call_id or call_id.startswith("chatcmpl-tool-") or (len(call_id) == 9 and call_id.isalnum())
+    return None if is_random else call_id
+
+
 class Recorder:
     def __init__(self, name, family):
         from transformers import AddedToken, AutoTokenizer
@@ -525,6 +634,8 @@ class Recorder:
                 out.pop()
             else:
                 tokenizer = self.base if isinstance(part, Raw) else self.tokenizer
+                for marker, own in zip(("<think>", "</think>"), self.family.think):
+                    part = part.replace(marker, own)
                 out += tokenizer.encode(part, add_special_tokens=False)
         return out
 
@@ -556,8 +667,7 @@ class Recorder:
             joined["content"] += delta.content or ""
             for call in delta.tool_calls or []:
                 known = calls.setdefault(call.index, ["", "", None])
-                if call.id and not call.id.startswith("chatcmpl-tool-"):
-                    known[2] = call.id
+                known[2] = model_s(call.id) or known[2]
                 known[0] += (call.function and call.function.name) or ""
                 known[1] += (call.function and call.function.arguments) or ""
         joined["calls"] = [[index, *calls[index]] for index in sorted(calls)]
@@ -577,7 +687,7 @@ class Recorder:
         # The server shows no others (entrypoints/openai/chat_completion/serving.py).
         calls = calls if request.tools and request.tool_choice == "auto" else []
         calls = [[i, call.name, call.arguments, call.id] for i, call in enumerate(calls or [])]
-        calls = [call[:3] + [None if (call[3] or "chatcmpl-tool-").startswith("chatcmpl-tool-") else call[3]] for call in calls]
+        calls = [call[:3] + [model_s(call[3])] for call in calls]
         whole = {"reasoning": reasoning, "content": content, "calls": calls, "reasoning_tokens": parser.count_reasoning_tokens(ids) if self.family.reasoning else 0}
         try:
             json.dumps(whole, ensure_ascii=False).encode()

@@ -232,7 +232,8 @@ impl Reader {
 
     /// Bytes that make no character are written otherwise than in the detokenizer's text.
     fn watch(&mut self, is_special: bool, text: &str) {
-        self.is_sure &= !text.contains('\u{fffd}') && !(is_special && self.is_half);
+        let is_broken = text.contains('\u{fffd}') || (is_special && self.is_half);
+        self.is_sure &= !is_broken;
         self.is_half = text.is_empty();
     }
 

@@ -267,13 +267,14 @@ fn differs(golden: &Golden, case: &Case, json: &Json, pair: Pair) -> bool {
     })
 }
 
-const GRAMMARS: [&Grammar; 6] = [
+const GRAMMARS: [&Grammar; 7] = [
     &grammar::QWEN3,
     &grammar::GLM,
     &grammar::KIMI_K2,
     &grammar::MINIMAX_M2,
     &grammar::DEEPSEEK_V32,
     &grammar::DEEPSEEK_V4,
+    &grammar::MISTRAL,
 ];
 
 /// Marks inside arguments without which the same arguments come, in other pieces.
