@@ -309,8 +309,8 @@ pub(super) static MINIMAX_M2: Grammar = Grammar {
     rest: Rest::Nothing,
 };
 
-/// Mistral from its eleventh tokenizer on: `[TOOL_CALLS]NAME[ARGS]JSON`, or without the second marker.
-/// The brace that begins the arguments is a marker too.
+/// Mistral from its eleventh tokenizer on: `[TOOL_CALLS]NAME[ARGS]JSON`, or without the second
+/// marker. The brace that begins the arguments is a marker too.
 pub(super) static MISTRAL: Grammar = Grammar {
     spellings: &[
         (ThinkStart, "[THINK]"),

@@ -267,7 +267,7 @@ impl Reader {
 #[derive(Clone, Debug)]
 pub(super) struct Harmony {
     reader: Reader,
-    /// The server was started with the flag of reasoning, or of calls; without it these are dropped.
+    /// The server was started with the flag of reasoning, or of calls; without it they are dropped.
     tells_reasoning: bool,
     tells_calls: bool,
     /// Calls that have begun.

@@ -1,10 +1,10 @@
-//! Mistral before its eleventh tokenizer: `[TOOL_CALLS]` and a list of objects, each with a name and
-//! arguments.
+//! Mistral before its eleventh tokenizer: `[TOOL_CALLS]` and a list of objects, each with a name
+//! and arguments.
 //!
 //! The server reads the list as it comes. What it sends of the arguments is the text of the pieces
 //! that it cuts every token's text into, at the characters that can end what it waits for. It stops
-//! for good at text that is no JSON; there, and at objects with anything else in them, this parser is
-//! not sure.
+//! for good at text that is no JSON; there, and at objects with anything else in them, this parser
+//! is not sure.
 
 use super::grammar::{Grammar, Names};
 use super::pieces::{Event, Pieces};

@@ -1,4 +1,5 @@
-//! JSON that comes in pieces: what each character opens, ends or completes, and if it is still JSON.
+//! JSON that comes in pieces: what each character opens, ends or completes, and if it is still
+//! JSON.
 
 use super::python::{self, Value};
 

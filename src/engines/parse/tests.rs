@@ -235,6 +235,20 @@ fn every_format_has_goldens_and_unique_names() {
     assert_eq!(ToolFormat::from_name("none of these"), None);
 }
 
+#[test]
+fn ids_of_calls_have_the_form_of_the_server() {
+    let of = |tools| Parsers { tools, reasoning: None };
+    let mistral = of(Some(ToolFormat::Mistral));
+    for random in [0, 1, 61, 62, u64::MAX] {
+        let id = mistral.call_id(random);
+        assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+    }
+    assert_ne!(mistral.call_id(1), mistral.call_id(62));
+    for tools in [None, Some(ToolFormat::Hermes), Some(ToolFormat::GptOss)] {
+        assert_eq!(of(tools).call_id(255), "chatcmpl-tool-00000000000000ff");
+    }
+}
+
 /// True if some golden of the pairs that `grammar` belongs to tells `altered` from it.
 fn is_noticed(grammar: &'static Grammar, altered: Grammar) -> bool {
     // A few hundred small tables live as long as the test.
@@ -455,7 +469,19 @@ proptest! {
     }
 
     #[test]
-    fn nothing_fails_on_any_text(texts in prop::collection::vec("[ -~\n]{0,4}|<tool_call>|</tool_call>|</?think>|<function=|<parameter=x>|</parameter>|</function>|é🎉", 0..40)) {
+    fn pieces_of_json_are_json_as_long_as_another_reader_says_so(parts in prop::collection::vec(r#"[\[\]{},: 10-]|"|"a"|"a":|true|nul|null"#, 0..12)) {
+        let text = parts.concat();
+        let mut pieces = pieces::Pieces::new();
+        let is_json = text.chars().all(|c| pieces.push(c).is_ok());
+        // A word is certain with the character behind it.
+        let is_json = is_json && !text.ends_with("nul");
+        let read = serde_json::from_str::<serde::de::IgnoredAny>(&text);
+        let expected = read.as_ref().map_or_else(serde_json::Error::is_eof, |_| true) && !text.ends_with("nul");
+        prop_assert_eq!(is_json, expected, "{}", text);
+    }
+
+    #[test]
+    fn nothing_fails_on_any_text(texts in prop::collection::vec("[ -~\n]{0,4}|<tool_call>|</tool_call>|</?think>|<function=|<parameter=x>|</parameter>|</function>|é🎉|<\\|(start|channel|message|end|call)\\|>|\\[(TOOL_CALLS|ARGS|THINK)\\]|[\\[{]\"name\": \"f\", |\"arguments\": \\{", 0..40)) {
         for golden in goldens() {
             let case = case(golden, &golden.cases[0]);
             let id = |text: &String| golden.markers.get(text).copied().unwrap_or(9_999);
