@@ -469,7 +469,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_of_json_are_json_as_long_as_another_reader_says_so(parts in prop::collection::vec(r#"[\[\]{},: 10-]|"|"a"|"a":|true|nul|null"#, 0..12)) {
+    fn pieces_of_json_are_json_as_long_as_another_reader_says_so(parts in prop::collection::vec(r#"[\[\]{},: 10]|"|"a"|"a":|true|nul|null"#, 0..12)) {
         let text = parts.concat();
         let mut pieces = pieces::Pieces::new();
         let is_json = text.chars().all(|c| pieces.push(c).is_ok());
