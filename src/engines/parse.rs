@@ -8,19 +8,26 @@
 //!
 //! | module | purpose |
 //! |---|---|
+//! | `formats` | the formats by their names, and how each is parsed |
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
-//! | `hermes`, `llama`, `deepseek`, `think` | the families that the server parses without a table |
+//! | `hermes`, `llama`, `deepseek`, `mistral`, `think` | what the server parses without a table |
+//! | `harmony` | gpt-oss, whose one parser gives all parts |
 //! | `stream` | reasoning, then content and calls |
+//! | `pieces` | JSON that comes in pieces |
 //! | `python` | JSON, numbers and spaces as Python has them |
 
 mod arguments;
 mod deepseek;
+mod formats;
 mod grammar;
+mod harmony;
 mod hermes;
 mod llama;
 mod machine;
+mod mistral;
+mod pieces;
 mod python;
 mod stream;
 mod think;
@@ -28,11 +35,16 @@ mod think;
 #[cfg(test)]
 mod tests;
 
-use deepseek::{Deepseek, Layout};
+pub use formats::{ReasoningFormat, ToolFormat};
+
+use deepseek::Deepseek;
+use formats::{Thoughts, Tools};
 use grammar::{Grammar, Thinks};
+use harmony::Harmony;
 use hermes::Hermes;
 use llama::Llama;
 use machine::{Counter, Machine, Setup};
+use mistral::Mistral;
 use stream::{Calls, Count, Reasoning, Stream};
 use think::Think;
 
@@ -43,164 +55,6 @@ use serde_json::{Map, Value};
 
 use std::fmt;
 use std::sync::Arc;
-
-/// Format of tool calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ToolFormat {
-    /// Hermes, Qwen 2.5 and the JSON of Qwen 3.
-    Hermes,
-    /// Qwen 3 Coder: functions and parameters as tags.
-    Qwen3Coder,
-    /// Llama 3 and 4, as JSON.
-    Llama3Json,
-    /// GLM 4.5, 4.6 and 4.7.
-    Glm,
-    /// Kimi K2.
-    KimiK2,
-    /// MiniMax M2.
-    MinimaxM2,
-    /// DeepSeek V3 and R1.
-    DeepseekV3,
-    /// DeepSeek V3.1.
-    DeepseekV31,
-    /// DeepSeek V3.2.
-    DeepseekV32,
-    /// DeepSeek V4.
-    DeepseekV4,
-}
-
-impl ToolFormat {
-    /// Every format.
-    pub const ALL: [Self; 10] = [
-        Self::Hermes,
-        Self::Qwen3Coder,
-        Self::Llama3Json,
-        Self::Glm,
-        Self::KimiK2,
-        Self::MinimaxM2,
-        Self::DeepseekV3,
-        Self::DeepseekV31,
-        Self::DeepseekV32,
-        Self::DeepseekV4,
-    ];
-
-    /// The values of `--tool-call-parser` that mean this format; the first is the usual one.
-    pub const fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes => &["hermes", "qwen3_json"],
-            Self::Qwen3Coder => &["qwen3_coder", "qwen3_xml"],
-            Self::Llama3Json => &["llama3_json", "llama4_json"],
-            Self::Glm => &["glm45", "glm47"],
-            Self::KimiK2 => &["kimi_k2"],
-            Self::MinimaxM2 => &["minimax_m2"],
-            Self::DeepseekV3 => &["deepseek_v3"],
-            Self::DeepseekV31 => &["deepseek_v31"],
-            Self::DeepseekV32 => &["deepseek_v32"],
-            Self::DeepseekV4 => &["deepseek_v4"],
-        }
-    }
-
-    /// The usual name.
-    pub fn name(self) -> &'static str {
-        self.names().first().copied().unwrap_or("")
-    }
-
-    /// The format that a name means.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.names().contains(&name))
-    }
-
-    const fn parser(self) -> Tools {
-        match self {
-            Self::Hermes => Tools::Hermes,
-            Self::Llama3Json => Tools::Llama,
-            Self::DeepseekV3 => Tools::Deepseek(Layout::V3),
-            Self::DeepseekV31 => Tools::Deepseek(Layout::V31),
-            Self::Qwen3Coder => Tools::Grammar(&grammar::QWEN3),
-            Self::Glm => Tools::Grammar(&grammar::GLM),
-            Self::KimiK2 => Tools::Grammar(&grammar::KIMI_K2),
-            Self::MinimaxM2 => Tools::Grammar(&grammar::MINIMAX_M2),
-            Self::DeepseekV32 => Tools::Grammar(&grammar::DEEPSEEK_V32),
-            Self::DeepseekV4 => Tools::Grammar(&grammar::DEEPSEEK_V4),
-        }
-    }
-
-    /// True if the server decodes special tokens for it.
-    const fn decodes(self, may_call: bool) -> bool {
-        match self {
-            Self::Hermes | Self::KimiK2 => may_call,
-            Self::Llama3Json | Self::DeepseekV3 | Self::DeepseekV31 => false,
-            _ => true,
-        }
-    }
-}
-
-/// Format of reasoning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReasoningFormat {
-    /// Qwen 3.
-    Qwen3,
-    /// DeepSeek R1, and every model with `<think>` and `</think>` as tokens.
-    DeepseekR1,
-    /// DeepSeek V3 and V3.1: as R1 if the template is told to think, else nothing.
-    DeepseekV3,
-    /// GLM 4.5, 4.6 and 4.7.
-    Glm,
-    /// Kimi K2.
-    KimiK2,
-    /// MiniMax M2.
-    MinimaxM2,
-    /// DeepSeek V4.
-    DeepseekV4,
-}
-
-impl ReasoningFormat {
-    /// Every format.
-    pub const ALL: [Self; 7] = [
-        Self::Qwen3,
-        Self::DeepseekR1,
-        Self::DeepseekV3,
-        Self::Glm,
-        Self::KimiK2,
-        Self::MinimaxM2,
-        Self::DeepseekV4,
-    ];
-
-    /// The values of `--reasoning-parser` that mean this format; the first is the usual one.
-    pub const fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Qwen3 => &["qwen3"],
-            Self::DeepseekR1 => &["deepseek_r1"],
-            Self::DeepseekV3 => &["deepseek_v3"],
-            Self::Glm => &["glm45", "glm47"],
-            Self::KimiK2 => &["kimi_k2"],
-            Self::MinimaxM2 => &["minimax_m2"],
-            Self::DeepseekV4 => &["deepseek_v4"],
-        }
-    }
-
-    /// The usual name.
-    pub fn name(self) -> &'static str {
-        self.names().first().copied().unwrap_or("")
-    }
-
-    /// The format that a name means.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.names().contains(&name))
-    }
-
-    const fn parser(self) -> Thoughts {
-        match self {
-            Self::DeepseekR1 => Thoughts::Think,
-            Self::DeepseekV3 => Thoughts::ThinkIfAsked,
-            Self::Qwen3 => Thoughts::Grammar(&grammar::QWEN3),
-            Self::Glm => Thoughts::Grammar(&grammar::GLM),
-            Self::KimiK2 => Thoughts::Grammar(&grammar::KIMI_K2),
-            Self::MinimaxM2 => Thoughts::Grammar(&grammar::MINIMAX_M2),
-            Self::DeepseekV4 => Thoughts::Grammar(&grammar::DEEPSEEK_V4),
-        }
-    }
-}
 
 /// The target's tokens, as far as parsers need to know them.
 #[derive(Clone, Copy)]
@@ -304,7 +158,7 @@ impl<'a> Template<'a> {
         const KEYS: [&str; 2] = ["thinking", "enable_thinking"];
         let is_either = KEYS.iter().any(|key| self.is_true(key));
         match grammar.thinks {
-            Thinks::Never => false,
+            Thinks::Never | Thinks::IfMarked => false,
             Thinks::Always => true,
             Thinks::UnlessDisabled => {
                 self.get("enable_thinking").is_none() || self.is_true("enable_thinking")
@@ -334,8 +188,15 @@ impl Parsers {
     /// True if the answer to a request that may call tools, or may not, can have other parts than
     /// its text.
     pub fn apply(self, may_call: bool) -> bool {
-        let calls = self.tools.is_some() && (may_call || Pair::from(self).are_machines());
+        let pair = Pair::from(self);
+        let calls = self.tools.is_some() && (may_call || pair.are_machines() || pair.is_harmony());
         calls || self.reasoning.is_some()
+    }
+
+    /// The id of a new call for which the model wrote none, in the server's form, from a random
+    /// number.
+    pub fn call_id(self, random: u64) -> String {
+        self.tools.map_or_else(|| formats::plain_call_id(random), |format| format.call_id(random))
     }
 
     /// The parser of one streamed answer, from its first token.
@@ -347,7 +208,11 @@ impl Parsers {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Box<dyn Parse>, Unsure> {
-        Ok(Box::new(Pair::from(self).stream(request, vocabulary)?))
+        let pair = Pair::from(self);
+        if pair.is_harmony() {
+            return Ok(Box::new(pair.harmony(vocabulary)?));
+        }
+        Ok(Box::new(pair.stream(request, vocabulary)?))
     }
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that
@@ -361,42 +226,11 @@ impl Parsers {
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
-        Pair::from(self).whole(request, vocabulary, tokens)
-    }
-}
-
-/// How a format of tool calls is parsed.
-#[derive(Clone, Copy, Debug)]
-enum Tools {
-    Grammar(&'static Grammar),
-    Hermes,
-    Llama,
-    Deepseek(Layout),
-}
-
-/// How a format of reasoning is parsed.
-#[derive(Clone, Copy, Debug)]
-enum Thoughts {
-    Grammar(&'static Grammar),
-    Think,
-    ThinkIfAsked,
-}
-
-impl Tools {
-    const fn grammar(self) -> Option<&'static Grammar> {
-        match self {
-            Self::Grammar(grammar) => Some(grammar),
-            Self::Hermes | Self::Llama | Self::Deepseek(_) => None,
+        let pair = Pair::from(self);
+        if pair.is_harmony() {
+            return pair.harmony(vocabulary)?.whole(request, tokens);
         }
-    }
-}
-
-impl Thoughts {
-    const fn grammar(self) -> Option<&'static Grammar> {
-        match self {
-            Self::Grammar(grammar) => Some(grammar),
-            Self::Think | Self::ThinkIfAsked => None,
-        }
+        pair.whole(request, vocabulary, tokens)
     }
 }
 
@@ -424,6 +258,17 @@ impl Pair {
             && self.reasoning.is_none_or(|reasoning| reasoning.grammar().is_some())
     }
 
+    /// True if one parser gives both. With any other beside it the server does not start.
+    fn is_harmony(self) -> bool {
+        let tools = self.tools.is_none_or(|tools| matches!(tools, Tools::Harmony));
+        let reasoning = self.reasoning.is_none_or(|reasoning| matches!(reasoning, Thoughts::Harmony));
+        tools && reasoning && (self.tools.is_some() || self.reasoning.is_some())
+    }
+
+    fn harmony(self, vocabulary: &Vocabulary<'_>) -> Result<Harmony, Unsure> {
+        Harmony::new(vocabulary, self.reasoning.is_some(), self.tools.is_some())
+    }
+
     fn setup(request: &Request<'_>, vocabulary: &Vocabulary<'_>, grammar: &'static Grammar) -> Arc<Setup> {
         Setup::new(grammar, vocabulary, Template(request.template), request.tools)
     }
@@ -431,10 +276,14 @@ impl Pair {
     /// The tool parser, if it is in use for the request.
     fn calls(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Option<Calls>, Unsure> {
         let Some(tools) = self.tools else { return Ok(None) };
+        if matches!(tools, Tools::Harmony) {
+            return Err(Unsure);
+        }
         if !request.may_call && !self.are_machines() {
             return Ok(None);
         }
         Ok(Some(match tools {
+            Tools::Harmony => return Err(Unsure),
             Tools::Hermes => Calls::Hermes(Hermes::new()),
             // The server does not start without the token of Python.
             Tools::Llama => {
@@ -442,6 +291,9 @@ impl Pair {
                 Calls::Llama(Llama::new())
             }
             Tools::Deepseek(layout) => Calls::Deepseek(Deepseek::new(layout, vocabulary).ok_or(Unsure)?),
+            Tools::Grammar(grammar) if mistral::is_older(grammar, vocabulary) => {
+                Calls::Mistral(Mistral::new(vocabulary).ok_or(Unsure)?)
+            }
             Tools::Grammar(grammar) => {
                 let drops_calls = !request.may_call && !request.tools.is_empty();
                 let setup = Self::setup(request, vocabulary, grammar);
@@ -456,6 +308,9 @@ impl Pair {
         request: &Request<'_>,
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Option<Think>, Unsure> {
+        if matches!(kind, Thoughts::Harmony) {
+            return Err(Unsure);
+        }
         let template = Template(request.template);
         let is_asked = template.is_true("thinking") || template.is_true("enable_thinking");
         if matches!(kind, Thoughts::ThinkIfAsked) && !is_asked {
@@ -464,7 +319,18 @@ impl Pair {
         Think::new(vocabulary).ok_or(Unsure).map(Some)
     }
 
+    /// # Errors
+    /// The server does not start with such a vocabulary.
+    fn check(self, vocabulary: &Vocabulary<'_>) -> Result<(), Unsure> {
+        let (tools, thoughts) =
+            (self.tools.and_then(Tools::grammar), self.reasoning.and_then(Thoughts::grammar));
+        let starts =
+            [tools, thoughts].into_iter().flatten().all(|grammar| mistral::starts(grammar, vocabulary));
+        starts.then_some(()).ok_or(Unsure)
+    }
+
     fn stream(self, request: &Request<'_>, vocabulary: &Vocabulary<'_>) -> Result<Stream, Unsure> {
+        self.check(vocabulary)?;
         let (reasoning, is_reasoning, count) = match self.reasoning {
             None => (None, false, Count::None),
             Some(Thoughts::Grammar(grammar)) => {
@@ -495,6 +361,7 @@ impl Pair {
         vocabulary: &Vocabulary<'_>,
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
+        self.check(vocabulary)?;
         let text: String = tokens.iter().map(|(_, text)| *text).collect();
         let (reasoning, content, reasoning_tokens) = match self.reasoning {
             None => (None, Some(text), 0),
@@ -543,6 +410,16 @@ impl Pair {
                 let is_hermes = matches!(calls, Calls::Hermes(_));
                 let (rest, calls) = if is_hermes { hermes::whole(text)? } else { llama::whole(text)? };
                 Ok((if calls.is_empty() { content } else { rest }, calls))
+            }
+            // The server does not look for calls, and has an empty text for none.
+            Some(Calls::Mistral(_)) if !request.may_call && !request.tools.is_empty() => {
+                Ok((Some(text.to_owned()), Vec::new()))
+            }
+            Some(Calls::Mistral(_)) => {
+                let (rest, calls) = mistral::whole(text)?;
+                let is_rest = self.are_machines() || !calls.is_empty();
+                let is_null = request.may_call && rest.as_deref() == Some("");
+                Ok((if is_rest { rest.filter(|_| !is_null) } else { content }, calls))
             }
             Some(Calls::Machine(machine)) => {
                 let (rest, calls) = machine.whole_calls(text)?;

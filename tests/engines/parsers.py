@@ -13,6 +13,9 @@ family are added to, run through the server's class `Parser` twice: token by tok
                 "decode_special", "stream": {"reasoning", "content", "calls": [[NAME, ARGUMENTS, ID]], "reasoning_tokens"},
                 "chunked": true where the server itself joins to something else when fed three tokens at a time,
                 "whole": the same with null where the server says null; null if it fails}]}
+
+gpt-oss has a parser that knows one vocabulary: its pairs need TIKTOKEN_ENCODINGS_BASE, a folder with the file
+o200k_base.tiktoken (as the package openai_harmony reads it), and no TOKENIZER.
 """
 
 import json
@@ -38,6 +41,7 @@ TOOLS = [
     ]
 ]
 EOS = object()
+CUT = object()  # Takes the last token away.
 
 
 class Raw(str):
@@ -47,8 +51,9 @@ class Raw(str):
 class Family:
     """Markers of a family and its calls as text."""
 
-    def __init__(self, tools, reasoning, calls, plain=(), special=(), extra=()):
+    def __init__(self, tools, reasoning, calls, plain=(), special=(), extra=(), cases=None, eos="<|im_end|>", opened="<|im_start|>assistant\n", think=("<think>", "</think>")):
         self.tools, self.reasoning, self.calls, self.extra = tools, reasoning, calls, extra
+        self.cases, self.eos, self.opened, self.think = cases, eos, opened, think
         self.plain, self.special = list(plain), list(special)
 
 
@@ -276,7 +281,213 @@ LLAMA_EXTRA = [
 ]
 
 
+def mistral(name, arguments):
+    return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
+
+
+MISTRAL = lambda *each: "".join(mistral(*one) for one in each)  # noqa: E731
+MISTRAL_TOOL, MISTRAL_THINK = ["[TOOL_CALLS]", "[ARGS]"], ("[THINK]", "[/THINK]")
+MISTRAL_EXTRA = [
+    ("no_separator", ['[TOOL_CALLS]get_weather{"city": "Paris", "filter": {"a": {}}}', EOS]),
+    ("no_separator_twice", ['a[TOOL_CALLS]now{}[TOOL_CALLS]search{"query": "x"}', EOS]),
+    ("spaces", ['[TOOL_CALLS] get_weather [ARGS] { "city" : "x" } \n', EOS]),
+    ("spaces_without_separator", ['[TOOL_CALLS] get_weather \n{ "city" : "x" } \n', EOS]),
+    ("no_name", ['[TOOL_CALLS][ARGS]{"a": 1}', EOS]),
+    ("no_name_nor_separator", ['[TOOL_CALLS]{"name": "f", "arguments": {}}', EOS]),
+    ("blank_name", ['[TOOL_CALLS] [ARGS]{"a": 1}', EOS]),
+    ("nothing", ["a[TOOL_CALLS]", EOS]),
+    ("nothing_but_separator", ["a[TOOL_CALLS][ARGS]", EOS]),
+    ("nothing_twice", ["[TOOL_CALLS][TOOL_CALLS]now[ARGS]{}", EOS]),
+    ("nothing_in_arguments", ["[TOOL_CALLS]now[ARGS][TOOL_CALLS]now[ARGS] [TOOL_CALLS]now[ARGS]{}", EOS]),
+    ("name_alone", ["[TOOL_CALLS]now", EOS]),
+    ("list", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', EOS]),
+    ("list_of_two", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', EOS]),
+    ("name_in_the_arguments", ['[TOOL_CALLS]search[ARGS]{"name": "inner"}', EOS]),
+    ("other_arguments", ['[TOOL_CALLS]search[ARGS][1, 2] x[TOOL_CALLS]search[ARGS]12 x[TOOL_CALLS]search[ARGS]"a" "b"', EOS]),
+    ("broken_json", ['[TOOL_CALLS]search[ARGS]{"query": "x",} y', EOS]),
+    ("separator_twice", ['[TOOL_CALLS]search[ARGS][ARGS]{"query": "x"}', EOS]),
+    ("separator_in_text", ['a [ARGS] {b} ', MISTRAL(W), EOS]),
+    ("separator_in_a_string", ['[TOOL_CALLS]search[ARGS]{"query": "a [ARGS] b"}', EOS]),
+    ("marker_in_a_string", ['[TOOL_CALLS]search[ARGS]{"query": "', Raw("[TOOL_CALLS]x[ARGS]"), ' {[}]"}', EOS]),
+    ("marker_in_plain_tokens", ["a ", Raw('[TOOL_CALLS]now[ARGS]{}'), EOS]),
+    ("separator_in_plain_tokens", ["[TOOL_CALLS]now", Raw("[ARGS]"), "{}", EOS]),
+    ("half_a_marker", ["text ", Raw("[TOOL_C")]),
+    ("bracket_at_the_end", ["a [", EOS]),
+    ("types", [MISTRAL(("search", {"query": "12", "limit": "5", "exact": "true", "weights": ["1"], "score": 2})), EOS]),
+    ("numbers", ['[TOOL_CALLS]frob[ARGS]{"a": 1E5, "b": -0, "c": 1.50}', EOS]),
+    ("cut_in_name", ["[TOOL_CALLS]get_wea"]),
+    ("cut_in_value", ['[TOOL_CALLS]search[ARGS]{"query": "long te']),
+    ("cut_at_the_separator", ["[TOOL_CALLS]search[ARGS]"]),
+    ("special_inside", ["a<|im_start|>b", MISTRAL(W), "<|im_start|>", EOS]),
+    ("brace_in_text", ["a { b } c {", EOS]),
+    ("unsure_deep", ["[TOOL_CALLS]search[ARGS]" + "[" * 300 + "]" * 300, EOS]),
+    ("unsure_surrogate", ['[TOOL_CALLS]search[ARGS]{"query": "\\ud800"}', EOS]),
+]
+
+
+MISTRAL_W = json.dumps([{"name": W[0], "arguments": W[1]}])
+
+
+def mistral_list(*each):
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in each], ensure_ascii=False)
+
+
+MISTRAL_LIST_EXTRA = [
+    ("compact", ['[TOOL_CALLS][{"name":"f","arguments":{"a":{"b":[]},"c":"}]{["}},{"name":"g","arguments":{}}]', EOS]),
+    ("spaces", ['[TOOL_CALLS] [ { "name" : "f" , "arguments" : { "a" : [ 1 , 2 ] } } , {"name" : "g" ,\n"arguments" : {} } ] \n', EOS]),
+    ("colon_apart", ['[TOOL_CALLS][{"name', Raw('"'), Raw(": "), '"f", "arguments', Raw('"'), Raw(": "), "{}}]", EOS]),
+    ("bare", ['a[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}} b {c}', EOS]),
+    ("no_arguments_field", ['[TOOL_CALLS][{"name": "f"}, {"name": "g", "arguments": {}}]', EOS]),
+    ("string_arguments", ['[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9}\\"}"}]', EOS]),
+    ("empty_name", ['[TOOL_CALLS][{"name": "", "arguments": {}}]', EOS]),
+    ("escapes", ['[TOOL_CALLS][{"name": "f\\u00e9,]}", "arguments": {"a": "\\u00e9\\n\\ud83d\\ude00 \\"", "b\\\\": ""}}]', EOS]),
+    ("numbers", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1E5, "b": -0, "c": [1.50, true, null, false, -1e-2]}}]', EOS]),
+    ("duplicate_keys", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1, "a": 2}}]', EOS]),
+    ("marker_twice", ["[TOOL_CALLS][TOOL_CALLS]", MISTRAL_W, EOS]),
+    ("marker_again", ["a[TOOL_CALLS]", MISTRAL_W, " b [TOOL_CALLS]", MISTRAL_W, " c", EOS]),
+    ("marker_between", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, [TOOL_CALLS]{"name": "g", "arguments": {"a": 1}}]', EOS]),
+    ("marker_in_plain_tokens", ["a ", Raw("[TOOL_CALLS]"), MISTRAL_W, EOS]),
+    ("marker_in_a_string", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "', Raw("[TOOL_CALLS]"), '"}}]', EOS]),
+    ("nothing", ["a[TOOL_CALLS]", EOS]),
+    ("nothing_but_text", ["a[TOOL_CALLS] ", EOS]),
+    ("half_a_marker", ["text ", Raw("[TOOL_C")]),
+    ("special_inside", ["a<|im_start|>b[TOOL_CALLS]", MISTRAL_W, EOS]),
+    ("cut_in_name", ['[TOOL_CALLS][{"name": "get_wea']),
+    ("cut_in_arguments", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Par']),
+    ("cut_after_arguments", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}']),
+    ("cut_between", ['[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}, ']),
+    ("unsure_new_form", ['[TOOL_CALLS]search{"query": "x"}', EOS]),
+    ("unsure_text", ["[TOOL_CALLS] text", EOS]),
+    ("unsure_text_before", ['[TOOL_CALLS] text [{"name": "f", "arguments": {"a": 1}}] more', EOS]),
+    ("unsure_empty_list", ["a[TOOL_CALLS][]", EOS]),
+    ("unsure_other_list", ['a[TOOL_CALLS][1, {"x": 1}, {"name": "f", "arguments": [1]}]', EOS]),
+    ("unsure_broken_json", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 1,}}] x', EOS]),
+    ("unsure_broken_word", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": nun}}] x', EOS]),
+    ("unsure_broken_number", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": 01}}] x', EOS]),
+    ("unsure_newline_in_a_string", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "x\ny"}}] x', EOS]),
+    ("unsure_name_last", ['[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', EOS]),
+    ("unsure_no_name", ['[TOOL_CALLS][{"arguments": {"a": 1}}]', EOS]),
+    ("unsure_other_name", ['[TOOL_CALLS][{"name": 1, "arguments": {"a": 1}}]', EOS]),
+    ("unsure_null_arguments", ['[TOOL_CALLS][{"name": "f", "arguments": null}]', EOS]),
+    ("unsure_other_field", ['[TOOL_CALLS][{"id": "a", "name": "f", "arguments": {}}]', EOS]),
+    ("unsure_surrogate", ['[TOOL_CALLS][{"name": "f", "arguments": {"a": "\\ud800"}}]', EOS]),
+]
+
+
+def harmony(channel, text, end="<|end|>", start="<|start|>assistant"):
+    """A message; the first of an output has its start in the prompt."""
+    return f"{start}<|channel|>{channel}<|message|>{text}{end}"
+
+
+def harmony_call(name, arguments, end="<|call|>", start="<|start|>assistant"):
+    return harmony(f"commentary to=functions.{name} <|constrain|>json", json.dumps(arguments, ensure_ascii=False), end, start)
+
+
+def harmony_cases(_family):
+    first, message, call = {"start": ""}, harmony, harmony_call
+    think = message("analysis", "hm, let me see\n", **first)
+    final = lambda text, **how: message("final", text, "", **how)  # noqa: E731
+    body = json.dumps(W[1])
+    for name, parts in [
+        ("content", [final("Hello there, how are you?", **first), EOS]),
+        ("reasoning_content", [think, final("The answer."), EOS]),
+        ("reasoning_call", [think, call(*W)]),
+        ("one_call", [call(*W, **first)]),
+        ("two_calls", [think, call(*W, end="<|end|>"), call("search", {"query": "rust", "limit": 2})]),
+        ("two_calls_ended_by_call", [call(*W, **first), call("search", {"query": "rust"})]),
+        ("same_function_twice", [call(*W, end="<|end|>", **first), call(*W)]),
+        ("content_then_call", [think, message("commentary", "I will look.\n\n"), call(*W)]),
+        ("call_then_text", [call(*W, **first), final("Done."), EOS]),
+        ("text_after_the_end", [call(*W, **first), " and more", EOS]),
+        ("two_reasonings", [think, message("analysis", "more"), final("a"), EOS]),
+        ("two_contents", [final("a", **first), "<|end|>", final("b"), EOS]),
+        ("empty_messages", [message("analysis", "", **first), message("commentary", ""), final(""), EOS]),
+        ("nested", [call("search", {"query": "a", "filter": {"x": [1, {"y": None}], "z": "w"}, "weights": [0.5, 1]}, **first)]),
+        ("unicode", [message("analysis", "Ça va 👩‍👩‍👧? ", **first), call("search", {"query": "Zürich 🎉 — 日本\n\t\"x\" \\ {}[]\x7f"})]),
+        ("markers_in_strings", [message("commentary to=functions.search <|constrain|>json", "", "", **first),
+                                Raw('{"query": "a <|end|> b <|call|> <|channel|>final<|message|>"}'), "<|call|>"]),
+        ("markers_in_plain_tokens", [Raw("<|channel|>final<|message|>a<|end|>"), final("b", **first), EOS]),
+        ("half_a_marker", [think, final("text "), Raw("<|en")]),
+        ("special_inside", [final("a<|channel|>b<|start|>c<|message|>d<|constrain|>", **first), "e<|startoftext|><|reserved_200010|>", EOS]),
+        ("end_of_text", [final("a", **first), "<|endoftext|>"]),
+        ("no_arguments", [call("now", {}, **first)]),
+        ("empty_arguments", [message("commentary to=functions.now", "", "<|call|>", **first)]),
+        ("unknown_function", [call("frobnicate", {"x": 1}, **first)]),
+        ("cut_in_call", [think, call(*W)[:-30]]),
+        ("cut_in_reasoning", [think.removesuffix("<|end|>")]),
+        ("cut_in_content", [think, final("The ans")]),
+        ("cut_after_reasoning", [think]),
+        ("cut_in_a_header", [think, "<|start|>assistant<|channel|>fin"]),
+        ("cut_in_a_call_header", [think, "<|start|>assistant<|channel|>commentary to=functions.get_w"]),
+        ("cut_in_the_first_header", ["<|channel|>anal"]),
+        ("cut_at_a_message", [think, "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>"]),
+        ("plain_text", ["just text", EOS]),
+        ("plain_text_cut", ["just Zürich 🎉 text"]),
+        ("half_a_character", [final("so 🎉🎊", **first), EOS]),
+        ("unsure_half_at_the_end", [final("so 🎉", **first), CUT]),
+        ("unsure_half_in_a_message", [message("analysis", "so 🎉", "", **first), CUT, "<|end|>", final("a"), EOS]),
+        ("unsure_half_before_text", [final("so 🎉", **first), CUT, "text", EOS]),
+        ("unsure_half_in_a_header", ["<|channel|>🎉", CUT, "<|message|>a", EOS]),
+        ("empty", [EOS]),
+        ("spaces_only", [final("\n\n", **first), EOS]),
+        ("no_channel", ["<|message|>a<|end|>", final("b"), EOS]),
+        ("other_channel", [message("thoughts", "a", **first), final("b"), EOS]),
+        ("channel_without_a_name", ["<|channel|><|message|>a<|end|>", final("b"), EOS]),
+        ("two_channels", ["<|channel|>analysis<|channel|>final<|message|>a<|end|>", final("b"), EOS]),
+        ("three_channels", ["<|channel|>commentary x<|channel|>final to=functions.now<|channel|><|message|>{}<|end|>", final("b"), EOS]),
+        ("long_header", ["<|channel|>a b c d<|message|>x<|end|>", final("b"), EOS]),
+        ("long_header_then_cut", ["<|channel|>a b c d<|message|>x<|end|>", "<|start|>assistant<|channel|>fi"]),
+        ("recipient_last", ["<|channel|>commentary x to=functions.now<|message|>{}<|end|>", final("b"), EOS]),
+        ("recipient_first", [f" to=functions.get_weather<|channel|>commentary<|constrain|>json<|message|>{body}<|call|>"]),
+        ("recipient_in_analysis", [message("analysis to=functions.get_weather code", body, "<|call|>", **first)]),
+        ("recipient_in_final", [message("final to=functions.get_weather", body, "<|call|>", **first)]),
+        ("recipient_without_to", [message("commentary functions.get_weather <|constrain|>json", body, "<|call|>", **first)]),
+        ("recipient_without_namespace", [message("commentary to=get_weather<|constrain|>json", body, "<|call|>", **first)]),
+        ("recipient_of_no_function", [message("commentary to=functions.", "a", **first), message("commentary to=", "b"), final("c"), EOS]),
+        ("recipient_of_assistant", [message("commentary to=assistant", "a", **first), message("analysis to=assistant", "b"), final("c"), EOS]),
+        ("recipient_built_in", [message("analysis to=python code", "1 + 1", **first), message("commentary to=browser.search", "{}"),
+                                message("commentary to=container", "a"), message("final to=python", "c"), message("commentary to=pythonic", "{}")]),
+        ("recipient_all", [message("commentary to=all", "a", **first), final("b"), EOS]),
+        ("constrained_content", [message("final <|constrain|>json", '{"a": 1}', "", **first), EOS]),
+        ("constrained_commentary", [message("commentary <|constrain|>json", '{"a": 1}', **first), message("commentary<|constrain|> json", "b"), EOS]),
+        ("constrained_twice", [message("commentary to=functions.now<|constrain|>a <|constrain|>json", "{}", **first), final("b"), EOS]),
+        ("start_twice", ["<|start|>assistant", final("a", **first), EOS]),
+        ("role_twice", [final("a", **first), "<|end|>", final("b", start="<|start|>assistant assistant"), EOS]),
+        ("other_roles", [final("a", **first), "<|end|>", message("final", "b", start="<|start|>user"), message("final", "c", start="<|start|>tool"),
+                         message("commentary to=functions.now", "{}", start="<|start|>system"), message("analysis", "d", start="<|start|>developer")]),
+        ("role_of_a_tool", [final("a", **first), "<|end|>", message("commentary", "b", start="<|start|>functions.now to=assistant"),
+                            message("final", "c", start="<|start|>to=x"), message("final", "d", start="<|start|>x"), final("e"), EOS]),
+        ("no_role", [final("a", **first), "<|end|>", message("final", "b", start="<|start|>"), final("c"), EOS]),
+        ("role_after_an_error", ["<|channel|><|message|>a<|end|>", final("b"), "<|end|>", final("c", start="<|start|>"), EOS]),
+        ("start_inside_a_header", ["<|channel|>final<|start|>assistant<|message|>a", EOS]),
+        ("end_inside_a_header", ["<|channel|>final<|end|>", final("b"), EOS]),
+        ("json_spaces", [message("commentary to=functions.search json", '{ "query" : "é" ,\n "limit" : [ 1E5 , -0 ] }\n', "<|call|>", **first)]),
+        ("json_escapes", [message("commentary to=functions.search json", '{"a": "\\u00e9\\ud83d\\ude00\\/", "a": 1}', "<|call|>", **first)]),
+        ("json_broken", [message("commentary to=functions.search <|constrain|>json", '{"query": "é",}', "<|call|>", **first)]),
+        ("no_json", [message("commentary to=functions.search <|constrain|>text", '{ "query": 1 }', "<|call|>", **first)]),
+        ("unsure_surrogate", [message("commentary to=functions.search json", '{"a": "\\ud800"}', "<|call|>", **first)]),
+        ("unsure_deep", [message("commentary to=functions.search json", "[" * 300 + "]" * 300, "<|call|>", **first)]),
+    ]:
+        yield name, parts, {}
+    for tools in ("none", "absent"):
+        for name, parts in [("call", [think, call(*W)]), ("content", [think, final("a"), EOS]), ("all", [call(*W, **first), think, final("b"), EOS])]:
+            yield f"{name}_{tools}", parts, {"tools": tools}
+
+
 PAIRS = {
+    "mistral": Family("mistral", None, MISTRAL, special=MISTRAL_TOOL, extra=MISTRAL_EXTRA, think=MISTRAL_THINK),
+    "mistral_list": Family("mistral", None, mistral_list, special=MISTRAL_TOOL[:1], extra=MISTRAL_LIST_EXTRA, think=MISTRAL_THINK),
+    "mistral_list_mistral": Family("mistral", "mistral", mistral_list, special=MISTRAL_TOOL[:1] + [*MISTRAL_THINK], think=MISTRAL_THINK),
+    "mistral_list_deepseek_r1": Family("mistral", "deepseek_r1", mistral_list, plain=THINK, special=MISTRAL_TOOL[:1], extra=MISTRAL_LIST_EXTRA),
+    "mistral_think": Family("mistral", None, MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK],
+                            extra=[("think", ["[THINK]a[/THINK]b", MISTRAL(W), EOS])], think=MISTRAL_THINK),
+    "mistral_mistral": Family("mistral", "mistral", MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK], extra=MISTRAL_EXTRA, think=MISTRAL_THINK),
+    "mistral_mistral_without_think": Family("mistral", "mistral", MISTRAL, special=MISTRAL_TOOL, think=MISTRAL_THINK),
+    "mistral_deepseek_r1": Family("mistral", "deepseek_r1", MISTRAL, plain=THINK, special=MISTRAL_TOOL),
+    "mistral_reasoning": Family(None, "mistral", MISTRAL, special=MISTRAL_TOOL + [*MISTRAL_THINK], think=MISTRAL_THINK),
+    "openai": Family("openai", None, None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
+    "openai_gptoss": Family(None, "openai_gptoss", None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
+    "openai_openai_gptoss": Family("openai", "openai_gptoss", None, cases=harmony_cases, eos="<|return|>", opened="<|start|>assistant"),
     "hermes": Family("hermes", None, H, plain=TOOL, extra=HERMES_EXTRA),
     "hermes_special": Family("hermes", None, H, special=TOOL),
     "hermes_qwen3": Family("hermes", "qwen3", H, plain=THINK + TOOL),
@@ -307,7 +518,7 @@ PAIRS = {
 }
 
 
-def cases(family):
+def cases_of_markers(family):
     """(name, parts, options): options are prompt, template, and tools: auto, none or absent."""
     calls = family.calls
     if family.tools:
@@ -370,11 +581,37 @@ def cases(family):
             yield "reasoning_without_tools", ["<think>a</think>b ", *after, EOS], {"tools": "absent"}
 
 
+def o200k(has_special):
+    """The tokenizer of gpt-oss."""
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    pattern = "|".join([
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+    special = [encoding.decode([token]) for token in range(199_998, 200_018)] if has_special else []
+    converter = TikTokenConverter(os.path.join(os.environ["TIKTOKEN_ENCODINGS_BASE"], "o200k_base.tiktoken"), pattern, extra_special_tokens=special)
+    return PreTrainedTokenizerFast(tokenizer_object=converter.converted(), clean_up_tokenization_spaces=False, eos_token=special[4] if special else None)
+
+
+def model_s(call_id):
+    """The id of a call, if the model wrote it: vLLM's own are random, Mistral's of nine characters."""
+    is_random = not call_id or call_id.startswith("chatcmpl-tool-") or (len(call_id) == 9 and call_id.isalnum())
+    return None if is_random else call_id
+
+
 class Recorder:
     def __init__(self, name, family):
         from transformers import AddedToken, AutoTokenizer
 
         self.name, self.family = name, family
+        self.is_harmony = "gptoss" in (family.reasoning or "") or family.tools == "openai"
+        if self.is_harmony:
+            self.base, self.tokenizer = o200k(False), o200k(True)
+            return
         self.base = AutoTokenizer.from_pretrained(TOKENIZER)
         self.tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
         self.tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.plain])
@@ -385,16 +622,20 @@ class Recorder:
         from vllm.parser import ParserManager
 
         cls = ParserManager.get_parser(tool_parser_name=self.family.tools, reasoning_parser_name=self.family.reasoning,
-                                       enable_auto_tools=self.family.tools is not None, model_name="m")
+                                       enable_auto_tools=self.family.tools is not None, model_name="m", is_harmony=self.is_harmony)
         return cls(self.tokenizer, request.tools, chat_template_kwargs=template)
 
     def ids(self, parts):
         out = []
         for part in parts:
             if part is EOS:
-                out.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+                out.append(self.tokenizer.convert_tokens_to_ids(self.family.eos))
+            elif part is CUT:
+                out.pop()
             else:
                 tokenizer = self.base if isinstance(part, Raw) else self.tokenizer
+                for marker, own in zip(("<think>", "</think>"), self.family.think):
+                    part = part.replace(marker, own)
                 out += tokenizer.encode(part, add_special_tokens=False)
         return out
 
@@ -426,12 +667,13 @@ class Recorder:
             joined["content"] += delta.content or ""
             for call in delta.tool_calls or []:
                 known = calls.setdefault(call.index, ["", "", None])
-                if call.id and not call.id.startswith("chatcmpl-tool-"):
-                    known[2] = call.id
+                known[2] = model_s(call.id) or known[2]
                 known[0] += (call.function and call.function.name) or ""
                 known[1] += (call.function and call.function.arguments) or ""
         joined["calls"] = [[index, *calls[index]] for index in sorted(calls)]
-        joined["reasoning_tokens"] = parser.count_reasoning_tokens(tuple(token for token, _ in tokens))
+        # The server asks for the number only with a reasoning parser.
+        count = parser.count_reasoning_tokens(tuple(token for token, _ in tokens))
+        joined["reasoning_tokens"] = count if self.family.reasoning else 0
         return joined
 
     def whole(self, request, template, tokens):
@@ -442,9 +684,11 @@ class Recorder:
                                                      enable_auto_tools=self.family.tools is not None, model_output_token_ids=ids)
         except Exception:  # noqa: BLE001, the server answers 500 whatever it is
             return None
+        # The server shows no others (entrypoints/openai/chat_completion/serving.py).
+        calls = calls if request.tools and request.tool_choice == "auto" else []
         calls = [[i, call.name, call.arguments, call.id] for i, call in enumerate(calls or [])]
-        calls = [call[:3] + [None if (call[3] or "chatcmpl-tool-").startswith("chatcmpl-tool-") else call[3]] for call in calls]
-        whole = {"reasoning": reasoning, "content": content, "calls": calls, "reasoning_tokens": parser.count_reasoning_tokens(ids)}
+        calls = [call[:3] + [model_s(call[3])] for call in calls]
+        whole = {"reasoning": reasoning, "content": content, "calls": calls, "reasoning_tokens": parser.count_reasoning_tokens(ids) if self.family.reasoning else 0}
         try:
             json.dumps(whole, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -457,7 +701,7 @@ class Recorder:
         # As the server decides it (renderers/online_renderer.py).
         if self.family.reasoning or request.tool_choice != "none":
             self.parser(request, template).adjust_request(request)
-        prompt = self.ids([options.get("prompt", "<|im_start|>assistant\n")])
+        prompt = self.ids([options.get("prompt", self.family.opened)])
         ids = self.ids(parts)
         ends = bool(parts) and parts[-1] is EOS
         texts = self.texts(ids[:-1] if ends else ids, request.skip_special_tokens) + [""] * ends
@@ -477,10 +721,12 @@ class Recorder:
 
         vocabulary = self.tokenizer.get_vocab()
         special = {token: self.tokenizer.convert_tokens_to_ids(token) for token in self.tokenizer.all_special_tokens}
+        if self.is_harmony:
+            special = {str(token): id for id, token in self.tokenizer.added_tokens_decoder.items()}
         markers = {token: vocabulary[token] for token in [*self.family.plain, *self.family.special]}
         head = {"vllm": vllm.__version__, "tools_parser": self.family.tools, "reasoning_parser": self.family.reasoning,
                 "markers": markers | special, "special": special, "tools": TOOLS}
-        done = [self.case(*case) for case in cases(self.family)]
+        done = [self.case(*case) for case in (self.family.cases or cases_of_markers)(self.family)]
         lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
         body = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in done)
         GOLDENS.mkdir(parents=True, exist_ok=True)

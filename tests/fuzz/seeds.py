@@ -201,8 +201,9 @@ def admin():
 
 def parse():
     tools = ["hermes", "qwen3_coder", "llama3_json", "glm45", "kimi_k2", "minimax_m2", "deepseek_v3", "deepseek_v31",
-             "deepseek_v32", "deepseek_v4", None]
-    reasoning = ["qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "deepseek_v4", None]
+             "deepseek_v32", "deepseek_v4", "openai", "mistral", None]
+    reasoning = ["qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "deepseek_v4", "openai_gptoss",
+                 "mistral", None]
     for path in sorted((ROOT / "tests/goldens/parsers").glob("*.json")):
         golden = json.loads(path.read_text())
         pair = golden["tools_parser"], golden["reasoning_parser"]

@@ -108,6 +108,8 @@ pub(super) enum Thinks {
     IfEither,
     /// The same, unless `reasoning_effort` is `none`.
     IfEitherAndEffort,
+    /// If the vocabulary has the marker; the output begins in content all the same.
+    IfMarked,
 }
 
 /// How the text of a name is read.
@@ -117,6 +119,8 @@ pub(super) enum Names {
     Stripped,
     /// `functions.NAME:INDEX`, which is also the id of the call.
     Kimi,
+    /// As it stands, even if there is none.
+    Mistral,
 }
 
 /// Tokens that are left of the one that ended reasoning.
@@ -142,6 +146,7 @@ const NONE: &[Tells] = &[];
 const REASONED: &[Tells] = &[Tells::ReasoningEnd];
 const CALLS: &[Tells] = &[Tells::CallStart];
 const CALLED: &[Tells] = &[Tells::CallEnd];
+const CALLED_CALLS: &[Tells] = &[Tells::CallEnd, Tells::CallStart];
 const REASONED_CALLS: &[Tells] = &[Tells::ReasoningEnd, Tells::CallStart];
 const ARGUMENT: &[Tells] = &[Argument];
 
@@ -302,6 +307,40 @@ pub(super) static MINIMAX_M2: Grammar = Grammar {
     checks_names: true,
     names: Names::Plain,
     rest: Rest::Nothing,
+};
+
+/// Mistral from its eleventh tokenizer on: `[TOOL_CALLS]NAME[ARGS]JSON`, or without the second
+/// marker. The brace that begins the arguments is a marker too.
+pub(super) static MISTRAL: Grammar = Grammar {
+    spellings: &[
+        (ThinkStart, "[THINK]"),
+        (ThinkEnd, "[/THINK]"),
+        (CallStart, "[TOOL_CALLS]"),
+        (NameEnd, "[ARGS]"),
+        (ValueStart, "{"),
+    ],
+    by_token: &[ThinkStart, ThinkEnd, CallStart, NameEnd],
+    steps: &[
+        (Content, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkStart, Reasoning, NONE),
+        (Reasoning, ThinkEnd, Content, REASONED),
+        (Content, ThinkEnd, Content, NONE),
+        (Reasoning, CallStart, Name, REASONED_CALLS),
+        (Content, CallStart, Name, REASONED_CALLS),
+        (Name, NameEnd, ARGS, NONE),
+        (Name, ValueStart, ARGS, ARGUMENT),
+        (ARGS, CallStart, Name, CALLED_CALLS),
+    ],
+    boundaries: &[],
+    arguments: Arguments::Json,
+    converts_at: None,
+    thinks: Thinks::IfMarked,
+    forgets_reasoning: true,
+    strips_reasoning: true,
+    strips_content: true,
+    checks_names: false,
+    names: Names::Mistral,
+    rest: Rest::CallToo,
 };
 
 /// DeepSeek V3.2: `<｜DSML｜function_calls>`, and no reasoning.

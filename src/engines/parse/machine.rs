@@ -200,12 +200,17 @@ impl Machine {
     /// A whole call; `None` if the server drops it.
     fn call(&self, slot: &Slot) -> Result<Option<Call>, Unsure> {
         let name = python::strip(&slot.name).to_owned();
-        if name.is_empty() {
+        let is_mistral = self.setup.grammar.names == Names::Mistral;
+        if is_mistral && slot.name.is_empty() && slot.arguments.is_empty() {
+            return Ok(None);
+        }
+        if name.is_empty() && !is_mistral {
             return inner_call(slot);
         }
         let raw = python::strip(&slot.arguments);
         let arguments = match self.setup.grammar.arguments {
             _ if raw.is_empty() => "{}".to_owned(),
+            Arguments::Json if is_mistral => first_value(raw)?.to_owned(),
             Arguments::Json => raw.to_owned(),
             _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?,
         };
@@ -532,9 +537,11 @@ impl Machine {
             }
             return;
         }
-        let header = if slot.name.is_empty() { inner_name(&slot.arguments) } else { Some(slot.name.clone()) };
+        let names = self.setup.grammar.names;
+        let is_inside = slot.name.is_empty() && names != Names::Mistral;
+        let header = if is_inside { inner_name(&slot.arguments) } else { Some(slot.name.clone()) };
         let Some(header) = header else { return };
-        let is_kimi = self.setup.grammar.names == Names::Kimi;
+        let is_kimi = names == Names::Kimi;
         let (id, name) = match self.read_name(&header) {
             Some(read) => read,
             None if is_kimi => return self.slot(|slot| slot.name.clear()),
@@ -542,7 +549,8 @@ impl Machine {
         };
         if self.accepts(&name) {
             self.name(id, &name);
-            let piece = if is_kimi { text.to_owned() } else { String::new() };
+            let has_piece = matches!(names, Names::Kimi | Names::Mistral);
+            let piece = if has_piece { text.to_owned() } else { String::new() };
             self.piece(calls, Some(name), piece);
         }
     }
@@ -560,7 +568,8 @@ impl Machine {
         };
         // A header that cannot be read is the name.
         let (id, name) = self.read_name(&slot.name).unwrap_or((None, slot.name.clone()));
-        let name = some(name).or_else(|| inner_name(&slot.arguments));
+        let is_final = self.setup.grammar.names == Names::Mistral;
+        let name = if is_final { Some(name) } else { some(name).or_else(|| inner_name(&slot.arguments)) };
         if let Some(name) = name.filter(|name| self.accepts(name)) {
             self.name(id, &name);
             self.piece(calls, Some(name), rest);
@@ -586,7 +595,7 @@ impl Machine {
     /// Id and name in the text of a name.
     fn read_name(&self, header: &str) -> Option<(Option<String>, String)> {
         match self.setup.grammar.names {
-            Names::Plain => Some((None, header.to_owned())),
+            Names::Plain | Names::Mistral => Some((None, header.to_owned())),
             Names::Stripped => Some((None, python::strip(header).to_owned())),
             Names::Kimi => kimi_name(python::strip(header)),
         }
@@ -596,7 +605,7 @@ impl Machine {
         let tools = &self.setup.tools;
         let is_known =
             !self.setup.grammar.checks_names || tools.is_empty() || arguments::has_function(tools, name);
-        !name.is_empty() && is_known
+        is_known && (!name.is_empty() || self.setup.grammar.names == Names::Mistral)
     }
 
     // Arguments.
@@ -658,6 +667,15 @@ impl Machine {
 
 fn some(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
+}
+
+/// The first value in a text of JSON, and all of another text.
+fn first_value(text: &str) -> Result<&str, Unsure> {
+    match python::load_first(text) {
+        Ok(first) => Ok(text.strip_suffix(first.rest).unwrap_or(text)),
+        Err(Unread::Invalid) => Ok(text),
+        Err(_) => Err(Unsure),
+    }
 }
 
 /// A call without a name: an object of JSON may have it, with the arguments.

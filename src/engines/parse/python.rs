@@ -90,6 +90,21 @@ pub(super) fn dump(value: &Value) -> String {
     out
 }
 
+/// `json.dumps(value)`: the same in ASCII.
+pub(super) fn dump_ascii(value: &Value) -> String {
+    let mut out = String::new();
+    for c in dump(value).chars() {
+        if c <= '~' {
+            out.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    }
+    out
+}
+
 fn write_value(out: &mut String, value: &Value) {
     match value {
         Value::Null => out.push_str("null"),

@@ -7,6 +7,7 @@ use super::deepseek::Deepseek;
 use super::hermes::Hermes;
 use super::llama::Llama;
 use super::machine::{Counter, Machine};
+use super::mistral::Mistral;
 use super::think::Think;
 
 use foretell_core::session::parse::{Parse, Parsed};
@@ -26,6 +27,7 @@ pub(super) enum Calls {
     Hermes(Hermes),
     Deepseek(Deepseek),
     Llama(Llama),
+    Mistral(Mistral),
 }
 
 impl Calls {
@@ -35,6 +37,7 @@ impl Calls {
             Self::Hermes(hermes) => hermes.push(text),
             Self::Deepseek(deepseek) => deepseek.push(token, text),
             Self::Llama(llama) => llama.push(text),
+            Self::Mistral(mistral) => mistral.push(token, text),
         }
     }
 
@@ -42,7 +45,7 @@ impl Calls {
         match self {
             Self::Machine(machine) => machine.finish(),
             Self::Hermes(hermes) => hermes.finish(),
-            Self::Deepseek(_) => Parsed::default(),
+            Self::Deepseek(_) | Self::Mistral(_) => Parsed::default(),
             Self::Llama(llama) => llama.finish(),
         }
     }
@@ -53,6 +56,7 @@ impl Calls {
             Self::Hermes(hermes) => hermes.is_outside_calls(),
             Self::Deepseek(deepseek) => deepseek.is_outside_calls(),
             Self::Llama(llama) => llama.is_outside_calls(),
+            Self::Mistral(mistral) => mistral.is_outside_calls(),
         }
     }
 
@@ -62,6 +66,7 @@ impl Calls {
             Self::Hermes(hermes) => hermes.is_sure(),
             Self::Deepseek(deepseek) => deepseek.is_sure(),
             Self::Llama(llama) => llama.is_sure(),
+            Self::Mistral(mistral) => mistral.is_sure(),
         }
     }
 }

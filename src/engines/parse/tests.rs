@@ -235,6 +235,20 @@ fn every_format_has_goldens_and_unique_names() {
     assert_eq!(ToolFormat::from_name("none of these"), None);
 }
 
+#[test]
+fn ids_of_calls_have_the_form_of_the_server() {
+    let of = |tools| Parsers { tools, reasoning: None };
+    let mistral = of(Some(ToolFormat::Mistral));
+    for random in [0, 1, 61, 62, u64::MAX] {
+        let id = mistral.call_id(random);
+        assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+    }
+    assert_ne!(mistral.call_id(1), mistral.call_id(62));
+    for tools in [None, Some(ToolFormat::Hermes), Some(ToolFormat::GptOss)] {
+        assert_eq!(of(tools).call_id(255), "chatcmpl-tool-00000000000000ff");
+    }
+}
+
 /// True if some golden of the pairs that `grammar` belongs to tells `altered` from it.
 fn is_noticed(grammar: &'static Grammar, altered: Grammar) -> bool {
     // A few hundred small tables live as long as the test.
@@ -267,13 +281,14 @@ fn differs(golden: &Golden, case: &Case, json: &Json, pair: Pair) -> bool {
     })
 }
 
-const GRAMMARS: [&Grammar; 6] = [
+const GRAMMARS: [&Grammar; 7] = [
     &grammar::QWEN3,
     &grammar::GLM,
     &grammar::KIMI_K2,
     &grammar::MINIMAX_M2,
     &grammar::DEEPSEEK_V32,
     &grammar::DEEPSEEK_V4,
+    &grammar::MISTRAL,
 ];
 
 /// Marks inside arguments without which the same arguments come, in other pieces.
@@ -364,6 +379,53 @@ fn a_brace_that_is_lost_is_noticed() {
     }));
 }
 
+#[test]
+fn a_marker_of_harmony_that_is_lost_is_noticed() {
+    let is_missed = |text: &&&str| {
+        let lost = |golden: &Golden, json: &Json| {
+            let marker = golden.markers[**text];
+            let mut case = case(golden, json);
+            for (token, _) in case.tokens.iter_mut().filter(|(token, _)| *token == marker) {
+                *token = golden.markers["<|reserved_200010|>"];
+            }
+            let mut parser = case.stream(golden);
+            let parsed = joined(parser.as_mut(), &case.tokens);
+            let is_noticed = as_json(&parsed, parser.reasoning_tokens()) != json["stream"];
+            is_noticed && case.whole(golden).is_ok_and(|whole| whole_as_json(&whole) != json["whole"])
+        };
+        let of_harmony = |golden: &&Golden| golden.markers.contains_key("<|channel|>");
+        !goldens().iter().filter(of_harmony).any(|golden| golden.cases.iter().any(|json| lost(golden, json)))
+    };
+    let markers = ["start", "channel", "constrain", "message", "end", "call", "return"];
+    let markers = markers.map(|name| format!("<|{name}|>"));
+    let markers: Vec<&str> = markers.iter().map(String::as_str).collect();
+    let missed: Vec<String> = markers.iter().filter(is_missed).map(|text| (**text).to_owned()).collect();
+    assert_none(&missed);
+}
+
+#[test]
+fn harmony_goes_with_its_own_vocabulary_and_with_no_other_parser() {
+    let golden = goldens().iter().find(|golden| golden.parsers.tools == Some(ToolFormat::GptOss)).unwrap();
+    let request = Request { may_call: true, ..Request::default() };
+    let mixed = [
+        Parsers { tools: Some(ToolFormat::GptOss), reasoning: Some(ReasoningFormat::Qwen3) },
+        Parsers { tools: Some(ToolFormat::GptOss), reasoning: Some(ReasoningFormat::DeepseekR1) },
+        Parsers { tools: Some(ToolFormat::Hermes), reasoning: Some(ReasoningFormat::GptOss) },
+    ];
+    for parsers in mixed {
+        golden.with(|vocabulary| {
+            assert!(parsers.stream(&request, vocabulary).is_err(), "{parsers}");
+            assert!(parsers.whole(&request, vocabulary, &[(1, "a")]).is_err(), "{parsers}");
+        });
+    }
+    for marker in ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>"] {
+        let mut markers = golden.markers.clone();
+        markers.insert(marker.to_owned(), 7);
+        let other = Vocabulary { id: &|text| markers.get(text).copied(), special: &[] };
+        assert!(golden.parsers.stream(&request, &other).is_err(), "{marker}");
+    }
+}
+
 /// A fork at `cut` goes on as if nothing had been cut, and what is done with the original, or with
 /// a fork that is thrown away, does not reach it.
 fn check_forks(golden: &Golden, case: &Case, cut: usize) {
@@ -407,7 +469,19 @@ proptest! {
     }
 
     #[test]
-    fn nothing_fails_on_any_text(texts in prop::collection::vec("[ -~\n]{0,4}|<tool_call>|</tool_call>|</?think>|<function=|<parameter=x>|</parameter>|</function>|é🎉", 0..40)) {
+    fn pieces_of_json_are_json_as_long_as_another_reader_says_so(parts in prop::collection::vec(r#"[\[\]{},: 10]|"|"a"|"a":|true|nul|null"#, 0..12)) {
+        let text = parts.concat();
+        let mut pieces = pieces::Pieces::new();
+        let is_json = text.chars().all(|c| pieces.push(c).is_ok());
+        // A word is certain with the character behind it.
+        let is_json = is_json && !text.ends_with("nul");
+        let read = serde_json::from_str::<serde::de::IgnoredAny>(&text);
+        let expected = read.as_ref().map_or_else(serde_json::Error::is_eof, |_| true) && !text.ends_with("nul");
+        prop_assert_eq!(is_json, expected, "{}", text);
+    }
+
+    #[test]
+    fn nothing_fails_on_any_text(texts in prop::collection::vec("[ -~\n]{0,4}|<tool_call>|</tool_call>|</?think>|<function=|<parameter=x>|</parameter>|</function>|é🎉|<\\|(start|channel|message|end|call)\\|>|\\[(TOOL_CALLS|ARGS|THINK)\\]|[\\[{]\"name\": \"f\", |\"arguments\": \\{", 0..40)) {
         for golden in goldens() {
             let case = case(golden, &golden.cases[0]);
             let id = |text: &String| golden.markers.get(text).copied().unwrap_or(9_999);

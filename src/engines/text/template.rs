@@ -211,7 +211,7 @@ mod tests {
         let template = ChatTemplate::new(source.to_owned(), String::new(), String::new()).unwrap();
         let variables = json!({"tools": [{"name": "f"}], "enable_thinking": false, "messages": "mine"});
         let text = template.render(&json!([{}, {}]), true, variables.as_object().unwrap()).unwrap();
-        assert_eq!(text, "f false 2 false", "the messages stay those of the request");
+        assert_eq!(text, "f False 2 False", "the messages stay those of the request");
     }
 
     #[test]

@@ -193,7 +193,7 @@ impl Run {
             let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
             if self.plan.parses {
-                sink.write_parts();
+                sink.write_parts(self.plan.identity.engine.parsers);
             }
             let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
@@ -205,7 +205,7 @@ impl Run {
         let mut sink =
             Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
-            sink.write_parts();
+            sink.write_parts(self.plan.identity.engine.parsers);
         }
         let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|nothing| nothing.decline(RelayReason::Fault))?;

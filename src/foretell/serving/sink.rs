@@ -29,7 +29,7 @@ use foretell_engines::openai::answer::{Additive, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route, sse};
-use foretell_engines::parse::Whole;
+use foretell_engines::parse::{Parsers, Whole};
 
 /// Member that identifies the server's configuration.
 const FINGERPRINT: &str = "system_fingerprint";
@@ -169,8 +169,8 @@ impl Sink {
     }
 
     /// Writes the reasoning and the tool calls of a session with an output parser too.
-    pub fn write_parts(&mut self) {
-        self.parts = Some(PartWriter::default());
+    pub fn write_parts(&mut self, parsers: Parsers) {
+        self.parts = Some(PartWriter::new(parsers));
     }
 
     /// Takes the parts of a JSON answer whose output is complete; they stand for all that was taken

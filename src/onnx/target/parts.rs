@@ -1,5 +1,6 @@
 //! Output parsers of the ONNX server: tool calls and reasoning, parsed as vLLM parses them.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -48,6 +49,11 @@ impl Parsing {
     pub(super) fn check(&self) -> Result<(), Unsure> {
         let asked = Asked { may_call: true, ..Asked::default() };
         if self.parsers == Parsers::default() { Ok(()) } else { self.stream(&asked, &[]).map(drop) }
+    }
+
+    /// The id of a new call, in the form of the server of this format.
+    pub(super) fn call_id(&self) -> String {
+        self.parsers.call_id(RandomState::new().hash_one("call"))
     }
 
     /// True if the answer to a chat can have other parts than its text.

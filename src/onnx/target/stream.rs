@@ -85,8 +85,6 @@ pub(super) struct Answer {
     /// Choice `j` of prompt `i` has index `i · n + j`.
     choices: Vec<Running>,
     parsing: Parsing,
-    /// Numbers the tool calls.
-    calls: usize,
     /// Number of cached prompt tokens, counted once per prompt.
     cached: usize,
     /// Index of the choice to check first for an event, so that every choice gets its turn.
@@ -102,7 +100,7 @@ impl Answer {
         choices: Vec<Running>,
         parsing: Parsing,
     ) -> Self {
-        Self { id, created: now(), model, mark, ask, prompts, choices, parsing, calls: 0, cached: 0, next: 0 }
+        Self { id, created: now(), model, mark, ask, prompts, choices, parsing, cached: 0, next: 0 }
     }
 
     /// The parts of its text are sent apart.
@@ -243,7 +241,7 @@ impl Answer {
         let chars = text.chars().count();
         let mut choice = Choice { index, logprobs: self.logprobs(&scored, offset), ..Choice::default() };
         match parsed {
-            Some(parsed) => choice.say_parts(first, &parsed, call_ids(&self.id, &mut self.calls)),
+            Some(parsed) => choice.say_parts(first, &parsed, || self.parsing.call_id()),
             None => choice.say(self.ask.route, true, first, text),
         }
         choice.token_ids = self.ask.show.token_ids.then(|| vec![step.id]);
@@ -331,7 +329,7 @@ impl Answer {
         choice.finish(&whole.finish.unwrap_or(Finish::Length));
         match parts {
             Some(parts) => {
-                choice.say_whole(&parts, call_ids(&self.id, &mut self.calls));
+                choice.say_whole(&parts, || self.parsing.call_id());
                 if !parts.calls.is_empty() {
                     choice.finish_reason = Some(CALLS);
                 }
@@ -373,15 +371,6 @@ impl Complete {
         self.text.push_str(&step.text);
         self.pieces.push((step.id, step.text));
         self.finish = step.finish;
-    }
-}
-
-/// Ids of the calls of an answer, in vLLM's form.
-fn call_ids<'a>(answer: &'a str, calls: &'a mut usize) -> impl FnMut() -> String + 'a {
-    let answer = answer.trim_start_matches("chatcmpl-");
-    move || {
-        *calls += 1;
-        format!("chatcmpl-tool-{answer}{calls:x}")
     }
 }
 

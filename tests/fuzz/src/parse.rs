@@ -12,8 +12,8 @@ use crate::bytes::Bytes;
 
 /// Maximum size of an input, bytes.
 const MAX_LEN: usize = 16 << 10;
-/// Markers of all families, each a token by its place here.
-const MARKERS: [&str; 20] = [
+/// Markers of all families.
+const MARKERS: [&str; 31] = [
     "</minimax:tool_call>",
     "</think>",
     "</tool_call>",
@@ -34,7 +34,26 @@ const MARKERS: [&str; 20] = [
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
     "｜DSML｜",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[THINK]",
+    "[/THINK]",
+    "<|return|>",
+    "<|constrain|>",
+    "<|channel|>",
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|call|>",
 ];
+/// The ids of the last ones, gpt-oss's; the others are tokens by their place.
+const HARMONY: [TokenId; 7] = [200_002, 200_003, 200_005, 200_006, 200_007, 200_008, 200_012];
+
+/// The id of the marker at this place.
+fn id_at(at: usize) -> TokenId {
+    let harmony = at.checked_sub(MARKERS.len() - HARMONY.len());
+    harmony.and_then(|at| HARMONY.get(at).copied()).unwrap_or(at as TokenId)
+}
 
 /// Runs one input.
 pub fn run(input: &[u8]) {
@@ -47,7 +66,8 @@ pub fn run(input: &[u8]) {
     let (switches, copied) = (bytes.byte(), bytes.below(256));
     let offered = offered();
     let template = json!({"enable_thinking": switches & 1 > 0});
-    let prompt = MARKERS.iter().position(|&marker| marker == "</think>").unwrap() as TokenId;
+    let id = |text: &str| MARKERS.iter().position(|&marker| marker == text).map(id_at);
+    let prompt = id("</think>").unwrap();
     let request = Request {
         tools: if switches & 2 > 0 { &offered } else { &[] },
         may_call: switches & 4 > 0,
@@ -56,11 +76,11 @@ pub fn run(input: &[u8]) {
     };
     let text = String::from_utf8_lossy(bytes.0);
     let tokens = cut(&text);
-    let id = |text: &str| MARKERS.iter().position(|&marker| marker == text).map(|at| at as TokenId);
-    let special: Vec<(TokenId, &str)> = (0..).zip(MARKERS).collect();
+    let special: Vec<(TokenId, &str)> = (0..).map(id_at).zip(MARKERS).collect();
     let vocabulary = Vocabulary { id: &id, special: &special };
     let parsers = Parsers { tools, reasoning };
-    let parser = parsers.stream(&request, &vocabulary).expect("a vocabulary with every marker");
+    // gpt-oss goes with no other family.
+    let Ok(parser) = parsers.stream(&request, &vocabulary) else { return };
     let (straight, sure) = stream(parser, &tokens, None);
     let parser = parsers.stream(&request, &vocabulary).unwrap();
     assert_eq!(stream(parser, &tokens, Some(copied)).0, straight, "a copy of the parser goes on otherwise");
@@ -95,7 +115,7 @@ fn cut(text: &str) -> Vec<(TokenId, &str)> {
             next.map_or(space, |next| next.min(space))
         };
         let (id, len) = match marker {
-            Some(at) => (at as TokenId, MARKERS[at].len()),
+            Some(at) => (id_at(at), MARKERS[at].len()),
             None => (1000, plain()),
         };
         let (piece, after) = rest.split_at(len);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foretell_core::units::TokenId;
 use serde_json::Value as Json;
 
-use crate::parse::grammar::{Grammar, Mark, Rest, State, Step, Tells};
+use crate::parse::grammar::{Grammar, Mark, Rest, State, Step, Tells, Thinks};
 use crate::parse::{Template, Vocabulary};
 
 /// A family's grammar with the tokens of one vocabulary and the functions of one request.
@@ -30,7 +30,11 @@ impl Setup {
         template: Template<'_>,
         tools: &[Json],
     ) -> Arc<Self> {
-        let thinks = template.thinks(grammar);
+        let marker = || grammar.spellings.iter().find(|(mark, _)| *mark == Mark::ThinkStart);
+        let thinks = match grammar.thinks {
+            Thinks::IfMarked => marker().is_some_and(|(_, text)| (vocabulary.id)(text).is_some()),
+            _ => template.thinks(grammar),
+        };
         let is_kept =
             |mark| thinks || !grammar.forgets_reasoning || !matches!(mark, Mark::ThinkStart | Mark::ThinkEnd);
         let known = grammar.spellings.iter().filter(|(mark, _)| is_kept(*mark));
@@ -103,8 +107,9 @@ impl Setup {
         ends
     }
 
-    pub(super) const fn start(&self) -> State {
-        if self.thinks { State::Reasoning } else { State::Content }
+    pub(super) fn start(&self) -> State {
+        let begins = self.thinks && self.grammar.thinks != Thinks::IfMarked;
+        if begins { State::Reasoning } else { State::Content }
     }
 
     pub(in crate::parse) const fn thinks(&self) -> bool {

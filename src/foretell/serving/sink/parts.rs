@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::random::fresh_seed;
 use foretell_core::session::{Finish, Parsed};
 use foretell_engines::openai::parts;
-use foretell_engines::parse::Whole;
+use foretell_engines::parse::{Parsers, Whole};
 
 const CALLS: &str = Finish::ToolCalls.name();
 
@@ -13,16 +13,16 @@ const CALLS: &str = Finish::ToolCalls.name();
 pub(super) struct PartWriter {
     /// The member of a delta that holds reasoning.
     reasoning: &'static str,
-}
-
-impl Default for PartWriter {
-    fn default() -> Self {
-        let [reasoning, _] = parts::REASONING;
-        Self { reasoning }
-    }
+    /// The server's parsers, which make the ids of new calls.
+    parsers: Parsers,
 }
 
 impl PartWriter {
+    pub(super) const fn new(parsers: Parsers) -> Self {
+        let [reasoning, _] = parts::REASONING;
+        Self { reasoning, parsers }
+    }
+
     /// Learns the member for reasoning from a delta of the server.
     pub(super) fn read(&mut self, delta: &Map<String, Value>) {
         let named = parts::REASONING.into_iter().find(|name| delta.contains_key(*name));
@@ -31,7 +31,7 @@ impl PartWriter {
 
     /// The delta with these parts.
     pub(super) fn delta(&self, parsed: &Parsed) -> Map<String, Value> {
-        parts::write(parsed, self.reasoning, |_| call_id())
+        parts::write(parsed, self.reasoning, |_| self.call_id())
     }
 
     /// Writes the parts of a whole answer into its message. With calls it has them as its finish
@@ -39,7 +39,7 @@ impl PartWriter {
     pub(super) fn write_whole(&self, answer: &mut Value, whole: &Whole) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
-            parts::write_whole(message, whole, self.reasoning, call_id);
+            parts::write_whole(message, whole, self.reasoning, || self.call_id());
         }
         if !whole.calls.is_empty() {
             choice.insert("finish_reason".to_owned(), CALLS.into());
@@ -47,9 +47,8 @@ impl PartWriter {
             choice.insert("finish_reason".to_owned(), Finish::Stop.name().into());
         }
     }
-}
 
-/// The id of a new call, as vLLM makes it (0.32, `renderers/chat_utils.py`, `make_tool_call_id`).
-fn call_id() -> String {
-    format!("chatcmpl-tool-{:016x}", fresh_seed())
+    fn call_id(&self) -> String {
+        self.parsers.call_id(fresh_seed())
+    }
 }
