@@ -112,6 +112,13 @@ impl Measurements<'_> {
         self.concurrency_changes(|concurrency| concurrency.set_signal(signal));
     }
 
+    /// Seconds that all requests of others together lose by a verify request with `nodes` nodes: the
+    /// computation of the nodes. The wait for the running step and the network is lost by ours
+    /// alone. 0 before the time of a node is measured: a trial measures it.
+    pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
+        (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
+    }
+
     /// Seconds that all our plain requests together lose per draft node of one verify request.
     pub fn node_among_plain(&self) -> f64 {
         let speculating = self.concurrency.speculating().max(1);

@@ -36,13 +36,13 @@ impl RoundCosts {
     /// Present costs. `model`: number of the model drafter; `hope`: the time at which they are
     /// estimated optimistically ([`super::Costs::hopeful`]), `None` for the expected costs.
     pub fn new(learnt: &Measurements<'_>, way: Way, model: u8, hope: Option<Tick>) -> Self {
-        let (costs, concurrency) = (&*learnt.costs, &*learnt.concurrency);
+        let costs = &*learnt.costs;
         let token = costs.plain_token_expected();
         let (saved, waited) = costs.saved_by_drafting(model);
         let draft = costs.draft_token(model);
         let round = |nodes: usize| {
             let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
-            call + waited + concurrency.others() as f64 * (call - token).max(0.0)
+            call + waited + learnt.lost_by_others(way, nodes)
         };
         let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
         Self {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn others_pay_for_a_round_beyond_a_step_and_ours_only_where_a_draft_is_cut() {
+    fn others_pay_for_the_nodes_of_a_round_and_ours_only_where_a_draft_is_cut() {
         let round_costs = |ours, others| {
             let control = Control::new();
             learnt(&control, ours, others);
@@ -170,7 +170,8 @@ mod tests {
         };
         let (alone, ours, others) = (round_costs(1, 0), round_costs(5, 0), round_costs(1, 3));
         assert!((alone.round(8) - 0.020).abs() < 1e-9 && (ours.round(8) - 0.020).abs() < 1e-9);
-        assert!((others.round(8) - 0.050).abs() < 1e-9, "{}", others.round(8));
+        assert!((others.round(0) - 0.012).abs() < 1e-9, "others lose nothing by our wait for their step");
+        assert!((others.round(8) - 0.044).abs() < 1e-9, "{}", others.round(8));
         let survival: Vec<f64> = (1..=8).map(|depth| 0.8_f64.powi(depth)).collect();
         let nodes =
             [&alone, &ours, &others].map(|round_costs| round_costs.cut(&survival, 150.0, false).nodes);

@@ -375,7 +375,7 @@ impl SpeculationController {
             }
             let expected = learnt.costs.verify(self.way(), draft.len())
                 + modelled as f64 * learnt.costs.draft_token(self.model.number);
-            Round { expected, lost: self.lost_by_others(draft.len(), learnt) }
+            Round { expected, lost: learnt.lost_by_others(self.way(), draft.len()) }
         });
         self.booked(tokens, round, now);
         if let Some(streak) = &mut self.streak {

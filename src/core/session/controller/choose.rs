@@ -211,12 +211,6 @@ impl SpeculationController {
         speculating.unwrap_or(0.0).max(1.0 / round_costs.token)
     }
 
-    /// Seconds that all requests of others together lose by a round with `nodes` nodes.
-    pub(super) fn lost_by_others(&self, nodes: usize, learnt: &Measurements) -> f64 {
-        let beyond = learnt.costs.verify(self.way(), nodes) - learnt.costs.plain_token_expected();
-        learnt.concurrency.others() as f64 * beyond.max(0.0)
-    }
-
     fn dithered(&mut self, step: Step, budget: Budget) -> Step {
         match step {
             Step::Verify(mut draft) => {
