@@ -28,8 +28,8 @@ pub mod tolerance;
 pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
-pub use chooser::{Outlook, Quote, best_cut, dither};
-pub use costs::{Basis, Concurrent, Costs, Way};
+pub use chooser::{Outlook, Quote, best_cut};
+pub use costs::{Basis, Costs, Way};
 pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
 pub use prospect::Prior;
@@ -41,7 +41,6 @@ pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use switchback::{Switchback, Windows};
 pub use tolerance::Tolerance;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -57,7 +56,7 @@ pub struct Measurements<'a> {
     pub survival: &'a mut Survival,
     /// Costs of requests.
     pub costs: &'a mut Costs,
-    /// Plain tokens that speculation may still lose.
+    /// Seconds that speculation may still lose.
     pub regret_budget: &'a mut RegretBudget,
     /// The requests that the engine computes.
     pub concurrency: &'a mut Concurrency,
@@ -68,15 +67,6 @@ pub struct Measurements<'a> {
     /// Rounds by class of requests.
     pub classes: &'a mut state::Classes,
     length: &'a mut state::Length,
-}
-
-/// Predictions for a round, made before it, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Round {
-    /// Expected duration, drafting included.
-    pub expected: f64,
-    /// Time that other requests are expected to lose by it, all together.
-    pub lost: f64,
 }
 
 /// Limits of the cost that speculation imposes on the other requests of a replica.
@@ -112,11 +102,11 @@ impl Measurements<'_> {
         self.concurrency_changes(|concurrency| concurrency.set_signal(signal));
     }
 
-    /// Seconds that all our plain requests together lose per draft node of one verify request.
-    pub fn node_among_plain(&self) -> f64 {
-        let speculating = self.concurrency.speculating().max(1);
-        let all = self.costs.per_node_of_all().unwrap_or(0.0);
-        self.concurrency.ours().saturating_sub(speculating) as f64 * all / speculating as f64
+    /// Seconds that all requests of others together lose by a verify request with `nodes` nodes: the
+    /// computation of the nodes. The wait for the running step and the network is lost by ours
+    /// alone. 0 before the time of a node is measured: a trial measures it.
+    pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
+        (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
     }
 
     /// Notes `tokens` plain tokens that came `seconds` after the ones before.
@@ -127,11 +117,8 @@ impl Measurements<'_> {
             self.costs.note_plain(seconds, tokens, now);
         } else {
             self.costs.plain_concurrent(tokens);
-            if let Some(token) = self.costs.plain_token() {
-                self.regret_budget.plain_concurrent(tokens as f64, seconds, now, token);
-            }
+            self.book(tokens as f64, seconds);
         }
-        self.regret_budget.note_plain(tokens);
         self.passed(seconds, tokens, now);
     }
 
@@ -139,10 +126,7 @@ impl Measurements<'_> {
     /// the plain tokens won, negative if lost.
     pub fn left(&mut self, seconds: f64, now: Tick) -> f64 {
         self.costs.left(seconds, now);
-        let won = self.costs.plain_token().map_or(0.0, |token| {
-            let round = Round { expected: token + self.costs.switch_out(), lost: 0.0 };
-            self.regret_budget.note_round(1.0, seconds, round, now, token)
-        });
+        let won = self.book(1.0, seconds);
         self.passed(seconds, 1, now);
         won
     }
@@ -152,13 +136,37 @@ impl Measurements<'_> {
         self.costs.plain_token().map_or(0.0, |token| tokens * token)
     }
 
-    /// Notes a round that yielded `tokens` in `seconds`. Returns the plain tokens won, negative if
-    /// lost.
-    pub fn note_round(&mut self, tokens: usize, seconds: f64, round: Round, now: Tick) -> f64 {
+    /// Notes a round that yielded `tokens` in `seconds`, by which requests of others lose `lost`
+    /// seconds all together. Returns the plain tokens won, negative if lost.
+    pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, now: Tick) -> f64 {
         self.passed(seconds, tokens, now);
         self.costs.speculated(seconds / self.concurrency.ours().max(1) as f64);
+        self.book(tokens as f64, seconds + lost)
+    }
+
+    /// Books `tokens` that took one of our requests `seconds`. Returns the plain tokens won,
+    /// negative if lost; 0 before the plain pace is known.
+    fn book(&mut self, tokens: f64, seconds: f64) -> f64 {
         let Some(token) = self.costs.plain_token() else { return 0.0 };
-        self.regret_budget.note_round(tokens as f64, seconds, round, now, token)
+        let won = tokens * token - seconds;
+        let ours = self.concurrency.ours().max(1) as f64;
+        self.regret_budget.book(won / ours, self.costs.regret_capacity());
+        if won.is_finite() { won / token } else { 0.0 }
+    }
+
+    /// True if the regret budget allows a session to begin to speculate, or one that does to go on.
+    pub fn is_solvent(&self, speculating: bool) -> bool {
+        let capacity = self.costs.regret_capacity();
+        if speculating {
+            self.regret_budget.may_go_on(capacity)
+        } else {
+            self.regret_budget.may_begin(capacity)
+        }
+    }
+
+    /// Regret budget left, in plain tokens of every request.
+    pub fn regret_left(&self) -> f64 {
+        self.regret_budget.remaining(self.costs.regret_capacity()) / self.costs.plain_token_expected()
     }
 
     /// Notes that a session of ours got `tokens` in `seconds`, and accounts for the tokens that
@@ -166,6 +174,7 @@ impl Measurements<'_> {
     fn passed(&mut self, seconds: f64, tokens: usize, now: Tick) {
         self.switchback.emitted(tokens, seconds, now);
         let ours = self.concurrency.ours().max(1) as f64;
+        self.regret_budget.passed(seconds / ours, self.costs.regret_capacity());
         let others = self.concurrency.others() as f64 / ours * seconds / self.costs.plain_token_expected();
         self.budget.generated(tokens as f64 + others.min(1e6));
     }
@@ -310,20 +319,22 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     speculates: bool,
-    /// In the order in which they were sent.
-    calls: VecDeque<state::InFlight>,
+    /// Its verify requests in flight.
+    calls: usize,
 }
 
 impl Presence {
     /// Adds one request to the concurrency.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         control.with(|learnt| learnt.concurrency_changes(Concurrency::enter));
-        Self { control, speculates: false, calls: VecDeque::new() }
+        Self { control, speculates: false, calls: 0 }
     }
 
     /// It is speculated on from now on, or decoded plainly.
     pub fn speculates(&mut self, speculates: bool) {
-        while !speculates && self.call_ends().is_some() {}
+        while !speculates && self.calls > 0 {
+            self.call_ends();
+        }
         if std::mem::replace(&mut self.speculates, speculates) != speculates {
             self.control
                 .with(|learnt| learnt.concurrency_changes(|concurrency| concurrency.speculates(speculates)));
@@ -332,17 +343,19 @@ impl Presence {
 }
 
 impl Presence {
-    /// It sends a verify request with `nodes` draft nodes, and so is speculated on.
-    pub fn calls(&mut self, nodes: usize) {
+    /// It sends a verify request, and so is speculated on.
+    pub fn calls(&mut self) {
         self.speculates(true);
-        self.calls.push_back(self.control.with(|learnt| learnt.concurrency.call_begins(nodes)));
+        self.calls += 1;
+        self.control.with(|learnt| learnt.concurrency.call_begins());
     }
 
-    /// The first of its verify requests has ended. Returns the mean number of draft nodes of our
-    /// verify requests that were in flight with it; `None` if it sent none.
-    pub fn call_ends(&mut self) -> Option<f64> {
-        let call = self.calls.pop_front()?;
-        Some(self.control.with(|learnt| learnt.concurrency.call_ends(call)))
+    /// One of its verify requests has ended, if it sent any.
+    pub fn call_ends(&mut self) {
+        if let Some(left) = self.calls.checked_sub(1) {
+            self.calls = left;
+            self.control.with(|learnt| learnt.concurrency.call_ends());
+        }
     }
 }
 
@@ -368,7 +381,7 @@ mod tests {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
             (0..50).for_each(|_| learnt.classes.push(class, 4, 4, 3));
-            learnt.note_round(20, 0.1, Round::default(), now);
+            learnt.note_round(20, 0.1, 0.0, now);
         });
         let saved = control.save(now).unwrap();
         let read =
@@ -377,12 +390,7 @@ mod tests {
         let figures = |control: &Control| {
             control.with(|learnt| {
                 let rounds = learnt.classes.of(class).map(Rounds::count);
-                (
-                    learnt.costs.plain_token(),
-                    learnt.costs.verify(way, 4),
-                    rounds,
-                    learnt.regret_budget.remaining(),
-                )
+                (learnt.costs.plain_token(), learnt.costs.verify(way, 4), rounds, learnt.regret_left())
             })
         };
         assert_eq!(figures(&control), figures(&read));

@@ -63,11 +63,6 @@ impl Belief {
         (self.weight > 0.0).then_some(self.mean)
     }
 
-    /// Time of the last measurement; the origin of time before the first.
-    pub fn at(&self) -> Tick {
-        self.at
-    }
-
     /// Measurements that the mean is based on at `now`, 0 to 8: half as many after 120 idle
     /// seconds, and never none once there was one.
     pub fn weight(&self, now: Tick) -> f64 {

@@ -2,7 +2,8 @@
 //!
 //! It applies only where the engine also computes requests of others, which gain nothing by them:
 //! there the rejected tokens may be no more than a share of those that the engine generates. The
-//! cost of our own requests for each other is part of the cost of a round.
+//! cost of our own requests for each other is part of the cost of a round. The more of it is used,
+//! the surer a draft token must be, so that drafts get shorter before none may be sent at all.
 
 /// Maximum number of rejected tokens that may be saved up.
 const MAX: f64 = 64.0;
@@ -38,6 +39,12 @@ impl Budget {
     /// Notes tokens that were computed and rejected while another request waited for the engine.
     pub fn refused(&mut self, tokens: usize) {
         self.left = (self.left - tokens as f64).max(-DEEPEST);
+    }
+
+    /// Price of a draft node in tokens, 0 to 1: the used share of what may be saved up. A node is
+    /// sent if its survival probability is worth this as well as its time.
+    pub fn price(&self) -> f64 {
+        (1.0 - self.left / MAX).clamp(0.0, 1.0)
     }
 
     /// True if a session may begin to speculate: the budget is above 0.
@@ -77,10 +84,10 @@ mod tests {
     fn accepted_drafts_cost_nothing_and_a_share_of_zero_allows_no_more_than_was_saved() {
         let mut budget = Budget::default();
         (0..1_000).for_each(|_| budget.generated(9.0));
-        assert!(budget.may_begin());
+        assert!(budget.may_begin() && budget.price() < 1e-9);
         budget.allow(0.0);
         (0..10).for_each(|_| budget.refused(8));
         budget.generated(1e6);
-        assert!(!budget.may_begin());
+        assert!(!budget.may_begin() && (budget.price() - 1.0).abs() < 1e-9);
     }
 }

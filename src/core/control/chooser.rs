@@ -6,7 +6,6 @@
 //! is exact.
 
 use super::rounds::Value;
-use crate::units::SplitMix64;
 
 /// Expected tokens and cost of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,15 +146,6 @@ impl Outlook {
     }
 }
 
-/// In one round of twenty adds or removes one node, so that the cost table gets values for
-/// neighbouring sizes. The result is 1 to `most` nodes; no nodes stay none.
-pub fn dither(rng: &mut SplitMix64, nodes: usize, most: usize) -> usize {
-    if nodes == 0 || !rng.chance(20) {
-        return nodes;
-    }
-    if rng.chance(2) { (nodes + 1).min(most) } else { (nodes - 1).max(1) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,13 +199,5 @@ mod tests {
         let weak = Quote { nodes: 1, tokens: 1.1, seconds: 0.14 };
         assert!(!losing.goes_on(weak, 0.05, 0));
         assert!(Outlook { rest: 2.0, ..losing }.goes_on(weak, 0.05, 0));
-    }
-
-    #[test]
-    fn dither_is_rare_and_stays_in_bounds() {
-        let mut rng = SplitMix64::new(7);
-        let moved = (0..2_000).filter(|_| dither(&mut rng, 4, 4) != 4).count();
-        assert!((20..110).contains(&moved), "{moved}");
-        assert!((0..200).all(|_| (1..=3).contains(&dither(&mut rng, 1, 3))));
     }
 }

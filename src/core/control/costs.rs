@@ -26,6 +26,7 @@ use table::{TableKey, Verify};
 
 use super::belief::Belief;
 use super::prospect::Prior;
+use super::regret_budget::RegretBudget;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
 
@@ -51,9 +52,6 @@ const EXPENSIVE: f64 = 6.0;
 /// Maximum of a concurrent request's time that counts, as a multiple of the expected time: one
 /// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
-/// Seconds without a verify request after which the optimism about a lower cost is half of its
-/// maximum.
-const HOPE: f64 = 600.0;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
 const REACH_FIRST: usize = 4;
 
@@ -74,16 +72,6 @@ impl Way {
     pub const fn by(method: VerifyMethod, context: usize) -> Self {
         Self { method, fallback: None, context }
     }
-}
-
-/// Concurrent work at a verify request.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Concurrent {
-    /// Mean number of draft nodes of our verify requests that were in flight with it, itself
-    /// included.
-    pub nodes: f64,
-    /// Tokens that the model drafter computed for it, before it began.
-    pub modelled: usize,
 }
 
 /// Basis of the expected cost of verify requests, ordered from the weakest.
@@ -125,10 +113,11 @@ pub struct Costs {
     company: [Belief; pace::SIZES],
     pace: Pace,
     verify: Verify,
-    /// Time that a node adds to each of our concurrent requests, and time that a drafted token
-    /// takes from the wait for the engine.
-    nodes: Joint,
+    /// Time that a drafted token takes from the wait for the engine.
     wait: Joint,
+    /// Verification method and context of the last verify request.
+    #[serde(skip)]
+    last: Option<Way>,
     /// Share of the verify requests of each method that decided nothing, by
     /// [`VerifyMethod::index`].
     undecided: [Belief; VerifyMethod::ALL.len()],
@@ -244,6 +233,7 @@ impl Costs {
     /// Notes the seconds of a verify request with `nodes` draft nodes in the middle of a streak of
     /// rounds.
     pub fn verified(&mut self, way: Way, nodes: usize, seconds: f64, now: Tick) {
+        self.last = Some(way);
         let token = self.plain_token_expected();
         self.verify.observe(self.position(way), nodes, seconds, token, now);
         let plain_neighbours = f64::from(u8::from(self.plain_neighbours));
@@ -347,19 +337,12 @@ impl Costs {
         seconds * paces.filter(|_| concurrency != self.concurrency).map_or(1.0, |(here, there)| here / there)
     }
 
-    /// Notes the seconds of a verify request in the middle of a streak, and the work concurrent
-    /// with it.
-    pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, concurrent: Concurrent) {
+    /// Notes the seconds of a verify request in the middle of a streak, for which the model drafter
+    /// computed `modelled` tokens.
+    pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, modelled: usize) {
         let expected = self.verify(way, nodes);
         let seconds = seconds.min(OUTLIER * expected);
-        self.nodes.observe(self.concurrency, concurrent.nodes, seconds);
-        self.wait.observe(self.concurrency, concurrent.modelled as f64, seconds - expected);
-    }
-
-    /// Seconds that each of our verify requests takes longer if each has one node more; `None`
-    /// before that is known.
-    pub fn per_node_of_all(&self) -> Option<f64> {
-        Some(self.nodes.slope(self.concurrency)?.max(0.0))
+        self.wait.observe(self.concurrency, modelled as f64, seconds - expected);
     }
 
     /// Seconds of the wait for the engine that a token of the model drafter saves because it is
@@ -385,22 +368,26 @@ impl Costs {
         self.plain_token_expected() * (1.05 + NODE * nodes as f64)
     }
 
-    /// Optimistic seconds of a verify request for a session that begins to speculate. Sessions that
+    /// Expected seconds of a verify request for a session that begins to speculate. Sessions that
     /// decode plainly at the same time decide alike, so those that can speculate begin together,
     /// and without plain neighbours no request waits for a step in progress: the probability that
-    /// plain neighbours remain is measured. An old measurement is moved from its mean towards the
-    /// guess, so that a cost that was high once is tried again some day.
-    pub fn hopeful(&self, way: Way, nodes: usize, now: Tick) -> f64 {
+    /// plain neighbours remain is measured.
+    pub fn beginning(&self, way: Way, nodes: usize) -> f64 {
         let stay = self.company.get(self.concurrency.index()).and_then(Belief::known).unwrap_or(0.0);
         let (concurrent, among) =
             (self.call_concurrent(way, nodes, true), self.call_concurrent(way, nodes, false));
-        let mean = if self.plain_neighbours && !self.foreign {
+        if self.plain_neighbours && !self.foreign {
             stay * concurrent + (1.0 - stay) * among
         } else {
             self.verify(way, nodes)
-        };
-        let rest = self.verify.rest(self.position(way), now);
-        mean + (self.guess(nodes) - mean).min(0.0) * rest / (rest + HOPE)
+        }
+    }
+
+    /// Capacity of the regret budget at this concurrency, seconds.
+    pub fn regret_capacity(&self) -> f64 {
+        let token = self.plain_token_expected();
+        let round = self.last.map_or(0.0, |way| (self.verify(way, 0) - token).max(0.0));
+        RegretBudget::capacity(token, self.switch_in() + self.switch_out() + round)
     }
 
     /// Maximum draft nodes whose cost can be predicted from measurements: twice as many as the

@@ -20,7 +20,7 @@ const NORMAL: f64 = 1.96;
 pub struct Forecast {
     /// Load of the engine, 0 to 1.
     pub load: f64,
-    /// Regret budget there: plain tokens that speculation may still lose.
+    /// Regret budget there: plain tokens that speculation may still cost every request.
     pub regret_budget: f64,
     /// Seconds per plain token; `None` before any was measured.
     pub token: Option<f64>,
@@ -70,13 +70,13 @@ pub struct Prospective<'a> {
 /// The forecast at `now` for a request, with the gain of its best drafter.
 pub fn forecast(learnt: &mut Measurements<'_>, asked: &Prospective<'_>, now: Tick) -> Forecast {
     let classes = asked.classes;
-    let round_costs = |model| RoundCosts::new(learnt, asked.way, model, None);
+    let round_costs = |model| RoundCosts::new(learnt, asked.way, model, false);
     let gain = classes.iter().filter_map(|class| gain(learnt, *class, &round_costs(class.drafter().number)));
     let gain = gain.max_by(|a, b| a.middle.total_cmp(&b.middle));
     let round_costs = round_costs(0);
     Forecast {
         load: learnt.concurrency.load(),
-        regret_budget: learnt.regret_budget.remaining(),
+        regret_budget: learnt.regret_left(),
         token: learnt.costs.plain_token(),
         reasons: if asked.forced { forced(classes) } else { reasons(learnt, gain, asked, &round_costs, now) },
         gain,

@@ -61,7 +61,7 @@ const MEASURED: [MeasuredGate; 6] = [
     },
     MeasuredGate {
         reason: PlainReason::GateRegret,
-        words: "speculation has used up the regret budget here; plain tokens refill it",
+        words: "speculation has used up the regret budget here; a hundredth of the time refills it",
         is_closed: |inputs| !inputs.is_solvent(),
     },
     MeasuredGate {
@@ -95,12 +95,7 @@ impl GateInputs<'_, '_> {
     }
 
     fn is_solvent(&self) -> bool {
-        let regret_budget = &self.learnt.regret_budget;
-        if self.speculating {
-            regret_budget.may_go_on()
-        } else {
-            regret_budget.may_begin(self.learnt.concurrency.speculating())
-        }
+        self.learnt.is_solvent(self.speculating)
     }
 }
 

@@ -4,7 +4,6 @@ use super::chooser::{Quote, best_cut};
 use super::costs::{NODES_MAX, Way};
 use super::rounds::{Prices, Rounds, Value};
 use super::{Basis, Measurements};
-use crate::units::Tick;
 
 /// Duration that a round may always take, in plain tokens.
 const GAP_TOKENS: f64 = 2.0;
@@ -26,23 +25,22 @@ pub struct RoundCosts {
     /// Cost of a round by its nodes: the request itself, and the time that requests of others lose
     /// by it.
     rounds: Vec<f64>,
-    /// Cost of each node for our other requests. Where they are speculated on as well it is already
-    /// a part of the time of all rounds, so it counts where a draft is cut, not where speculation
-    /// is compared with plain decoding.
-    ours: f64,
+    /// Price of a node in tokens beyond its time, where requests of others are in flight
+    /// ([`super::Budget::price`]).
+    pub price: f64,
 }
 
 impl RoundCosts {
-    /// Present costs. `model`: number of the model drafter; `hope`: the time at which they are
-    /// estimated optimistically ([`super::Costs::hopeful`]), `None` for the expected costs.
-    pub fn new(learnt: &Measurements<'_>, way: Way, model: u8, hope: Option<Tick>) -> Self {
-        let (costs, concurrency) = (&*learnt.costs, &*learnt.concurrency);
+    /// Present costs. `model`: number of the model drafter; `begins`: for a session that begins to
+    /// speculate ([`super::Costs::beginning`]).
+    pub fn new(learnt: &Measurements<'_>, way: Way, model: u8, begins: bool) -> Self {
+        let costs = &*learnt.costs;
         let token = costs.plain_token_expected();
         let (saved, waited) = costs.saved_by_drafting(model);
         let draft = costs.draft_token(model);
         let round = |nodes: usize| {
-            let call = hope.map_or_else(|| costs.verify(way, nodes), |now| costs.hopeful(way, nodes, now));
-            call + waited + concurrency.others() as f64 * (call - token).max(0.0)
+            let call = if begins { costs.beginning(way, nodes) } else { costs.verify(way, nodes) };
+            call + waited + learnt.lost_by_others(way, nodes)
         };
         let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
         Self {
@@ -53,7 +51,7 @@ impl RoundCosts {
             switch_out: costs.switch_out(),
             basis: costs.basis(way),
             rounds,
-            ours: price_of_ours(learnt, way),
+            price: if learnt.concurrency.others() > 0 { learnt.budget.price() } else { 0.0 },
         }
     }
 
@@ -80,7 +78,7 @@ impl RoundCosts {
     /// tokens. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
         let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
-        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.ours);
+        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.price / rate.max(1e-9));
         Quote { seconds: spent(cut.nodes), ..cut }
     }
 
@@ -89,7 +87,7 @@ impl RoundCosts {
     pub fn one_more(&self, nodes: usize) -> f64 {
         let spent = |nodes: usize| self.model_round(nodes);
         let more = nodes.saturating_sub(1);
-        (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64 + self.ours
+        (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64
     }
 
     /// The yield of `rounds` at these costs.
@@ -115,20 +113,12 @@ impl RoundCosts {
     }
 }
 
-/// Cost of a node for our other requests, seconds. For those that are speculated on: its addition
-/// to all requests beyond the one that own requests with more nodes have shown already. For plain
-/// ones: the addition of one request's node to a step.
-fn price_of_ours(learnt: &Measurements<'_>, way: Way) -> f64 {
-    let own = learnt.costs.per_node(way);
-    let all = learnt.costs.per_node_of_all().unwrap_or(own);
-    (all - own).max(0.0) + learnt.node_among_plain()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::Control;
     use crate::control::gates::Signal;
-    use crate::control::{Concurrent, Control};
+    use crate::units::Tick;
     use crate::words::VerifyMethod;
     use std::time::Duration;
 
@@ -153,39 +143,26 @@ mod tests {
             };
             (0..ours).for_each(|_| learnt.concurrency.enter());
             learnt.concurrency.set_signal(&signal);
-            for call in 0..40 {
-                let nodes = 8 * (call % 2);
-                let concurrent = Concurrent { nodes: nodes as f64, modelled: 0 };
-                learnt.costs.shared(WAY, nodes, 0.012 + 0.001 * nodes as f64, concurrent);
-            }
         });
     }
 
     #[test]
-    fn others_pay_for_a_round_beyond_a_step_and_ours_only_where_a_draft_is_cut() {
+    fn others_are_charged_for_the_nodes_of_a_round_and_rejected_tokens_shorten_drafts() {
         let round_costs = |ours, others| {
             let control = Control::new();
             learnt(&control, ours, others);
-            control.with(|learnt| RoundCosts::new(learnt, WAY, 0, None))
+            control.with(|learnt| RoundCosts::new(learnt, WAY, 0, false))
         };
         let (alone, ours, others) = (round_costs(1, 0), round_costs(5, 0), round_costs(1, 3));
         assert!((alone.round(8) - 0.020).abs() < 1e-9 && (ours.round(8) - 0.020).abs() < 1e-9);
-        assert!((others.round(8) - 0.050).abs() < 1e-9, "{}", others.round(8));
+        assert!((others.round(0) - 0.012).abs() < 1e-9, "others lose nothing by our wait for their step");
+        assert!((others.round(8) - 0.044).abs() < 1e-9, "{}", others.round(8));
         let survival: Vec<f64> = (1..=8).map(|depth| 0.8_f64.powi(depth)).collect();
+        let priced = RoundCosts { price: 0.5, ..alone.clone() };
         let nodes =
-            [&alone, &ours, &others].map(|round_costs| round_costs.cut(&survival, 150.0, false).nodes);
+            [&alone, &others, &priced].map(|round_costs| round_costs.cut(&survival, 150.0, false).nodes);
         assert!(nodes[0] > nodes[1] && nodes[0] > nodes[2], "{nodes:?}");
+        assert!((priced.cut(&survival, 150.0, false).seconds - alone.round(nodes[2])).abs() < 1e-9);
         assert_eq!((alone.within(32, 0.0165), alone.within(32, 0.001)), (Some(4), None));
-    }
-
-    #[test]
-    fn hope_lowers_old_measurements_and_hardly_new_ones() {
-        let control = Control::new();
-        learnt(&control, 1, 0);
-        control.with(|learnt| (0..8).for_each(|_| learnt.costs.verified(WAY, 4, 0.9, Tick(0))));
-        let at = |now| control.with(|learnt| RoundCosts::new(learnt, WAY, 0, Some(now)).round(4));
-        let believed = control.with(|learnt| RoundCosts::new(learnt, WAY, 0, None).round(4));
-        assert!(at(Tick(0)) > 0.8 * believed, "{}", at(Tick(0)));
-        assert!(at(Tick(3_600_000_000)) < 0.4 * believed, "{}", at(Tick(3_600_000_000)));
     }
 }

@@ -68,26 +68,8 @@ pub struct Concurrency {
     kv: f64,
     /// Requests other than our verify requests wait.
     waits: bool,
-    /// Our verify requests: in flight, and all that were sent.
-    in_flight: Calls,
-    begun: Calls,
-}
-
-/// Verify requests, and their draft nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Calls {
-    calls: usize,
-    nodes: usize,
-}
-
-/// A verify request of ours in flight.
-#[derive(Clone, Copy, Debug)]
-pub struct InFlight {
-    nodes: usize,
-    /// The requests in flight when it was sent, itself included.
-    with: Calls,
-    /// All requests sent by then.
-    after: Calls,
+    /// Our verify requests in flight.
+    in_flight: usize,
 }
 
 impl Concurrency {
@@ -106,24 +88,14 @@ impl Concurrency {
         self.speculating = if speculates { self.speculating + 1 } else { self.speculating.saturating_sub(1) };
     }
 
-    /// Notes that a verify request of ours with `nodes` draft nodes is sent; [`Self::call_ends`]
-    /// takes the result.
-    pub fn call_begins(&mut self, nodes: usize) -> InFlight {
-        for calls in [&mut self.in_flight, &mut self.begun] {
-            (calls.calls, calls.nodes) = (calls.calls.wrapping_add(1), calls.nodes.wrapping_add(nodes));
-        }
-        InFlight { nodes, with: self.in_flight, after: self.begun }
+    /// Notes that a verify request of ours is sent.
+    pub fn call_begins(&mut self) {
+        self.in_flight += 1;
     }
 
-    /// Notes its end. Returns the mean number of draft nodes of the verify requests that were in
-    /// flight at any time with it, itself included.
-    pub fn call_ends(&mut self, call: InFlight) -> f64 {
-        let InFlight { nodes, with, after } = call;
-        self.in_flight.calls = self.in_flight.calls.saturating_sub(1);
-        self.in_flight.nodes = self.in_flight.nodes.saturating_sub(nodes);
-        let calls = with.calls + self.begun.calls.wrapping_sub(after.calls);
-        let all = with.nodes + self.begun.nodes.wrapping_sub(after.nodes);
-        all as f64 / calls.max(1) as f64
+    /// Notes that one has ended.
+    pub fn call_ends(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// True if none of our requests is speculated on: plain tokens then show the pace of plain
@@ -147,7 +119,7 @@ impl Concurrency {
         let reported = signal.running.saturating_add(signal.waiting) as usize;
         // Each of ours that is speculated on has one or several verify requests in flight, of one
         // or several sequences each.
-        let rounds = self.speculating.max(self.in_flight.calls).min(signal.own as usize);
+        let rounds = self.speculating.max(self.in_flight).min(signal.own as usize);
         let sequences = (signal.calls as usize).saturating_sub(rounds) + signal.own as usize;
         self.others = reported.saturating_sub(sequences);
         self.waits = signal.waiting > signal.own;
@@ -303,18 +275,5 @@ mod tests {
         (0..64).for_each(|_| length.ended(1_000));
         assert!((900.0..1_000.0).contains(&length.expected_remainder(0)));
         assert!((length.expected_remainder(5_000) - 32.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_call_is_concurrent_with_those_in_flight_at_its_start_and_those_sent_before_its_end() {
-        let mut concurrency = Concurrency::default();
-        let first = concurrency.call_begins(4);
-        let second = concurrency.call_begins(8);
-        assert!((concurrency.call_ends(first) - 6.0).abs() < 1e-9);
-        let third = concurrency.call_begins(0);
-        assert!((concurrency.call_ends(second) - 4.0).abs() < 1e-9);
-        assert!((concurrency.call_ends(third) - 4.0).abs() < 1e-9);
-        let alone = concurrency.call_begins(3);
-        assert!((concurrency.call_ends(alone) - 3.0).abs() < 1e-9);
     }
 }

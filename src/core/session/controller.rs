@@ -19,9 +19,7 @@ use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
 pub use crate::control::costs::Turn;
-use crate::control::{
-    Class, Concurrent, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
-};
+use crate::control::{Class, Control, Measurements, Quote, RoundCosts, TemperatureBucket, Tuning, Way};
 use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
 use crate::words::{PlainReason, Put, Shape, VerifyMethod, VerifyResult};
@@ -57,8 +55,8 @@ pub struct Took {
     pub put: Put,
     /// Seconds since plain decoding was left or the request before it ended.
     pub seconds: f64,
-    /// Concurrent work.
-    pub concurrent: Concurrent,
+    /// Tokens that the model drafter computed for it, before it began.
+    pub modelled: usize,
     /// True if it decided at least one token.
     pub decided: bool,
     /// The situation in which it was timed.
@@ -98,7 +96,7 @@ const PROMPT_CHUNK_TOKENS: usize = 1024;
 const FAULT_BACKOFF_TOKENS: usize = 16;
 /// Plain tokens that a streak may lose from its best moment on before it ends: a sequential test,
 /// so that a run of bad luck does not end a session that pays, and a change of text does.
-const MAX_LOSS: f64 = 8.0;
+const MAX_LOSS: f64 = 20.0;
 /// An engine is busy if a verify request is expected to take this share of its timeout.
 const BUSY: f64 = 0.125;
 /// Rounds of a streak that starts where no verify request was measured: the first one pays for the
@@ -213,7 +211,7 @@ impl SpeculationController {
 
     /// Takes plain tokens: advances virtual rounds and feeds the drafters. `from` is the index of
     /// the first new token.
-    pub fn note_plain(&mut self, output: &[TokenId], from: usize, now: Tick) {
+    pub fn note_plain(&mut self, output: &[TokenId], from: usize) {
         if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
             return;
         }
@@ -222,7 +220,7 @@ impl SpeculationController {
             self.follow(token);
             self.feed(output, index + 1, PROMPT_CHUNK_TOKENS);
             if self.caught_up(index + 1) {
-                self.begin_virtual(now);
+                self.begin_virtual();
             }
         }
     }
@@ -257,7 +255,7 @@ impl SpeculationController {
     }
 
     /// Starts a virtual round for every slot that answers at once and has none.
-    fn begin_virtual(&mut self, now: Tick) {
+    fn begin_virtual(&mut self) {
         let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
         for position in 0..self.slots.len() {
             let idle = self
@@ -267,9 +265,7 @@ impl SpeculationController {
                 .filter(|inline| inline.virtual_round.is_none());
             let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
             let (mut draft, quote) = self.control.with(|learnt| {
-                // The draft that would be sent with optimistic costs: otherwise a cost that was too
-                // high once would never be tried again.
-                let round_costs = self.round_costs(learnt, Some(now));
+                let round_costs = self.round_costs(learnt, true);
                 let rate = self.rate(self.slots.get(position), &round_costs, learnt);
                 self.cut(&[draft], budget, rate, &round_costs, learnt)
             });
@@ -369,28 +365,26 @@ impl SpeculationController {
             self.note(position, draft.len(), modelled, tokens);
         }
         self.faults = 0;
-        let round = self.control.with(|learnt| {
+        let lost = self.control.with(|learnt| {
             if learnt.concurrency.others() > 0 {
                 learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
             }
-            let expected = learnt.costs.verify(self.way(), draft.len())
-                + modelled as f64 * learnt.costs.draft_token(self.model.number);
-            Round { expected, lost: self.lost_by_others(draft.len(), learnt) }
+            learnt.lost_by_others(self.way(), draft.len())
         });
-        self.booked(tokens, round, now);
+        self.booked(tokens, lost, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
     }
 
-    /// Books the time since the last round ended, in which `tokens` came, to the regret budget of
-    /// the replica.
-    fn booked(&mut self, tokens: usize, round: Round, now: Tick) {
+    /// Books the time since the last round ended, in which `tokens` came and requests of others lost
+    /// `lost` seconds, to the regret budget of the replica.
+    fn booked(&mut self, tokens: usize, lost: f64, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
         let (won, saved) = self.control.with(|learnt| {
-            let won = learnt.note_round(tokens, seconds, round, now);
+            let won = learnt.note_round(tokens, seconds, lost, now);
             (won, learnt.plain_seconds(won))
         });
         streak.lost = (streak.lost - won).max(0.0);
@@ -418,7 +412,7 @@ impl SpeculationController {
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
     pub fn called(&mut self, took: &Took, now: Tick) {
-        let Took { put, seconds, concurrent, decided, turn } = *took;
+        let Took { put, seconds, modelled, decided, turn } = *took;
         let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
@@ -428,7 +422,7 @@ impl SpeculationController {
                 learnt.costs.entered(way, nodes, seconds, now);
             } else if turn == Turn::Alone {
                 learnt.costs.verified(way, nodes, seconds, now);
-                learnt.costs.shared(way, nodes, seconds, concurrent);
+                learnt.costs.shared(way, nodes, seconds, modelled);
             } else {
                 learnt.costs.overlapped(way, nodes, seconds, turn, now);
             }
@@ -496,7 +490,7 @@ impl SpeculationController {
 
     /// Ends speculation. Time waited in vain since the last round is lost.
     pub fn leave(&mut self, done: usize, now: Tick) {
-        self.booked(0, Round::default(), now);
+        self.booked(0, 0.0, now);
         if self.has_lost() {
             self.not_before = self.not_before.max(done + FAULT_BACKOFF_TOKENS);
         }
@@ -505,7 +499,7 @@ impl SpeculationController {
 
     /// A verify request failed: no speculation for a while, longer with every consecutive failure.
     pub fn verify_failed(&mut self, done: usize, now: Tick) {
-        self.booked(0, Round::default(), now);
+        self.booked(0, 0.0, now);
         self.streak = None;
         self.faults = (self.faults + 1).min(5);
         self.not_before = done + (FAULT_BACKOFF_TOKENS << self.faults);
@@ -520,7 +514,7 @@ impl SpeculationController {
                 learnt.costs.verified(way, nodes, waited, now);
             }
         });
-        self.booked(0, Round::default(), now);
+        self.booked(0, 0.0, now);
         self.streak = None;
     }
 

@@ -29,7 +29,7 @@ impl SessionRunner {
         let closed = self.learnt(replica).map(|control| {
             control.with(|learnt| {
                 let lost = learnt.switchback.groups().looks_closed(now);
-                let empty = !learnt.regret_budget.may_begin(learnt.concurrency.speculating());
+                let empty = !learnt.is_solvent(false);
                 [(lost, Gate::Control), (empty, Gate::Regret)]
             })
         });

@@ -1,11 +1,7 @@
-//! Effects of drafts on requests that share an engine, by least squares over their verify requests.
+//! The wait for a shared engine that drafting saves, by least squares over verify requests.
 //!
-//! The table of a request's own drafts cannot show the cost of a node for the others: sessions that
-//! are alike draft alike, so requests with many nodes run concurrently with requests with many
-//! nodes. The slope of a request's time over the mean nodes of all our requests in flight with it
-//! can: it is the time that every request takes longer if each has one node more. And a session
-//! that drafts while the engine computes for another waits less for it afterwards: the slope over
-//! the tokens drafted before the request is that saving.
+//! A session that drafts while the engine computes for another waits less for it afterwards: the
+//! slope of a request's time over the tokens that were drafted before it is that saving.
 
 use serde::{Deserialize, Serialize};
 

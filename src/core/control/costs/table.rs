@@ -155,12 +155,6 @@ impl Verify {
         self.tables.iter().any(|(known, table)| known.method == key.method && !table.means.is_empty())
     }
 
-    /// Seconds since a request was measured at the nearest key; 0 if none was.
-    pub(super) fn rest(&self, key: TableKey, now: Tick) -> f64 {
-        let last = self.nearest_key(key).and_then(|(_, table)| table.means.iter().map(Belief::at).max());
-        last.map_or(0.0, |last| now.seconds_since(last))
-    }
-
     /// Seconds per additional node, as measured at the nearest key; `None` if it is not known.
     pub(super) fn slope(&self, key: TableKey) -> Option<f64> {
         self.nearest_key(key)?.1.slope()

@@ -100,7 +100,7 @@ impl SpeculationController {
         {
             return None;
         }
-        let round_costs = self.round_costs(learnt, None);
+        let round_costs = self.round_costs(learnt, false);
         let rate = self.rate(self.slots.first(), &round_costs, learnt);
         self.behind(under_way, self.gamma_max, learnt, |alive, rest| {
             let nodes = round_costs.cut(rest, rate, false).nodes;
@@ -145,7 +145,7 @@ impl SpeculationController {
 
     /// Number of tokens, at most `room`, that the model drafter should draft ahead during this
     /// round; `None` where that does not pay.
-    pub fn ahead_draft(&mut self, room: usize, done: usize, now: Tick) -> Option<usize> {
+    pub fn ahead_draft(&mut self, room: usize, done: usize) -> Option<usize> {
         if !self.model().is_some_and(|(slot, _)| slot.health.is_well(done)) {
             return None;
         }
@@ -160,7 +160,7 @@ impl SpeculationController {
             if Self::is_in_company(learnt) {
                 return None;
             }
-            let round_costs = self.round_costs(learnt, Some(now));
+            let round_costs = self.round_costs(learnt, true);
             let rate = self.model_rate(&round_costs, learnt);
             let gamma = self.model_offer(self.gamma_max.min(room), rate, &round_costs, learnt)?.nodes;
             let waited = gamma as f64 * learnt.costs.draft_token(self.model.number);

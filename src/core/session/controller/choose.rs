@@ -6,7 +6,7 @@ use super::slot::{ModelDrafter, SessionDrafter, leading};
 use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
 use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
-use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value, dither};
+use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
 use crate::draft::{Budget, Draft, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::PlainReason;
@@ -42,17 +42,15 @@ impl SpeculationController {
             return Step::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
-        let (step, budget) = control.with(|learnt| {
+        control.with(|learnt| {
             let gate = self.gate(stand, learnt, now);
-            let round_costs = self.round_costs(learnt, (!stand.speculating).then_some(now));
+            let round_costs = self.round_costs(learnt, !stand.speculating);
             let budget = self.budget(stand, &round_costs, learnt);
-            let step = match gate {
+            match gate {
                 Some(reason) => Step::Plain(reason),
                 None => self.weigh(&Scene { stand, budget, round_costs, learnt }),
-            };
-            (step, budget)
-        });
-        self.dithered(step, budget)
+            }
+        })
     }
 
     /// Reason why no session may speculate on this replica now; `None` if one may.
@@ -67,9 +65,9 @@ impl SpeculationController {
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 
-    /// Present costs; `hope`: as low as they may be at this moment.
-    pub(super) fn round_costs(&self, learnt: &Measurements, hope: Option<Tick>) -> RoundCosts {
-        RoundCosts::new(learnt, self.way(), self.model.number, hope)
+    /// Present costs; `begins`: for a session that begins to speculate.
+    pub(super) fn round_costs(&self, learnt: &Measurements, begins: bool) -> RoundCosts {
+        RoundCosts::new(learnt, self.way(), self.model.number, begins)
     }
 
     /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
@@ -189,7 +187,7 @@ impl SpeculationController {
     pub fn projected_speedup(&self, tokens: usize) -> Option<(f64, Basis)> {
         self.control.with(|learnt| {
             let token = learnt.costs.plain_token()?;
-            let round_costs = self.round_costs(learnt, None);
+            let round_costs = self.round_costs(learnt, false);
             let known = self.slots.iter().filter(|slot| slot.rounds.count() >= PROJECTED_OF);
             let rate =
                 known.filter_map(|slot| round_costs.value(&slot.rounds).rate()).max_by(f64::total_cmp)?;
@@ -209,29 +207,6 @@ impl SpeculationController {
     ) -> f64 {
         let speculating = slot.and_then(|slot| self.value(slot, round_costs, learnt).rate());
         speculating.unwrap_or(0.0).max(1.0 / round_costs.token)
-    }
-
-    /// Seconds that all requests of others together lose by a round with `nodes` nodes.
-    pub(super) fn lost_by_others(&self, nodes: usize, learnt: &Measurements) -> f64 {
-        let beyond = learnt.costs.verify(self.way(), nodes) - learnt.costs.plain_token_expected();
-        learnt.concurrency.others() as f64 * beyond.max(0.0)
-    }
-
-    fn dithered(&mut self, step: Step, budget: Budget) -> Step {
-        match step {
-            Step::Verify(mut draft) => {
-                let nodes = dither(&mut self.rng, draft.len(), budget.nodes);
-                if nodes > draft.len() {
-                    let longer =
-                        self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt));
-                    draft = longer.tree;
-                }
-                draft.truncate(nodes);
-                Step::Verify(draft)
-            }
-            Step::Draft(gamma) => Step::Draft(dither(&mut self.rng, gamma, budget.nodes.min(budget.depth))),
-            Step::Plain(reason) => Step::Plain(reason),
-        }
     }
 
     /// `gamma.fixed`: a draft of at most `fixed` nodes, whatever it may yield.
@@ -264,7 +239,7 @@ impl SpeculationController {
             if self.gamma_fixed.is_some() {
                 return self.merged(&drafts, budget, learnt).tree;
             }
-            let round_costs = self.round_costs(learnt, None);
+            let round_costs = self.round_costs(learnt, false);
             let budget = self.budget(SessionState { room: budget, ..stand }, &round_costs, learnt);
             let merged = self.merged(&drafts, budget, learnt);
             let rate = self.rate(self.model().map(|(slot, _)| slot), &round_costs, learnt);

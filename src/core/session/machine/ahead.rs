@@ -110,7 +110,7 @@ impl<W: Walk> Session<W> {
 
     /// Requests the draft of the next round from the model drafter, where it drafted for the round
     /// in flight and that pays.
-    pub(super) fn ahead_draft(&mut self, now: Tick) {
+    pub(super) fn ahead_draft(&mut self) {
         let rules = &self.rules;
         let [call] = self.flight.calls.make_contiguous() else { return };
         let may = !rules.samples
@@ -123,7 +123,7 @@ impl<W: Walk> Session<W> {
         let goes_on = !assumed.iter().any(|&token| self.output.may_end_with(token));
         let stand = self.stand(true);
         let room = stand.room.depth.min(stand.room.nodes).saturating_sub(assumed.len() + 1);
-        let gamma = self.controller.ahead_draft(room, stand.done, now).filter(|_| goes_on);
+        let gamma = self.controller.ahead_draft(room, stand.done).filter(|_| goes_on);
         let Some((gamma, call)) = gamma.zip(self.flight.calls.front_mut()) else { return };
         call.turn = call.turn.drafted_ahead();
         let min_survival = self.controller.min_worth(gamma);

@@ -93,7 +93,7 @@ impl<W: Walk> Session<W> {
             return;
         }
         if self.trusted() {
-            self.controller.note_plain(self.output.tokens(), from, now);
+            self.controller.note_plain(self.output.tokens(), from);
         }
         if tail != Tail::Open {
             return;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Session;
 use super::flight::{Drafting, Verifying};
-use crate::control::{Concurrent, Presence};
+use crate::control::Presence;
 use crate::draft::{Draft, Tree};
 use crate::session::accept::{Accepted, Judged, Rule, Walk};
 use crate::session::controller::{Step, Took, Turn};
@@ -101,7 +101,7 @@ impl<W: Walk> Session<W> {
         let turn = if std::mem::take(&mut self.missed) { Turn::AfterMiss } else { Turn::Alone };
         self.send(Call { position, draft, modelled, assumed: Vec::new(), turn }, began, now);
         self.look_ahead(now);
-        self.ahead_draft(now);
+        self.ahead_draft();
     }
 
     /// Sends a verify request behind those in flight.
@@ -109,7 +109,7 @@ impl<W: Walk> Session<W> {
         let Call { position, draft, modelled, assumed, turn } = call;
         let Some(&method) = self.rules.methods.get(position) else { return };
         if let Some(presence) = &mut self.presence {
-            presence.calls(draft.len());
+            presence.calls();
         }
         let all = self.flight.calls.iter().flat_map(|call| &call.assumed).chain(&assumed).copied().collect();
         let id = self.act(Action::Verify(draft.clone(), method, all));
@@ -247,11 +247,11 @@ impl<W: Walk> Session<W> {
     /// Notes the time of a verify request.
     fn timed_call(&mut self, call: &Verifying, result: &VerifyResult, decided: bool, now: Tick) {
         let Verifying { began, draft, modelled, position, turn, .. } = call;
-        let nodes = self.presence.as_mut().and_then(Presence::call_ends).unwrap_or(draft.len() as f64);
+        self.presence.as_mut().map(Presence::call_ends);
         let by_method = || Some(Put { method: *self.rules.methods.get(*position)?, nodes: draft.len() });
         if let Some(put) = result.put.or_else(by_method) {
-            let concurrent = Concurrent { nodes, modelled: *modelled };
-            let took = Took { put, seconds: now.seconds_since(*began), concurrent, decided, turn: *turn };
+            let seconds = now.seconds_since(*began);
+            let took = Took { put, seconds, modelled: *modelled, decided, turn: *turn };
             self.controller.called(&took, now);
         }
     }
