@@ -102,8 +102,8 @@ impl Measurements<'_> {
         self.concurrency_changes(|concurrency| concurrency.set_signal(signal));
     }
 
-    /// Seconds that all requests of others together lose by a verify request with `nodes` nodes: the
-    /// computation of the nodes. The wait for the running step and the network is lost by ours
+    /// Seconds that all requests of others together lose by a verify request with `nodes` nodes:
+    /// the computation of the nodes. The wait for the running step and the network is lost by ours
     /// alone. 0 before the time of a node is measured: a trial measures it.
     pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)

@@ -19,8 +19,8 @@ const TOKENS: f64 = 10.0;
 const TRIALS: f64 = 2.0;
 /// Maximum that wins save up, in capacities.
 const SAVED: f64 = 3.0;
-/// Maximum debt, in capacities: losses of the rounds in flight when it ran out. A longer stall would
-/// have met plain decoding as well.
+/// Maximum debt, in capacities: losses of the rounds in flight when it ran out. A longer stall
+/// would have met plain decoding as well.
 const OVERDRAFT: f64 = 0.25;
 /// Share of the time that refills it.
 const REFILL: f64 = 0.01;

@@ -378,8 +378,8 @@ impl SpeculationController {
         }
     }
 
-    /// Books the time since the last round ended, in which `tokens` came and requests of others lost
-    /// `lost` seconds, to the regret budget of the replica.
+    /// Books the time since the last round ended, in which `tokens` came and requests of others
+    /// lost `lost` seconds, to the regret budget of the replica.
     fn booked(&mut self, tokens: usize, lost: f64, now: Tick) {
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
