@@ -53,6 +53,8 @@ const MIN_TEMPERATURE: f64 = 0.01;
 const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 /// The first version that has [`ABORT`] in addition to the token endpoint.
 const ABORTS: [u32; 2] = [0, 32];
+/// The first version that parses a complete output on a page of its own.
+const DERENDERS: [u32; 2] = [0, 24];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -134,10 +136,10 @@ impl Codec for Vllm {
             let body = json!({ "model": model, "messages": chat, "max_tokens": 1 });
             questions.push(Question::post(shared::CHAT_RENDER, body));
         }
-        // 403: switched off; 404: not there; 400 or 422: open, and the required fields are missing.
-        let empty = [(shared::CHAT_DERENDER, true), (GENERATE, scored(answers))];
-        for (path, _) in empty.into_iter().filter(|(path, asked)| *asked && !answers.has(path)) {
-            questions.push(Question::post(path, json!({})));
+        if !answers.has(GENERATE) && scored(answers) {
+            // 403: switched off; 404: not there; 400 or 422: open, and the required fields are
+            // missing.
+            questions.push(Question::post(GENERATE, json!({})));
         }
         questions
     }
@@ -147,12 +149,15 @@ impl Codec for Vllm {
         let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let context = context(answers).ok_or_else(|| Foreign::silent("context length"))?;
         let fan_out = shared::version(&version).is_some_and(|version| version >= TOKEN_IDS);
-        let score = scored(answers) && is_open(answers, GENERATE);
+        let score = scored(answers) && is_open(answers);
         let metrics = answers.text(METRICS).unwrap_or_default();
         let safe = score && build::may_be_cpu(metrics).is_none();
         let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
         let rendered = rendered(answers);
+        let renders = answers
+            .text(shared::CHAT_RENDER)
+            .is_some_and(|body| shared::read_render(body.as_bytes()).is_ok());
         Ok(Engine {
             started: shared::started(metrics),
             context: Some(context),
@@ -171,13 +176,12 @@ impl Codec for Vllm {
             // With several API servers, each knows its own requests only; together they show no
             // start time.
             aborts: shared::version(&version).is_some_and(|version| version >= ABORTS)
-                && is_open(answers, GENERATE)
+                && is_open(answers)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
-            renders: answers
-                .text(shared::CHAT_RENDER)
-                .is_some_and(|body| shared::read_render(body.as_bytes()).is_ok()),
-            derenders: is_open(answers, shared::CHAT_DERENDER),
+            renders,
+            // One flag opens both pages.
+            derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
             ..Engine::new(Dialect::Vllm, model, version)
@@ -369,7 +373,7 @@ impl Codec for Vllm {
             VerifyMethod::Score if !scored(answers) => {
                 "its token endpoint is not known in this version".to_owned()
             }
-            VerifyMethod::Score if is_open(answers, GENERATE) => {
+            VerifyMethod::Score if is_open(answers) => {
                 build::caution(answers.text(METRICS).unwrap_or_default())
             }
             VerifyMethod::Score => match answers.status(GENERATE) {
@@ -407,9 +411,9 @@ fn scored(answers: &Answers) -> bool {
         .is_some_and(|version| (SCORED.0..=SCORED.1).contains(&version))
 }
 
-/// True if an endpoint is open: it refuses the empty request for missing fields.
-fn is_open(answers: &Answers, path: &str) -> bool {
-    matches!(answers.status(path), Some(400 | 422))
+/// True if the token endpoint is open: it refuses the empty request for missing fields.
+fn is_open(answers: &Answers) -> bool {
+    matches!(answers.status(GENERATE), Some(400 | 422))
 }
 
 /// The engine's own sampling parameters for a request that leaves them open; `None` if it does not
