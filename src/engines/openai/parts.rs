@@ -102,7 +102,7 @@ fn read_whole_call(call: &Value) -> Option<Call> {
 }
 
 /// Writes the parts of a whole answer into its message; null for those that it has not, no member
-/// for no calls. `reasoning` and `id` as for [`write`].
+/// for no calls. `reasoning` and `id` as for [`write()`].
 pub fn write_whole(
     message: &mut Map<String, Value>,
     parts: &Whole,
