@@ -454,10 +454,12 @@ pub trait Codec: Sync {
     }
 
     /// The call that brings the prompt's ids, or tells if a grammar binds the sampling; `None` if
-    /// the first call brings them, or nothing can.
+    /// the first call brings them, or nothing can. Where [`Engine::renders`], only for a request
+    /// whose prompt or sampling may depend on more than its text: the first event of the answer has
+    /// the prompt's ids too, but says nothing of a grammar.
     fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
-        let _ = (engine, request);
-        None
+        let asks = engine.renders && !request.rendered.is_empty();
+        asks.then(|| shared::render_call(request))
     }
 
     /// Reads the answer to a call of [`Codec::prompt_ids_call`], or of [`PromptAnswer::Ask`].
@@ -470,8 +472,8 @@ pub trait Codec: Sync {
         request: &Request,
         body: &[u8],
     ) -> Result<PromptAnswer, Unreadable> {
-        let _ = (engine, request, body);
-        Err(Unreadable("nothing was asked"))
+        let _ = (engine, request);
+        shared::read_render(body)
     }
 
     /// The call in which the engine itself parses an output into the parts of a chat that is not
@@ -484,8 +486,7 @@ pub trait Codec: Sync {
         prompt: &[TokenId],
         output: &[TokenId],
     ) -> Option<Call> {
-        let _ = (engine, request, prompt, output);
-        None
+        engine.derenders.then(|| shared::parts_call(request, prompt, output))
     }
 
     /// The call that aborts an answer under way such that its stream still ends with its usage,

@@ -258,7 +258,7 @@ impl Pair {
             && self.reasoning.is_none_or(|reasoning| reasoning.grammar().is_some())
     }
 
-    /// True if one parser gives both. With any other beside it the server does not start.
+    /// True if one parser gives both. With any other in addition the server does not start.
     fn is_harmony(self) -> bool {
         let tools = self.tools.is_none_or(|tools| matches!(tools, Tools::Harmony));
         let reasoning = self.reasoning.is_none_or(|reasoning| matches!(reasoning, Thoughts::Harmony));

@@ -13,8 +13,8 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
-    Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
+    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
 use crate::parse::{Parsers, ReasoningFormat, ToolFormat};
@@ -121,25 +121,6 @@ impl Codec for Onnx {
         if let Some((name, seed)) = choice.shift_remove_entry("seed") {
             choice.insert(name, seed);
         }
-    }
-
-    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
-        let asks = engine.renders && !request.rendered.is_empty();
-        asks.then(|| shared::render_call(request))
-    }
-
-    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
-        shared::read_render(body)
-    }
-
-    fn parts_call(
-        &self,
-        _: &Engine,
-        request: &Request,
-        prompt: &[TokenId],
-        output: &[TokenId],
-    ) -> Option<Call> {
-        Some(shared::parts_call(request, prompt, output))
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {

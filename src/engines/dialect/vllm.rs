@@ -28,8 +28,7 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest,
-    score,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
 use foretell_core::session::Hold;
@@ -273,27 +272,6 @@ impl Codec for Vllm {
         order(answer.pointer_mut("/choices/0"), &CHOICE);
         order(answer.pointer_mut("/usage"), &USAGE);
         order(Some(answer), &ANSWER);
-    }
-
-    /// Only where the prompt or the sampling of the request may depend on more than its text: the
-    /// first event of the answer has the prompt's ids too, but says nothing of a grammar.
-    fn prompt_ids_call(&self, engine: &Engine, request: &Request) -> Option<Call> {
-        let asks = engine.renders && !request.rendered.is_empty();
-        asks.then(|| shared::render_call(request))
-    }
-
-    fn read_prompt_answer(&self, _: &Engine, _: &Request, body: &[u8]) -> Result<PromptAnswer, Unreadable> {
-        shared::read_render(body)
-    }
-
-    fn parts_call(
-        &self,
-        _: &Engine,
-        request: &Request,
-        prompt: &[TokenId],
-        output: &[TokenId],
-    ) -> Option<Call> {
-        Some(shared::parts_call(request, prompt, output))
     }
 
     /// Which tokens of the prompt were cached is in the last event of a stream only; an aborted
