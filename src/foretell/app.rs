@@ -418,6 +418,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         models: models.collect(),
         billed: backend.billed,
         predicts: predicts(backend),
+        translates: backend.translates,
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,

