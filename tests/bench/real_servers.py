@@ -77,6 +77,5 @@ def start_proxy(stack, kind, model, server, foretell, setting, others=()):
     policies = {"real": sides.policy("real", drafters(others), setting)}
     proxy = sides.start_proxy(stack, foretell, address_of(server), backend, policies, setting,
                               models={name: OTHERS[name] for name in others})
-    if kind != "onnx":
-        print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)
+    print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)
     return proxy
