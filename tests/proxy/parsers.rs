@@ -1,6 +1,8 @@
 //! Chats whose server parses tool calls: speculated on, they have the parts that the server's own
 //! parser gives.
 
+mod grammars;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
