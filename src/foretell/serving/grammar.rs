@@ -6,7 +6,7 @@ use crate::learning::answer_traits::AnswerTraits;
 use foretell_core::units::Tick;
 use foretell_engines::openai::{GrammarKey, Request};
 
-/// What is known of a request's grammar before its first call.
+/// Knowledge about a request's grammar before its first call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grammar {
     /// Nothing in the request brings one in.
