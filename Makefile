@@ -174,9 +174,11 @@ test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llam
 test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": before vLLM with SmolLM2)
 	@FORETELL_CACHE=$(CACHE) $(CLIENTS)/bin/python tests/clients/clients.py --foretell $(BIN) $(ARGS)
 
-$(CLIENTS)/.done: tests/clients/requirements.txt
+$(CLIENTS)/.done: tests/clients/requirements.txt tests/clients/node/package.json tests/clients/node/package-lock.json
 	$(PYTHON) -m venv --clear $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --requirement $<
+	if command -v npm >/dev/null; then cp tests/clients/node/package*.json $(CLIENTS) \
+	  && npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@
 
 bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)

@@ -4,6 +4,7 @@
 pub mod answer_traits;
 pub mod comparison;
 pub mod corpus;
+pub mod grammars;
 pub mod snapshot;
 
 use std::collections::HashMap;

@@ -9,7 +9,8 @@ each request those of RELAYED: a call that it does not name may be speculated on
 `foretell target` with the bundled model, `vllm` the engine with SmolLM2 of `make real-models`, both
 with the tool parser `hermes`. Prints one line per call and the share, exits 1 if one is otherwise.
 
-Needs the packages of requirements.txt: `make test-clients` installs them.
+Needs the packages of requirements.txt, and of node/package-lock.json where there is Node:
+`make test-clients` installs them.
 """
 
 import argparse
@@ -35,6 +36,9 @@ RELAYED = {
     ("openai-python", "json_schema"): FORMAT,
     ("openai-python", "n"): ("choices", "n"),
     ("openai-python", "responses"): ROUTE,
+    ("openai-node", "a forced tool"): FORCE,
+    ("openai-node", "json_schema"): FORMAT,
+    ("openai-node", "responses"): ROUTE,
     ("LangChain", "structured output"): FORMAT,
     ("LangChain", "responses"): ROUTE,
     ("instructor", "TOOLS"): FORCE,
@@ -104,6 +108,9 @@ def main():
         address, model, backend = start(stack, args)
         proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": FORCED}, "forced")
         for framework, make in frameworks.FRAMEWORKS.items():
+            if reason := frameworks.absent(framework):
+                print(f"{framework}: skipped, {reason}", flush=True)
+                continue
             direct, through = make(f"http://{address}", model), make(f"http://{proxy.address}", model)
             for name in direct:
                 want, have = got(direct[name]), got(through[name])
@@ -114,7 +121,7 @@ def main():
                 relayed = {reason for reason in reasons if reason}
                 total, may = total + 1, may + (not relayed)
                 said = f"{framework}, {name}"
-                print(f"{said:42} {', '.join(dict.fromkeys(words))}", flush=True)
+                print(f"{said:55} {', '.join(dict.fromkeys(words))}", flush=True)
                 if not made or relayed != ({expected} if expected else set()):
                     wrong.append(f"{said}: {relayed or 'no request'}, expected {expected or 'eligible'}")
                 same = len(want) == len(have) if (framework, name) in SAMPLED else repr(want) == repr(have)

@@ -5,6 +5,12 @@ name: functions that return what the user gets.
 """
 
 import asyncio
+import functools
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
 
 SYSTEM = "You answer in one sentence."
 ASK = "What is the capital of Switzerland? The capital of Switzerland is"
@@ -183,6 +189,28 @@ def openai_agents(url, model):
     }
 
 
-FRAMEWORKS = {"openai-python": openai_python, "LangChain": langchain, "llama-index": llama_index,
+def openai_node(url, model):
+    program = pathlib.Path(__file__).parent / "node/calls.mjs"
+    node = subprocess.Popen(["node", program, sys.prefix, f"{url}/v1", model], text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE)
+
+    def ask(name):
+        print(name, file=node.stdin, flush=True)
+        return json.loads(node.stdout.readline())
+
+    return {name: functools.partial(ask, name) for name in json.loads(node.stdout.readline())}
+
+
+def absent(framework):
+    """Reason why a framework cannot run here; None if it can."""
+    if framework != "openai-node":
+        return None
+    if not shutil.which("node"):
+        return "node is not installed"
+    installed = (pathlib.Path(sys.prefix) / "node_modules/openai").is_dir()
+    return None if installed else "npm, which brings its package, was not installed"
+
+
+FRAMEWORKS = {"openai-python": openai_python, "openai-node": openai_node, "LangChain": langchain, "llama-index": llama_index,
               "instructor": instructor, "pydantic-ai": pydantic_ai, "openai-agents": openai_agents}
 

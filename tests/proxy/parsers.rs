@@ -1,6 +1,7 @@
 //! Chats whose server parses tool calls: speculated on, they have the parts that the server's own
 //! parser gives.
 
+mod grammars;
 mod messages;
 
 use std::collections::BTreeSet;
