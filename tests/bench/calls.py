@@ -20,10 +20,10 @@ repeat             a call of BFCL's tools to be repeated, after two examples, fo
 (fixture only). --form both: every other answer is streamed. Compared are joined content, reasoning,
 names and arguments of calls, finish reason and usage; of whole answers all members but ids and times.
 
---draws N: in place of that, N answers at T=0.8 of five prompts on each side, every other one with
-top_k 10 (verified by `score` instead of `fan_out`). Names of calls, beginnings and ends of the joined
-answers are compared by a chi-square test of homogeneity, Bonferroni-corrected; the same test has to
-tell direct answers at T=0.8 and T=1.2 apart.
+--draws N: in place of that, N whole answers at T=0.8 of five prompts on each side, every other prompt
+with top_k 10 (verified by `score` instead of `fan_out`). Names of calls, beginnings and ends of the
+joined answers are compared by a chi-square test of homogeneity, Bonferroni-corrected; the same test
+has to tell direct answers at T=0.8 and T=1.2 apart.
 
 Exits 2 if an answer differs, if none with a call was speculated on, or if a test fails.
 """
@@ -57,7 +57,7 @@ VARY = ("id", "created")  # members of a whole answer that differ by nature
 VALUES = {"string": "Bern", "integer": 3, "number": 2.5, "boolean": True, "array": ["a", "b"], "object": {}}
 # draws: prompts of each kind, tokens of an answer, choices of one direct request, concurrent requests
 DRAWN = {"single": 2, "parallel": 1, "multi-turn": 1, "chat": 1}
-DRAWN_MOST, CHOICES, CLIENTS = 48, 25, 8
+DRAWN_MOST, CHOICES, CLIENTS = 32, 25, 8
 SAMPLING = ({"temperature": 0.8}, {"temperature": 0.8, "top_k": 10})
 LEAST_P, TOLD_APART = 1e-3, 1e-6
 
@@ -237,11 +237,10 @@ def views(parts):
     return {"names": tuple(name for name, _ in parts["calls"]), "beginning": said[:32], "end": (parts["finish"], said[-12:])}
 
 
-def drawn(address, count, clients, choices, bodies):
-    """(answers, drafted tokens) of `count` draws; the bodies are taken in turn."""
-    asked = [body for body, _ in zip(itertools.cycle(bodies), range(count // choices))]
-    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        found = list(pool.map(lambda body: ask(address, body), asked))
+def drawn(address, body, count, choices=1):
+    """(answers, drafted tokens) of `count` draws; a request asks for `choices` of them."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, CLIENTS // choices)) as pool:
+        found = list(pool.map(lambda _: ask(address, {**body, "n": choices}), range(count // choices)))
     return [views(parts) for answers, _ in found for parts in answers], sum(ours.get("drafted", 0) for _, ours in found)
 
 
@@ -257,11 +256,10 @@ def distribution(direct, proxy, args):
     tests, apart, drafts = [], [], 0
     for number, (kind, tools, turns) in enumerate(prompts):
         sampling = SAMPLING[number % len(SAMPLING)]
-        forms = [request(tools, turns[0], form, **sampling, max_tokens=DRAWN_MOST) for form in FORMS["both"]]
-        several = {**forms[1], "n": CHOICES}
-        want, _ = drawn(direct, args.draws, 2, CHOICES, [several])
-        got, drafted = drawn(proxy.address, args.draws, CLIENTS, 1, forms)
-        hotter, _ = drawn(direct, args.draws, 2, CHOICES, [{**several, "temperature": 1.2}])
+        body = request(tools, turns[0], "whole", **sampling, max_tokens=DRAWN_MOST)
+        want, _ = drawn(direct, body, args.draws, CHOICES)
+        got, drafted = drawn(proxy.address, body, args.draws)
+        hotter, _ = drawn(direct, {**body, "temperature": 1.2}, args.draws, CHOICES)
         p, other = homogeneity(want, got), homogeneity(want, hotter)
         tests, apart, drafts = tests + list(p.values()), apart + list(other.values()), drafts + drafted
         print(f"{kind}, {json.dumps(sampling)}: {len(want)} and {len(got)} draws, {drafted} drafted; p "
