@@ -35,6 +35,8 @@ RELAYED = {
     ("openai-python", "json_schema"): FORMAT,
     ("openai-python", "n"): ("choices", "n"),
     ("openai-python", "responses"): ROUTE,
+    ("anthropic", "a forced tool"): FORCE,
+    ("anthropic", "an error"): ROUTE,
     ("openai-node", "a forced tool"): FORCE,
     ("openai-node", "json_schema"): FORMAT,
     ("openai-node", "responses"): ROUTE,
@@ -104,6 +106,7 @@ def main():
     wrong, may, total, last = [], 0, 0, 0
     with contextlib.ExitStack() as stack:
         address, model, backend = start(stack, args)
+        backend += "    routes: { messages: translate }\n"
         proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": servers.FORCED}, "forced")
         for framework, make in frameworks.FRAMEWORKS.items():
             if reason := frameworks.absent(framework):
