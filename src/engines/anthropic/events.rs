@@ -217,7 +217,7 @@ fn write(out: &mut Vec<u8>, event: &Value) {
 mod tests {
     use super::*;
 
-    fn chunk(delta: Value, finish: Value) -> String {
+    fn chunk(delta: &Value, finish: &Value) -> String {
         let choice = json!({ "index": 0, "delta": delta, "finish_reason": finish, "stop_reason": null });
         json!({ "id": "chatcmpl-1", "model": "m", "choices": [choice] }).to_string()
     }
@@ -230,7 +230,9 @@ mod tests {
     /// The data of all events.
     fn translated(chunks: &[String]) -> Vec<Value> {
         let (mut events, mut out) = (Events::new(3), Vec::new());
-        chunks.iter().for_each(|data| events.push(data, &mut out));
+        for data in chunks {
+            events.push(data, &mut out);
+        }
         events.push("[DONE]", &mut out);
         let text = String::from_utf8(out).unwrap();
         let parts = text.split("\n\n").filter(|event| !event.is_empty());
@@ -250,9 +252,9 @@ mod tests {
     #[test]
     fn a_text_is_one_block_between_the_start_and_the_reason_for_its_end() {
         let events = translated(&[
-            chunk(json!({ "role": "assistant", "content": "" }), Value::Null),
-            chunk(json!({ "content": "He" }), Value::Null),
-            chunk(json!({ "content": "llo" }), json!("stop")),
+            chunk(&json!({ "role": "assistant", "content": "" }), &Value::Null),
+            chunk(&json!({ "content": "He" }), &Value::Null),
+            chunk(&json!({ "content": "llo" }), &json!("stop")),
             last(),
         ]);
         let (start, delta) = ("content_block_start", "content_block_delta");
@@ -270,20 +272,20 @@ mod tests {
 
     #[test]
     fn reasoning_text_and_calls_are_blocks_and_text_within_a_call_comes_after_it() {
-        let call = |delta: Value| chunk(json!({ "tool_calls": [delta] }), Value::Null);
+        let call = |delta: Value| chunk(&json!({ "tool_calls": [delta] }), &Value::Null);
         let events = translated(&[
-            chunk(json!({ "role": "assistant", "reasoning": "Hm" }), Value::Null),
-            chunk(json!({ "content": "Now" }), Value::Null),
+            chunk(&json!({ "role": "assistant", "reasoning": "Hm" }), &Value::Null),
+            chunk(&json!({ "content": "Now" }), &Value::Null),
             call(
                 json!({ "index": 0, "id": "c1", "type": "function", "function": { "name": "f", "arguments": "" } }),
             ),
             call(json!({ "index": 0, "function": { "arguments": "{\"a\":" } })),
-            chunk(json!({ "content": "late" }), Value::Null),
+            chunk(&json!({ "content": "late" }), &Value::Null),
             call(json!({ "index": 0, "function": { "arguments": "1}" } })),
             call(
                 json!({ "index": 1, "id": "c2", "type": "function", "function": { "name": "g", "arguments": "{}" } }),
             ),
-            chunk(json!({}), json!("tool_calls")),
+            chunk(&json!({}), &json!("tool_calls")),
             last(),
         ]);
         let blocks: Vec<_> = events
@@ -308,7 +310,7 @@ mod tests {
 
     #[test]
     fn without_usage_the_end_is_told_all_the_same_and_errors_are_events() {
-        let events = translated(&[chunk(json!({ "role": "assistant", "content": "x" }), json!("length"))]);
+        let events = translated(&[chunk(&json!({ "role": "assistant", "content": "x" }), &json!("length"))]);
         let end = &events[events.len() - 2];
         assert_eq!(end["delta"]["stop_reason"], "max_tokens");
         let broken = json!({ "error": { "message": "gone", "type": "ServerError" } }).to_string();

@@ -25,7 +25,8 @@ fn unsigned(text: &str) -> String {
     for part in parts {
         let (digits, rest) = part.split_at(32);
         assert!(digits.bytes().all(|digit| digit.is_ascii_hexdigit()), "{part}");
-        masked += &format!("\"signature\":\"SIGNATURE{rest}");
+        masked.push_str("\"signature\":\"SIGNATURE");
+        masked.push_str(rest);
     }
     masked
 }

@@ -144,7 +144,7 @@ fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Refused> {
     Ok(texts.into_iter().filter(kept).map(ToOwned::to_owned).collect())
 }
 
-/// What the blocks of one message become.
+/// Parts of a message, gathered from its blocks.
 #[derive(Default)]
 struct Turn {
     parts: Vec<Value>,
@@ -351,7 +351,7 @@ mod tests {
         translate(&body, System::Merged, Thinking::Effort).unwrap().body
     }
 
-    fn messages_of(messages: Value) -> Value {
+    fn messages_of(messages: &Value) -> Value {
         chat(json!({ "messages": messages }))["messages"].clone()
     }
 
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn calls_results_and_reasoning_become_messages_of_a_chat() {
-        let translated = messages_of(json!([
+        let translated = messages_of(&json!([
             { "role": "assistant", "content": [
                 { "type": "thinking", "thinking": "Hm.", "signature": "s" },
                 { "type": "redacted_thinking", "data": "zz" },
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn images_become_urls() {
-        let translated = messages_of(json!([{ "role": "user", "content": [
+        let translated = messages_of(&json!([{ "role": "user", "content": [
             { "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "QQ==" } },
             { "type": "text", "text": "What?" },
         ] }]));

@@ -62,7 +62,7 @@ pub fn error(chat: Option<&Value>, words: &str) -> Value {
 mod tests {
     use super::*;
 
-    fn answer(message: Value, finish: &str) -> Value {
+    fn answer(message: &Value, finish: &str) -> Value {
         json!({
             "id": "chatcmpl-1", "object": "chat.completion", "model": "m",
             "choices": [{ "index": 0, "message": message, "finish_reason": finish, "stop_reason": null }],
@@ -74,7 +74,7 @@ mod tests {
     fn text_reasoning_and_calls_are_blocks_in_that_order() {
         let call =
             json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
-        let chat = answer(json!({ "content": "Hi", "reasoning": "Hm", "tool_calls": [call] }), "tool_calls");
+        let chat = answer(&json!({ "content": "Hi", "reasoning": "Hm", "tool_calls": [call] }), "tool_calls");
         let message = message(&chat, 7).unwrap();
         let expected = json!({
             "id": "chatcmpl-1", "type": "message", "role": "assistant",
@@ -90,11 +90,11 @@ mod tests {
 
     #[test]
     fn an_empty_answer_has_one_empty_block_and_a_broken_call_is_no_message() {
-        let empty = message(&answer(json!({ "content": null }), "stop"), 1).unwrap();
+        let empty = message(&answer(&json!({ "content": null }), "stop"), 1).unwrap();
         assert_eq!(empty["content"], json!([{ "type": "text", "text": "" }]));
         assert_eq!(empty["stop_reason"], "end_turn");
         let call = json!({ "id": "c1", "function": { "name": "f", "arguments": "{\"a" } });
-        assert_eq!(message(&answer(json!({ "tool_calls": [call] }), "length"), 1), None);
+        assert_eq!(message(&answer(&json!({ "tool_calls": [call] }), "length"), 1), None);
         assert_eq!(message(&json!({ "object": "list" }), 1), None);
     }
 

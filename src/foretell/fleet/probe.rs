@@ -139,7 +139,7 @@ async fn drive(
     let (mut until, mut patience) = (Instant::now() + limits.within, GIVES_WAY);
     loop {
         let waited = give_way(replica, patience).await;
-        (until, patience) = (until + waited, patience - waited);
+        (until, patience) = (until + waited, patience.saturating_sub(waited));
         prober.postpone(waited);
         let Some(step) = prober.next(clock.now()) else { break };
         let answer = match step {

@@ -1,5 +1,6 @@
-//! Requests of the Messages API for a backend with `routes: { messages: translate }`, or for a model
-//! in this process: they go on as chats, with all that a chat gets here, and come back as messages.
+//! Requests of the Messages API for a backend with `routes: { messages: translate }`, or for a
+//! model in this process: they go on as chats, with all that a chat gets here, and come back as
+//! messages.
 //!
 //! The translation is at the very edge: everything behind it sees a chat. Only the label `route` of
 //! metrics and logs tells that the client asked for a message.
