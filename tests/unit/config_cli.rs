@@ -170,7 +170,8 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                code@{}                does not match: models wants *coder*, got m; temperature wants ..=0.5, got 0.7\n  \
                rest@{rest}                matches (mode auto)\n\
              drafters\n  \
-               prompt_lookup                drafts\n",
+               prompt_lookup                drafts\n  \
+               phrasebook                   drafts\n",
             revisions[1]
         )
     );
