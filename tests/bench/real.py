@@ -71,19 +71,22 @@ def fields():
 # ------------------------------------------------------------------------------------------- speed
 
 class Proxied(sides.Side):
-    """A side of Foretell, which lists its requests: plain answers do not say why they are plain."""
+    """A side of Foretell, which lists its requests: plain answers do not say why they are plain, and
+    those with drafts from the texts of other requests have no counts."""
 
     def __init__(self, name, proxy):
         super().__init__(name, proxy.address)
         self.admin, self.ended = proxy.admin, 0
 
     def explain(self):
-        """Fills in path and reason of the answers. One client: requests end in the order asked."""
+        """Fills in path, reason and counts of the answers. One client: requests end in the order
+        asked."""
         self.ended, listed = self.ended + len(self.answers), []
         while not listed or listed[0]["number"] < self.ended:
             listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))["sessions"]
         for answer, session in zip(reversed(self.answers), listed):
-            answer |= {key: session[key] for key in ("path", "reason")}
+            answer |= {key: session[key] for key in ("path", "reason", "drafted", "accepted")}
+            answer["rounds"] = session["rounds_played"]
 
 
 def through(stack, kind, model, server, args):
