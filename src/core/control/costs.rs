@@ -9,6 +9,7 @@ mod ahead;
 mod drafts;
 mod joint;
 mod pace;
+mod shared;
 mod table;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,7 @@ use drafts::Drafts;
 use joint::Joint;
 pub use pace::SIZES as CONCURRENCIES;
 use pace::{ConcurrencyBucket, Pace};
+pub use shared::SharedCosts;
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{TableKey, Verify};
 

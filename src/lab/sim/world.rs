@@ -9,6 +9,7 @@ mod sessions;
 mod traffic;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -22,6 +23,7 @@ use super::sidecar::{Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream};
 use super::values::seconds;
 use super::{at, later};
+use foretell_core::control::Control;
 use foretell_core::session::ActionId;
 use foretell_core::units::{SplitMix64, Tick};
 
@@ -198,7 +200,20 @@ impl World {
     /// # Errors
     /// A session that emitted a token that is not the target's, or did not finish.
     pub fn play(setup: Setup) -> Result<Record, Broken> {
+        Self::play_from(setup, |_| {}).map(|(record, _)| record)
+    }
+
+    /// As [`Self::play`], from the state that `begin` gives each Foretell's controller; also
+    /// returns that of the first one at the end.
+    ///
+    /// # Errors
+    /// See [`Self::play`].
+    pub fn play_from(
+        setup: Setup,
+        begin: impl Fn(&Control),
+    ) -> Result<(Record, Option<Arc<Control>>), Broken> {
         let mut world = Self::new(setup);
+        world.sidecars.iter().for_each(|sidecar| begin(&sidecar.control));
         world.begin();
         while let Some((now, happening)) = world.agenda.take() {
             world.now = now;
@@ -212,7 +227,8 @@ impl World {
         }
         world.record.computed = world.engine.computed();
         world.record.ended = world.now;
-        Ok(world.record)
+        let control = world.sidecars.first().map(|sidecar| Arc::clone(&sidecar.control));
+        Ok((world.record, control))
     }
 
     fn new(setup: Setup) -> Self {
