@@ -43,7 +43,7 @@ export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
-.PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real reliability
+.PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: fuzz lab wheel deb image test-packages test-clients generated
 
 help: ## Print this list
@@ -192,6 +192,9 @@ real-fixture: $(PYPATH)/.done ## SmolLM2 fine-tuned to call tools, into .cache/r
 
 bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
+
+bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh
