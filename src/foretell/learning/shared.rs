@@ -270,8 +270,8 @@ mod tests {
         assert!(one.processes().is_empty());
     }
 
-    #[test]
-    fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
+    #[tokio::test(start_paused = true)]
+    async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
         let (one, other) = (sidecar(), sidecar());
         measure(&one.known_as(&epoch("a/0", 7)), 0.02);
         let first = one.own();
