@@ -87,7 +87,7 @@ impl Store {
             if outcome.is_err() {
                 self.link = None;
             }
-            self.status.exchanged(outcome);
+            self.status.exchanged(&outcome);
             drop(first.take());
             if last {
                 return;

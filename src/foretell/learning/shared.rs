@@ -253,7 +253,8 @@ mod tests {
     fn a_new_replica_of_the_same_sidecar_begins_with_the_figures_of_the_others() {
         let learnt = sidecar();
         measure(&learnt.known_as(&epoch("a/0", 7)), 0.02);
-        assert_eq!(figures(&learnt.known_as(&epoch("a/1", 8))).1, 256.0, "without a store nothing is shared");
+        let (_, unshared) = figures(&learnt.known_as(&epoch("a/1", 8)));
+        assert!((unshared - 256.0).abs() < 1e-9, "without a store nothing is shared");
         learnt.lend(Statistics::default());
         assert!(figures(&learnt.known_as(&epoch("a/1", 8))).1 > 1_500.0);
         assert!(figures(&learnt.known_as(&epoch("a/2", 9))).1 > 1_500.0);
@@ -270,8 +271,8 @@ mod tests {
         assert!(one.processes().is_empty());
     }
 
-    #[test]
-    fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
+    #[tokio::test(start_paused = true)]
+    async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
         let (one, other) = (sidecar(), sidecar());
         measure(&one.known_as(&epoch("a/0", 7)), 0.02);
         let first = one.own();

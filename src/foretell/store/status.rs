@@ -86,12 +86,12 @@ impl Status {
     }
 
     /// Takes the outcome of an exchange.
-    pub(super) fn exchanged(&self, outcome: Result<(), Fault>) {
+    pub(super) fn exchanged(&self, outcome: &Result<(), Fault>) {
         let mut state = self.state.lock();
         let store = &self.url;
-        let now = outcome.as_ref().map(|()| ()).map_err(|fault| fault.kind);
+        let now = outcome.as_ref().map_err(|fault| fault.kind).copied();
         if state.last != Some(now) {
-            match &outcome {
+            match outcome {
                 Ok(()) => tracing::info!(store, "measurements are shared over the fleet store"),
                 Err(Fault { kind, cause }) => {
                     tracing::warn!(

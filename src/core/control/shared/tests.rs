@@ -136,7 +136,7 @@ fn own_measurements_replace_those_of_others() {
         control.with(|learnt| {
             (0..5_000).for_each(|_| learnt.survival.observe(GREEDY, vote(), Agreement::Alone, 0, false));
             (0..2_000).for_each(|_| {
-                learnt.classes.push(Class::new(DrafterId::model(0), GREEDY, u64::MAX), 4, 4, 1)
+                learnt.classes.push(Class::new(DrafterId::model(0), GREEDY, u64::MAX), 4, 4, 1);
             });
             (0..500).for_each(|_| learnt.note_plain(0.04, 1, NOW));
             (0..50).for_each(|_| learnt.costs.verified(WAY, 4, 0.08, NOW));
@@ -200,7 +200,7 @@ fn what_is_not_a_measurement_is_left_out() {
 
 #[test]
 fn the_form_is_compact() {
-    let control = experienced(0.9, 0.0212345678, 1);
+    let control = experienced(0.9, 0.021_234_567_8, 1);
     let text = serde_json::to_string(&control.shared(NOW)).unwrap();
     assert!(text.len() < 2_000, "{text}");
     assert!(!control.shared(NOW).0.is_empty() && Control::new().shared(NOW).0.is_empty());
