@@ -5,19 +5,19 @@ use foretell_core::units::Tick;
 use foretell_lab::sim::drafter::DrafterSpec;
 use foretell_lab::sim::engine::EngineSpec;
 use foretell_lab::sim::grid::Drafters;
-use foretell_lab::sim::profile::Paced;
 use foretell_lab::sim::record::{Record, Served};
 use foretell_lab::sim::source::Scripts;
 use foretell_lab::sim::traffic::Stream;
 use foretell_lab::sim::workloads;
 use foretell_lab::sim::world::{Mode, Net, Setup, World};
+use foretell_onnx::pace::curve::Steps;
 
 /// Texts of a workload; a new sidecar serves each of them once.
 const TEXTS: usize = 5;
 /// Times that they are served until it has settled.
 const SETTLED: usize = 8;
 
-fn setup(paced: Paced, scripts: &Scripts, drafters: Drafters, mode: Mode, times: usize) -> Setup {
+fn setup(paced: Steps, scripts: &Scripts, drafters: Drafters, mode: Mode, times: usize) -> Setup {
     let requests = scripts.iter().cycle().take(times * TEXTS).cloned().collect();
     let permit = drafters.permit().expect("a policy");
     let plain = Setup::plain(EngineSpec::paced(paced), permit, vec![Stream::one_client(requests)]);
@@ -30,7 +30,7 @@ fn seconds(served: &[Served]) -> f64 {
 
 #[test]
 fn a_new_replica_of_a_known_model_is_soon_as_fast_as_one_that_has_settled() {
-    let paced = Paced { step: 0.02, base: 1.35, node: 0.01, growth: 0.0, prompt: 0.0001 };
+    let paced = Steps { step: 0.02, base: 1.35, node: 0.01, growth: 0.0, prompt: 0.0001 };
     let (name, drafters) = ("rewrite", Drafters::Lookup);
     let scripts = workloads::made(name).scripts(TEXTS, 7);
     let of = |mode, times| setup(paced, &scripts, drafters, mode, times);

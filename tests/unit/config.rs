@@ -598,7 +598,7 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 13] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 14] = [
     "a key twice",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
@@ -613,6 +613,7 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 13] = [
     "a model here that cannot be run so",
     "a model here with what only a server has",
     "a model twice",
+    "a store with two passwords, and authorities without TLS",
 ];
 
 #[test]

@@ -213,7 +213,7 @@ mod tests {
         let pace = read("step=60ms,base=1.35,node=0.025").unwrap().target.pace;
         assert_eq!(pace.unwrap().to_string(), "step=60ms,base=1.35,node=0.025,growth=0,prompt=0ms");
         let refused = read("step=60ms,speed=2").err().unwrap().to_string();
-        assert!(refused.contains("allowed step, base, node, growth, prompt"), "{refused}");
+        assert!(refused.contains("allowed profile, slow, step, base, node, growth, prompt"), "{refused}");
     }
 
     #[test]
