@@ -200,7 +200,7 @@ impl Proxy {
 
     async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let Shared { fleet, memory, .. } = &self.shared;
-        if !fleet.translates() {
+        if !translate::asks(&request) || !fleet.translates() {
             return self.begin(request).await;
         }
         let told = |body: &[u8]| translate::told(fleet, body);

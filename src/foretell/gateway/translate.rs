@@ -30,7 +30,7 @@ use crate::random;
 use foretell_engines::anthropic::{self, Events, System, Thinking};
 use foretell_engines::dialect::Dialect;
 use foretell_engines::openai::sse::Decoder;
-use foretell_engines::openai::{Api, Route, json};
+use foretell_engines::openai::{Api, Route, json, parsed_bytes};
 
 /// Maximum size of an answer that is not streamed, bytes.
 const ANSWER_BYTES: usize = 64 << 20;
@@ -45,6 +45,11 @@ pub(crate) struct AskedBy(pub Api);
 #[derive(Clone, Debug)]
 pub(crate) struct Untranslated(pub String);
 
+/// True if the request asks for a message.
+pub(crate) fn asks(request: &Request<RequestBody>) -> bool {
+    route::relayed_api(request.method(), request.uri()) == Some(Api::Messages)
+}
+
 /// The request to serve, and true if the answer must be translated back. `told` tells by the body
 /// how the engine is told to reason; `None`: it gets messages as they are.
 pub(crate) async fn enter(
@@ -53,8 +58,7 @@ pub(crate) async fn enter(
     limit: usize,
     memory: &Arc<Memory>,
 ) -> (Request<RequestBody>, bool) {
-    let asked = route::relayed_api(request.method(), request.uri());
-    if asked != Some(Api::Messages) || route::is_encoded(request.headers()) {
+    if !asks(&request) || route::is_encoded(request.headers()) {
         return (request, false);
     }
     let (parts, body) = request.into_parts();
@@ -65,6 +69,10 @@ pub(crate) async fn enter(
         Read::Whole(bytes) => bytes,
     };
     let Some(thinking) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
+    // What is read of the body, and the chat that is made of that.
+    let Some(_parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
+        return as_it_is(parts, full(bytes));
+    };
     let mut request = Request::from_parts(parts, ());
     let body = match chat(&bytes, thinking) {
         Ok(body) => body,

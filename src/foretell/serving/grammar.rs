@@ -14,8 +14,8 @@ pub enum Grammar {
     /// The server has rendered an earlier request that shares everything with this one but its
     /// messages: true if a grammar binds them.
     Told(bool),
-    /// The server is asked beside the first call. Its answer is kept under this key; `None` where
-    /// it could be another server's later on.
+    /// The server is asked concurrently with the first call. Its answer is kept under this key;
+    /// `None` where it could be another server's later on.
     Asked(Option<GrammarKey>),
 }
 
