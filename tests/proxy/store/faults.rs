@@ -182,7 +182,12 @@ async fn a_store_that_speaks_another_protocol_is_a_fault() {
     let url = format!("redis://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((mut connection, _)) = listener.accept().await {
-            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+            tokio::spawn(async move {
+                // Open until the other end closes: it is the answer that is wrong, not the connection.
+                while let Ok(1..) = connection.read(&mut [0; 1 << 10]).await {
+                    let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+                }
+            });
         }
     });
     let engine = engine(Pace::default()).await;
