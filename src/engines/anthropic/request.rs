@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::translation::{Thinking, Untranslated, refused, set, stream};
+
 /// Placement of system messages within the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -9,34 +11,6 @@ pub enum System {
     InPlace,
     /// Merged into the one at the beginning: many chat templates refuse any other.
     Merged,
-}
-
-/// How the engine is told whether to reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thinking {
-    /// By `reasoning_effort` and `thinking_token_budget` (vLLM).
-    Effort,
-    /// By `chat_template_kwargs.enable_thinking`.
-    Template,
-}
-
-/// A chat request that asks the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Translated {
-    /// Its body.
-    pub body: Value,
-    /// The answer is to be a stream of events.
-    pub stream: bool,
-}
-
-/// A request that cannot be translated, in words for the client: it begins with the path of the
-/// member.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refused(String);
-
-fn refused<T>(path: &str, words: &str) -> Result<T, Refused> {
-    Err(Refused(format!("{path}: {words}")))
 }
 
 /// Members that a chat has under the same name.
@@ -51,10 +25,10 @@ const BILLING: &str = "x-anthropic-billing-header";
 ///
 /// # Errors
 /// A member that is malformed, or that no chat request can ask for.
-pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Translated, Refused> {
+pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Value, Untranslated> {
     let Some(members) = body.as_object() else { return refused("body", "an object is needed") };
     let mut chat = Map::new();
-    let mut stream = false;
+    let mut streamed = false;
     // `system` becomes a message.
     let given = members.iter().filter(|(name, value)| !value.is_null() && *name != "system");
     for (name, value) in given {
@@ -67,7 +41,7 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Tra
                 messages(value, members.get("system").filter(|text| !text.is_null()), system)?,
             ),
             "stop_sequences" => set(&mut chat, "stop", value.clone()),
-            "stream" => stream = value.as_bool().map_or_else(|| refused("stream", "a boolean"), Ok)?,
+            "stream" => streamed = stream(value)?,
             "tools" => set(&mut chat, "tools", tools(value)?),
             "tool_choice" => tool_choice(value, &mut chat)?,
             "thinking" => think(value, thinking, &mut chat)?,
@@ -87,19 +61,15 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Tra
     if chat.contains_key("tools") && !chat.contains_key("tool_choice") {
         set(&mut chat, "tool_choice", json!("auto"));
     }
-    if stream {
+    if streamed {
         set(&mut chat, "stream", json!(true));
         set(&mut chat, "stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
     }
-    Ok(Translated { body: Value::Object(chat), stream })
-}
-
-fn set(chat: &mut Map<String, Value>, name: &str, value: Value) {
-    chat.insert(name.to_owned(), value);
+    Ok(Value::Object(chat))
 }
 
 /// The messages of the chat, that of the system first.
-fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value, Refused> {
+fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value, Untranslated> {
     let Some(given) = value.as_array().filter(|given| !given.is_empty()) else {
         return refused("messages", "a list with a message is needed");
     };
@@ -128,7 +98,7 @@ fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value,
 }
 
 /// The texts of a system message, without that of a client's billing.
-fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Refused> {
+fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Untranslated> {
     let texts: Vec<&str> = match content {
         Value::String(text) => vec![text],
         Value::Array(blocks) => {
@@ -155,7 +125,7 @@ struct Turn {
 
 /// Adds the messages for one of a user or an assistant. Results of tools are messages of their own,
 /// before the user's words.
-fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Untranslated> {
     let blocks = match content {
         Value::String(text) => {
             chat.push(json!({ "role": role, "content": text }));
@@ -190,7 +160,13 @@ fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Resul
 }
 
 impl Turn {
-    fn take(&mut self, role: &str, block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+    fn take(
+        &mut self,
+        role: &str,
+        block: &Value,
+        path: &str,
+        chat: &mut Vec<Value>,
+    ) -> Result<(), Untranslated> {
         let text = |name: &str| block.get(name).and_then(Value::as_str);
         match text("type") {
             Some("text") => {
@@ -221,7 +197,7 @@ impl Turn {
 }
 
 /// The message of a tool's result, and one of the user for its images.
-fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Untranslated> {
     let Some(id) = block.get("tool_use_id").and_then(Value::as_str) else {
         return refused(path, "tool_use_id is needed");
     };
@@ -247,7 +223,7 @@ fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refuse
     Ok(())
 }
 
-fn image(block: &Value, path: &str) -> Result<Value, Refused> {
+fn image(block: &Value, path: &str) -> Result<Value, Untranslated> {
     let source = block.get("source");
     let text = |name: &str| source?.get(name)?.as_str();
     let url = match text("type") {
@@ -262,7 +238,7 @@ fn image(block: &Value, path: &str) -> Result<Value, Refused> {
 }
 
 /// The tools of the chat. Those that a provider runs itself have no schema.
-fn tools(value: &Value) -> Result<Value, Refused> {
+fn tools(value: &Value) -> Result<Value, Untranslated> {
     let Some(given) = value.as_array() else { return refused("tools", "a list") };
     let tool = |(number, tool): (usize, &Value)| {
         let Some(schema) = tool.get("input_schema").and_then(Value::as_object) else {
@@ -283,7 +259,7 @@ fn tools(value: &Value) -> Result<Value, Refused> {
     given.iter().enumerate().map(tool).collect()
 }
 
-fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let choice = match value.get("type").and_then(Value::as_str) {
         Some(same @ ("auto" | "none")) => json!(same),
         Some("any") => json!("required"),
@@ -302,7 +278,7 @@ fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refus
     Ok(())
 }
 
-fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let kind = value.get("type").and_then(Value::as_str);
     match (kind, told) {
         (Some("enabled"), Thinking::Effort) => {
@@ -322,7 +298,7 @@ fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result
     Ok(())
 }
 
-fn output_config(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn output_config(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let format = value.get("format").filter(|format| !format.is_null());
     if let Some(format) = format {
         let Some(schema) = format.get("schema").filter(|_| format.get("type") == Some(&json!("json_schema")))
@@ -348,7 +324,7 @@ mod tests {
             members.entry(name).or_insert(value);
         }
         members.entry("messages").or_insert_with(|| json!([{ "role": "user", "content": "hi" }]));
-        translate(&body, System::Merged, Thinking::Effort).unwrap().body
+        translate(&body, System::Merged, Thinking::Effort).unwrap()
     }
 
     fn messages_of(messages: &Value) -> Value {
@@ -384,7 +360,7 @@ mod tests {
             ],
         });
         let roles = |system| {
-            let translated = translate(&body, system, Thinking::Effort).unwrap().body;
+            let translated = translate(&body, system, Thinking::Effort).unwrap();
             let said = |message: &Value| {
                 format!("{} {}", message["role"].as_str().unwrap(), message["content"].as_str().unwrap())
             };
@@ -451,7 +427,7 @@ mod tests {
         let with = |given: Value, told| {
             let messages = json!([{ "role": "user", "content": "hi" }]);
             let body = json!({ "model": "m", "max_tokens": 9, "messages": messages, "thinking": given });
-            translate(&body, System::Merged, told).unwrap().body
+            translate(&body, System::Merged, told).unwrap()
         };
         let enabled = json!({ "type": "enabled", "budget_tokens": 1024 });
         assert_eq!(with(enabled.clone(), Thinking::Effort)["thinking_token_budget"], 1024);

@@ -3,51 +3,50 @@
 use serde_json::{Map, Value, json};
 
 use super::{Called, signature, stopped, usage};
+use crate::translation::{Part, of_message, set};
 
 /// The message for the JSON answer of a chat; `seed` makes its signatures. `None` if that is no
 /// answer of a chat, or a call's arguments are no JSON object.
 pub fn message(chat: &Value, seed: u64) -> Option<Value> {
     let choice = chat.get("choices")?.get(0)?;
-    let said = choice.get("message")?;
-    let text = |name: &str| said.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let mut content = Vec::new();
-    if let Some(reasoning) = text("reasoning").or_else(|| text("reasoning_content")) {
-        let signature = signature(seed, 0);
-        content.push(json!({ "type": "thinking", "thinking": reasoning, "signature": signature }));
-    }
-    content.extend(text("content").map(|text| json!({ "type": "text", "text": text })));
-    let calls = said.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    for call in calls {
-        content.push(tool_use(call)?);
-    }
+    let parts = of_message(choice.get("message")?, seed)?;
+    let called = parts.iter().any(|(part, _)| matches!(part, Part::Call(_)));
+    let blocks = parts.iter().map(|(part, text)| block(part, text, seed));
+    let mut content: Vec<Value> = blocks.collect::<Option<_>>()?;
     // Clients expect a first block.
     if content.is_empty() {
         content.push(json!({ "type": "text", "text": "" }));
     }
     let finish = choice.get("finish_reason").and_then(Value::as_str);
-    let called = if calls.is_empty() { Called::No } else { Called::Complete };
+    let called = if called { Called::Complete } else { Called::No };
     let (reason, sequence) = stopped(finish, choice.get("stop_reason"), called);
     let mut message = Map::new();
-    let mut set = |name: &str, value: Value| message.insert(name.to_owned(), value);
-    set("id", chat.get("id").cloned().unwrap_or_default());
-    set("type", json!("message"));
-    set("role", json!("assistant"));
-    set("content", Value::Array(content));
-    set("model", chat.get("model").cloned().unwrap_or_default());
+    set(&mut message, "id", chat.get("id").cloned().unwrap_or_default());
+    set(&mut message, "type", json!("message"));
+    set(&mut message, "role", json!("assistant"));
+    set(&mut message, "content", Value::Array(content));
+    set(&mut message, "model", chat.get("model").cloned().unwrap_or_default());
     for (name, value) in [("stop_reason", reason), ("stop_sequence", sequence)] {
         if !value.is_null() {
-            set(name, value);
+            set(&mut message, name, value);
         }
     }
-    set("usage", usage(chat.get("usage").filter(|usage| !usage.is_null())));
+    set(&mut message, "usage", usage(chat.get("usage").filter(|usage| !usage.is_null())));
     Some(Value::Object(message))
 }
 
-fn tool_use(call: &Value) -> Option<Value> {
-    let function = call.get("function")?;
-    let arguments = function.get("arguments").and_then(Value::as_str).unwrap_or("{}");
-    let input: Map<String, Value> = serde_json::from_str(arguments).ok()?;
-    Some(json!({ "type": "tool_use", "id": call.get("id")?, "name": function.get("name")?, "input": input }))
+fn block(part: &Part, text: &str, seed: u64) -> Option<Value> {
+    Some(match part {
+        Part::Reasoning => {
+            json!({ "type": "thinking", "thinking": text, "signature": signature(seed, 0) })
+        }
+        Part::Text => json!({ "type": "text", "text": text }),
+        Part::Call(call) => {
+            let arguments = if text.is_empty() { "{}" } else { text };
+            let input: Map<String, Value> = serde_json::from_str(arguments).ok()?;
+            json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
+        }
+    })
 }
 
 /// The error of the Messages API for an error answer of a chat, with `words` where it has none.

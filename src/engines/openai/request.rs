@@ -40,7 +40,7 @@ impl Route {
 }
 
 /// The APIs whose requests ask for generated text: two that are speculated on, and two that are
-/// only relayed.
+/// relayed, unless they are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     /// A completion, which may be speculated on.
@@ -52,7 +52,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// The APIs that are only relayed.
+    /// The APIs that are relayed, unless they are translated.
     pub const RELAYED: [Self; 2] = [Self::Responses, Self::Messages];
 
     /// The name in metrics and logs.

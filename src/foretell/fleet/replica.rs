@@ -32,6 +32,7 @@ use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
 use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
+use foretell_engines::openai::Api;
 
 /// The data-parallel rank of an engine that is to compute a request. vLLM and SGLang both support
 /// it.
@@ -221,9 +222,9 @@ impl Replica {
         self.speculates.load(Ordering::Acquire)
     }
 
-    /// True if requests of the Messages API are translated to chats for it.
-    pub fn translates(&self) -> bool {
-        self.settings.translates
+    /// True if requests of this API are translated to chats for it.
+    pub fn translates(&self, api: Api) -> bool {
+        self.settings.translates.contains(&api)
     }
 
     /// True if it bills per token.

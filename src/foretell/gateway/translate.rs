@@ -1,13 +1,14 @@
-//! Requests of the Messages API for a backend with `routes: { messages: translate }`, or for a
-//! model in this process: they go on as chats, with all that a chat gets here, and come back as
-//! messages.
+//! Requests of the Messages and the Responses API for a backend whose `routes` say `translate`, or
+//! for a model in this process: they go on as chats, with all that a chat gets here, and come back
+//! as answers of their API.
 //!
 //! The translation is at the very edge: everything behind it sees a chat. Only the label `route` of
-//! metrics and logs tells that the client asked for a message.
+//! metrics and logs tells by which API the client asked. A request that a chat cannot ask for is
+//! passed on as it is.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -20,17 +21,19 @@ use serde_json::Value;
 
 use super::route::{self, Read};
 use crate::fleet::Fleet;
-use crate::http::answer::json_response;
+use crate::http::answer::{error_body, json_response};
 use crate::http::body::{Body, BoxError, full};
 use crate::http::gather::{Gathered, gather};
 use crate::http::headers;
-use crate::http::memory::Memory;
+use crate::http::memory::{Memory, Reservation};
 use crate::http::request::RequestBody;
 use crate::random;
-use foretell_engines::anthropic::{self, Events, System, Thinking};
+use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::Dialect;
-use foretell_engines::openai::sse::Decoder;
+use foretell_engines::openai::sse::{Decoder, TooLong};
 use foretell_engines::openai::{Api, Route, json, parsed_bytes};
+use foretell_engines::responses::{self, Asked};
+use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
 const ANSWER_BYTES: usize = 64 << 20;
@@ -41,28 +44,35 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskedBy(pub Api);
 
-/// Extension of a request that cannot be translated: the words for the client.
-#[derive(Clone, Debug)]
-pub(crate) struct Untranslated(pub String);
-
-/// True if the request asks for a message.
-pub(crate) fn asks(request: &Request<RequestBody>) -> bool {
-    route::relayed_api(request.method(), request.uri()) == Some(Api::Messages)
+/// The answer that the client of a translated request is to get.
+#[derive(Debug)]
+pub(crate) enum Back {
+    /// A message.
+    Message,
+    /// A response that repeats this, for which memory is kept.
+    Response(Box<Asked>, Reservation),
 }
 
-/// The request to serve, and true if the answer must be translated back. `told` tells by the body
-/// how the engine is told to reason; `None`: it gets messages as they are.
+/// The API that a request asks by, if it is one that may be translated.
+pub(crate) fn asked(request: &Request<RequestBody>) -> Option<Api> {
+    route::relayed_api(request.method(), request.uri())
+}
+
+/// The request to serve, and the answer that is to be made of that to it. `told` tells by the body
+/// how the engine is told to reason; `None`: it gets requests of this API as they are. A request
+/// that is not translated has [`Untranslated`] as an extension.
 pub(crate) async fn enter(
     request: Request<RequestBody>,
+    api: Api,
     told: impl FnOnce(&[u8]) -> Option<Thinking>,
     limit: usize,
     memory: &Arc<Memory>,
-) -> (Request<RequestBody>, bool) {
-    if !asks(&request) || route::is_encoded(request.headers()) {
-        return (request, false);
+) -> (Request<RequestBody>, Option<Back>) {
+    if route::is_encoded(request.headers()) {
+        return (request, None);
     }
     let (parts, body) = request.into_parts();
-    let as_it_is = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), false);
+    let as_it_is = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), None);
     let bytes = match route::read(body, limit, memory).await {
         Read::Broken(error) => return as_it_is(parts, broken(error)),
         Read::Unread(body, _) => return as_it_is(parts, body),
@@ -70,35 +80,58 @@ pub(crate) async fn enter(
     };
     let Some(thinking) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
     // What is read of the body, and the chat that is made of that.
-    let Some(_parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
+    let Some(parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
         return as_it_is(parts, full(bytes));
     };
-    let mut request = Request::from_parts(parts, ());
-    let body = match chat(&bytes, thinking) {
-        Ok(body) => body,
-        Err(words) => {
-            request.extensions_mut().insert(Untranslated(words));
-            Bytes::new()
+    let mut parts = parts;
+    let (body, back) = match chat(api, &bytes, thinking, parsed) {
+        Ok((chat, back)) => (chat, Some(back)),
+        Err(passed @ Untranslated::Passed { .. }) => {
+            parts.extensions.insert(passed);
+            return as_it_is(parts, full(bytes));
+        }
+        Err(refused @ Untranslated::Refused { .. }) => {
+            parts.extensions.insert(refused);
+            // Errors of the Responses API are those of chats.
+            (Bytes::new(), (api == Api::Messages).then_some(Back::Message))
         }
     };
-    request.extensions_mut().insert(AskedBy(Api::Messages));
-    let (mut parts, ()) = request.into_parts();
+    parts.extensions.insert(AskedBy(api));
     as_chat(&mut parts);
-    (Request::from_parts(parts, RequestBody::resumed(full(body))), true)
+    (Request::from_parts(parts, RequestBody::resumed(full(body))), back)
 }
 
-/// How the backend of a request is told to reason; `None` if it is sent messages as they are.
-pub(super) fn told(fleet: &Fleet, body: &[u8]) -> Option<Thinking> {
+/// How the backend of a request by this API is told to reason; `None` if it is sent such as they
+/// are.
+pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Thinking> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
     let effort = replica.dialect().as_str() == Dialect::Vllm.name();
-    replica.translates().then_some(if effort { Thinking::Effort } else { Thinking::Template })
+    replica.translates(api).then_some(if effort { Thinking::Effort } else { Thinking::Template })
 }
 
-/// The body of the chat request, or the reason that there is none, for the client.
-fn chat(body: &[u8], thinking: Thinking) -> Result<Bytes, String> {
-    let parsed = json::parse(body).ok_or("the body is no JSON, or names a key twice")?;
-    let translated = anthropic::translate(&parsed, System::Merged, thinking);
-    translated.map(|translated| translated.body.to_string().into()).map_err(|error| error.to_string())
+/// The body of the chat request. `memory` covers what is read of the request.
+fn chat(
+    api: Api,
+    body: &[u8],
+    thinking: Thinking,
+    mut memory: Reservation,
+) -> Result<(Bytes, Back), Untranslated> {
+    let malformed = || Untranslated::Refused {
+        path: "body".to_owned(),
+        words: "it is no JSON, or names a key twice".to_owned(),
+    };
+    let parsed = json::parse(body).ok_or_else(malformed)?;
+    let (chat, back) = match api {
+        Api::Responses => {
+            let (chat, asked) = responses::translate(&parsed, thinking)?;
+            let kept = memory.split(asked.bytes() as u64);
+            (chat, Back::Response(Box::new(asked), kept))
+        }
+        Api::Messages | Api::Completion(_) => {
+            (anthropic::translate(&parsed, System::Merged, thinking)?, Back::Message)
+        }
+    };
+    Ok((chat.to_string().into(), back))
 }
 
 fn as_chat(parts: &mut request::Parts) {
@@ -125,42 +158,98 @@ fn broken(error: BoxError) -> Body {
     StreamBody::new(stream::once(std::future::ready(Err::<Frame<Bytes>, _>(error)))).boxed_unsync()
 }
 
-/// The answer to a chat as an answer of the Messages API.
-pub(crate) async fn leave(response: Response<Body>, memory: &Arc<Memory>) -> Response<Body> {
+/// The answer to a chat as the answer that the client is to get; without such, as it is.
+pub(crate) async fn leave(
+    response: Response<Body>,
+    back: Option<Back>,
+    memory: &Arc<Memory>,
+) -> Response<Body> {
+    let success = response.status().is_success();
+    let back = match back {
+        // Errors of the Responses API are those of chats.
+        Some(Back::Response(..)) if !success => return response,
+        None => return response,
+        Some(back) => back,
+    };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(CONTENT_LENGTH);
     let seed = random::fresh_seed();
-    if parts.status.is_success() && headers::is_event_stream(&parts.headers) {
-        let (decoder, events) = (Decoder::default(), Events::new(seed));
-        return Response::from_parts(parts, Translating { body, decoder, events }.boxed_unsync());
+    if success && headers::is_event_stream(&parts.headers) {
+        let body = match back {
+            Back::Message => translating(body, anthropic::Events::stream(seed), None),
+            Back::Response(asked, kept) => {
+                translating(body, responses::Events::stream(*asked, seed), Some(kept))
+            }
+        };
+        return Response::from_parts(parts, body);
     }
     let answer = match gather(body, ANSWER_BYTES, memory).await {
         Ok(Gathered::Whole(bytes)) => serde_json::from_slice::<Value>(&bytes).ok(),
         Ok(Gathered::Part(..)) | Err(_) => None,
     };
-    let whole = answer.as_ref().filter(|_| parts.status.is_success());
-    let (status, value) = match (whole.and_then(|chat| anthropic::message(chat, seed)), parts.status) {
-        (Some(message), status) => (status, message),
-        (None, status) if status.is_success() => {
-            let words = "the backend's answer is no chat, or calls a tool with broken arguments";
-            (StatusCode::BAD_GATEWAY, anthropic::error(None, words))
-        }
-        (None, status) => (status, anthropic::error(answer.as_ref(), "the backend refused the request")),
-    };
+    let (status, value) = back.whole(answer.as_ref(), parts.status, seed);
     let written = json_response(status, &value);
     parts.status = status;
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Response::from_parts(parts, written.into_body())
 }
 
-/// A stream of a chat's events, read as those of a message.
-struct Translating {
-    body: Body,
-    decoder: Decoder,
-    events: Events,
+impl Back {
+    /// Status and JSON for a chat's answer that is not streamed.
+    fn whole(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, Value) {
+        if !status.is_success() {
+            return (status, anthropic::error(answer, "the backend refused the request"));
+        }
+        let made = answer.and_then(|chat| match self {
+            Self::Message => anthropic::message(chat, seed),
+            Self::Response(asked, _) => responses::response(chat, asked, seed),
+        });
+        made.map_or_else(|| (StatusCode::BAD_GATEWAY, self.no_chat()), |made| (status, made))
+    }
+
+    /// The error for an answer of which nothing can be made.
+    fn no_chat(&self) -> Value {
+        let words = "the backend's answer is no chat, or calls a tool with broken arguments";
+        match self {
+            Self::Message => anthropic::error(None, words),
+            Self::Response(..) => error_body(StatusCode::BAD_GATEWAY, words, None, "backend_answer"),
+        }
+    }
 }
 
-impl http_body::Body for Translating {
+/// A stream of a chat's events, read as those of another API.
+struct Translating<E> {
+    body: Body,
+    decoder: Decoder,
+    events: Stream<E>,
+    /// The chat's stream has ended.
+    ended: bool,
+    /// The frame or error behind its events.
+    last: Option<Result<Frame<Bytes>, BoxError>>,
+    _kept: Option<Reservation>,
+}
+
+fn translating<E: Events + Send + Unpin + 'static>(
+    body: Body,
+    events: Stream<E>,
+    kept: Option<Reservation>,
+) -> Body {
+    let decoder = Decoder::default();
+    Translating { body, decoder, events, ended: false, last: None, _kept: kept }.boxed_unsync()
+}
+
+impl<E: Events> Translating<E> {
+    /// The events for these bytes of the chat's.
+    fn take(&mut self, data: &[u8]) -> Result<Vec<u8>, TooLong> {
+        let mut out = Vec::new();
+        for message in self.decoder.push(data)? {
+            self.events.push(&message.data, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+impl<E: Events + Unpin> http_body::Body for Translating<E> {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -170,18 +259,22 @@ impl http_body::Body for Translating {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         loop {
-            let frame = match std::task::ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                Some(Ok(frame)) => frame,
-                end => return Poll::Ready(end),
-            };
-            let data = match frame.into_data() {
-                Ok(data) => data,
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            };
-            let mut out = Vec::new();
-            for message in this.decoder.push(&data)? {
-                this.events.push(&message.data, &mut out);
+            if this.ended {
+                return Poll::Ready(this.last.take());
             }
+            let made = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.take(&data).map_err(|error| Some(Err(error.into()))),
+                    Err(trailers) => Err(Some(Ok(trailers))),
+                },
+                end => Err(end),
+            };
+            let out = made.unwrap_or_else(|end| {
+                let mut out = Vec::new();
+                this.events.cut(&mut out);
+                (this.ended, this.last) = (true, end);
+                out
+            });
             if !out.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(out.into()))));
             }
