@@ -68,8 +68,9 @@ pub struct Concurrency {
     kv: f64,
     /// Requests other than our verify requests wait.
     waits: bool,
-    /// Our verify requests in flight.
+    /// Our verify requests in flight, and their tokens: draft nodes, and one more for each.
     in_flight: usize,
+    drafted: usize,
 }
 
 impl Concurrency {
@@ -88,14 +89,21 @@ impl Concurrency {
         self.speculating = if speculates { self.speculating + 1 } else { self.speculating.saturating_sub(1) };
     }
 
-    /// Notes that a verify request of ours is sent.
-    pub fn call_begins(&mut self) {
+    /// Notes that a verify request of ours with `nodes` nodes is sent.
+    pub fn call_begins(&mut self, nodes: usize) {
         self.in_flight += 1;
+        self.drafted += nodes + 1;
     }
 
-    /// Notes that one has ended.
-    pub fn call_ends(&mut self) {
+    /// Notes that one with `nodes` nodes has ended.
+    pub fn call_ends(&mut self, nodes: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
+        self.drafted = self.drafted.saturating_sub(nodes + 1);
+    }
+
+    /// Tokens of our verify requests in flight: draft nodes, and one more for each request.
+    pub fn drafted(&self) -> usize {
+        self.drafted
     }
 
     /// True if none of our requests is speculated on: plain tokens then show the pace of plain

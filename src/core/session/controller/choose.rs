@@ -61,7 +61,8 @@ impl SpeculationController {
         now: Tick,
     ) -> Option<PlainReason> {
         let rng = Some(&mut self.rng);
-        let inputs = GateInputs { learnt, speculating: stand.speculating, rng, now };
+        let (speculating, first_token) = (stand.speculating, self.first_token);
+        let inputs = GateInputs { learnt, speculating, rng, first_token, now };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 
@@ -73,7 +74,8 @@ impl SpeculationController {
     /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
     /// than it may. No nodes at all if even an empty round would.
     fn budget(&self, stand: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
-        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(self.way()));
+        let allowed = learnt.nodes_allowed(self.first_token).min(learnt.costs.reach(self.way()));
+        let most = stand.room.nodes.min(self.gamma_max).min(allowed);
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: stand.room.depth }
     }
 
