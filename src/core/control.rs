@@ -112,11 +112,14 @@ impl Measurements<'_> {
 
     /// Draft nodes that one more verify request may have, so that all of ours in flight delay first
     /// tokens by no more than our share of what `ratio` allows: the greatest ratio of their times
-    /// with and without drafts.
+    /// with and without drafts. One request may always have a few: else their delay would never be
+    /// measured again.
     pub fn nodes_allowed(&self, ratio: f64) -> usize {
         let (ours, all) = (self.concurrency.ours().max(1), self.concurrency.requests());
         let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64);
-        (room - self.concurrency.drafted() as f64 - 1.0).max(0.0) as usize
+        let drafted = self.concurrency.drafted();
+        let nodes = (room - drafted as f64 - 1.0).max(0.0) as usize;
+        if drafted == 0 { nodes.max(costs::REACH_FIRST) } else { nodes }
     }
 
     /// Notes `tokens` plain tokens that came `seconds` after the ones before.

@@ -56,7 +56,7 @@ const EXPENSIVE: f64 = 6.0;
 /// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
-const REACH_FIRST: usize = 4;
+pub const REACH_FIRST: usize = 4;
 
 /// Verification method and context of a round: with its nodes and the concurrency, the key of its
 /// cost.

@@ -219,12 +219,22 @@ mod tests {
             assert_eq!(gates(true, false, Tick(0)), [unmeasured], "it may overdraw");
             assert_eq!(gates(false, true, Tick(0)), [unmeasured, budget]);
             assert_eq!(gates(false, false, later), [unmeasured, budget], "a forecast starts no window");
-            let inputs =
-                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), first_token: 1.1, now: later };
+            let inputs = GateInputs {
+                learnt: &mut *learnt,
+                speculating: false,
+                rng: Some(&mut rng),
+                first_token: 1.1,
+                now: later,
+            };
             assert_eq!(closed(inputs).next().map(|gate| gate.0), Some(unmeasured));
             assert!(!learnt.switchback.in_window(later), "nor does a check that stops before it");
-            let inputs =
-                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), first_token: 1.1, now: later };
+            let inputs = GateInputs {
+                learnt: &mut *learnt,
+                speculating: false,
+                rng: Some(&mut rng),
+                first_token: 1.1,
+                now: later,
+            };
             assert_eq!(closed(inputs).map(|gate| gate.0).collect::<Vec<_>>(), [unmeasured, window, budget]);
         });
     }

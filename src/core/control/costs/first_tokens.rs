@@ -12,9 +12,10 @@ use super::pace::ConcurrencyBucket;
 
 /// Delay of a first token that is always allowed, seconds.
 pub const DELAY_ALLOWED: f64 = 0.020;
-/// Share of the allowed delay that the mean may have: the 95th percentile of it is about twice as
-/// long.
+/// Share of the allowed delay that the mean may have: the 95th percentile is longer.
 const MEAN: f64 = 0.5;
+/// Decay of the fit, in first tokens.
+const MEMORY: f64 = 1000.0;
 /// Standard errors by which a delay must differ from 0 to count.
 const CERTAIN: f64 = 1.0;
 /// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
@@ -31,12 +32,18 @@ pub struct Sent {
 }
 
 /// Times to the first token, by concurrency bucket.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct FirstTokens {
     times: Joint,
     /// Tokens of all prompts of ours that were read so far.
     #[serde(skip)]
     read: usize,
+}
+
+impl Default for FirstTokens {
+    fn default() -> Self {
+        Self { times: Joint::remembering(MEMORY), read: 0 }
+    }
 }
 
 impl FirstTokens {
@@ -49,7 +56,8 @@ impl FirstTokens {
     pub(super) fn observe(&mut self, sent: Sent, prompt: usize, seconds: f64) {
         self.read = self.read.wrapping_add(prompt);
         let inputs = [sent.drafted as f64, self.read.wrapping_sub(sent.read) as f64];
-        let most = self.times.fit(sent.concurrency).map_or(f64::MAX, |fit| OUTLIER * fit.at(inputs));
+        let fit = self.times.fit(sent.concurrency);
+        let most = fit.map_or(f64::MAX, |fit| OUTLIER * fit.at(inputs).max(fit.mean));
         self.times.observe(sent.concurrency, inputs, seconds.min(most));
     }
 
@@ -72,19 +80,31 @@ mod tests {
     #[test]
     fn a_burst_is_not_taken_for_a_delay_by_drafts_and_a_delay_leaves_less_room() {
         let (size, mut first) = (ConcurrencyBucket::of(64), FirstTokens::default());
-        // Sixty requests at once, each behind the prompts of those before it, with nothing in flight.
+        // Sixty requests at once, each behind the prompts before it, with nothing in flight.
         let sent = first.sent(size, 0);
         (0..60_u32).for_each(|before| first.observe(sent, 300, 0.02 * f64::from(before + 1)));
-        assert_eq!(first.room(size, 1.1, 1.0), f64::INFINITY);
-        for drafted in (0..64).map(|request| request % 5 * 100) {
+        assert!(first.room(size, 1.1, 1.0).is_infinite());
+        for drafted in (0..600).map(|request| request % 5 * 100) {
             let sent = first.sent(size, drafted);
             first.observe(sent, 300, 0.04 + 1e-4 * drafted as f64);
         }
         // 0.1 ms for each token: half of 20 ms is 100 tokens.
-        let room = first.room(size, 1.1, 1.0);
-        assert!((90.0..130.0).contains(&room), "{room}");
-        assert!((first.room(size, 1.1, 0.5) - room / 2.0).abs() < 1e-9);
-        assert!(first.room(size, 3.0, 1.0) > 2.0 * room);
-        assert_eq!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0), f64::INFINITY);
+        let room = first.room(size, 1.01, 1.0);
+        assert!((80.0..140.0).contains(&room), "{room}");
+        assert!((first.room(size, 1.01, 0.5) - room / 2.0).abs() < 1e-9);
+        assert!(first.room(size, 9.0, 1.0) > 2.0 * room);
+        assert!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0).is_infinite());
+    }
+
+    #[test]
+    fn a_stall_counts_as_three_times_the_expected_time() {
+        let (size, mut first) = (ConcurrencyBucket::of(8), FirstTokens::default());
+        let mut one = |drafted, seconds| {
+            let sent = first.sent(size, drafted);
+            first.observe(sent, 100, seconds);
+            first.room(size, 1.1, 1.0)
+        };
+        (0..100).for_each(|request| drop(one(request % 2 * 100, 0.05)));
+        assert!(one(100, 600.0).is_infinite());
     }
 }

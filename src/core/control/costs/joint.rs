@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pace::{ConcurrencyBucket, SIZES};
 
-/// Decay of a fit, in measurements.
+/// Usual decay of a fit, in measurements.
 const MEMORY: f64 = 128.0;
 /// Minimum number of measurements, real and decayed, for a slope.
 const MIN: f64 = 16.0;
@@ -39,6 +39,8 @@ pub(super) struct Fit {
     /// Seconds per unit of each input, and the mean of the second.
     pub slopes: [f64; 2],
     second: f64,
+    /// Mean seconds.
+    pub mean: f64,
     /// Standard error of the first slope.
     pub error: f64,
 }
@@ -51,8 +53,8 @@ impl Fit {
 }
 
 impl Moments {
-    fn observe(&mut self, inputs: [f64; 2], seconds: f64) {
-        let keep = 1.0 - 1.0 / MEMORY;
+    fn observe(&mut self, inputs: [f64; 2], seconds: f64, memory: f64) {
+        let keep = 1.0 - 1.0 / memory;
         self.weight = self.weight * keep + 1.0;
         let [x, z] = inputs;
         let before = [x - self.inputs[0], z - self.inputs[1], seconds - self.seconds];
@@ -82,23 +84,36 @@ impl Moments {
         let unexplained = self.squares - slopes[0] * self.common[0] - slopes[1] * self.common[1];
         let error = (unexplained.max(0.0) / self.weight * second / determinant).sqrt();
         let base = self.seconds - slopes[0] * self.inputs[0];
-        Some(Fit { base, slopes, second: self.inputs[1], error })
+        Some(Fit { base, slopes, second: self.inputs[1], mean: self.seconds, error })
     }
 }
 
 /// Fits of seconds, by concurrency bucket.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Joint {
     concurrencies: [Moments; SIZES],
+    /// Decay of the fits, in measurements.
+    memory: f64,
+}
+
+impl Default for Joint {
+    fn default() -> Self {
+        Self::remembering(MEMORY)
+    }
 }
 
 impl Joint {
+    /// Fits without measurements, which decay by `memory` measurements.
+    pub(super) fn remembering(memory: f64) -> Self {
+        Self { concurrencies: [Moments::default(); SIZES], memory }
+    }
+
     /// Notes a measurement with these inputs: it took `seconds`, or this many seconds beyond the
     /// expected ones.
     pub(super) fn observe(&mut self, concurrency: ConcurrencyBucket, inputs: [f64; 2], seconds: f64) {
         if let Some(moments) = self.concurrencies.get_mut(concurrency.index()).filter(|_| seconds.is_finite())
         {
-            moments.observe(inputs, seconds);
+            moments.observe(inputs, seconds, self.memory);
         }
     }
 
