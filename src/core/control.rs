@@ -343,7 +343,7 @@ impl Presence {
     pub fn new(control: std::sync::Arc<Control>) -> Self {
         let sent = control.with(|learnt| {
             learnt.concurrency_changes(Concurrency::enter);
-            learnt.costs.sent(learnt.concurrency.drafted())
+            learnt.costs.sent(learnt.concurrency.drafted_now())
         });
         Self { control, speculates: false, calls: VecDeque::new(), sent }
     }

@@ -364,8 +364,8 @@ impl Costs {
     }
 
     /// The state when a client's own request is sent, while `drafted` tokens of our verify requests
-    /// are in flight.
-    pub fn sent(&self, drafted: usize) -> Sent {
+    /// are in flight; `None` between rounds.
+    pub fn sent(&self, drafted: Option<usize>) -> Sent {
         self.first_tokens.sent(self.concurrency, drafted)
     }
 

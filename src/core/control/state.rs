@@ -101,6 +101,11 @@ impl Concurrency {
         self.drafted = self.drafted.saturating_sub(nodes + 1);
     }
 
+    /// As [`Self::drafted`]; `None` between the rounds of those that are speculated on.
+    pub fn drafted_now(&self) -> Option<usize> {
+        (self.drafted > 0 || self.all_plain()).then_some(self.drafted)
+    }
+
     /// Tokens of our verify requests in flight: draft nodes, and one more for each request.
     pub fn drafted(&self) -> usize {
         self.drafted

@@ -25,8 +25,9 @@ const OUTLIER: f64 = 3.0;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sent {
     concurrency: ConcurrencyBucket,
-    /// Tokens of our verify requests in flight.
-    drafted: usize,
+    /// Tokens of our verify requests in flight. `None` between the rounds of those that are
+    /// speculated on: the engine may be idle, as it never is while they are decoded plainly.
+    drafted: Option<usize>,
     /// Tokens of all prompts of ours that had been read.
     read: usize,
 }
@@ -48,14 +49,15 @@ impl Default for FirstTokens {
 
 impl FirstTokens {
     /// The state when a request is sent, while `drafted` tokens of verify requests are in flight.
-    pub(super) fn sent(&self, concurrency: ConcurrencyBucket, drafted: usize) -> Sent {
+    pub(super) fn sent(&self, concurrency: ConcurrencyBucket, drafted: Option<usize>) -> Sent {
         Sent { concurrency, drafted, read: self.read }
     }
 
     /// Notes the first token of a request with `prompt` tokens, `seconds` after it was sent.
     pub(super) fn observe(&mut self, sent: Sent, prompt: usize, seconds: f64) {
         self.read = self.read.wrapping_add(prompt);
-        let inputs = [sent.drafted as f64, self.read.wrapping_sub(sent.read) as f64];
+        let Some(drafted) = sent.drafted else { return };
+        let inputs = [drafted as f64, self.read.wrapping_sub(sent.read) as f64];
         let fit = self.times.fit(sent.concurrency);
         let most = fit.map_or(f64::MAX, |fit| OUTLIER * fit.at(inputs).max(fit.mean));
         self.times.observe(sent.concurrency, inputs, seconds.min(most));
@@ -80,12 +82,12 @@ mod tests {
     #[test]
     fn a_burst_is_not_taken_for_a_delay_by_drafts_and_a_delay_leaves_less_room() {
         let (size, mut first) = (ConcurrencyBucket::of(64), FirstTokens::default());
-        // Sixty requests at once, each behind the prompts before it, with nothing in flight.
-        let sent = first.sent(size, 0);
+        // Sixty requests at once, each behind the prompts before it.
+        let sent = first.sent(size, Some(0));
         (0..60_u32).for_each(|before| first.observe(sent, 300, 0.02 * f64::from(before + 1)));
         assert!(first.room(size, 1.1, 1.0).is_infinite());
         for drafted in (0..600).map(|request| request % 5 * 100) {
-            let sent = first.sent(size, drafted);
+            let sent = first.sent(size, Some(drafted));
             first.observe(sent, 300, 0.04 + 1e-4 * drafted as f64);
         }
         // 0.1 ms for each token: half of 20 ms is 100 tokens.
@@ -100,7 +102,7 @@ mod tests {
     fn a_stall_counts_as_three_times_the_expected_time() {
         let (size, mut first) = (ConcurrencyBucket::of(8), FirstTokens::default());
         let mut one = |drafted, seconds| {
-            let sent = first.sent(size, drafted);
+            let sent = first.sent(size, Some(drafted));
             first.observe(sent, 100, seconds);
             first.room(size, 1.1, 1.0)
         };
