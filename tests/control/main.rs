@@ -17,10 +17,18 @@ use foretell_lab::sim::world::Mode;
 
 /// Tables that do not meet their expectations yet, with the reason. The test fails for one that
 /// does meet them.
-const PENDING: &[(&str, &str)] = &[(
-    "hostile-slow-cancel",
-    "tokens computed for a cancelled plain request are not counted as a cost of cancelling it: p95 1.08, ratio 1.00",
-)];
+const PENDING: &[(&str, &str)] = &[
+    (
+        "friendly-32-on-70b",
+        "first tokens are 2.3 times as late as allowed at p95 (p50 is kept): 1.6 times as many prompts a second wait \
+         for each other",
+    ),
+    ("friendly-64-on-70b", "first tokens are 1.5 times as late as allowed (12 times without the bound)"),
+    (
+        "hostile-slow-cancel",
+        "tokens computed for a cancelled plain request are not counted as a cost of cancelling it: p95 1.08, ratio 1.00",
+    ),
+];
 
 fn tables() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/control");

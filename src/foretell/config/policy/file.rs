@@ -490,7 +490,7 @@ fn gates(mut section: Section<'_>) -> Gates {
     let waiting = "Maximum requests waiting in the engine, not counting ours.";
     let acceptance = "Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.";
     let control = "Time per token of speculated requests ÷ that of the control group: closes when it is certainly above.";
-    let first_token = "Time to first tokens with drafts in flight ÷ that without: fewer draft tokens are sent where it is certainly above, and by more than 20 ms.";
+    let first_token = "Time to first tokens with drafts in flight ÷ without: where more, by over 20 ms, fewer draft tokens are sent.";
     let reprobe = "Time that the `control` gate stays closed when it closes for the first time.";
     let gates = Gates {
         waiting: section.or("waiting", waiting, default.waiting, &whole(0..=1_000_000)),
