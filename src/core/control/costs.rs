@@ -376,7 +376,8 @@ impl Costs {
     }
 
     /// Tokens of our verify requests that may be in flight so that they delay first tokens by no
-    /// more than the share `ours` of what the `ratio` of their times with and without drafts allows.
+    /// more than the share `ours` of the delay that is allowed by `ratio`: that of the times to
+    /// first tokens with and without drafts.
     pub fn room(&self, ratio: f64, ours: f64) -> f64 {
         self.first_tokens.room(self.concurrency, ratio, ours)
     }

@@ -23,8 +23,8 @@ impl SessionRunner {
     }
 
     /// Gates that the control state of a replica's engine closes: `control` where its plain windows
-    /// were faster, `regret` where its regret budget is too low to begin to speculate, `first_token`
-    /// where a draft would delay first tokens by more than this ratio allows.
+    /// were faster, `regret` where its regret budget is too low to begin to speculate,
+    /// `first_token` where a draft would delay first tokens by more than this ratio allows.
     pub fn closed(&self, replica: &Arc<Replica>, first_token: f64) -> impl Iterator<Item = Gate> + use<> {
         let now = self.clock.now();
         let closed = self.learnt(replica).map(|control| {

@@ -106,7 +106,9 @@ mod tests {
             first.observe(sent, 100, seconds);
             first.room(size, 1.1, 1.0)
         };
-        (0..100).for_each(|request| drop(one(request % 2 * 100, 0.05)));
+        for request in 0..100 {
+            one(request % 2 * 100, 0.05);
+        }
         assert!(one(100, 600.0).is_infinite());
     }
 }
