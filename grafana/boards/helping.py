@@ -69,6 +69,12 @@ def net() -> str:
     return f"{rate(SAVED)} - ({rate(WASTED)} or vector(0))"
 
 
+def promise(over: str) -> str:
+    """Seconds of eligible requests ÷ the seconds that plain decoding would have taken, within `over`."""
+    spent = increase("gen_ai_server_request_duration_seconds_sum", ELIGIBLE, over=over)
+    return ratio(spent, f"({spent} + ({increase(SAVED, over=over)} - ({increase(WASTED, over=over)} or vector(0))))")
+
+
 def short() -> tuple[Panel, ...]:
     """The row “In short”."""
     low, middle = bound_of(CONTROL, "low"), bound_of(CONTROL, "middle")
@@ -106,6 +112,21 @@ def short() -> tuple[Panel, ...]:
             ),
             good="below 0.98 (green): answers are faster. 0.98 to 1.02 (yellow): no relevant difference.",
             otherwise="above 1.02 (red) speculation costs time: " + ASK_WHY,
+        ),
+        stat(
+            "Time ÷ plain decoding",
+            "none",
+            Query(promise("$__range")),
+            steps=((None, "green"), (1, "yellow"), (1.01, "red")),
+            absent="no rounds yet",
+            defaults={"decimals": 3},
+            says=(
+                "The promise: seconds of all requests that may be speculated on, divided by the seconds that plain "
+                "decoding at the measured pace would have taken, in the time range. The regret budget keeps it at "
+                "most at 1.01, and its capacity."
+            ),
+            good="below 1 (green).",
+            otherwise="above 1.01 (red) over an hour or more the promise is broken: " + ASK_WHY,
         ),
         stat(
             "Net time saved",
@@ -205,6 +226,20 @@ def compared() -> tuple[Panel, ...]:
             says="Seconds of answers that rounds saved and lost against plain decoding at the measured pace, per hour.",
             good="`net` is above 0.",
             otherwise="below 0 for more than a few minutes: " + ASK_WHY,
+        ),
+        lines(
+            "Time ÷ plain decoding, by hour",
+            "none",
+            Query(promise("1h"), "hour before"),
+            steps=((None, "green"), (1, "yellow"), (1.01, "red")),
+            width=12,
+            absent="no rounds yet",
+            says=(
+                "The promise by hour: seconds of requests that may be speculated on ÷ those that plain decoding would "
+                "have taken, in the hour before each point. Its maximum is the worst hour."
+            ),
+            good="below 1.",
+            otherwise="above 1.01 for an hour the promise is broken: " + ASK_WHY,
         ),
         lines(
             "Projected speedup (observe)",

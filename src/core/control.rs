@@ -15,11 +15,12 @@ pub mod expiring_map;
 pub mod forecast;
 pub mod gates;
 pub mod groups;
-mod pairs;
+pub mod pairs;
 pub mod prospect;
 pub mod regret_budget;
 pub mod round_costs;
 pub mod rounds;
+pub mod shared;
 pub mod state;
 pub mod survival;
 pub mod switchback;
@@ -29,13 +30,14 @@ pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
 pub use chooser::{Outlook, Quote, best_cut};
-pub use costs::{Basis, Costs, Way};
+pub use costs::{Basis, Costs, SharedCosts, Way};
 pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
 pub use prospect::Prior;
 pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
 pub use rounds::{Prices, Rounds, Value};
+pub use shared::SharedModel;
 pub use state::{Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use switchback::{Switchback, Windows};
@@ -409,7 +411,7 @@ mod tests {
         let read = read.unwrap();
         let figures = |control: &Control| {
             control.with(|learnt| {
-                let rounds = learnt.classes.of(class).map(Rounds::count);
+                let rounds = learnt.classes.of(class).map(|rounds| rounds.count());
                 (learnt.costs.plain_token(), learnt.costs.verify(way, 4), rounds, learnt.regret_left())
             })
         };

@@ -8,11 +8,13 @@
 //! | [`text`] | tokenizer, incremental detokenizer, chat template, translation between vocabularies |
 //! | [`parse`] | the output parsers of servers: reasoning, content, tool calls |
 //! | [`openai`] | the wire of clients, and the table of every parameter |
+//! | [`anthropic`] | the Messages API as a translation of chats |
 //! | [`dialect`] | the API of each engine: its requests, its answers, its habits (`QUIRKS`) |
 //! | [`policy`] | the policy that matches, and what may be done with a request |
 //!
 //! A module uses only those above it in this table.
 
+pub mod anthropic;
 pub mod dialect;
 pub mod openai;
 pub mod parse;

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -49,6 +50,7 @@ use crate::serving::gates::GateWatch;
 use crate::serving::live;
 use crate::serving::ruling::{self, Rulebook};
 use crate::serving::{SessionRunner, SessionRunnerSetup};
+use crate::store::{self, Store};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
@@ -56,10 +58,10 @@ use foretell_engines::dialect::Dialect as Spoken;
 use foretell_engines::parse::Parsers;
 use foretell_engines::policy::PolicySet;
 
-/// Maximum wait of a start for the backends' engines to be identified; after that, requests are
-/// relayed until they are.
+/// Maximum wait of a start for the backends' engines to be identified and for the measurements of
+/// other sidecars; after that, requests are relayed until they are.
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
-/// Maximum wait at the end for the snapshots to be written.
+/// Maximum wait at the end for the snapshots to be written, and for the store.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Maximum wait at the end for the last spans to be sent.
@@ -104,6 +106,9 @@ pub struct Running {
     /// The task that writes the snapshots, for the last time when the process drains; `None`
     /// without `corpus.snapshot`.
     remembering: Option<JoinHandle<()>>,
+    /// The task that shares measurements with other sidecars, for the last time when the process
+    /// drains; `None` without `fleet.store`.
+    sharing: Option<JoinHandle<()>>,
     /// The task that sends spans, and the token that stops it; `None` without a collector.
     exporting: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
@@ -115,9 +120,9 @@ impl Running {
     /// of its state.
     pub async fn until(self, signals: Signals, manager: Arc<Manager>) -> Ended {
         let ended = self.gateway.until(signals, manager).await;
-        if let Some(remembering) = self.remembering {
-            // A disk that hangs does not delay the end.
-            let _ = tokio::time::timeout(WRITTEN_WITHIN, remembering).await;
+        for last in [self.remembering, self.sharing].into_iter().flatten() {
+            // A disk or a store that hangs does not delay the end.
+            let _ = tokio::time::timeout(WRITTEN_WITHIN, last).await;
         }
         if let Some((exporting, stop)) = self.exporting {
             stop.cancel();
@@ -167,6 +172,7 @@ pub async fn start_with(
         })
         .await;
     }
+    let store = fleet_store(&process, &learnt, &shared)?;
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
     let watching = CancellationToken::new();
@@ -182,10 +188,39 @@ pub async fn start_with(
     let (asking, stop) = (Arc::clone(&identities), watching.clone());
     tokio::spawn(asking.keep_asking(stop));
     tokio::spawn(gates.keep_looking(watching.clone()));
+    let (told, exchanged) = oneshot::channel();
+    let life = Arc::clone(&gateway.shared.life);
+    let sharing = store.map(|store| tokio::spawn(store.keep_exchanging(life, told)));
     tokio::spawn(until_draining(Arc::clone(&gateway.shared.life), watching.clone()));
     // A backend that is not reachable yet does not prevent the start: its requests are relayed.
-    let _ = tokio::time::timeout(KNOWN_WITHIN, identities.asked()).await;
-    Ok(Running { gateway, identities, drafters, remembering, exporting, _asking: watching.drop_guard() })
+    let begun = async { tokio::join!(identities.asked(), exchanged) };
+    let _ = tokio::time::timeout(KNOWN_WITHIN, begun).await;
+    let running = Running {
+        gateway,
+        identities,
+        drafters,
+        remembering,
+        sharing,
+        exporting,
+        _asking: watching.drop_guard(),
+    };
+    Ok(running)
+}
+
+/// The store of the fleet, with its metrics; `None` without `fleet.store`.
+fn fleet_store(
+    process: &Process,
+    learnt: &Arc<Learnt>,
+    shared: &Shared,
+) -> Result<Option<Store>, AssembleError> {
+    let process::Fleet { store, key, sync, password_file, ca } = process.fleet.clone();
+    let Some(url) = store else { return Ok(None) };
+    let tls = url.tls.then(|| fleet::tls::client(ca.as_deref(), None)).transpose()?;
+    let settings = store::Settings { url, key, every: sync, password_file, tls };
+    let store = Store::new(settings, Arc::clone(learnt));
+    let metrics = store::collector(store.status()).and_then(|made| shared.observer.metrics().register(made));
+    metrics.map_err(StartError::from)?;
+    Ok(Some(store))
 }
 
 /// Builds what outlives a request: the engines at each address, the policies, all that is learnt,
@@ -418,6 +453,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         models: models.collect(),
         billed: backend.billed,
         predicts: predicts(backend),
+        translates: backend.translates,
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,

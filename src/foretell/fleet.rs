@@ -122,6 +122,11 @@ impl Fleet {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.speculates()))
     }
 
+    /// True if requests of the Messages API are translated for some replica.
+    pub fn translates(&self) -> bool {
+        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.translates()))
+    }
+
     /// True if some replica's engine refuses a request because of the client's own `prediction`.
     pub fn refuses_prediction(&self) -> bool {
         self.backends

@@ -6,6 +6,7 @@ pub mod proxy;
 pub mod relay;
 pub mod route;
 pub mod tenant;
+pub(crate) mod translate;
 pub mod tunnel;
 
 use std::io;

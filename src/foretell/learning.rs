@@ -1,9 +1,12 @@
 //! What outlives a session: costs and acceptance of each engine with their snapshot, the traits of
-//! its answers, the comparison of control groups, the corpus of earlier texts.
+//! its answers, the comparison of control groups, the corpus of earlier texts, and the part of it
+//! that sidecars share.
 
 pub mod answer_traits;
 pub mod comparison;
 pub mod corpus;
+pub mod grammars;
+pub mod shared;
 pub mod snapshot;
 
 use std::collections::HashMap;
@@ -16,6 +19,8 @@ use crate::clock::Clock;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Epoch, Identities, Identity, ServerKnowledge};
 use crate::learning::answer_traits::AnswerTraits;
+use crate::learning::shared::Statistics;
+use crate::random;
 use foretell_core::control::{Control, ExpiringMap, Imposed};
 use foretell_core::session::Permission;
 
@@ -23,7 +28,7 @@ use foretell_core::session::Permission;
 /// evicted.
 const EPOCHS: usize = 1_024;
 /// An epoch without a request for this long may be dropped.
-const EPOCH_KEPT: Duration = Duration::from_hours(24);
+pub const EPOCH_KEPT: Duration = Duration::from_hours(24);
 
 type ByEpoch<T> = Mutex<ExpiringMap<Epoch, Arc<T>>>;
 
@@ -38,6 +43,11 @@ pub struct Learnt {
     /// projections only.
     observed: ByEpoch<Control>,
     traits: ByEpoch<AnswerTraits>,
+    /// Measurements of other sidecars; `None` without a store.
+    others: Mutex<Option<Arc<Statistics>>>,
+    /// Name of these measurements in a store, random; and that which those of a snapshot had.
+    name: String,
+    former: Mutex<Option<String>>,
 }
 
 impl Learnt {
@@ -46,7 +56,17 @@ impl Learnt {
     pub fn new(imposed: HashMap<String, Imposed>) -> Self {
         let map = || Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
         let traits = Mutex::new(ExpiringMap::new(EPOCHS, EPOCH_KEPT));
-        Self { imposed, clock: Clock::start(), controls: map(), observed: map(), traits }
+        let (controls, observed) = (map(), map());
+        Self {
+            imposed,
+            clock: Clock::start(),
+            controls,
+            observed,
+            traits,
+            others: Mutex::default(),
+            name: format!("{:014x}", random::fresh_seed()),
+            former: Mutex::default(),
+        }
     }
 
     /// The clock of all its moments.
@@ -56,7 +76,26 @@ impl Learnt {
 
     /// Control state of an engine, with the operator's limits and the probe's costs applied.
     pub fn control(&self, identity: &Identity, backend: &str) -> Arc<Control> {
-        self.prepared(&self.controls, identity, backend)
+        self.prepared(self.known_as(&identity.epoch), identity, backend)
+    }
+
+    /// The measurements of an engine. A new one begins with those that other sidecars have shared.
+    fn known_as(&self, epoch: &Epoch) -> Arc<Control> {
+        let (control, new) = {
+            let mut controls = self.controls.lock();
+            let new = controls.look(epoch).is_none();
+            (Arc::clone(controls.get(epoch, self.clock.now())), new)
+        };
+        if new {
+            self.lend_to(epoch, &control);
+        }
+        control
+    }
+
+    /// Every engine with its measurements.
+    fn known(&self) -> Vec<(Epoch, Arc<Control>)> {
+        let controls = self.controls.lock();
+        controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
     }
 
     /// Control state that a request with this permission reads and updates: that of the engine, or
@@ -66,7 +105,8 @@ impl Learnt {
         if permission.never().is_none() {
             return control;
         }
-        let observed = self.prepared(&self.observed, identity, backend);
+        let observed = Arc::clone(self.observed.lock().get(&identity.epoch, self.clock.now()));
+        let observed = self.prepared(observed, identity, backend);
         // The measured costs of calls are valid for both.
         let costs = control.with(|learnt| learnt.costs.clone());
         observed.with(|learnt| {
@@ -90,8 +130,7 @@ impl Learnt {
         Arc::clone(self.traits.lock().get(&identity.epoch, self.clock.now()))
     }
 
-    fn prepared(&self, map: &ByEpoch<Control>, identity: &Identity, backend: &str) -> Arc<Control> {
-        let control = Arc::clone(map.lock().get(&identity.epoch, self.clock.now()));
+    fn prepared(&self, control: Arc<Control>, identity: &Identity, backend: &str) -> Arc<Control> {
         control.with(|learnt| {
             if let Some(imposed) = self.imposed.get(backend) {
                 learnt.impose(*imposed);

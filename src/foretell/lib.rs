@@ -12,6 +12,7 @@
 //! | [`admin`] | the operator's API and status page, above all that they show |
 //! | [`gateway`] | accepts a request, judges it, relays it or hands it over |
 //! | [`serving`] | one session with its I/O: its requests, its stream, its drafters |
+//! | [`store`] | measurements shared with other sidecars over Redis or Valkey |
 //! | [`learning`] | what outlives a session: control groups, the corpus, traits of answers |
 //! | [`observe`] | the record of each request: metrics, log, the last sessions |
 //! | [`fleet`] | the servers behind: backends, replicas, the process that answers there, health, load, probes |
@@ -43,3 +44,4 @@ pub mod learning;
 pub mod observe;
 pub mod random;
 pub mod serving;
+pub mod store;

@@ -155,6 +155,11 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// True if it was served as a completion, by whatever API the client asked.
+    pub fn is_completion(&self) -> bool {
+        matches!(self.route, Some(Api::Completion(_))) || self.path != Path::Relayed
+    }
+
     /// A record in which only these two fields are set.
     #[must_use]
     pub fn new(path: Path, backend: impl Into<String>) -> Self {

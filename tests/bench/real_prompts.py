@@ -7,6 +7,8 @@ completion  HumanEval's tasks unchanged: the model continues the text, up to the
 talk        the first turns of MT-bench (chat)
 tools       BFCL, several functions to choose from: declared as text, the call to be answered as
             JSON (chat)
+calls       BFCL, single, parallel and the first turn of multi-turn questions, with `tools` in the
+            request (chat), for a model that calls them
 """
 
 import ast
@@ -14,8 +16,11 @@ import gzip
 import json
 import re
 
+import bfcl
+
 NAMES = ("edit", "chat", "completion", "talk", "tools")
-MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96}
+CALLS = "calls"
+MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96, CALLS: 128}
 STOPS = ["\nclass", "\ndef", "\n#", "\nif"]
 NEW_NAME = "renamed_value"
 TOOLS = ("You have these functions, given as JSON:\n{functions}\n\nAnswer with the calls that the question needs and nothing "
@@ -72,12 +77,19 @@ def tools(case):
     return asked(TOOLS.format(functions=functions, question=case["question"][0][0]["content"]))
 
 
+def calls(case):
+    return {"route": "chat", "body": {"messages": case.turns[0][0], "tools": case.tools}}
+
+
 def load(folder, name, count, most=None, **fields):
     """`count` requests of a workload, in the form of sides.py; `fields` go into every body."""
     if name == "talk":
         found = [talk(question) for question in spread(lines(folder / "mt-bench.jsonl"), count)]
     elif name == "tools":
         found = [tools(case) for case in spread(lines(folder / "bfcl.jsonl"), count)]
+    elif name == CALLS:
+        every = [case for kind in bfcl.SETS for case in bfcl.cases(folder.parent / "bfcl", kind)]
+        found = [calls(case) for case in spread(every, count)]
     else:
         problems = lines(folder / "human-eval.jsonl.gz")
         if name == "edit":

@@ -15,7 +15,8 @@ import wire  # noqa: E402
 CORES = os.environ.get("ENGINE_THREADS", "2")
 CONTEXT = 4096
 REAL = engines.CACHE / "real-models"
-PROMPTS = REAL / "prompts"
+PROMPTS, BFCL = REAL / "prompts", REAL / "bfcl"
+REASONING = REAL / "agent/hf/reasoning.jinja"
 # by engine and model: the usual form of an operator, and the form in 32 bits
 MODELS = {
     ("onnx", "smollm2"): ("smollm2/onnx", "smollm2/onnx"),
@@ -24,30 +25,47 @@ MODELS = {
     ("vllm", "qwen"): ("qwen/hf", "qwen/hf"),
     # at 7 GB in 32 bits a step takes half a second: the quantised weights, with a cache in 32 bits
     ("llama", "qwen"): ("qwen/model.gguf", "qwen/model.gguf"),
+    ("onnx", "fixture"): ("agent/onnx", "agent/onnx"),
+    ("vllm", "fixture"): ("agent/hf", "agent/hf"),
 }
-TOKENIZERS = {"smollm2": REAL / "smollm2/hf/tokenizer.json", "qwen": REAL / "qwen/hf/tokenizer.json"}
+TOKENIZERS = {model: REAL / folder / "hf/tokenizer.json" for model, folder in
+              (("smollm2", "smollm2"), ("qwen", "qwen"), ("fixture", "agent"))}
+MADE_BY = {"fixture": "make real-fixture"}
+HERMES = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+# the costs of a large model, at steps so long that a verify request on two busy cores fits in them
+PACE = "step=200ms,base=1.35,node=0.025"
+# arguments of a server whose speed with tools is measured
+WITH_TOOLS = {("onnx", "fixture"): ("--tool-parser", "hermes", "--pace", PACE), ("vllm", "fixture"): HERMES}
+# a policy that speculates at every token, with a draft of 4
+FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
 DIALECTS = {"llama": "llamacpp"}
 # seconds: a machine with other work must not end a run
 STARTED_WITHIN, PROBED_WITHIN = 900, 600
 LOOKUPS = sides.DRAFTERS["lookups"]
+# for requests with tools: the lookups over the texts of all requests, and the tools' own schemas
+AGENT = f"{sides.LOOKUP}, {{ kind: suffix, scope: global, i_accept_sharing: true }}, {{ kind: phrasebook }}"
 OTHERS = {"draft-other": sides.BUNDLED["draft-other"], "minimind2": REAL / "minimind2"}
 
 
 def absent(kind, model):
     """The reason why the pair cannot run here, in words; "" if it can."""
-    if not (REAL / model).exists() or not PROMPTS.exists():
-        return "not fetched: make real-models"
+    if not (REAL / MODELS[kind, model][0]).exists() or not PROMPTS.exists():
+        return f"not there: {MADE_BY.get(model, 'make real-models')}"
     return "" if kind == "onnx" else engines.absent(kind)
 
 
-def start(kind, model, foretell, out, precise=False, extra=()):
-    """A server of the pair that is ready; `precise`: in 32 bits."""
+def lacks_bfcl():
+    return "" if BFCL.exists() else "no questions with right answers: make real-fixture"
+
+
+def start(kind, model, foretell, out, precise=False, extra=(), label=""):
+    """A server of the pair that is ready; `precise`: in 32 bits, `label`: part of the log's name."""
     port, path = engines.free_port(), REAL / MODELS[kind, model][precise]
-    log = out / f"{kind}-{model}{'-32' if precise else ''}{'-own' if extra else ''}.log"
+    log = out / f"{kind}-{model}{'-32' if precise else ''}{label}.log"
     if kind == "onnx":
         argv = [foretell, "target", "--model", path, "--name", engines.NAME, "--listen", f"127.0.0.1:{port}", "--lanes", "4",
                 "--context", str(CONTEXT), "--threads", CORES]
-        return engines.Server(argv, None, f"http://127.0.0.1:{port}", log)
+        return engines.Server(argv + list(extra), None, f"http://127.0.0.1:{port}", log)
     if kind == "llama":
         argv = engines.llama_argv(path, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
         return engines.ready(kind, argv + list(extra), None, port, log, STARTED_WITHIN)
@@ -64,19 +82,19 @@ def address_of(server):
     return server.url.removeprefix("http://")
 
 
-def drafters(names):
+def drafters(model, names):
     """The lookups, followed by the named models with another vocabulary."""
-    return ", ".join([LOOKUPS, *(f"{{ kind: model, model: {name}, vocabulary: slem }}" for name in names)])
+    return ", ".join([AGENT if model == "fixture" else LOOKUPS, *(f"{{ kind: model, model: {name}, vocabulary: slem }}" for name in names)])
 
 
 def start_proxy(stack, kind, model, server, foretell, setting, others=()):
     """Foretell with the lookups in front of a server, once its probe has ended, if it probes."""
     backend = f"    dialect: {DIALECTS.get(kind, kind)}\n    budget: {{ switchback: null }}\n" + exact.VERIFY.get(kind, "")
     if kind != "onnx":
-        backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]} }}]\n    probe: {{ within: 2m }}\n"
-    policies = {"real": sides.policy("real", drafters(others), setting)}
+        parsers = ", parsers: { tools: hermes }" if model == "fixture" else ""
+        backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]}{parsers} }}]\n    probe: {{ within: 2m }}\n"
+    policies = {"real": sides.policy("real", drafters(model, others), setting)}
     proxy = sides.start_proxy(stack, foretell, address_of(server), backend, policies, setting,
                               models={name: OTHERS[name] for name in others})
-    if kind != "onnx":
-        print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)
+    print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)
     return proxy

@@ -201,6 +201,13 @@ class Side:
         return understood(lines)
 
 
+def said(delta):
+    """The text of a chat's event: reasoning, content, names and arguments of calls."""
+    functions = [call.get("function") or {} for call in delta.get("tool_calls") or []]
+    pieces = [delta.get("reasoning"), delta.get("content"), *(one.get(key) for one in functions for key in ("name", "arguments"))]
+    return "".join(filter(None, pieces))
+
+
 def understood(lines):
     text, usage, first = "", {}, None
     for at, data in lines[:-1]:
@@ -208,7 +215,7 @@ def understood(lines):
         if "error" in chunk:
             return {"failed": json.dumps(chunk["error"])}
         for choice in chunk.get("choices", []):
-            piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            piece = choice.get("text") or said(choice.get("delta", {}))
             first = at if piece and first is None else first
             text += piece
         usage = chunk.get("usage") or usage

@@ -27,12 +27,12 @@ import pathlib
 import sys
 import urllib.request
 
+import bfcl
 import real_prompts
 import tokenizers
 
 MOST = 160  # tokens that a model may write
 SETS = ("live_multiple", "multiple", "parallel_multiple", "parallel", "live_parallel_multiple")
-TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 TEMPLATES = {
     "arguments": (
         "<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>",
@@ -47,44 +47,16 @@ TEMPLATES = {
 }
 
 
-def standard(schema):
-    """The schema with the type names of JSON Schema."""
-    if isinstance(schema, list):
-        return [standard(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    renamed = {key: standard(value) for key, value in schema.items()}
-    kind = renamed.get("type")
-    if isinstance(kind, str) and kind in TYPES:
-        renamed["type"] = TYPES[kind]
-    return {key: value for key, value in renamed.items() if not (key == "type" and value is None)}
-
-
-def value(allowed):
-    """The first right value; an object's members are lists of right values."""
-    first = next((one for one in allowed if one != ""), None)
-    if isinstance(first, dict):
-        return {key: value(inner) for key, inner in first.items() if "" not in inner}
-    if isinstance(first, list) and first and isinstance(first[0], dict):
-        return [{key: value(inner) for key, inner in one.items() if "" not in inner} for one in first]
-    return first
-
-
 def streams(data, sets, count):
     """Tools, question and calls."""
     for name in sets:
-        lines = zip((data / f"BFCL_v4_{name}.json").open(), (data / f"possible_answer/BFCL_v4_{name}.json").open())
         taken = 0
-        for asked, answered in lines:
-            asked, answered = json.loads(asked), json.loads(answered)
-            truth = answered["ground_truth"]
+        for asked, truth in bfcl.pairs(data, name):
             if taken == count or (len(asked["function"]) < 2 and len(truth) < 2):
                 continue
             taken += 1
-            calls = [(tool, {key: value(allowed) for key, allowed in args.items() if "" not in allowed})
-                     for call in truth for tool, args in call.items()]
             question = "\n".join(message["content"] for message in asked["question"][0])
-            yield [standard(tool) for tool in asked["function"]], question, calls
+            yield [bfcl.standard(tool) for tool in asked["function"]], question, bfcl.right(truth)
 
 
 def answer(url, path, body):
@@ -97,8 +69,7 @@ def answer(url, path, body):
 def written(url, asked, count):
     """Prompts with tools, and what the model of a llama-server writes; token ids of both."""
     for case in real_prompts.spread(real_prompts.lines(asked), count):
-        tools = [{"type": "function", "function": {**standard(tool), "name": tool["name"].replace(".", "_")}}
-                 for tool in case["function"]]
+        tools = bfcl.offered(case["function"])
         shown = answer(url, "/apply-template", {"messages": case["question"][0], "tools": tools})["prompt"]
         prompt = answer(url, "/tokenize", {"content": shown, "add_special": True, "parse_special": True})["tokens"]
         body = {"prompt": prompt, "n_predict": MOST, "temperature": 0, "return_tokens": True}

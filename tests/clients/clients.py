@@ -9,7 +9,8 @@ each request those of RELAYED: a call that it does not name may be speculated on
 `foretell target` with the bundled model, `vllm` the engine with SmolLM2 of `make real-models`, both
 with the tool parser `hermes`. Prints one line per call and the share, exits 1 if one is otherwise.
 
-Needs the packages of requirements.txt: `make test-clients` installs them.
+Needs the packages of requirements.txt, and of node/package-lock.json where there is Node:
+`make test-clients` installs them.
 """
 
 import argparse
@@ -27,7 +28,6 @@ import frameworks  # noqa: E402
 import real_servers as servers  # noqa: E402
 import sides  # noqa: E402
 
-FORCED = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup }]\ngamma: { fixed: 4 }\nholdback: { start: 0, floor: 0 }\n"
 # (framework, call): reason and parameter for which its requests are relayed
 ROUTE, FORMAT, FORCE = ("route", None), ("structured", "response_format"), ("tools", "tool_choice")
 RELAYED = {
@@ -35,6 +35,11 @@ RELAYED = {
     ("openai-python", "json_schema"): FORMAT,
     ("openai-python", "n"): ("choices", "n"),
     ("openai-python", "responses"): ROUTE,
+    ("anthropic", "a forced tool"): FORCE,
+    ("anthropic", "an error"): ROUTE,
+    ("openai-node", "a forced tool"): FORCE,
+    ("openai-node", "json_schema"): FORMAT,
+    ("openai-node", "responses"): ROUTE,
     ("LangChain", "structured output"): FORMAT,
     ("LangChain", "responses"): ROUTE,
     ("instructor", "TOOLS"): FORCE,
@@ -85,8 +90,7 @@ def start(stack, args):
     if args.server == "target":
         return stack.enter_context(target(args.foretell, sides.free_port())), "toy", "    probe: { when: never }\n"
     folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    server = stack.enter_context(servers.start("vllm", "smollm2", args.foretell, folder, True, flags))
+    server = stack.enter_context(servers.start("vllm", "smollm2", args.foretell, folder, True, servers.HERMES))
     name = servers.engines.NAME
     return servers.address_of(server), name, (
         f"    models: [{{ id: {name}, tokenizer: {servers.TOKENIZERS['smollm2']}, parsers: {{ tools: hermes }} }}]\n"
@@ -102,8 +106,12 @@ def main():
     wrong, may, total, last = [], 0, 0, 0
     with contextlib.ExitStack() as stack:
         address, model, backend = start(stack, args)
-        proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": FORCED}, "forced")
+        backend += "    routes: { messages: translate }\n"
+        proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": servers.FORCED}, "forced")
         for framework, make in frameworks.FRAMEWORKS.items():
+            if reason := frameworks.absent(framework):
+                print(f"{framework}: skipped, {reason}", flush=True)
+                continue
             direct, through = make(f"http://{address}", model), make(f"http://{proxy.address}", model)
             for name in direct:
                 want, have = got(direct[name]), got(through[name])
@@ -114,7 +122,7 @@ def main():
                 relayed = {reason for reason in reasons if reason}
                 total, may = total + 1, may + (not relayed)
                 said = f"{framework}, {name}"
-                print(f"{said:42} {', '.join(dict.fromkeys(words))}", flush=True)
+                print(f"{said:55} {', '.join(dict.fromkeys(words))}", flush=True)
                 if not made or relayed != ({expected} if expected else set()):
                     wrong.append(f"{said}: {relayed or 'no request'}, expected {expected or 'eligible'}")
                 same = len(want) == len(have) if (framework, name) in SAMPLED else repr(want) == repr(have)

@@ -5,6 +5,12 @@ name: functions that return what the user gets.
 """
 
 import asyncio
+import functools
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
 
 SYSTEM = "You answer in one sentence."
 ASK = "What is the capital of Switzerland? The capital of Switzerland is"
@@ -183,6 +189,65 @@ def openai_agents(url, model):
     }
 
 
-FRAMEWORKS = {"openai-python": openai_python, "LangChain": langchain, "llama-index": llama_index,
-              "instructor": instructor, "pydantic-ai": pydantic_ai, "openai-agents": openai_agents}
+def anthropic(url, model):
+    import anthropic
 
+    client = anthropic.Anthropic(base_url=url, api_key="key", max_retries=0)
+    asked = [{"role": "user", "content": ASK}]
+    tools = [{"name": "capital", "description": capital.__doc__, "input_schema": {
+        "type": "object", "properties": {"country": {"type": "string"}}, "required": ["country"]}}]
+    history = [*asked,
+               {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "capital", "input": {"country": "CH"}}]},
+               {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Bern"}]}]
+
+    def blocks(message):
+        """What a message says: reasons, tokens, and blocks without ids and signatures."""
+        said = [(block.type, getattr(block, "text", None), getattr(block, "thinking", None), getattr(block, "name", None),
+                 getattr(block, "input", None)) for block in message.content]
+        return message.stop_reason, message.usage.output_tokens, said
+
+    def ask(streamed=False, **more):
+        body = {"model": model, "max_tokens": MOST, "messages": asked, "system": SYSTEM,
+                "extra_body": {"temperature": 0}, **more}
+        if not streamed:
+            return blocks(client.messages.create(**body))
+        with client.messages.stream(**body) as stream:
+            return blocks(stream.get_final_message())
+
+    return {
+        "message": ask,
+        "stream": lambda: ask(True),
+        "tools": lambda: ask(tools=tools),
+        "tools, streamed": lambda: ask(True, tools=tools),
+        "tool results in the history": lambda: ask(messages=history, tools=tools),
+        "stop sequence": lambda: ask(stop_sequences=["Bern"]),
+        "a forced tool": lambda: ask(tools=tools, tool_choice={"type": "any"}),
+        "an error": lambda: ask(messages=[{"role": "user", "content": [{"type": "document", "source": {
+            "type": "text", "media_type": "text/plain", "data": "x"}}]}]),
+    }
+
+
+def openai_node(url, model):
+    program = pathlib.Path(__file__).parent / "node/calls.mjs"
+    node = subprocess.Popen(["node", program, sys.prefix, f"{url}/v1", model], text=True, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE)
+
+    def ask(name):
+        print(name, file=node.stdin, flush=True)
+        return json.loads(node.stdout.readline())
+
+    return {name: functools.partial(ask, name) for name in json.loads(node.stdout.readline())}
+
+
+def absent(framework):
+    """Reason why a framework cannot run here; None if it can."""
+    if framework != "openai-node":
+        return None
+    if not shutil.which("node"):
+        return "node is not installed"
+    installed = (pathlib.Path(sys.prefix) / "node_modules/openai").is_dir()
+    return None if installed else "npm, which brings its package, was not installed"
+
+
+FRAMEWORKS = {"openai-python": openai_python, "anthropic": anthropic, "openai-node": openai_node, "LangChain": langchain,
+              "llama-index": llama_index, "instructor": instructor, "pydantic-ai": pydantic_ai, "openai-agents": openai_agents}

@@ -9,12 +9,13 @@ use foretell_core::units::Tick;
 use foretell_lab::sim::drafter::DrafterSpec;
 use foretell_lab::sim::engine::EngineSpec;
 use foretell_lab::sim::grid::Drafters;
-use foretell_lab::sim::profile::{Curve, Jitter, Shape, Table};
+use foretell_lab::sim::profile::{Jitter, Shape};
 use foretell_lab::sim::record::{Record, Served};
 use foretell_lab::sim::source::Scripts;
 use foretell_lab::sim::synthetic::{Agreement, Copied, Kind};
 use foretell_lab::sim::traffic::Stream;
 use foretell_lab::sim::world::{Mode, Net, Setup, World};
+use foretell_onnx::pace::curve::{Curve, Steps, Table};
 use rstest::rstest;
 
 /// Times in milliseconds.
@@ -41,8 +42,8 @@ const EXPENSIVE: Machine = Machine { token: 15.0, four: 55.0, call: 1.0, right: 
 
 impl Machine {
     fn curve(self) -> Curve {
-        let stair = |step: usize| (1 + 4 * step, (self.token + self.four * step as f64) * 1e-3);
-        let points = (0..64).map(stair).collect();
+        let stair = |step: usize| (1 + 4 * step, self.token + self.four * step as f64);
+        let points = (0..64).map(stair).collect::<Vec<_>>().leak();
         Curve::Table(Table { points, stairs: true, sequence: 0.0, context: 0.0 })
     }
 
@@ -51,7 +52,7 @@ impl Machine {
         let scripts = Kind { prompt: 300, output: 200, vary: 0.0, copied, agreement }.scripts(requests, 5);
         let shape = Shape { pace: self.curve(), sequences: 8, kv: 1 << 20, chunk: 1 << 12, block: 1 };
         let jitter = Jitter { spread: 0.05, rare: 0.01, tail: 3.0 };
-        let engine = EngineSpec { shape, jitter, prefix_cache: true, changes: Vec::new(), cancel: 0.0 };
+        let engine = EngineSpec { shape, jitter, ..EngineSpec::paced(Steps::default()) };
         let permit = if self.right.is_some() { Drafters::Both } else { Drafters::Lookup }.permit();
         Setup {
             drafter: Some(DrafterSpec { token: 0.3e-3, shared: true, ..DrafterSpec::BUNDLED }),

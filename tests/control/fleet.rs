@@ -3,11 +3,11 @@
 use foretell_lab::sim::drafter::DrafterSpec;
 use foretell_lab::sim::engine::EngineSpec;
 use foretell_lab::sim::grid::{self, Cell, Drafters, GAMMAS, Size, Workload};
-use foretell_lab::sim::profile::Paced;
 use foretell_lab::sim::synthetic::{Agreement, Copied, Kind};
 use foretell_lab::sim::traffic::Stream;
 use foretell_lab::sim::workloads;
 use foretell_lab::sim::world::{Mode, Net, Setup, World};
+use foretell_onnx::pace::curve::Steps;
 use indicatif::ProgressBar;
 use rstest::rstest;
 
@@ -18,7 +18,7 @@ fn workload(name: &str) -> Workload {
 #[test]
 fn the_grid_finds_what_pays_and_is_reproducible() {
     let workloads = [workload("rewrite"), workload("hostile")];
-    let servers = [(1.1, 0.005), (4.0, 0.4)].map(|(base, node)| Paced {
+    let servers = [(1.1, 0.005), (4.0, 0.4)].map(|(base, node)| Steps {
         step: 0.02,
         base,
         node,
@@ -49,7 +49,7 @@ fn the_grid_finds_what_pays_and_is_reproducible() {
 #[test]
 fn plain_decoding_through_foretell_costs_only_its_calls() {
     let rewrite = workload("rewrite");
-    let paced = Paced { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prompt: 0.0001 };
+    let paced = Steps { step: 0.02, base: 1.1, node: 0.005, growth: 0.0, prompt: 0.0001 };
     let permit = Drafters::Both.permit().expect("a policy");
     let cell = Cell { paced, workload: &rewrite, drafters: Drafters::Both, permit };
     let size = Size { first: 0, rest: 6 };
@@ -75,7 +75,7 @@ fn speed_follows_the_formula(#[values(0.5, 0.7, 0.85)] alpha: f64, #[values(1, 3
     let expected = |c: f64| (1.0 - drawn.powi(gamma as i32 + 1)) / ((1.0 - drawn) * (gamma as f64 * c + 1.0));
     let permit = Drafters::Model.permit().expect("a policy");
     for c in [0.0, 0.2] {
-        let paced = Paced { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
+        let paced = Steps { step: 0.02, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
         let drafter = DrafterSpec { token: c * paced.step, read: 0.0, growth: 0.0, slots: 1, shared: false };
         let setup = Setup {
             drafter: Some(drafter),
@@ -104,7 +104,7 @@ fn drafts_get_longer_with_the_delay_to_the_engine() {
     let kind =
         Kind { prompt: 8, output: 400, vary: 0.0, copied: Copied::Fresh, agreement: Agreement::Even(0.8) };
     let permit = Drafters::Model.permit().expect("a policy");
-    let paced = Paced { step: 0.1, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
+    let paced = Steps { step: 0.1, base: 1.0, node: 0.0, growth: 0.0, prompt: 0.0 };
     let drafter = DrafterSpec { token: 0.005, read: 0.0, growth: 0.0, slots: 1, shared: false };
     let gammas = [0.0, 0.05, 0.2].map(|rtt| {
         let streams = vec![Stream::one_client(kind.scripts(30, 5))];

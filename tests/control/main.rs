@@ -3,6 +3,7 @@
 
 mod engine;
 mod fleet;
+mod shared;
 
 use std::path::{Path, PathBuf};
 

@@ -3,7 +3,7 @@
 # of llama.cpp. Version and hash are pinned; cmake and ninja come from PyPI. About 5 minutes on two
 # cores. Prints the server's path on standard output, everything else on standard error.
 #
-# It is built for the local processor (GGML_NATIVE). On a machine that lacks an extension of the
+# It is built for the local processor (GGML_NATIVE). On a machine that lacks instructions of the
 # build machine the cache is built again: the old binary would end with an illegal instruction.
 #
 #   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
@@ -12,8 +12,8 @@ version=0.3.36
 root=$(cd "$(dirname "$0")/../.." && pwd)
 home=${FORETELL_CACHE:-$root/.cache}/engines/llama-$version
 server=$home/bin/llama-server
-extensions() { grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(sse|avx|amx|fma|f16c|bmi)' | LC_ALL=C sort || true; }
-if [ -x "$server" ] && [ -f "$home/bin/extensions" ] && [ -z "$(extensions | LC_ALL=C comm -13 - "$home/bin/extensions")" ]; then
+instructions() { grep -m1 '^flags' /proc/cpuinfo | tr ' ' '\n' | grep -E '^(sse|avx|fma|f16c|bmi)' | LC_ALL=C sort || true; }
+if [ -x "$server" ] && [ -f "$home/bin/instructions" ] && [ -z "$(instructions | LC_ALL=C comm -13 - "$home/bin/instructions")" ]; then
   echo "$server"
   exit 0
 fi
@@ -41,7 +41,7 @@ PATH="$home/tools/bin:$PATH" cmake -S "$home/source/vendor/llama.cpp" -B "$home/
 PATH="$home/tools/bin:$PATH" cmake --build "$home/build" --target llama-server >&2
 mkdir -p "$home/bin"
 cp "$home/build/bin/llama-server" "$server.new"
-extensions > "$home/bin/extensions"
+instructions > "$home/bin/instructions"
 mv "$server.new" "$server"
 rm -rf "$home/build" "$home/source/vendor/llama.cpp/.git"
 echo "$server"

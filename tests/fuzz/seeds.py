@@ -157,6 +157,20 @@ def snapshot():
         yield "changed", b"\3" + b"".join(bytes([at, at * 7 % 256, at % 5, number, number]) for at in range(12))
 
 
+def shared():
+    acceptance = {"prompt_lookup": {"96": [7.5, 10.0]}, "model:small": {"0": [1.0, 2.0]}}
+    rounds = {"gaps": 1.0, "tokens": {"0": [9.0, 9.0], "4": [30.0, 10.0]}, "modelled": {"4": [40.0, 10.0]}}
+    model = {"acceptance": acceptance, "classes": [[["model:small", 0, 2**64 - 1], rounds]], "length": [2e3, 2.0]}
+    key = {"method": 0, "size": 1, "concurrency": 2, "plain_neighbours": True}
+    sums = {"0": [0.2, 8.0], "5": [0.1, 0.5]}
+    costs = {"pace": sums, "verify": [[key, sums]], "undecided": sums, "switch_in": sums, "switch_out": {}}
+    text = json.dumps([model, costs])
+    yield "whole", text.encode()
+    for figure in ("-1.0", "1e11", "1e300", "1e-300", "5e-324", "18446744073709551615"):
+        yield "changed", text.replace("8.0", figure).encode()
+        yield "changed", text.replace("10.0", figure).encode()
+
+
 def exposition():
     said = {}
     for dialect, name, recorded in goldens():
@@ -216,7 +230,7 @@ def parse():
 
 def main():
     folder = pathlib.Path(sys.argv[1])
-    for target in (verify, stream, request, tokenizer, wire, session, snapshot, exposition, config, admin, parse):
+    for target in (verify, stream, request, tokenizer, wire, session, snapshot, shared, exposition, config, admin, parse):
         out = folder / target.__name__
         out.mkdir(parents=True, exist_ok=True)
         for at, (name, seed) in enumerate(target()):

@@ -4,4 +4,4 @@ mod alarms;
 pub mod house;
 mod kept;
 mod shown;
-mod windows;
+pub mod windows;

@@ -17,6 +17,7 @@ mod parsers;
 mod probe;
 mod reasons;
 mod reload;
+mod store;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 mod target;
 mod text_only;

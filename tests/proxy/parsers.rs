@@ -1,6 +1,9 @@
 //! Chats whose server parses tool calls: speculated on, they have the parts that the server's own
 //! parser gives.
 
+mod grammars;
+mod messages;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;

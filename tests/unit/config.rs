@@ -104,6 +104,7 @@ admin: { address: "0.0.0.0:1", token_file: t }
 limits: { relay_body: 1GiB }
 timeouts: { idle: 2m, draft: 40ms }
 tenant: { header: X-Tenant, trusted_peers: [10.0.0.0/8] }
+fleet: { store: "rediss://me:pass@store:7000/3", key: west, sync: 2s, ca: c }
 backends:
   - name: a
     dialect: sglang
@@ -128,6 +129,9 @@ backends:
     assert_eq!(process.timeouts.draft, Some(Duration::from_millis(40)));
     assert_eq!(Timeouts::default().draft, None, "a draft's deadline is the session's own");
     assert_eq!(process.tenant.header.as_deref(), Some("x-tenant"));
+    let store = process.fleet.store.as_ref().unwrap();
+    assert_eq!((store.to_string().as_str(), store.tls), ("rediss://store:7000/3", true));
+    assert_eq!((process.fleet.key.as_str(), process.fleet.sync), ("west", Duration::from_secs(2)));
     let backend = &process.backends[0];
     assert_eq!(backend.dialect, Dialect::Of(Spoken::Sglang));
     assert_eq!(
@@ -594,7 +598,7 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 13] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 14] = [
     "a key twice",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
@@ -609,6 +613,7 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 13] = [
     "a model here that cannot be run so",
     "a model here with what only a server has",
     "a model twice",
+    "a store with two passwords, and authorities without TLS",
 ];
 
 #[test]

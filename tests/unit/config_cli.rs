@@ -108,7 +108,7 @@ fn bad_settings_are_reported_at_once_with_exit_code_64() {
     assert_eq!(
         told,
         "foretell.yaml:2: mode: unknown value, allowed off|observe|auto, got \"on\"\n\
-         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|corpus|ready|policies|observe, got limts; did you mean limits?\n\
+         foretell.yaml:3: limts: unknown key, allowed version|mode|listen|admin|metrics|limits|timeouts|drain|tenant|client|backends|drafters|corpus|fleet|ready|policies|observe, got limts; did you mean limits?\n\
          policies/a.yaml:3: gamma.max: out of range, allowed 1..=32, got 99\n\
          3 errors\n"
     );
@@ -170,7 +170,8 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                code@{}                does not match: models wants *coder*, got m; temperature wants ..=0.5, got 0.7\n  \
                rest@{rest}                matches (mode auto)\n\
              drafters\n  \
-               prompt_lookup                drafts\n",
+               prompt_lookup                drafts\n  \
+               phrasebook                   drafts\n",
             revisions[1]
         )
     );

@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::shared::Sum;
 use crate::units::Tick;
 
 /// Decay of the mean, in measurements: it adapts within a handful.
@@ -16,7 +17,7 @@ const OUTLIER: f64 = 3.0;
 /// Measurements that make a mean settled.
 const SETTLED: f64 = 3.0;
 /// Seconds of idle time after which a measurement weighs half.
-const IDLE_HALF_WEIGHT: f64 = 120.0;
+pub(super) const IDLE_HALF_WEIGHT: f64 = 120.0;
 
 /// Mean of a quantity (seconds, or a share from 0 to 1) over about its last 8 measurements, and its
 /// weight.
@@ -27,6 +28,9 @@ pub struct Belief {
     weight: f64,
     /// Time of the last measurement.
     at: Tick,
+    /// Measurements of others, which fill up the memory that own ones leave free.
+    #[serde(skip)]
+    lent: Sum,
 }
 
 impl Belief {
@@ -42,13 +46,13 @@ impl Belief {
         if !seconds.is_finite() || seconds < 0.0 {
             return;
         }
-        let settled = self.weight(now) >= SETTLED;
-        self.count(if settled { seconds.min(self.mean.max(scale) * OUTLIER) } else { seconds }, now);
+        let settled = self.known().filter(|_| self.weight(now) >= SETTLED);
+        self.count(settled.map_or(seconds, |mean| seconds.min(mean.max(scale) * OUTLIER)), now);
     }
 
     /// Notes a value without a cap, for instance a share from 0 to 1.
     pub fn count(&mut self, value: f64, now: Tick) {
-        self.weight = (self.weight(now).max(0.0) + 1.0).min(MEMORY);
+        self.weight = (self.own_weight(now).max(0.0) + 1.0).min(MEMORY);
         self.mean += (value - self.mean) / self.weight;
         self.at = self.at.max(now);
     }
@@ -56,22 +60,53 @@ impl Belief {
     /// Lowers the mean to `most`, in the mean's unit, if it is above.
     pub fn bound(&mut self, most: f64) {
         self.mean = self.mean.min(most);
+        self.lent.0 = self.lent.0.min(most * self.lent.1);
     }
 
     /// The mean; `None` before the first measurement.
     pub fn known(&self) -> Option<f64> {
+        let Sum(total, weight) = self.filling();
+        let own = self.weight.max(0.0);
+        if weight > 0.0 {
+            return Sum(self.mean * own + total, own + weight).mean();
+        }
         (self.weight > 0.0).then_some(self.mean)
     }
 
     /// Measurements that the mean is based on at `now`, 0 to 8: half as many after 120 idle
     /// seconds, and never none once there was one.
     pub fn weight(&self, now: Tick) -> f64 {
+        self.own_weight(now) + self.filling().1
+    }
+
+    /// The part of the measurements of others that counts.
+    fn filling(&self) -> Sum {
+        self.lent.within(MEMORY - self.weight)
+    }
+
+    /// The own measurements, with their weight at `now`, as they are shared.
+    pub(super) fn shared(&self, now: Tick) -> Sum {
+        let weight = self.own_weight(now);
+        Sum(self.mean * weight, weight)
+    }
+
+    /// Takes measurements of others, in place of those before; returns true if they differ.
+    pub(super) fn lend(&mut self, lent: Sum) -> bool {
+        std::mem::replace(&mut self.lent, lent) != lent
+    }
+
+    /// True if something was measured here.
+    pub(super) fn is_own(&self) -> bool {
+        self.weight > 0.0
+    }
+
+    fn own_weight(&self, now: Tick) -> f64 {
         self.weight * IDLE_HALF_WEIGHT / (IDLE_HALF_WEIGHT + now.seconds_since(self.at))
     }
 
     /// Makes `now` the origin of time, keeping the present certainty of the mean.
     pub fn age(&mut self, now: Tick) {
-        (self.weight, self.at) = (self.weight(now), Tick::default());
+        (self.weight, self.at) = (self.own_weight(now), Tick::default());
     }
 }
 

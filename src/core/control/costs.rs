@@ -10,6 +10,7 @@ mod drafts;
 mod first_tokens;
 mod joint;
 mod pace;
+mod shared;
 mod table;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ pub use first_tokens::{DELAY_ALLOWED, Sent};
 use joint::Joint;
 pub use pace::SIZES as CONCURRENCIES;
 use pace::{ConcurrencyBucket, Pace};
+pub use shared::SharedCosts;
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{TableKey, Verify};
 

@@ -86,7 +86,8 @@ pub fn forecast(learnt: &mut Measurements<'_>, asked: &Prospective<'_>, now: Tic
 }
 
 fn gain(learnt: &Measurements<'_>, class: Class, round_costs: &RoundCosts) -> Option<Gain> {
-    let value = round_costs.value(learnt.classes.of(class)?);
+    let rounds = learnt.classes.of(class)?;
+    let value = round_costs.value(&rounds);
     let rate = value.rate().filter(|_| value.rounds >= FEW)?;
     let middle = rate * round_costs.token;
     let tokens = value.tokens / value.rounds;

@@ -8,6 +8,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use std::collections::BTreeMap;
+
+use super::shared::{self, SharedRounds};
+
 /// Maximum draft nodes with an entry of their own; larger drafts share the last.
 const NODES: usize = 32;
 
@@ -90,6 +94,43 @@ impl Rounds {
             sum.tokens += tokens as f64;
             sum.modelled += modelled as f64;
         }
+    }
+
+    /// As they are shared.
+    pub(super) fn shared(&self) -> SharedRounds {
+        let mut shared = SharedRounds { gaps: self.gaps, ..SharedRounds::default() };
+        for (nodes, sum) in self.sums.iter().enumerate().filter(|(_, sum)| sum.rounds > 1e-3) {
+            shared.tokens.insert(nodes, shared::Sum(sum.tokens, sum.rounds));
+            if sum.modelled > 0.0 {
+                shared.modelled.insert(nodes, shared::Sum(sum.modelled, sum.rounds));
+            }
+        }
+        shared
+    }
+
+    /// Rounds of others.
+    pub(super) fn lent(shared: &SharedRounds) -> Self {
+        let mut lent = Self { gaps: shared.gaps, ..Self::remembering(f64::MAX) };
+        for (nodes, sum) in lent.sums.iter_mut().enumerate() {
+            let of = |sums: &BTreeMap<usize, shared::Sum>| sums.get(&nodes).copied().unwrap_or_default();
+            let (tokens, modelled) = (of(&shared.tokens), of(&shared.modelled));
+            (sum.tokens, sum.rounds, sum.modelled) = (tokens.0, tokens.1, modelled.0);
+        }
+        lent
+    }
+
+    /// These rounds and `lent`, which counts for at most as many as are wanting to `memory`.
+    #[must_use]
+    pub(super) fn filled(&self, lent: &Self, memory: f64) -> Self {
+        let share = ((memory - self.count()).max(0.0) / lent.count().max(1e-9)).min(1.0);
+        let mut filled = self.clone();
+        filled.gaps += share * lent.gaps;
+        for (sum, lent) in filled.sums.iter_mut().zip(&lent.sums) {
+            sum.rounds += share * lent.rounds;
+            sum.tokens += share * lent.tokens;
+            sum.modelled += share * lent.modelled;
+        }
+        filled
     }
 
     /// Number of rounds, decayed.

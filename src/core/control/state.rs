@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::costs::{CONCURRENCIES, Costs};
 use super::gates::Signal;
 use super::regret_budget::RegretBudget;
 use super::rounds::Rounds;
+use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
 use super::switchback::Switchback;
 use crate::draft::DrafterId;
@@ -210,6 +212,11 @@ impl Class {
     pub const fn bucket(self) -> TemperatureBucket {
         self.bucket
     }
+
+    /// The number for all else.
+    pub const fn kind(self) -> u64 {
+        self.kind
+    }
 }
 
 /// Rounds of requests, real and virtual, by class.
@@ -217,6 +224,9 @@ impl Class {
 pub struct Classes {
     #[serde(with = "super::pairs")]
     rounds: HashMap<Class, Rounds>,
+    /// Rounds of others, which fill up the memory that own ones leave free.
+    #[serde(skip)]
+    lent: HashMap<Class, Rounds>,
 }
 
 impl Classes {
@@ -239,8 +249,21 @@ impl Classes {
     }
 
     /// The rounds of a class; `None` before the first.
-    pub fn of(&self, class: Class) -> Option<&Rounds> {
-        self.rounds.get(&class)
+    pub fn of(&self, class: Class) -> Option<Cow<'_, Rounds>> {
+        let own = self.rounds.get(&class);
+        let Some(lent) = self.lent.get(&class) else { return own.map(Cow::Borrowed) };
+        let fresh = || Rounds::remembering(Self::MEMORY);
+        Some(Cow::Owned(own.map_or_else(fresh, Clone::clone).filled(lent, Self::MEMORY)))
+    }
+
+    /// The own rounds of every class.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Class, &Rounds)> {
+        self.rounds.iter()
+    }
+
+    /// Takes rounds of others, in place of those before.
+    pub(super) fn lend(&mut self, lent: HashMap<Class, Rounds>) {
+        self.lent = lent;
     }
 }
 
@@ -249,6 +272,9 @@ impl Classes {
 pub struct Length {
     mean: f64,
     seen: f64,
+    /// Tokens of others' outputs, and outputs, which fill up the memory that own ones leave free.
+    #[serde(skip)]
+    lent: Sum,
 }
 
 impl Length {
@@ -261,8 +287,20 @@ impl Length {
 
     /// Expected number of tokens still to come of an output of `done` tokens, at least 32.
     pub fn expected_remainder(&self, done: usize) -> f64 {
-        let length = (self.mean * self.seen + Self::PRIOR * 2.0) / (self.seen + 2.0);
+        let Sum(tokens, outputs) = self.lent.within(Self::MEMORY - self.seen);
+        let (tokens, outputs) = (self.mean * self.seen + tokens, self.seen + outputs);
+        let length = (tokens + Self::PRIOR * 2.0) / (outputs + 2.0);
         (length - done as f64).max(Self::MIN_REMAINDER)
+    }
+
+    /// The own outputs, as they are shared.
+    pub(super) fn shared(&self) -> Sum {
+        Sum(self.mean * self.seen, self.seen)
+    }
+
+    /// Takes outputs of others, in place of those before.
+    pub(super) fn lend(&mut self, lent: Sum) {
+        self.lent = lent;
     }
 
     #[cfg(test)]

@@ -8,7 +8,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use std::collections::BTreeMap;
+
 use super::alarm::Watch;
+use super::shared::Sum;
 use crate::draft::{Agreement, BUCKETS, DrafterId, Features, Source, Vote};
 
 /// Minimum first draft tokens, real and virtual, for the acceptance gate, as in sessions.
@@ -19,6 +22,8 @@ const POSITIONS: usize = 8;
 const PRIOR: f64 = 2.0;
 /// Decay of a cell per observation: half-life about 700.
 const KEEP: f64 = 0.999;
+/// Observations of a cell that has had very many.
+const MEMORY: f64 = 1.0 / (1.0 - KEEP);
 
 /// Temperature bucket: acceptance falls with temperature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -104,6 +109,12 @@ impl Cell {
     fn posterior(self, prior: f64) -> f64 {
         (self.accepted + PRIOR * prior) / (self.tried + PRIOR)
     }
+
+    /// These counts, and those of others for the part of the memory that they leave free.
+    fn filled(self, lent: Sum) -> Self {
+        let Sum(accepted, tried) = lent.within(MEMORY - self.tried);
+        Self { accepted: self.accepted + accepted, tried: self.tried + tried }
+    }
 }
 
 /// Cells of one drafter, at all temperatures.
@@ -118,6 +129,9 @@ pub struct Survival {
     cells: Vec<Cell>,
     /// Raises the alarm where acceptance collapses.
     pub watch: Watch,
+    /// Counts of others by the same index, as far as there are any.
+    #[serde(skip)]
+    lent: Vec<Sum>,
 }
 
 /// The form in a snapshot, which another version may have written.
@@ -132,7 +146,7 @@ impl TryFrom<Saved> for Survival {
 
     fn try_from(Saved { cells, watch }: Saved) -> Result<Self, String> {
         if cells.len().is_multiple_of(ROW) {
-            return Ok(Self { cells, watch });
+            return Ok(Self { cells, watch, lent: Vec::new() });
         }
         Err(format!("{} counts of accepted drafts, this version has {ROW} for each drafter", cells.len()))
     }
@@ -140,7 +154,8 @@ impl TryFrom<Saved> for Survival {
 
 impl Default for Survival {
     fn default() -> Self {
-        Self { cells: vec![Cell::default(); Source::ALL.len() * ROW], watch: Watch::default() }
+        let cells = vec![Cell::default(); Source::ALL.len() * ROW];
+        Self { cells, watch: Watch::default(), lent: Vec::new() }
     }
 }
 
@@ -181,7 +196,7 @@ impl Survival {
         }
         let at =
             cell_index(temperature_bucket, vote.drafter, vote.drafter.source.bucket(vote.features), position);
-        self.cells.get(at + company.index()).copied().unwrap_or_default().posterior(alone)
+        self.at(at + company.index()).posterior(alone)
     }
 
     fn alone(&self, temperature_bucket: TemperatureBucket, vote: Vote, position: usize) -> f64 {
@@ -227,7 +242,7 @@ impl Survival {
             let first = cell_index(temperature_bucket, drafter, bucket, 0);
             companies.clone().map(move |company| first + company)
         });
-        let cells = positions.filter_map(|cell_index| self.cells.get(cell_index));
+        let cells = positions.map(|cell_index| self.at(cell_index));
         cells.fold((0.0, 0.0), |sum, cell| (sum.0 + cell.accepted, sum.1 + cell.tried))
     }
 
@@ -294,7 +309,38 @@ impl Survival {
         bucket: usize,
         position: usize,
     ) -> Cell {
-        self.cells.get(cell_index(temperature_bucket, drafter, bucket, position)).copied().unwrap_or_default()
+        self.at(cell_index(temperature_bucket, drafter, bucket, position))
+    }
+
+    fn at(&self, index: usize) -> Cell {
+        let own = self.cells.get(index).copied().unwrap_or_default();
+        self.lent.get(index).map_or(own, |lent| own.filled(*lent))
+    }
+
+    /// The own counts of a drafter, by index in its row.
+    pub(super) fn shared(&self, drafter: DrafterId) -> BTreeMap<usize, Sum> {
+        let row = self.cells.chunks(ROW).nth(drafter.row()).unwrap_or_default();
+        let tried = row.iter().enumerate().filter(|(_, cell)| cell.tried > 1e-3);
+        tried.map(|(at, cell)| (at, Sum(cell.accepted, cell.tried))).collect()
+    }
+
+    /// Counts of others in the order of the cells. Those that cannot be are left out.
+    pub(super) fn table(rows: &[(DrafterId, &BTreeMap<usize, Sum>)]) -> Vec<Sum> {
+        let last = rows.iter().map(|(drafter, _)| drafter.row() + 1).max().unwrap_or(0);
+        let mut table = vec![Sum::default(); last * ROW];
+        for (drafter, cells) in rows {
+            for (at, sum) in cells.iter().filter(|(at, sum)| **at < ROW && sum.0 <= sum.1) {
+                if let Some(cell) = table.get_mut(drafter.row() * ROW + at) {
+                    *cell = *sum;
+                }
+            }
+        }
+        table
+    }
+
+    /// Takes counts of others, in place of those before.
+    pub(super) fn lend(&mut self, table: Vec<Sum>) {
+        self.lent = table;
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Switchback {
     windows: Option<Windows>,
     /// Start of the next window; `None` before the first request.
     next: Option<Tick>,
+    /// Other sidecars of the replica have that window at the same time.
+    agreed: bool,
     /// End of the present window.
     until: Option<Tick>,
     /// Tokens before this are left out.
@@ -59,7 +61,25 @@ impl Switchback {
     /// Schedules windows; `None` for none.
     pub fn set_windows(&mut self, windows: Option<Windows>) {
         if windows != self.windows {
-            (self.windows, self.next) = (windows, None);
+            (self.windows, self.next, self.agreed) = (windows, None, false);
+        }
+    }
+
+    /// Start of the next window; `None` before the first request.
+    pub fn next(&self) -> Option<Tick> {
+        self.next
+    }
+
+    /// The schedule of windows; `None` if there is none.
+    pub fn windows(&self) -> Option<Windows> {
+        self.windows
+    }
+
+    /// Schedules the next window for `start`, when other sidecars of the replica have one too. If
+    /// the first request after `start` comes later, the window ends no later for it.
+    pub fn agree(&mut self, start: Tick) {
+        if self.windows.is_some() {
+            (self.next, self.agreed) = (Some(start), true);
         }
     }
 
@@ -72,9 +92,12 @@ impl Switchback {
         }
         let next = *self.next.get_or_insert_with(|| now.after(every.mul_f64(0.5 + rng.unit())));
         if self.until.is_none() && next <= now {
-            self.until = Some(now.after(window));
+            let end = if std::mem::take(&mut self.agreed) { next } else { now }.after(window);
             self.next = Some(now.after(every.mul_f64(0.5 + rng.unit()).max(2 * window)));
-            self.settled = now.after(WASHOUT.min(window / 4));
+            if end > now {
+                self.until = Some(end);
+                self.settled = now.after(WASHOUT.min(window / 4));
+            }
         }
         self.until.is_some()
     }
@@ -165,6 +188,31 @@ mod tests {
     fn where_speculation_slows_all_requests_it_is_closed_for_a_while() {
         assert!(day(1.4).2);
         assert!(!day(1.0).2);
+    }
+
+    #[test]
+    fn an_agreed_window_begins_and_ends_for_all_at_the_same_time() {
+        let (mut one, mut other, mut rng) =
+            (Switchback::default(), Switchback::default(), SplitMix64::new(8));
+        let at = |second: u64| Tick(second * 1_000_000);
+        for switchback in [&mut one, &mut other] {
+            assert_eq!(switchback.next(), None);
+            switchback.set_windows(Some(WINDOWS));
+            assert!(!switchback.starts_plain(at(0), &mut rng));
+        }
+        let (start, length) = (one.next().expect("a window is scheduled"), WINDOWS.window);
+        assert_ne!(other.next(), Some(start), "each draws its own");
+        other.agree(start);
+        let late = start.after(length / 2);
+        assert!(one.starts_plain(start, &mut rng) && other.starts_plain(late, &mut rng));
+        let end = start.after(length);
+        assert!(
+            [one, other].iter().all(|switchback| switchback.in_window(late) && !switchback.in_window(end))
+        );
+        assert!(!one.starts_plain(end, &mut rng) && !other.starts_plain(end, &mut rng));
+        one.agree(at(9_000));
+        assert!(!one.starts_plain(at(9_900), &mut rng), "it is over for all");
+        assert!(one.next().is_some_and(|next| next > at(9_900)), "and another one is drawn");
     }
 
     #[test]

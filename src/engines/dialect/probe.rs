@@ -8,6 +8,8 @@
 mod learn;
 mod script;
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::{Call, Context, Dialect, Engine, RequestKind, Round, VerifyRequest};
@@ -188,6 +190,11 @@ impl Prober {
             chances: [0; VerifyMethod::ALL.len()],
             over: false,
         }
+    }
+
+    /// Allows it this much more time.
+    pub fn postpone(&mut self, by: Duration) {
+        self.bounds.until = self.bounds.until.after(by);
     }
 
     /// The next step; `None` when all is known, or a bound is reached.

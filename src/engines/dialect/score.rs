@@ -24,8 +24,7 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
     }
-    let penalized = sampling.counts_output() || sampling.penalizes_repetition();
-    if penalized || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
+    if sampling.penalizes() || !sampling.logit_bias.is_empty() || sampling.temperature <= 0.0 {
         return None;
     }
     // One more than are kept, to detect a tie at the edge.
@@ -38,7 +37,7 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
 /// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order. A
 /// token of `special` must not be decided here, because only the engine knows whether it ends the
 /// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
-/// draw would be.
+/// draw would be. So `min_tokens`, which bars tokens that end the text, changes no row.
 pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -70,7 +69,9 @@ pub fn rows(
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     for top in told {
-        let between = || bounded(&top, sampling, &engine.special).filter(|_| bounds);
+        // The bounds count special tokens, which `min_tokens` may bar.
+        let between =
+            || bounded(&top, sampling, &engine.special).filter(|_| bounds && sampling.min_tokens == 0);
         let Some(row) = row(&top, sampling, &engine.special).or_else(between) else { return rows };
         rows.push(row);
     }
@@ -162,6 +163,29 @@ mod tests {
         let taken = row(&top, &greedy, &[0]);
         assert_eq!(taken, Some(Row::of(1)), "a special token that is not taken does not matter");
         assert_eq!(row(&top, &greedy, &[1]), None);
+    }
+
+    /// For all orders of four logits, with ties: a row that is decided is the token that the engine
+    /// takes, whether or not it bars the tokens that end the text.
+    #[test]
+    fn min_tokens_change_no_decided_row() {
+        const ENDS: [TokenId; 2] = [0, 3];
+        let greedy = Sampling { temperature: 0.0, min_tokens: 9, ..Sampling::default() };
+        let mut decided = 0;
+        for code in 0..4_u32.pow(4) {
+            let logit = |token: TokenId| -f64::from(code / 4_u32.pow(token) % 4);
+            let mut top: Vec<(TokenId, f64)> = (0..4).map(|token| (token, logit(token))).collect();
+            top.sort_by(|a, b| b.1.total_cmp(&a.1));
+            top.truncate(2);
+            let Some(Row { sample: Some(taken), .. }) = row(&top, &greedy, &ENDS) else { continue };
+            decided += 1;
+            for barred in [&[][..], &ENDS] {
+                let allowed = (0..4).filter(|token| !barred.contains(token));
+                let below = allowed.filter(|&token| token != taken && logit(token) < logit(taken)).count();
+                assert_eq!(below, 3 - barred.len(), "{top:?}: {taken} alone is the best");
+            }
+        }
+        assert_eq!(decided, 72, "half of the orders with a single best token");
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! log-probabilities and is not.
 
 mod build;
+mod minimum;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -191,10 +192,12 @@ impl Codec for Vllm {
         Some(METRICS)
     }
 
-    /// Parameters that count output tokens miss those that have become prompt; the repetition
-    /// penalty counts both.
+    /// Penalties on output tokens miss those that have become prompt. A bias in their place rounds
+    /// otherwise, and cannot replace a penalty on presence where a later request goes on for more
+    /// than one token. The repetition penalty counts prompt and output; `min_tokens` is counted
+    /// here.
     fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
-        Refused::by_first(RelayReason::Parameter, &sampling.counting())
+        Refused::by_first(RelayReason::Parameter, &sampling.output_penalties())
     }
 
     fn methods_for(
@@ -286,7 +289,8 @@ impl Codec for Vllm {
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
+        let sampling = minimum::behind(sampling, context.output.len(), max_tokens);
+        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(&sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -301,7 +305,9 @@ impl Codec for Vllm {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
         match round.method {
             VerifyMethod::FanOut => {
-                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
+                let sampling = minimum::behind(round.sampling, round.context.output.len(), 1);
+                let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
+                Ok(shared::fan_out(round, most, &shared::said_fields_with_ids(&sampling)))
             }
             VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
             VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
@@ -459,6 +465,13 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
     {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), false.into());
+    }
+    // The one token that the engine samples; the rows before it are probabilities by logits alone.
+    let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;
+    if least > 0
+        && let Some(params) = params.as_object_mut()
+    {
+        params.insert("min_tokens".into(), least.into());
     }
     let ids = round.context.ids();
     let body = Body::around(&ids, 1)

@@ -155,16 +155,26 @@ impl Sampling {
     /// The parameters by which a logit depends on the output so far, so that output must not be
     /// sent as prompt; each is true if it does here.
     pub fn counting(&self) -> [(bool, &'static str); 3] {
+        let [presence, frequency] = self.output_penalties();
+        [presence, frequency, (self.min_tokens > 0, "min_tokens")]
+    }
+
+    /// The penalties on tokens of the output so far; each is true if it applies here.
+    pub fn output_penalties(&self) -> [(bool, &'static str); 2] {
         [
             (self.presence_penalty != 0.0, "presence_penalty"),
             (self.frequency_penalty != 0.0, "frequency_penalty"),
-            (self.min_tokens > 0, "min_tokens"),
         ]
     }
 
     /// True if one of [`Sampling::counting`] is.
     pub fn counts_output(&self) -> bool {
         self.counting().iter().any(|(counts, _)| *counts)
+    }
+
+    /// True if tokens of the output so far, or of prompt and output, are penalized.
+    pub fn penalizes(&self) -> bool {
+        self.penalizes_repetition() || self.output_penalties().iter().any(|(applies, _)| *applies)
     }
 
     /// True if tokens of prompt and output are penalized.
@@ -218,12 +228,10 @@ impl Sampling {
         SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
     }
 
-    /// True if the most probable token by the logits alone is always taken.
+    /// True if the most probable token by the logits alone is always taken, unless `min_tokens`
+    /// bars it because it ends the text.
     pub fn plainly_greedy(&self) -> bool {
-        self.temperature == 0.0
-            && !self.counts_output()
-            && !self.penalizes_repetition()
-            && self.logit_bias.is_empty()
+        self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
     }
 }
 

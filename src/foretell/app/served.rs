@@ -7,16 +7,26 @@ use foretell_onnx::pace::Pace;
 use foretell_onnx::target::open::{Opened, StartError};
 use foretell_onnx::target::server::App;
 use futures_util::FutureExt;
+use http::{Request, Response};
 use http_body_util::BodyExt;
 use tokio::net::TcpListener;
 use tower::ServiceBuilder;
 
 use crate::config::process::{Backend, Replicas, ServedModel};
 use crate::fleet::{Local, ReplicaSettings};
+use crate::gateway::translate::{self, Untranslated};
+use crate::http::body::Body;
 use crate::http::connections::{Connections, max_clients};
 use crate::http::listen::{self, Bounds, Listening, Stop};
+use crate::http::memory::Memory;
 use crate::http::request::RequestBody;
-use crate::serving::failure::shielded;
+use crate::serving::failure::{Failure, shielded};
+use foretell_engines::anthropic::Thinking;
+
+/// Longest body of the Messages API that is translated for a model in this process, bytes.
+const BODY_MAX: usize = 32 << 20;
+/// Memory for such bodies, bytes.
+const BODIES: u64 = 256 << 20;
 
 /// A model that a backend names cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +65,10 @@ fn local(model: &ServedModel) -> Result<Local, ServedError> {
     tracing::info!(name = opened.name, device = opened.device, "model runs in this process");
     let app = Arc::new(opened.app);
     // A panic must fail one request only, as it would in a server of its own.
-    let service = ServiceBuilder::new().map_future(shielded);
-    Ok(Local::new(service.service_fn(move |request| Arc::clone(&app).answer(request).map(Ok))))
+    let (service, memory) = (ServiceBuilder::new().map_future(shielded), Memory::new(BODIES));
+    Ok(Local::new(service.service_fn(move |request: Request<Body>| {
+        answer(Arc::clone(&app), request.map(RequestBody::resumed), Arc::clone(&memory)).map(Ok)
+    })))
 }
 
 /// Opens a model as a backend of the process file describes it, with emulated run times if a pace
@@ -75,12 +87,22 @@ pub fn load(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartErro
     foretell_onnx::target::open::open(&model.path, model.name.clone(), &options, pace)
 }
 
+/// Answers with a model in this process: by the Messages API too, as translations of chats.
+async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory>) -> Response<Body> {
+    let told = |_: &[u8]| Some(Thinking::Template);
+    let (mut request, translated) = translate::enter(request, told, BODY_MAX, &memory).await;
+    let response = match request.extensions_mut().remove() {
+        Some(Untranslated(words)) => Failure::Untranslated(words).response(),
+        None => app.answer(request.map(BodyExt::boxed_unsync)).await,
+    };
+    if translated { translate::leave(response, &memory).await } else { response }
+}
+
 /// Serves a model's API until stopped; returns the number of connections that were cut.
 pub async fn serve(app: App, listener: TcpListener, stop: Stop) -> usize {
-    let app = Arc::new(app);
+    let (app, memory) = (Arc::new(app), Memory::new(BODIES));
     let service = ServiceBuilder::new()
-        .map_request(|request: http::Request<RequestBody>| request.map(BodyExt::boxed_unsync))
-        .service_fn(move |request| Arc::clone(&app).answer(request).map(Ok));
+        .service_fn(move |request| answer(Arc::clone(&app), request, Arc::clone(&memory)).map(Ok));
     let connections = Connections::new(max_clients());
     listen::serve(listener, service, Listening::new(Bounds::default(), connections, stop)).await
 }

@@ -40,10 +40,13 @@ pub struct TargetArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
     /// Emulate another machine: each run sleeps until it has taken as long as it would take there,
-    /// such as step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms. A plain step takes `step`;
-    /// a verify request of n drafted tokens step·(base + node·n); a run of k sequences 1 +
-    /// growth·(k − 1) times as long; a prompt token that is not in the cache `prompt`. All but
-    /// `step` are optional. For measuring and testing only.
+    /// such as profile=h100-8b (rooflines: l4-7b, l4-8b, h100-8b, h100-70b, b200-70b; measured:
+    /// cpu, llama-server, onnx, onnx-inflated), or
+    /// step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.1ms.
+    /// A plain step takes `step`; a verify request of n drafted tokens step·(base + node·n); a run
+    /// of k sequences 1 + growth·(k − 1) times as long; a prompt token that is not in the cache
+    /// `prompt`. All but `step` are optional. slow=N: each run takes N times as long, for machines
+    /// that cannot keep up. For measuring and testing only.
     #[arg(long, value_name = "COSTS")]
     pub pace: Option<Pace>,
     /// Format of tool calls, as of vLLM's --tool-call-parser; default: none, and tools are refused.
@@ -210,7 +213,7 @@ mod tests {
         let pace = read("step=60ms,base=1.35,node=0.025").unwrap().target.pace;
         assert_eq!(pace.unwrap().to_string(), "step=60ms,base=1.35,node=0.025,growth=0,prompt=0ms");
         let refused = read("step=60ms,speed=2").err().unwrap().to_string();
-        assert!(refused.contains("allowed step, base, node, growth, prompt"), "{refused}");
+        assert!(refused.contains("allowed profile, slow, step, base, node, growth, prompt"), "{refused}");
     }
 
     #[test]

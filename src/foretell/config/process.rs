@@ -3,6 +3,7 @@
 mod backend;
 mod backends;
 pub(super) mod file;
+mod store;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub use backend::{
     Switchback, TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};
+pub use store::{Fleet, StoreUrl};
 
 /// The name listed for `value`; empty if it is not in the list.
 pub(super) fn name_of<T: PartialEq + Copy>(names: &[(&'static str, T)], value: T) -> &'static str {
@@ -56,6 +58,8 @@ pub struct Process {
     pub drafters: IndexMap<String, DrafterModel>,
     /// Limits of the corpus, the texts that drafters keep across requests.
     pub corpus: Corpus,
+    /// The store over which sidecars share what they measure.
+    pub fleet: Fleet,
     /// Conditions of `/readyz`.
     pub ready: Ready,
     /// Folder of the policy files.

@@ -1,7 +1,8 @@
 //! Probing a replica: makes the calls that a [`Prober`] requests, and times them.
 //!
 //! Nothing is decided here. Calls are sent one after the other, like a session's rounds, and their
-//! results do not count in the replica's health.
+//! results do not count in the replica's health. They give way to clients: a prompt of a thousand
+//! tokens that is read for nobody is seconds on a slow engine.
 
 mod report;
 
@@ -30,6 +31,11 @@ pub use report::{Report, Seen, noise};
 /// The text that the probe's prompts are made of.
 const PAGES: &str = include_str!("probe/pages.txt");
 
+/// Maximum time that one probe waits for moments without requests of clients, all its calls
+/// together; after that it is one more client.
+const GIVES_WAY: Duration = Duration::from_mins(1);
+/// Interval of looking for such a moment.
+const LOOK: Duration = Duration::from_millis(20);
 /// Maximum length of a refusal that is read, bytes.
 const REFUSAL_BYTES: usize = 64 << 10;
 /// Calls that show that a single engine answers.
@@ -130,8 +136,12 @@ async fn drive(
     clock: &Clock,
     limits: &Limits,
 ) -> Findings {
-    let until = Instant::now() + limits.within;
-    while let Some(step) = prober.next(clock.now()) {
+    let (mut until, mut patience) = (Instant::now() + limits.within, GIVES_WAY);
+    loop {
+        let waited = give_way(replica, patience).await;
+        (until, patience) = (until + waited, patience.saturating_sub(waited));
+        prober.postpone(waited);
+        let Some(step) = prober.next(clock.now()) else { break };
         let answer = match step {
             Step::Round { calls, fresh } => {
                 tokio::time::timeout_at(until, round(replica, &calls, fresh, limits.bytes_max)).await
@@ -143,6 +153,17 @@ async fn drive(
         prober.take(answer.unwrap_or(ProbeAnswer::Late));
     }
     prober.findings()
+}
+
+/// Waits until no request of a client is in flight, for at most `patience`; returns the time that
+/// took.
+async fn give_way(replica: &Replica, patience: Duration) -> Duration {
+    let mut waited = Duration::ZERO;
+    while replica.in_flight() > 0 && waited + LOOK <= patience {
+        tokio::time::sleep(LOOK).await;
+        waited += LOOK;
+    }
+    waited
 }
 
 async fn round(replica: &Replica, calls: &[Call], fresh: bool, bytes_max: usize) -> ProbeAnswer {

@@ -221,6 +221,11 @@ impl Replica {
         self.speculates.load(Ordering::Acquire)
     }
 
+    /// True if requests of the Messages API are translated to chats for it.
+    pub fn translates(&self) -> bool {
+        self.settings.translates
+    }
+
     /// True if it bills per token.
     pub fn is_billed(&self) -> bool {
         self.settings.billed

@@ -19,6 +19,7 @@ use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
 use super::tenant;
+use super::translate::{self, AskedBy, Untranslated};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
@@ -198,9 +199,23 @@ impl Proxy {
     }
 
     async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
+        let Shared { fleet, memory, .. } = &self.shared;
+        if !translate::asks(&request) || !fleet.translates() {
+            return self.begin(request).await;
+        }
+        let told = |body: &[u8]| translate::told(fleet, body);
+        let (request, translated) = translate::enter(request, told, self.limits.speculate_body, memory).await;
+        let response = self.begin(request).await;
+        if translated { translate::leave(response, memory).await } else { response }
+    }
+
+    async fn begin(&self, request: Request<RequestBody>) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let id = parts.headers.get(headers::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
-        let record = Record::begin(&self.shared.observer, id.to_owned(), &parts.headers);
+        let mut record = Record::begin(&self.shared.observer, id.to_owned(), &parts.headers);
+        if let Some(AskedBy(api)) = parts.extensions.remove() {
+            record.translates(api);
+        }
         if let Some(trace) = &record.so_far().trace {
             trace.inject(None, &mut parts.headers);
         }
@@ -212,7 +227,10 @@ impl Proxy {
         let (mut parts, body) = request.into_parts();
         let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
-        let inbound = Inbound { parts, peer, record };
+        let mut inbound = Inbound { parts, peer, record };
+        if let Some(Untranslated(words)) = inbound.parts.extensions.remove() {
+            return fail(inbound.record, &Failure::Untranslated(words));
+        }
         if tenant::is_doubtful(&self.tenants, &inbound.parts.headers) {
             return fail(inbound.record, &Failure::TenantTwice);
         }

@@ -9,7 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use crate::http::body::BoxError;
+use crate::http::body::{self, BoxError};
 
 /// A body makes progress if this many bytes of it, or its end, arrive within the time limit: a slow
 /// trickle fails like a pause.
@@ -22,15 +22,25 @@ pub struct Silent(pub Duration);
 
 /// The body of a client's request. Fails with [`Silent`] if it makes no progress; time during which
 /// it is not read does not count.
-pub struct RequestBody {
-    inner: Incoming,
-    patience: Patience,
+pub struct RequestBody(Source);
+
+/// Source of the bytes.
+enum Source {
+    /// The client's connection.
+    Client(Incoming, Patience),
+    /// A body of which a part has been read, by one that had the time limit.
+    Resumed(body::Body),
 }
 
 impl RequestBody {
     /// A body that must make progress within `most`.
     pub fn new(inner: Incoming, most: Duration) -> Self {
-        Self { inner, patience: Patience::new(most) }
+        Self(Source::Client(inner, Patience::new(most)))
+    }
+
+    /// A body that was read before, in part or as a whole.
+    pub fn resumed(body: body::Body) -> Self {
+        Self(Source::Resumed(body))
     }
 }
 
@@ -42,22 +52,32 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match Pin::new(&mut self.inner).poll_frame(cx) {
+        let (inner, patience) = match &mut self.0 {
+            Source::Client(inner, patience) => (inner, patience),
+            Source::Resumed(body) => return Pin::new(body).poll_frame(cx),
+        };
+        match Pin::new(inner).poll_frame(cx) {
             Poll::Ready(frame) => {
                 let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
-                self.patience.came(data.map_or(0, Bytes::len));
+                patience.came(data.map_or(0, Bytes::len));
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
-            Poll::Pending => self.patience.waits(cx).map(|silent| Some(Err(silent.into()))),
+            Poll::Pending => patience.waits(cx).map(|silent| Some(Err(silent.into()))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        match &self.0 {
+            Source::Client(inner, _) => inner.is_end_stream(),
+            Source::Resumed(body) => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.0 {
+            Source::Client(inner, _) => inner.size_hint(),
+            Source::Resumed(body) => body.size_hint(),
+        }
     }
 }
 

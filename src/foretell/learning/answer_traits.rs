@@ -6,11 +6,14 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::learning::grammars::Grammars;
 use foretell_core::session::PartsSeen;
 
 /// Traits observed in the answers of one epoch, shared by its requests.
 #[derive(Debug, Default)]
 pub struct AnswerTraits {
+    /// Its answers to the question if a grammar binds a request.
+    pub grammars: Grammars,
     fingerprint: Mutex<Option<Value>>,
     parses: AtomicBool,
     misparsed: AtomicBool,

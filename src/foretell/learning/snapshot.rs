@@ -33,6 +33,9 @@ struct Snapshot {
     version: u32,
     /// Unix seconds.
     saved: u64,
+    /// Name of these measurements in the store of a fleet.
+    #[serde(default)]
+    name: Option<String>,
     epochs: Vec<Entry>,
 }
 
@@ -75,10 +78,6 @@ impl Learnt {
     /// See [`SnapshotError`].
     pub fn save(&self, file: &Path) -> Result<(), SnapshotError> {
         let now = self.clock.now();
-        let known: Vec<(Epoch, Arc<Control>)> = {
-            let controls = self.controls.lock();
-            controls.iter().map(|(epoch, control)| (epoch.clone(), Arc::clone(control))).collect()
-        };
         let entry = |(epoch, control): (Epoch, Arc<Control>)| match control.save(now) {
             Ok(learnt) => Some(Entry { epoch, learnt }),
             Err(error) => {
@@ -87,8 +86,9 @@ impl Learnt {
                 None
             }
         };
-        let epochs = known.into_iter().filter_map(entry).collect();
-        let snapshot = Snapshot { version: VERSION, saved: unix(), epochs };
+        let epochs = self.known().into_iter().filter_map(entry).collect();
+        let name = Some(self.name.clone());
+        let snapshot = Snapshot { version: VERSION, saved: unix(), name, epochs };
         Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
     }
 
@@ -116,6 +116,7 @@ impl Learnt {
             }
         };
         let known: Vec<_> = snapshot.epochs.into_iter().filter_map(entry).collect();
+        *self.former.lock() = snapshot.name;
         let mut controls = self.controls.lock();
         let now = self.clock.now();
         for (epoch, control) in &known {

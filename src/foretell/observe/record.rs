@@ -62,6 +62,8 @@ pub struct Record {
     /// Large, and the record is moved often.
     finished: Box<Finished>,
     written: bool,
+    /// The API by which the client asked, if the request is its translation.
+    asked_by: Option<Api>,
     held: Option<Held>,
     stream: Option<Held>,
     /// The verify requests whose results have not been used yet, in the order in which they were
@@ -93,6 +95,7 @@ impl Record {
             started: Instant::now(),
             finished,
             written: false,
+            asked_by: None,
             held,
             stream: None,
             open: Vec::new(),
@@ -128,10 +131,16 @@ impl Record {
         self.finished.route = Some(api);
     }
 
+    /// Records that it is a chat, and the translation of a request by this API.
+    pub fn translates(&mut self, api: Api) {
+        self.asked_by = Some(api);
+        self.finished.route = Some(api);
+    }
+
     /// Records that it is a completion that is relayed.
     pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
         self.finished.path = Path::Relayed;
-        self.finished.route = Some(route.into());
+        self.finished.route = Some(self.asked_by.unwrap_or(route.into()));
         self.finished.reason = Some(reason.into());
         self.finished.parameter = parameter.map(kept);
         self.finished.policy = None;
@@ -159,7 +168,7 @@ impl Record {
     /// (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Plain;
-        self.finished.route = Some(route.into());
+        self.finished.route = Some(self.asked_by.unwrap_or(route.into()));
         self.finished.reason = None;
         self.finished.policy = Some(policy.to_owned());
     }
@@ -242,7 +251,7 @@ impl Record {
     pub fn emitted(&mut self) {
         let now = Instant::now();
         if let Some(last) = self.moments.emitted.replace(now) {
-            if self.stream.is_some() && matches!(self.finished.route, Some(Api::Completion(_))) {
+            if self.stream.is_some() && self.finished.is_completion() {
                 self.observer.metrics().gap(self.finished.path, now.saturating_duration_since(last));
             }
             return;

@@ -30,6 +30,9 @@ pub enum Failure {
     /// More than one tenant is named.
     #[error("the request names more than one tenant")]
     TenantTwice,
+    /// A request of another API that no chat request can ask for.
+    #[error("{0}")]
+    Untranslated(String),
     /// The body is larger than `limits.relay_body`.
     #[error("the request body has more than {limit} bytes")]
     BodyTooLarge {
@@ -78,6 +81,7 @@ impl Failure {
             Self::NoBackend => true,
             Self::Connect
             | Self::TenantTwice
+            | Self::Untranslated(_)
             | Self::BodyTooLarge { .. }
             | Self::BodyBroken
             | Self::BodySilent(_)
@@ -103,7 +107,7 @@ impl Failure {
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyBroken | Self::TenantTwice => StatusCode::BAD_REQUEST,
+            Self::BodyBroken | Self::TenantTwice | Self::Untranslated(_) => StatusCode::BAD_REQUEST,
             Self::BodySilent(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -117,6 +121,7 @@ impl Failure {
             Self::NoBackend => "no_backend",
             Self::Connect => "method_not_allowed",
             Self::TenantTwice => "tenant_twice",
+            Self::Untranslated(_) => "not_translated",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "bad_request_body",
             Self::BodySilent(_) => REQUEST_TIMEOUT,

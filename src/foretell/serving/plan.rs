@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::fleet::identity::Identity;
 use crate::learning::comparison::Drawn;
 use crate::serving::calls::CallLimits;
+use crate::serving::grammar::Grammar;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::Sampling;
@@ -33,6 +34,8 @@ pub struct SessionPlan {
     pub limits: CallLimits,
     /// Its answer is parsed here as by the server's own output parsers.
     pub parses: bool,
+    /// Knowledge about a grammar that may bind its output.
+    pub grammar: Grammar,
 }
 
 impl SessionPlan {

@@ -280,7 +280,7 @@ impl Run {
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
-            unconfirmed: !request.rendered.is_empty(),
+            unconfirmed: self.plan.grammar.may_bind(),
             rules: self.plan.rules.clone(),
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),

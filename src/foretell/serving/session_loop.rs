@@ -26,6 +26,7 @@ use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
+use crate::serving::grammar::Grammar;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
@@ -101,6 +102,8 @@ pub struct SessionLoop {
     untold: bool,
     /// The session has an output parser.
     parses: bool,
+    /// Knowledge about a grammar before the first call.
+    grammar: Grammar,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
@@ -156,7 +159,9 @@ impl SessionLoop {
     ) -> Self {
         let closed = run.gates(&exchange);
         let quirks = calls.engine().dialect.quirks();
-        let prompt_ids_call = calls.engine().prompt_ids_call(&exchange.request);
+        let grammar = run.plan.grammar;
+        let prompt_ids_call =
+            calls.engine().prompt_ids_call(&exchange.request).filter(|_| !grammar.is_told());
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
         let request = Arc::from(request);
         let whole = run.plan.parses && sink.is_whole();
@@ -164,6 +169,7 @@ impl SessionLoop {
             session,
             untold: !quirks.first_request_ids,
             parses: run.plan.parses,
+            grammar,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
             held: None,
@@ -555,6 +561,11 @@ impl SessionLoop {
                 }
                 if let Event::VerifyResult(result) = &reply.event {
                     self.slot.record.computed(id, result.computed);
+                }
+                if let (Event::Rendered { bound, .. }, Grammar::Asked(Some(key))) =
+                    (&reply.event, self.grammar)
+                {
+                    self.answer_traits.grammars.note(&key, *bound, now);
                 }
                 if reply.event == Event::Fault(Fault::Changed) {
                     self.changed();

@@ -7,9 +7,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use serde::Deserialize;
+
 use super::later;
-use super::profile::{Batch, Curve, Jitter, Paced, Shape};
+use super::profile::{Jitter, Shape};
+use super::values::seconds;
 use foretell_core::units::Tick;
+use foretell_onnx::pace::curve::{Batch, Curve, Steps};
 
 /// Id of a job.
 pub type JobId = u64;
@@ -47,6 +51,8 @@ pub struct Verify {
     pub computed: usize,
     /// Number of drafted tokens that match the true text, and so stay useful in the cache.
     pub followed: usize,
+    /// Rows of log-probabilities in the answer.
+    pub rows: usize,
 }
 
 /// Configuration of the engine.
@@ -62,13 +68,38 @@ pub struct EngineSpec {
     pub changes: Vec<(Tick, Curve)>,
     /// Seconds from a cancel's arrival until the sequence is gone.
     pub cancel: f64,
+    /// Its API server.
+    pub front: Front,
+}
+
+/// Time of the process that answers HTTP, which handles one thing after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Front {
+    /// Seconds to take in a request.
+    #[serde(deserialize_with = "seconds::<_, 0, 1>")]
+    pub request: f64,
+    /// Seconds to send an output.
+    #[serde(deserialize_with = "seconds::<_, 0, 1>")]
+    pub event: f64,
+    /// Seconds for each row of log-probabilities: a `score` request returns one for every token of
+    /// its context and draft.
+    #[serde(deserialize_with = "seconds::<_, 0, 1>")]
+    pub row: f64,
 }
 
 impl EngineSpec {
     /// A paced server: no jitter, a prefix cache of single tokens, and room for everything.
-    pub fn paced(paced: Paced) -> Self {
-        let shape = Shape { pace: Curve::Paced(paced), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
-        Self { shape, jitter: Jitter::NONE, prefix_cache: true, changes: Vec::new(), cancel: 0.0 }
+    pub fn paced(steps: Steps) -> Self {
+        let shape = Shape { pace: Curve::Steps(steps), sequences: 64, kv: 1 << 24, chunk: 1 << 20, block: 1 };
+        Self {
+            shape,
+            jitter: Jitter::NONE,
+            prefix_cache: true,
+            changes: Vec::new(),
+            cancel: 0.0,
+            front: Front::default(),
+        }
     }
 }
 
@@ -81,6 +112,8 @@ pub struct Produced {
     pub number: usize,
     /// The job's last output.
     pub last: bool,
+    /// Rows of log-probabilities in it.
+    pub rows: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -304,11 +337,11 @@ impl Engine {
         let number = running.made;
         running.made += 1;
         running.left = 1;
-        let last = match running.job.work {
-            Work::Stream(tokens) => running.made >= tokens,
-            Work::Verify(_) => true,
+        let (last, rows) = match running.job.work {
+            Work::Stream(tokens) => (running.made >= tokens, 0),
+            Work::Verify(verify) => (true, verify.rows),
         };
-        out.push(Produced { job: running.job.id, number, last });
+        out.push(Produced { job: running.job.id, number, last, rows });
         last
     }
 
@@ -333,9 +366,11 @@ impl Running {
         batch.sequences += sequences;
         batch.context += self.job.context + self.made;
         if self.taken < self.left {
+            batch.read += self.taken;
             return;
         }
         batch.outputs += sequences;
+        batch.read += self.taken.saturating_sub(sequences + drafted(&self.job));
         match self.job.work {
             // A fan-out counts as `sequences` plain sequences.
             Work::Verify(verify) if verify.sequences == 1 => {
@@ -352,6 +387,14 @@ impl Running {
             (made, Work::Stream(_)) => self.job.context + made - 1,
             (_, Work::Verify(verify)) => self.job.context + verify.followed,
         }
+    }
+}
+
+/// Tokens of its draft that are computed.
+fn drafted(job: &Job) -> usize {
+    match job.work {
+        Work::Stream(_) => 0,
+        Work::Verify(verify) => verify.computed,
     }
 }
 

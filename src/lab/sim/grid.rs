@@ -15,12 +15,12 @@ use super::drafter::DrafterSpec;
 use super::engine::EngineSpec;
 use super::permit::{self, Permit, Refused};
 use super::pool;
-use super::profile::Paced;
 use super::record::Record;
 use super::source::Scripts;
 use super::traffic::Stream;
 use super::world::{Broken, Mode, Net, Setup, World};
 use foretell_core::words::VerifyMethod;
+use foretell_onnx::pace::curve::Steps;
 
 /// Cost of a verify request in plain steps: without a draft, and for every drafted token.
 pub const COSTS: [(f64, f64); 5] = [(1.1, 0.005), (1.35, 0.01), (1.35, 0.025), (1.5, 0.1), (4.0, 0.4)];
@@ -100,7 +100,7 @@ impl Size {
 #[derive(Clone, Debug)]
 pub struct Cell<'a> {
     /// The server.
-    pub paced: Paced,
+    pub paced: Steps,
     /// The text.
     pub workload: &'a Workload,
     /// The drafters.
@@ -153,8 +153,8 @@ impl Outcome<'_> {
 }
 
 /// The servers of [`COSTS`] and [`STEPS`].
-pub fn servers() -> Vec<Paced> {
-    let of = |(base, node), step: f64| Paced { step, base, node, growth: 0.0, prompt: step / 200.0 };
+pub fn servers() -> Vec<Steps> {
+    let of = |(base, node), step: f64| Steps { step, base, node, growth: 0.0, prompt: step / 200.0 };
     STEPS.into_iter().flat_map(|step| COSTS.into_iter().map(move |costs| of(costs, step))).collect()
 }
 
@@ -162,7 +162,7 @@ pub fn servers() -> Vec<Paced> {
 ///
 /// # Errors
 /// A policy that is refused; those used here are valid.
-pub fn cells<'a>(servers: &[Paced], workloads: &'a [Workload]) -> Result<Vec<Cell<'a>>, Refused> {
+pub fn cells<'a>(servers: &[Steps], workloads: &'a [Workload]) -> Result<Vec<Cell<'a>>, Refused> {
     let permits = Drafters::ALL.map(|drafters| drafters.permit().map(|permit| (drafters, permit)));
     let permits: Vec<(Drafters, Permit)> = permits.into_iter().collect::<Result<_, _>>()?;
     let mut cells = Vec::new();
@@ -221,7 +221,7 @@ impl<'a> Cell<'a> {
 
     /// The cell's name: costs, step in milliseconds, text and drafters.
     pub fn name(&self) -> String {
-        let Paced { step, base, node, .. } = self.paced;
+        let Steps { step, base, node, .. } = self.paced;
         let (text, drafters) = (&self.workload.name, self.drafters.name());
         format!("{base:>4} {node:>5} {:>3.0} {text:<10} {drafters:<6}", step * 1e3)
     }

@@ -10,8 +10,8 @@
 //! for: 60s                         # no request begins later
 //! seeds: 2                         # number of plays, each with another seed
 //! interval: 1s                     # of the recorded course
-//! engine: { profile: 8b-h100, sequences: 256, kv: 400000, prefix_cache: true, cancel: 0ms,
-//!   jitter: usual }
+//! engine: { profile: h100-8b, sequences: 256, kv: 400000, prefix_cache: true, cancel: 0ms,
+//!   jitter: usual, front: { request: 1ms, event: 50us, row: 10us } }
 //!     # or paced: { step: 20ms, base: 1.1, node: 0.005, growth: 0, prompt: 0.1ms }
 //! network: { rtt: 500us, call: 300us }
 //! signal: { every: 500ms, age: 0ms, until: 30s }            # or none

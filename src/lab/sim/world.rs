@@ -9,6 +9,7 @@ mod sessions;
 mod traffic;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -22,6 +23,7 @@ use super::sidecar::{Reported, Sidecar, SignalSpec};
 use super::traffic::{Arrivals, Stream};
 use super::values::seconds;
 use super::{at, later};
+use foretell_core::control::Control;
 use foretell_core::session::ActionId;
 use foretell_core::units::{SplitMix64, Tick};
 
@@ -139,8 +141,10 @@ enum Happening {
     Arrive(usize),
     /// A closed loop changes its number of clients.
     Change(usize),
-    /// A call reaches the engine.
+    /// A call reaches the API server.
     Reach(Job),
+    /// A call reaches the engine.
+    Submit(Job),
     /// A cancel takes effect at the engine.
     Leave(JobId),
     /// The engine's step ends.
@@ -175,6 +179,8 @@ pub struct World {
     agenda: Agenda<Happening>,
     now: Tick,
     engine: Engine,
+    /// Time until which the API server is busy.
+    front: Tick,
     drafter: Option<Drafter>,
     /// With a shared processor: the engine, not the drafter, computed last.
     engine_last: bool,
@@ -194,7 +200,20 @@ impl World {
     /// # Errors
     /// A session that emitted a token that is not the target's, or did not finish.
     pub fn play(setup: Setup) -> Result<Record, Broken> {
+        Self::play_from(setup, |_| {}).map(|(record, _)| record)
+    }
+
+    /// As [`Self::play`], from the state that `begin` gives each Foretell's controller; also
+    /// returns that of the first one at the end.
+    ///
+    /// # Errors
+    /// See [`Self::play`].
+    pub fn play_from(
+        setup: Setup,
+        begin: impl Fn(&Control),
+    ) -> Result<(Record, Option<Arc<Control>>), Broken> {
         let mut world = Self::new(setup);
+        world.sidecars.iter().for_each(|sidecar| begin(&sidecar.control));
         world.begin();
         while let Some((now, happening)) = world.agenda.take() {
             world.now = now;
@@ -208,7 +227,8 @@ impl World {
         }
         world.record.computed = world.engine.computed();
         world.record.ended = world.now;
-        Ok(world.record)
+        let control = world.sidecars.first().map(|sidecar| Arc::clone(&sidecar.control));
+        Ok((world.record, control))
     }
 
     fn new(setup: Setup) -> Self {
@@ -220,6 +240,7 @@ impl World {
         };
         Self {
             engine: Engine::new(setup.engine.clone(), seed),
+            front: Tick(0),
             drafter: setup.drafter.map(Drafter::new),
             engine_last: false,
             sidecars: (0..setup.sidecars.max(1))
@@ -273,7 +294,15 @@ impl World {
         match happening {
             Happening::Arrive(stream) => self.arrive(stream)?,
             Happening::Change(stream) => self.change(stream),
-            Happening::Reach(job) => self.engine.submit(job),
+            Happening::Reach(job) => {
+                let taken = self.front(self.setup.engine.front.request);
+                if taken > self.now {
+                    self.agenda.put(taken, Happening::Submit(job));
+                } else {
+                    self.engine.submit(job);
+                }
+            }
+            Happening::Submit(job) => self.engine.submit(job),
             Happening::Leave(job) => {
                 self.callers.remove(&job);
                 self.engine.cancel(job, self.now);

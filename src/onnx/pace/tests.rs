@@ -18,19 +18,17 @@ fn feed(tokens: &[u32], rows: Rows, draft: Option<usize>) -> Feed<'_> {
 #[test]
 fn a_pace_is_read_as_written_and_written_as_read() {
     let full = pace("step=60ms,base=1.35,node=0.025,growth=0.02,prompt=80us");
-    let expected = Pace {
-        step: Duration::from_millis(60),
-        base: 1.35,
-        node: 0.025,
-        growth: 0.02,
-        prompt: Duration::from_micros(80),
-    };
-    assert_eq!(full, expected);
+    let steps = Steps { step: 0.06, base: 1.35, node: 0.025, growth: 0.02, prompt: 80e-6 };
+    assert_eq!(full, Pace { costs: Costs::Steps(steps), slow: 1.0 });
     assert_eq!(full.to_string(), "step=60ms,base=1.35,node=0.025,growth=0.02,prompt=0.08ms");
-    assert_eq!(pace(&full.to_string()), full);
-    let least = pace("step=2.5ms");
-    assert_eq!((least.step, least.base, least.node), (Duration::from_micros(2_500), 1.0, 0.0));
-    assert_eq!((least.growth, least.prompt), (0.0, Duration::ZERO));
+    let least = pace("slow=2.5,step=2.5ms");
+    assert_eq!(least.to_string(), "step=2.5ms,base=1,node=0,growth=0,prompt=0ms,slow=2.5");
+    let named = pace("profile=h100-70b,slow=10");
+    assert_eq!(named, Pace { costs: Costs::Profile(Profile::H100With70b), slow: 10.0 });
+    assert_eq!(pace("profile=cpu").to_string(), "profile=cpu");
+    for pace in [full, least, named] {
+        assert_eq!(pace.to_string().parse(), Ok(pace));
+    }
 }
 
 #[test]
@@ -38,9 +36,17 @@ fn malformed_paces_are_refused_with_the_offending_key() {
     let refused = |text: &str| text.parse::<Pace>().unwrap_err().to_string();
     assert_eq!(
         refused("stepp=60ms"),
-        "no such key, allowed step, base, node, growth, prompt (KEY=VALUE with commas between), got \"stepp=60ms\""
+        "no such key, allowed profile, slow, step, base, node, growth, prompt (KEY=VALUE with commas between), \
+         got \"stepp=60ms\""
     );
-    assert_eq!(refused("base=2"), "step is missing: how long a plain step takes, such as step=60ms");
+    assert_eq!(
+        refused("base=2"),
+        "step is missing: how long a plain step takes, such as step=60ms; or profile, such as profile=h100-8b"
+    );
+    assert_eq!(refused("profile=cpu,node=0.1"), "profile: goes with slow alone, got node too");
+    assert_eq!(refused("slow=0.5"), "slow: allowed 1 to 1000, got \"0.5\"");
+    let unknown = refused("profile=h200");
+    assert!(unknown.starts_with("profile: allowed l4-7b, l4-8b, h100-8b,"), "{unknown}");
     assert_eq!(refused("step=60ms,step=60ms"), "step: given twice");
     assert_eq!(refused("step=60ms,base=0.5"), "base: allowed 1 to 100, got \"0.5\"");
     assert_eq!(refused("step=60"), "step: allowed a number with us, ms or s, up to 60s, got \"60\"");
@@ -66,15 +72,34 @@ fn malformed_paces_are_refused_with_the_offending_key() {
         "step=60ms,growth=inf",
         "step=60ms,prompt=1",
         "STEP=60ms",
+        "profile=",
+        "slow=2",
+        "profile=cpu,profile=cpu",
     ] {
         assert!(wrong.parse::<Pace>().is_err(), "{wrong}");
     }
 }
 
+/// Time of a run on empty lanes.
+fn micros(pace: Pace, feeds: &[Feed<'_>]) -> u64 {
+    pace.run(feeds.iter().map(|feed| (*feed, 0))).as_micros() as u64
+}
+
+#[test]
+fn profiles_see_all_tokens_and_the_context_and_can_be_slowed() {
+    let (short, long) = (feed(&[1], Rows::Last, None), [1; 2_048]);
+    let took = |text: &str, held: usize| pace(text).run([(short, held)].into_iter()).as_secs_f64();
+    let (fast, far) = (took("profile=h100-8b", 0), took("profile=h100-8b", 100_000));
+    assert!((0.006..0.008).contains(&fast) && far > 1.5 * fast, "13 GB more are read: {fast} {far}");
+    assert!((took("profile=h100-8b,slow=10", 0) / fast - 10.0).abs() < 1e-6);
+    let read = micros(pace("profile=h100-8b"), &[feed(&long, Rows::None, None)]);
+    assert!(read > 50 * MS, "2,048 tokens are bound by arithmetic: {read}");
+}
+
 #[test]
 fn a_run_takes_its_costliest_feed_and_grows_with_concurrency() {
     let pace = pace("step=100ms,base=1.5,node=0.1,growth=0.2,prompt=1ms");
-    let took = |feeds: &[Feed<'_>]| pace.run(feeds).as_micros() as u64;
+    let took = |feeds: &[Feed<'_>]| micros(pace, feeds);
     let step = feed(&[1], Rows::Last, None);
     let verify = feed(&[1, 2, 3, 4], Rows::From(0), Some(3));
     let empty = feed(&[1], Rows::From(0), Some(0));
@@ -89,7 +114,7 @@ fn a_run_takes_its_costliest_feed_and_grows_with_concurrency() {
 #[test]
 fn prompt_tokens_are_read_one_by_one_and_the_last_is_a_step() {
     let pace = pace("step=100ms,base=2,node=0.5,prompt=1ms,growth=0.5");
-    let took = |feeds: &[Feed<'_>]| pace.run(feeds).as_micros() as u64;
+    let took = |feeds: &[Feed<'_>]| micros(pace, feeds);
     let tokens = [7; 40];
     let chunk = feed(&tokens, Rows::None, None);
     let end = feed(&tokens, Rows::Last, None);

@@ -159,7 +159,7 @@ impl Sequence {
     }
 
     fn cut_at_stop(&mut self) {
-        if self.output().len() < self.sampling.min_tokens {
+        if self.output().len() <= self.sampling.min_tokens {
             return;
         }
         let found = self.sampling.stop.iter().filter_map(|stop| {

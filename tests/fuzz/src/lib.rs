@@ -18,6 +18,7 @@ mod origin;
 pub mod parse;
 pub mod request;
 pub mod session;
+pub mod shared;
 pub mod snapshot;
 pub mod stream;
 pub mod tokenizer;
@@ -28,7 +29,7 @@ pub mod wire;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target, in the order of the documentation.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("verify", verify::run),
     ("stream", stream::run),
     ("request", request::run),
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 11] = [
     ("wire", wire::run),
     ("session", session::run),
     ("snapshot", snapshot::run),
+    ("shared", shared::run),
     ("exposition", exposition::run),
     ("config", config::run),
     ("admin", admin::run),

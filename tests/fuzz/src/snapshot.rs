@@ -109,7 +109,7 @@ fn hostile(input: &mut Bytes<'_>) -> Value {
 }
 
 /// Every read and update of the learnt state by a session.
-fn used(control: &Control) {
+pub(crate) fn used(control: &Control) {
     let _ = control.model("a model");
     let mut now = Tick(2_000_000);
     for temperature in [0.0, 1.0] {

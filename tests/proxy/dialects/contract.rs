@@ -87,6 +87,32 @@ async fn a_greedy_text_is_the_same_on_every_route_and_is_speculated_on() {
 }
 
 /// Ends of outputs: limits, stop texts that end in the middle of a token, stop tokens.
+/// Texts that would end at every third token end where the engine's own do: in plain requests, and
+/// by every verification method.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_ends_a_text_before_min_tokens() {
+    let mut wrong = String::new();
+    for row in TABLE.iter().filter(|row| row.dialect == "vllm") {
+        let house = House::build(row, setup(Some(3))).await;
+        let (mut accepted, mut lengths) = (0, BTreeSet::new());
+        for route in [Route::Completions, Route::Chat] {
+            for prompt in PROMPTS {
+                let prompt = talkative(&house, route, prompt).await;
+                for least in [1, 7, 16, 23, 40] {
+                    for ask in both(route, &greedy(&prompt, &json!({"min_tokens": least}))) {
+                        let (taken, plain) = compare(&house, &ask, &mut wrong).await;
+                        accepted += taken;
+                        lengths.insert(plain.plain.text.len());
+                    }
+                }
+            }
+        }
+        assert!(lengths.len() > 12 && accepted > 0, "{}: {accepted} {lengths:?}", row.name);
+        house.leave().await;
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_end_of_a_text_is_the_engines_own() {
     let mut wrong = String::new();

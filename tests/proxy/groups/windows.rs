@@ -15,12 +15,12 @@ use crate::wire::PATIENCE;
 
 const RATIO: &str = "foretell_switchback_ratio";
 
-async fn switchback(proxy: &Proxy) -> Value {
+pub async fn switchback(proxy: &Proxy) -> Value {
     proxy.replica().await["switchback"].clone()
 }
 
 /// Streams long outputs, several at a time, for as long as it is polled.
-async fn streams(proxy: &Proxy) {
+pub async fn streams(proxy: &Proxy) {
     let one = async |number: u32| loop {
         let prompt: Vec<u32> = (0..24).map(|at| 100 + number + at % 8).collect();
         let fields = json!({"prompt": prompt, "max_tokens": 200, "temperature": 0});

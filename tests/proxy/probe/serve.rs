@@ -1,12 +1,13 @@
 //! Effect on the proxy of a probe, and of the load of its replicas.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::house::{EXPENSIVE, INEXPENSIVE, complete, get, proxy, reason, replica, until, vllm};
 use crate::client::send;
-use crate::fakes::{Front, Load};
+use crate::fakes::{Front, Load, Pace};
 use crate::wire::{Wire, post};
 
 const FORCED: &str = "version: 1\nname: forced\ndrafters: [{ kind: prompt_lookup, ngram: { min: 1, max: 8 } }]\n\
@@ -98,6 +99,31 @@ async fn a_probe_teaches_the_engine_and_can_be_asked_for_again() {
     }
     let shown = replica(&proxy).await;
     assert_eq!(shown["probe"]["cache"]["rows"], json!("tail"), "{shown:#}");
+}
+
+#[tokio::test]
+async fn a_probe_gives_way_to_clients() {
+    let slow = Pace { step: Duration::from_millis(10), ..INEXPENSIVE };
+    let fake = vllm("0.33.0", |options| options.setup.pace = slow).await;
+    let proxy = Arc::new(proxy(fake.address, PLAIN, NEVER).await);
+    until(LONG, || async { replica(&proxy).await["epoch"].is_string() }).await;
+    let before = fake.house.tally().sequences;
+    let client = tokio::spawn({
+        let proxy = Arc::clone(&proxy);
+        async move { complete(&proxy, 400).await }
+    });
+    until(LONG, || async { fake.house.tally().sequences > before }).await;
+    send(proxy.gateway.admin.unwrap(), "/api/replicas/0/reprobe", "", &json!({})).await;
+    for _ in 0..25 {
+        let asked = fake.house.tally().sequences - before;
+        if client.is_finished() {
+            break;
+        }
+        assert_eq!(asked, 1, "the client's alone");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(client.await.unwrap().head.status(), 200);
+    until(LONG, || async { replica(&proxy).await["probe"]["pays"].is_boolean() }).await;
 }
 
 #[tokio::test]

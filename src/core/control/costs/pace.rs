@@ -5,6 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use std::collections::BTreeMap;
+
+use crate::control::belief::IDLE_HALF_WEIGHT;
+use crate::control::shared::Sum;
 use crate::units::Tick;
 
 /// Maximum length of a gap that counts, in tokens beyond those that it yielded: bursts are normal,
@@ -13,13 +17,11 @@ const PAUSE_TOKENS: f64 = 24.0;
 /// Tokens after which a stretch weighs a third.
 const MEMORY: f64 = 50.0;
 /// Plain tokens that make a pace known: four, of which the first weigh a little less by then.
-const KNOWN: f64 = 3.8;
+pub const KNOWN: f64 = 3.8;
 /// Weight of an old pace when it is measured anew, in plain tokens.
 const LOOSE: f64 = 24.0;
 /// Plain tokens that make it settled: longer gaps are then taken for pauses.
 const SETTLED: f64 = 8.0;
-/// Seconds of idle time after which a measurement weighs half.
-const IDLE_HALF_WEIGHT: f64 = 120.0;
 
 /// Bounds of the concurrency buckets, requests in flight: below the first, and from each one on.
 const CONCURRENCIES: [usize; 5] = [2, 3, 5, 9, 17];
@@ -53,11 +55,16 @@ struct Stretch {
     seconds: f64,
     tokens: f64,
     at: Tick,
+    /// Seconds and tokens of others, which fill up the memory that own ones leave free.
+    #[serde(skip)]
+    lent: Sum,
 }
 
 impl Stretch {
     fn token(&self) -> Option<f64> {
-        (self.tokens >= KNOWN).then(|| (self.seconds / self.tokens).max(1e-7))
+        let Sum(seconds, tokens) = self.lent.within(MEMORY - self.tokens);
+        let (seconds, tokens) = (self.seconds + seconds, self.tokens + tokens);
+        (tokens >= KNOWN).then(|| (seconds / tokens).max(1e-7))
     }
 
     /// Factor for the weight after the idle time; the minimum that makes the pace known is kept
@@ -112,7 +119,25 @@ impl Pace {
                 seconds: stretch.seconds * keep,
                 tokens: stretch.tokens * keep,
                 at: Tick::default(),
+                ..*stretch
             };
+        }
+    }
+
+    /// Seconds and tokens that were measured here, by concurrency, with their weight at `now`.
+    pub fn shared(&self, now: Tick) -> BTreeMap<usize, Sum> {
+        let weighted = |stretch: &Stretch| {
+            let keep = stretch.idle_since(now);
+            Sum(stretch.seconds * keep, stretch.tokens * keep)
+        };
+        let measured = self.stretches.iter().enumerate().filter(|(_, stretch)| stretch.tokens > 0.0);
+        measured.map(|(at, stretch)| (at, weighted(stretch))).collect()
+    }
+
+    /// Takes measurements of others, in place of those before.
+    pub fn lend(&mut self, lent: &BTreeMap<usize, Sum>) {
+        for (at, stretch) in self.stretches.iter_mut().enumerate() {
+            stretch.lent = lent.get(&at).copied().unwrap_or_default();
         }
     }
 

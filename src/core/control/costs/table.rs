@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 use super::pace::ConcurrencyBucket;
-use super::{Belief, PRIOR_WEIGHT};
+use super::{Belief, CONCURRENCIES, PRIOR_WEIGHT};
 use crate::control::prospect::Prior;
+use crate::control::shared::Sum;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
 
@@ -53,6 +54,13 @@ impl TableKey {
         plain_neighbours: bool,
     ) -> Self {
         Self { method: method.index(), size: size_of(context), concurrency, plain_neighbours }
+    }
+
+    /// True if it is the key of a request: keys of others come from outside.
+    pub(super) fn is_valid(self) -> bool {
+        self.method < VerifyMethod::ALL.len()
+            && self.size <= CONTEXTS.len()
+            && self.concurrency.index() < CONCURRENCIES
     }
 
     /// Distance to another key of the same method.
@@ -150,9 +158,31 @@ impl Verify {
         means.for_each(|mean| mean.age(now));
     }
 
-    /// True if a session has measured any request by this method.
+    /// True if a session, here or at another sidecar, has measured any request by this method.
     pub(super) fn is_measured(&self, key: TableKey) -> bool {
-        self.tables.iter().any(|(known, table)| known.method == key.method && !table.means.is_empty())
+        let measured = |mean: &Belief| mean.is_own() || mean.weight(Tick(0)) > PRIOR_WEIGHT;
+        let mut same = self.tables.iter().filter(|(known, _)| known.method == key.method);
+        same.any(|(_, table)| table.means.iter().any(measured))
+    }
+
+    /// The tables in which something was measured here, with the means by number of nodes.
+    pub(super) fn measured(&self) -> impl Iterator<Item = (TableKey, &[Belief])> {
+        let tables = self.tables.iter().map(|(key, table)| (*key, &*table.means));
+        tables.filter(|(_, means)| means.iter().any(Belief::is_own))
+    }
+
+    /// Takes measurements of others, in place of those before. `token`: seconds per plain token.
+    pub(super) fn lend(&mut self, lent: &BTreeMap<TableKey, BTreeMap<usize, Sum>>, token: f64, now: Tick) {
+        for key in lent.keys() {
+            self.tables.entry(*key).or_default();
+        }
+        self.tables.retain(|key, table| {
+            let changed = table.lend(lent.get(key));
+            if changed {
+                table.rebuild(token, now);
+            }
+            !table.lent.is_empty() || table.means.iter().any(|mean| mean.known().is_some())
+        });
     }
 
     /// Seconds per additional node, as measured at the nearest key; `None` if it is not known.
@@ -191,6 +221,19 @@ struct Table {
 }
 
 impl Table {
+    /// Takes measurements of others, by number of nodes; returns true if they are not those before.
+    fn lend(&mut self, lent: Option<&BTreeMap<usize, Sum>>) -> bool {
+        if lent.is_some() {
+            self.means.resize(NODES_MAX + 1, Belief::default());
+        }
+        let lent = |nodes: usize| lent.and_then(|lent| lent.get(&nodes)).copied().unwrap_or_default();
+        let mut changed = false;
+        for (nodes, mean) in self.means.iter_mut().enumerate() {
+            changed |= mean.lend(lent(nodes));
+        }
+        changed
+    }
+
     fn observe(&mut self, nodes: usize, took: f64, now: Tick) {
         let nodes = nodes.min(NODES_MAX);
         let others = self.means.iter().enumerate().filter(|(other, _)| *other != nodes);

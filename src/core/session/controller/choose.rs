@@ -178,7 +178,7 @@ impl SpeculationController {
     /// The rounds of the drafter in this slot: the session's own, combined with those of its class.
     fn value(&self, slot: &SessionDrafter, round_costs: &RoundCosts, learnt: &Measurements) -> Value {
         let class = Class::new(slot.id, self.bucket, self.kind);
-        let others = learnt.classes.of(class).map(|rounds| round_costs.value(rounds)).unwrap_or_default();
+        let others = learnt.classes.of(class).map(|rounds| round_costs.value(&rounds)).unwrap_or_default();
         let per_round = others.tokens / others.rounds.max(1e-6);
         round_costs.value(&slot.rounds).with(&others, (CLASS_TOKENS / per_round.max(1.0)).max(2.0))
     }

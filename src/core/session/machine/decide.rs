@@ -21,7 +21,17 @@ impl<W: Walk> Session<W> {
             let before = self.summary.reason.unwrap_or(PlainReason::NoGain);
             return if speculating { Step::Verify(Tree::default()) } else { Step::Plain(before) };
         }
-        self.controller.choose(self.output.tokens(), stand, now)
+        match self.controller.choose(self.output.tokens(), stand, now) {
+            Step::Plain(reason) => Step::Plain(reason),
+            // Only where it is what prevents a round: it passes with the next tokens.
+            _ if self.is_held_back() => Step::Plain(PlainReason::HeldBackText),
+            step => step,
+        }
+    }
+
+    /// True if the backend of the first plain request has not sent all the text of its tokens.
+    fn is_held_back(&self) -> bool {
+        self.flight.plain.is_some_and(|plain| plain.first) && !self.output.level()
     }
 
     pub(super) fn stand(&self, speculating: bool) -> SessionState {
@@ -63,9 +73,6 @@ impl<W: Walk> Session<W> {
         }
         if !self.trusted() {
             return Some(PlainReason::UntrustedIds);
-        }
-        if self.flight.plain.is_some_and(|plain| plain.first) && !self.output.level() {
-            return Some(PlainReason::HeldBackText);
         }
         if self.pause.is_some_and(|until| now < until) {
             return Some(PlainReason::RetryAfter);

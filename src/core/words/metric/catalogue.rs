@@ -145,6 +145,14 @@ sections! {
         gauge REPLICA_LOAD_AGE = "foretell_replica_load_age_seconds" ["replica"] "Age of its engine's last load report.";
         histogram REPLICA_CONNECT = "foretell_replica_connect_seconds" ["replica"] in CONNECT "Time to connect to a replica, TLS included.";
     }
+    "Fleet store (only with `fleet.store`)" {
+        gauge STORE_UP = "foretell_store_up" [] "1 where the last exchange with the store succeeded.";
+        gauge STORE_AGE = "foretell_store_age_seconds" []
+            "Time since the measurements of other sidecars were last read; before the first time, since the start.";
+        gauge STORE_SIDECARS = "foretell_store_sidecars" [] "Other sidecars whose measurements were read the last time.";
+        counter STORE_ERRORS = "foretell_store_errors_total" ["kind"]
+            "Exchanges that failed: no connection (`connect`), no answer in time (`timeout`), login refused (`password`), no memory left (`full`), another refusal (`refused`), unreadable `answer`; or that found sidecars of another `version`.";
+    }
     "Is the proxy healthy" {
         histogram OVERHEAD = "foretell_overhead_seconds" ["stage"] in WORK
             "Foretell's own work by stage: `parse` a request, `decide` by policies, `draft` (one event through the session: lookups, choice, acceptance, text), `stream` (one piece of output to the client's form).";

@@ -96,6 +96,51 @@ fn a_fan_out_leaves_open_what_the_client_left_open() {
     );
 }
 
+/// A token that may end the text is barred in a call exactly where it is barred in the client's own
+/// request: for every minimum, length of output and draft, and every token that a call yields.
+#[test]
+fn every_call_bars_the_end_where_the_clients_own_request_does() {
+    let vote = foretell_core::draft::Vote::new(Source::Model, Features::default());
+    let mut bushy = chain(&[4, 5, 6]);
+    for (token, parent) in [(7, None), (8, Some(3)), (9, Some(1))] {
+        bushy.push(foretell_core::draft::Node::new(token, parent, vote));
+    }
+    let drafts = [Tree::default(), chain(&[4]), chain(&[4, 5, 6]), bushy];
+    let least = |params: &Value| params.get("min_tokens").map_or(0, |least| least.as_u64().unwrap() as usize);
+    let read = |call: &Call| serde_json::from_slice::<Value>(&call.body).unwrap();
+    for (min_tokens, output) in (0..8_usize).flat_map(|least| (0..8_usize).map(move |output| (least, output)))
+    {
+        let sampling = Sampling { min_tokens: min_tokens as u32, ..greedy() };
+        let tokens = vec![3; output];
+        let context = Context::new("m", &[1, 2], &tokens);
+        let barred = |at: usize| at < min_tokens;
+        for most in 1..6 {
+            let asked = read(&Vllm.plain_request(&engine(), &context, &sampling, most));
+            for at in 0..most as usize {
+                assert_eq!(at < least(&asked), barred(output + at), "{min_tokens} {output} {most}");
+            }
+            assert!(least(&asked) <= most as usize, "more is refused");
+        }
+        for draft in &drafts {
+            let round = |method| Round { context, draft, sampling: &sampling, method, weighs: false };
+            let asked = Vllm.verify(&engine(), &round(VerifyMethod::FanOut)).unwrap();
+            let body = read(&asked.calls[0]);
+            let prompts = body["prompt"].as_array().unwrap();
+            assert_eq!(prompts.len(), asked.nodes + 1);
+            for prompt in prompts {
+                let at = prompt.as_array().unwrap().len() - 2;
+                assert_eq!(least(&body), usize::from(barred(at)), "{min_tokens} {output} {draft:?}");
+            }
+            let next = (asked.nodes < draft.len()).then(|| output + draft.path(asked.nodes).len());
+            assert!(next.is_none_or(|at| barred(output) && !barred(at)), "cut nowhere else");
+            let asked = Vllm.verify(&engine(), &round(VerifyMethod::Score)).unwrap();
+            let body = read(&asked.calls[0]);
+            let at = body["token_ids"].as_array().unwrap().len() - 2;
+            assert_eq!(least(&body["sampling_params"]), usize::from(barred(at)));
+        }
+    }
+}
+
 #[test]
 fn a_score_is_one_prompt_with_the_draft_at_its_end() {
     let (draft, sampling) = (chain(&[4, 5]), greedy());
@@ -187,6 +232,10 @@ fn verification_methods_depend_on_the_sampling() {
     assert_eq!(methods(&greedy(), true), [VerifyMethod::Score, VerifyMethod::FanOut]);
     assert_eq!(methods(&greedy(), false), fan_out, "a repetition penalty may be the server's default");
     assert_eq!(methods(&Sampling { repetition_penalty: 1.05, ..greedy() }, true), fan_out);
+    assert_eq!(
+        methods(&Sampling { min_tokens: 9, ..greedy() }, true),
+        [VerifyMethod::Score, VerifyMethod::FanOut]
+    );
     let sampled = Sampling { temperature: 0.8, top_k: Some(8), ..Sampling::default() };
     assert_eq!(methods(&sampled, true), [VerifyMethod::Score, VerifyMethod::FanOut]);
     assert_eq!(methods(&Sampling { seed: Some(1), ..sampled.clone() }, true), fan_out);

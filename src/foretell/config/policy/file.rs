@@ -68,12 +68,11 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let matcher =
         matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
     let items = top
-        .item("drafters", "Drafters, in order of preference. Default: prompt_lookup.")
+        .item("drafters", "Drafters, in order of preference. Default: prompt_lookup and phrasebook.")
         .map(|item| item.items());
     let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
     let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);
-    let default = vec![Drafter::Lookup(LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }))];
-    let drafters = items.map_or(default, |items| items.iter().filter_map(drafter).collect());
+    let drafters = items.map_or_else(default_drafters, |items| items.iter().filter_map(drafter).collect());
     let gamma = gamma(top.section(
         "gamma",
         "Draft lengths (gamma is `num_speculative_tokens` in vLLM), and the predicted gain that speculation requires.",
@@ -209,6 +208,15 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
         };
         Some(Drafter::Lookup(lookup))
     })
+}
+
+/// The drafters of a policy that names none.
+fn default_drafters() -> Vec<Drafter> {
+    let lookups = [
+        LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
+        LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true },
+    ];
+    lookups.map(Drafter::Lookup).into()
 }
 
 fn ngram(mut section: Section<'_>) -> Ngram {

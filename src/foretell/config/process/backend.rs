@@ -75,6 +75,8 @@ pub struct Backend {
     pub ranks: u32,
     /// The server that renders its chat requests and parses outputs; `None`: it does so itself.
     pub render: Option<Uri>,
+    /// Requests of the Messages API are translated to chats for it.
+    pub translates: bool,
     /// The models that it serves; empty means every model.
     pub models: Vec<Model>,
     /// How connections to it are made.

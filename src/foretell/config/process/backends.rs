@@ -121,6 +121,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     if render.is_some() && !dialect.may_be(Engine::Vllm) {
         section.refuse("render", Refusal::new("not of this engine", "vllm|auto"), dialect.name());
     }
+    let translates = routes(section.section("routes", "APIs other than chats and completions."));
     let models = section.item("models", "Its models.").map_or_else(Vec::new, |item| models(&item, seen));
     let connect = connect(section.section("connect", "Connections to it."));
     let load = load(section.section("load", "The engine's load report."));
@@ -136,6 +137,7 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         replicas: replicas?,
         ranks,
         render,
+        translates,
         models,
         connect,
         load,
@@ -145,6 +147,16 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         billed,
         default,
     })
+}
+
+/// True if requests of the Messages API are translated.
+fn routes(mut section: Section<'_>) -> bool {
+    let ways = &[("pass", false), ("translate", true)];
+    let says = "pass: relayed; translate: sent as chats, which may be speculated on.";
+    let messages = section.or("messages", says, false, &word(ways));
+    section.or("responses", "pass: relayed.", (), &word(&[("pass", ())]));
+    section.close();
+    messages
 }
 
 fn replicas(item: &Item<'_>) -> Option<Replicas> {

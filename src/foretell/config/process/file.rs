@@ -9,8 +9,8 @@ use indexmap::IndexMap;
 use serde_json::{Value as Json, json};
 
 use super::{
-    Admin, ClientControl, Corpus, DrafterModel, Limits, Listen, LogFormat, LogLevel, Observe, Process, Ready,
-    ServerTls, Tenant, TenantFallback, Timeouts, backends,
+    Admin, ClientControl, Corpus, DrafterModel, Fleet, Limits, Listen, LogFormat, LogLevel, Observe, Process,
+    Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends, store,
 };
 use crate::config::declared::Slot;
 use crate::config::flags::{Environment, Strings};
@@ -46,6 +46,7 @@ impl Default for Process {
             backends: Vec::new(),
             drafters: IndexMap::new(),
             corpus: Corpus::default(),
+            fleet: Fleet::default(),
             ready: Ready::default(),
             policies: PathBuf::from("policies"),
             policies_must_exist: false,
@@ -222,6 +223,7 @@ fn read(root: &Item<'_>) -> Process {
     };
     process.corpus =
         corpus(top.section("corpus", "Texts that drafters keep across requests."), process.limits.memory);
+    process.fleet = store::read(top.section("fleet", "The store over which sidecars share what they learn."));
     process.ready = ready(top.section("ready", "Conditions of /readyz."));
     process.policies = policies(top.section("policies", "The policy files."), process.policies);
     process.observe = observe(top.section("observe", "Log and traces."));

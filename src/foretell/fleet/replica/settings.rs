@@ -41,6 +41,8 @@ pub struct ReplicaSettings {
     pub billed: bool,
     /// True if a likely answer may be sent along as OpenAI's `prediction`.
     pub predicts: bool,
+    /// Requests of the Messages API are translated to chats for it.
+    pub translates: bool,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
     /// True if it takes requests for models that no backend lists.
@@ -88,6 +90,7 @@ impl ReplicaSettings {
             speculates: false,
             billed: false,
             predicts: false,
+            translates: false,
             models: Vec::new(),
             default: false,
             keep_client_host: false,

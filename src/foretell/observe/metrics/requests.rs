@@ -125,7 +125,7 @@ impl RequestMetrics {
         self.finished.with_label_values(&[&*model, route, policy, path, reason, class]).inc();
         if good {
             self.finished.with_label_values(&[&*model, route, policy, path, reason, FAILED]);
-            if matches!(finished.route, Some(Api::Completion(_))) {
+            if finished.is_completion() {
                 self.finished.with_label_values(&[
                     &*model,
                     route,
@@ -153,7 +153,7 @@ impl RequestMetrics {
     }
 
     fn times(&self, finished: &Finished, path: &str) {
-        if matches!(finished.route, Some(Api::Completion(_))) {
+        if finished.is_completion() {
             if let Some(first) = finished.first_byte {
                 self.ttft.with_label_values(&[path]).observe(first.as_secs_f64());
             }

@@ -1,12 +1,13 @@
-use super::super::profile::{Curve, Table};
+use foretell_onnx::pace::curve::Table;
+
 use super::*;
 
 /// One second per step and 0.01 s for each further token, so that times are easy to read.
 fn engine(sequences: usize, kv: usize, prefix_cache: bool) -> Engine {
-    let points = vec![(1, 1.0), (101, 2.0)];
+    let points = &[(1, 1_000.0), (101, 2_000.0)];
     let table = Table { points, stairs: false, sequence: 0.0, context: 0.0 };
     let shape = Shape { pace: Curve::Table(table), sequences, kv, chunk: 100, block: 16 };
-    Engine::new(EngineSpec { shape, jitter: Jitter::NONE, prefix_cache, changes: Vec::new(), cancel: 0.0 }, 1)
+    Engine::new(EngineSpec { shape, prefix_cache, ..EngineSpec::paced(Steps::default()) }, 1)
 }
 
 fn plain(id: JobId, context: usize, tokens: usize) -> Job {
@@ -14,7 +15,7 @@ fn plain(id: JobId, context: usize, tokens: usize) -> Job {
 }
 
 fn verify(id: JobId, text: u64, context: usize, nodes: usize) -> Job {
-    let verify = Verify { nodes, sequences: 1, computed: nodes, followed: nodes };
+    let verify = Verify { nodes, sequences: 1, computed: nodes, followed: nodes, rows: 0 };
     Job { id, text, context, work: Work::Verify(verify) }
 }
 
@@ -115,8 +116,8 @@ fn a_job_submitted_during_a_step_waits_for_the_next() {
 
 #[test]
 fn a_paced_server_takes_as_long_as_its_costliest_sequence() {
-    let paced = Paced { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prompt: 0.01 };
-    let mut engine = Engine::new(EngineSpec::paced(paced), 1);
+    let steps = Steps { step: 1.0, base: 1.5, node: 0.1, growth: 0.5, prompt: 0.01 };
+    let mut engine = Engine::new(EngineSpec::paced(steps), 1);
     engine.submit(plain(1, 101, 2));
     assert_eq!(played(&mut engine, Tick(0)), [(2000, 1), (3000, 1)], "a hundred tokens are read before");
     engine.submit(verify(2, 1, 102, 5));

@@ -2,17 +2,21 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 use crate::sim::drafter::DrafterSpec;
-use crate::sim::profile::{Jitter, Paced, Profile};
+use crate::sim::engine::Front;
+use crate::sim::profile::Jitter;
 use crate::sim::sidecar::SignalSpec;
 use crate::sim::synthetic::Kind;
 use crate::sim::traffic::{Owner, Ramp};
 use crate::sim::values::{DAY, WordOr, number, seconds};
 use crate::sim::world::Net;
+use foretell_onnx::pace::curve::Steps;
+use foretell_onnx::pace::profile::Profile;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,6 +74,7 @@ pub(super) enum Drafters {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Engine {
+    #[serde(deserialize_with = "profile")]
     pub profile: Option<Profile>,
     pub paced: Option<Paced>,
     pub sequences: Option<NonZeroUsize>,
@@ -79,7 +84,40 @@ pub(super) struct Engine {
     pub prefix_cache: Option<bool>,
     #[serde(deserialize_with = "seconds::<_, 0, 60>")]
     pub cancel: f64,
+    pub front: Front,
     pub jitter: Option<WordOr<JitterWord, Jitter>>,
+}
+
+fn profile<'de, D: Deserializer<'de>>(source: D) -> Result<Option<Profile>, D::Error> {
+    let name = String::deserialize(source)?;
+    let refused = || D::Error::custom(format!("allowed {}, got {name}", Profile::names()));
+    Profile::from_name(&name).ok_or_else(refused).map(Some)
+}
+
+/// As of `foretell target --pace`.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Paced {
+    #[serde(deserialize_with = "seconds::<_, 1, 60>")]
+    step: f64,
+    #[serde(default = "one")]
+    base: f64,
+    #[serde(default)]
+    node: f64,
+    #[serde(default)]
+    growth: f64,
+    #[serde(default, deserialize_with = "seconds::<_, 0, 60>")]
+    prompt: f64,
+}
+
+const fn one() -> f64 {
+    1.0
+}
+
+impl Paced {
+    pub(super) const fn steps(self) -> Steps {
+        Steps { step: self.step, base: self.base, node: self.node, growth: self.growth, prompt: self.prompt }
+    }
 }
 
 #[derive(Deserialize)]

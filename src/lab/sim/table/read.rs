@@ -13,7 +13,7 @@ use super::{Expected, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
 use crate::sim::permit::{self, Permit};
-use crate::sim::profile::{Jitter, Paced, Shape};
+use crate::sim::profile::{Jitter, Shape};
 use crate::sim::sidecar::SignalSpec;
 use crate::sim::source::{self, Scripts};
 use crate::sim::sweep::Sweep;
@@ -22,6 +22,7 @@ use crate::sim::values::WordOr;
 use crate::sim::world::{Mode, Setup};
 use foretell_core::control::{Imposed, Windows};
 use foretell_core::words::VerifyMethod;
+use foretell_onnx::pace::curve::Steps;
 
 /// Number of requests generated of a kind before they repeat.
 const GENERATED: usize = 64;
@@ -107,11 +108,11 @@ impl Reader<'_> {
     fn engine(&self, keys: Spanned<Engine>) -> Result<EngineSpec, Unusable> {
         let base = match (keys.value.profile, keys.value.paced) {
             (Some(profile), None) => EngineSpec {
-                shape: profile.shape(),
+                shape: Shape::of(profile),
                 jitter: Jitter::USUAL,
-                ..EngineSpec::paced(Paced::default())
+                ..EngineSpec::paced(Steps::default())
             },
-            (None, Some(paced)) => EngineSpec::paced(paced),
+            (None, Some(paced)) => EngineSpec::paced(paced.steps()),
             _ => return self.refuse(&keys, "engine: allowed either profile or paced, got both or none"),
         };
         let (keys, shape) = (keys.value, base.shape);
@@ -127,6 +128,7 @@ impl Reader<'_> {
             changes: base.changes,
             prefix_cache: keys.prefix_cache.unwrap_or(base.prefix_cache),
             cancel: keys.cancel,
+            front: keys.front,
             jitter: keys.jitter.map_or(base.jitter, |jitter| match jitter {
                 WordOr::Word(JitterWord::None) => Jitter::NONE,
                 WordOr::Word(JitterWord::Usual) => Jitter::USUAL,

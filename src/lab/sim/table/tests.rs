@@ -80,7 +80,7 @@ fn an_error_has_its_line_and_what_is_allowed() {
             "profile: onnx, paced: {",
             "5: engine: allowed either profile or paced, got both or none",
         ),
-        ("paced: {", "profile: h200, paced: {", "5: unknown variant `h200`, expected one of 7b-l4, 8b-h100"),
+        ("paced: {", "profile: h200, paced: {", "5: allowed l4-7b, l4-8b, h100-8b"),
         ("signal: {", "signal: no\nnetwork: {", "6: unknown variant `no`, expected one of none"),
         ("rewrite: 0.1", "rewrite: 7", "10: allowed 0..=1, got 7"),
         ("rewrite: 0.1", "rewrite: 0.1, until: 3", "10: "),

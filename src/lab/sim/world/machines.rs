@@ -6,6 +6,7 @@ use crate::sim::engine::Produced;
 use crate::sim::sidecar::{Reported, SignalSpec};
 use crate::sim::{at, later};
 use foretell_core::session::ActionId;
+use foretell_core::units::Tick;
 
 impl World {
     /// Starts the engine and the drafter if they have work. On a shared processor they take turns.
@@ -43,9 +44,12 @@ impl World {
     }
 
     pub(super) fn stepped(&mut self) {
-        self.engine.step_ended(self.now, &mut self.produced);
-        let arrives = later(self.now, self.setup.net.rtt / 2.0);
-        for Produced { job, number, last } in self.produced.drain(..) {
+        let mut produced = std::mem::take(&mut self.produced);
+        self.engine.step_ended(self.now, &mut produced);
+        let front = self.setup.engine.front;
+        for Produced { job, number, last, rows } in produced.drain(..) {
+            let sent = self.front(front.event + front.row * rows as f64);
+            let arrives = later(sent, self.setup.net.rtt / 2.0);
             let Some(&caller) = self.callers.get(&job) else { continue };
             if last {
                 self.callers.remove(&job);
@@ -59,6 +63,13 @@ impl World {
                 self.agenda.put(arrives, Happening::Answer(caller, number));
             }
         }
+        self.produced = produced;
+    }
+
+    /// Gives the API server this many seconds of work; returns the time at which it is done.
+    pub(super) fn front(&mut self, seconds: f64) -> Tick {
+        self.front = later(self.now.max(self.front), seconds);
+        self.front
     }
 
     pub(super) fn sample(&mut self) {

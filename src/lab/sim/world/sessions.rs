@@ -145,7 +145,9 @@ impl World {
         let position = request.done + assumed.len();
         let expected = request.script.is_next(request.done, assumed);
         let followed = if expected { request.script.followed(draft, position) } else { 0 };
-        let verify = Verify { nodes: draft.len(), sequences, computed, followed };
+        let rows =
+            if method == VerifyMethod::Score { request.context() + assumed.len() + draft.len() } else { 0 };
+        let verify = Verify { nodes: draft.len(), sequences, computed, followed, rows };
         let more = self.setup.net.call;
         let job = self.call_behind(assumed.len(), number, request, action, Work::Verify(verify), more);
         let result = request.result(draft, method, expected.then_some(position));

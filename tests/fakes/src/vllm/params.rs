@@ -78,6 +78,11 @@ impl Vllm {
                 "logit_bias",
             ));
         }
+        if sampling.min_tokens > sampling.max_tokens {
+            let [least, most] = [sampling.min_tokens, sampling.max_tokens];
+            let message = format!("min_tokens must be less than or equal to max_tokens={most}, got {least}.");
+            return Err(Refusal::about(message, "min_tokens"));
+        }
         if sampling.bias.len() > 1024 || sampling.stop_ids.len() > 128 {
             return Err(Refusal::bad("too many token ids"));
         }

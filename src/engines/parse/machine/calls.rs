@@ -1,0 +1,230 @@
+//! Calls: their names and arguments, from findings to the pieces that a client gets.
+
+use super::{Event, Machine, Slot, some};
+use crate::parse::arguments::{self, Arguments};
+use crate::parse::grammar::Names;
+use crate::parse::python::{self, Unread, Value};
+use crate::parse::{Call, Unsure, hermes};
+
+use foretell_core::session::parse::CallDelta;
+
+impl Machine {
+    /// A whole call; `None` if the server drops it.
+    pub(super) fn call(&self, slot: &Slot) -> Result<Option<Call>, Unsure> {
+        let name = python::strip(&slot.name).to_owned();
+        let is_mistral = self.setup.grammar.names == Names::Mistral;
+        if is_mistral && slot.name.is_empty() && slot.arguments.is_empty() {
+            return Ok(None);
+        }
+        if name.is_empty() && !is_mistral {
+            return inner_call(slot);
+        }
+        let raw = python::strip(&slot.arguments);
+        let arguments = match self.setup.grammar.arguments {
+            _ if raw.is_empty() => "{}".to_owned(),
+            Arguments::Json if is_mistral => first_value(raw)?.to_owned(),
+            Arguments::Json => raw.to_owned(),
+            _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?,
+        };
+        if !self.accepts(&name) {
+            return Ok(None);
+        }
+        let properties = arguments::properties(&self.setup.tools, &name);
+        let arguments = arguments::fix_types(arguments, properties).map_err(|_| Unsure)?;
+        Ok(Some(Call { id: slot.id.clone(), name, arguments }))
+    }
+
+    /// Takes a finding within a call; appends what it makes certain.
+    pub(super) fn on_call(&mut self, event: Event, calls: &mut Vec<CallDelta>) {
+        match event {
+            Event::CallStart => self.slots.push(Slot::default()),
+            Event::Name(text) => self.slot(|slot| slot.name.push_str(&text)),
+            Event::Argument(text) => self.on_argument(&text, calls),
+            Event::CallEnd => self.on_end(calls),
+            _ => {}
+        }
+    }
+
+    fn slot(&mut self, change: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.slots.last_mut() {
+            change(slot);
+        }
+    }
+
+    fn on_argument(&mut self, text: &str, calls: &mut Vec<CallDelta>) {
+        self.slot(|slot| slot.arguments.push_str(text));
+        let Some(slot) = self.slots.last() else { return };
+        if slot.is_named {
+            if let Some(piece) = self.argument_piece(text) {
+                self.piece(calls, None, piece);
+            }
+            return;
+        }
+        let names = self.setup.grammar.names;
+        let is_inside = slot.name.is_empty() && names != Names::Mistral;
+        let header = if is_inside { inner_name(&slot.arguments) } else { Some(slot.name.clone()) };
+        let Some(header) = header else { return };
+        let is_kimi = names == Names::Kimi;
+        let (id, name) = match self.read_name(&header) {
+            Some(read) => read,
+            None if is_kimi => return self.slot(|slot| slot.name.clear()),
+            None => return,
+        };
+        if self.accepts(&name) {
+            self.name(id, &name);
+            let has_piece = matches!(names, Names::Kimi | Names::Mistral);
+            let piece = if has_piece { text.to_owned() } else { String::new() };
+            self.piece(calls, Some(name), piece);
+        }
+    }
+
+    fn on_end(&mut self, calls: &mut Vec<CallDelta>) {
+        if self.setup.grammar.names == Names::Stripped {
+            self.slot(|slot| slot.name = python::strip(&slot.name).to_owned());
+        }
+        let rest = self.last_piece();
+        let Some(slot) = self.slots.last().filter(|slot| !slot.is_named) else {
+            if !rest.is_empty() {
+                self.piece(calls, None, rest);
+            }
+            return;
+        };
+        // A header that cannot be read is the name.
+        let (id, name) = self.read_name(&slot.name).unwrap_or((None, slot.name.clone()));
+        let is_final = self.setup.grammar.names == Names::Mistral;
+        let name = if is_final { Some(name) } else { some(name).or_else(|| inner_name(&slot.arguments)) };
+        if let Some(name) = name.filter(|name| self.accepts(name)) {
+            self.name(id, &name);
+            self.piece(calls, Some(name), rest);
+        }
+    }
+
+    fn piece(&self, calls: &mut Vec<CallDelta>, name: Option<String>, arguments: String) {
+        let index = self.slots.len().saturating_sub(1) as u32;
+        let id = name.as_ref().and_then(|_| self.slots.last()?.id.clone());
+        calls.push(CallDelta { index, id, name, arguments });
+    }
+
+    fn name(&mut self, id: Option<String>, name: &str) {
+        let text_keys = arguments::text_keys(arguments::properties(&self.setup.tools, name));
+        self.slot(|slot| {
+            slot.id = id;
+            name.clone_into(&mut slot.name);
+            slot.is_named = true;
+            slot.text_keys = text_keys;
+        });
+    }
+
+    /// Id and name in the text of a name.
+    fn read_name(&self, header: &str) -> Option<(Option<String>, String)> {
+        match self.setup.grammar.names {
+            Names::Plain | Names::Mistral => Some((None, header.to_owned())),
+            Names::Stripped => Some((None, python::strip(header).to_owned())),
+            Names::Kimi => kimi_name(python::strip(header)),
+        }
+    }
+
+    fn accepts(&self, name: &str) -> bool {
+        let tools = &self.setup.tools;
+        let is_known =
+            !self.setup.grammar.checks_names || tools.is_empty() || arguments::has_function(tools, name);
+        is_known && (!name.is_empty() || self.setup.grammar.names == Names::Mistral)
+    }
+
+    fn convert(&self, raw: &str, is_partial: bool) -> Result<String, Unread> {
+        let json = self.setup.grammar.arguments.convert(raw, is_partial)?;
+        if self.setup.grammar.arguments != Arguments::Dsml || self.setup.tools.is_empty() {
+            return Ok(json);
+        }
+        let name = self.slots.iter().find(|slot| slot.arguments == raw).map(|slot| slot.name.as_str());
+        let properties = name.and_then(|name| arguments::properties(&self.setup.tools, name));
+        arguments::unwrap(json, properties)
+    }
+
+    /// JSON of the newest call's arguments so far.
+    fn fixed(&self, is_partial: bool) -> Result<String, Unread> {
+        let Some(slot) = self.slots.last() else { return Ok(String::new()) };
+        let json = self.convert(&slot.arguments, is_partial)?;
+        if slot.name.is_empty() {
+            return Ok(json);
+        }
+        arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))
+    }
+
+    /// The arguments' JSON that became certain with a piece of their text.
+    fn argument_piece(&mut self, text: &str) -> Option<String> {
+        let grammar = self.setup.grammar;
+        if grammar.arguments == Arguments::Json {
+            return some(text.to_owned());
+        }
+        if grammar.converts_at.is_some_and(|c| !text.contains(c)) {
+            return None;
+        }
+        let json = self.fixed(true).map_err(|_| self.is_sure = false).ok()?;
+        let slot = self.slots.last_mut()?;
+        let safe = arguments::safe_prefix(&json, slot.text_keys.as_deref());
+        let piece = some(safe.strip_prefix(slot.sent.as_str())?.to_owned())?;
+        safe.clone_into(&mut slot.sent);
+        Some(piece)
+    }
+
+    /// The rest of the arguments, at the end of a call.
+    fn last_piece(&mut self) -> String {
+        if self.setup.grammar.arguments == Arguments::Json || self.slots.is_empty() {
+            return String::new();
+        }
+        let Ok(json) = self.fixed(false) else {
+            self.is_sure = false;
+            return String::new();
+        };
+        let Some(slot) = self.slots.last_mut() else { return String::new() };
+        let Some(piece) = json.strip_prefix(slot.sent.as_str()).map(str::to_owned) else {
+            return String::new();
+        };
+        slot.sent = json;
+        piece
+    }
+}
+
+/// The first value in a text of JSON, and all of another text.
+fn first_value(text: &str) -> Result<&str, Unsure> {
+    match python::load_first(text) {
+        Ok(first) => Ok(text.strip_suffix(first.rest).unwrap_or(text)),
+        Err(Unread::Invalid) => Ok(text),
+        Err(_) => Err(Unsure),
+    }
+}
+
+/// A call without a name: an object of JSON may have it, with the arguments.
+fn inner_call(slot: &Slot) -> Result<Option<Call>, Unsure> {
+    let fields = match python::load(python::strip(&slot.arguments)) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(Unread::Invalid) => return Ok(None),
+        Err(_) => return Err(Unsure),
+    };
+    match fields.iter().find(|(key, _)| key == "name") {
+        None => Ok(None),
+        Some((_, Value::Text(name))) if name.is_empty() => Ok(None),
+        // No grammar here writes calls so; what the server makes of it is not recorded.
+        Some(_) => Err(Unsure),
+    }
+}
+
+/// A name inside arguments: `"name": "…"`.
+fn inner_name(arguments: &str) -> Option<String> {
+    hermes::find_name(arguments, true).filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+/// `functions.NAME:INDEX` at the start of a header.
+fn kimi_name(header: &str) -> Option<(Option<String>, String)> {
+    let line = header.split('\n').next()?;
+    let colon = line.rmatch_indices(':').map(|(at, _)| at).find(|&at| {
+        at > 0 && line.get(at + 1..).is_some_and(|rest| rest.starts_with(|c: char| c.is_numeric()))
+    })?;
+    let digits =
+        line.get(colon + 1..)?.chars().take_while(|c| c.is_numeric()).map(char::len_utf8).sum::<usize>();
+    let id = python::strip(line.get(..colon + 1 + digits)?);
+    let name = id.split(':').next()?;
+    let name = name.strip_prefix("functions.").unwrap_or(name);
+    (!name.is_empty()).then(|| (Some(id.to_owned()), name.to_owned()))
+}

@@ -1,0 +1,287 @@
+//! Measurements that the sidecars of a fleet share: acceptance, classes and lengths by model, costs
+//! by the process of an engine.
+//!
+//! Nothing is keyed by the name of a replica, which is each sidecar's own: a model is known by its
+//! id, weights and vocabulary, a process also by its version and start time. Engines that report no
+//! start time share what depends on the model alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::Learnt;
+use crate::fleet::identity::Epoch;
+use foretell_core::control::{Control, SharedCosts, SharedModel, pairs};
+use foretell_core::units::Tick;
+
+/// A smaller start time is a count of outages ([`Epoch::started`]): this many microseconds after
+/// 1970 is the year 2005.
+const FIRST_START: u64 = 1 << 50;
+
+/// A model, whatever serves it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ModelKey {
+    model: String,
+    weights: Option<String>,
+    vocabulary: String,
+}
+
+impl ModelKey {
+    fn of(epoch: &Epoch) -> Self {
+        let Epoch { model, weights, vocabulary, .. } = epoch.clone();
+        Self { model, weights, vocabulary }
+    }
+}
+
+/// A process of an engine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ProcessKey {
+    model: ModelKey,
+    version: String,
+    started: u64,
+}
+
+impl ProcessKey {
+    /// That of an epoch; `None` if its engine reports no start time.
+    fn of(epoch: &Epoch) -> Option<Self> {
+        let Epoch { version, started, .. } = epoch.clone();
+        let key = Self { model: ModelKey::of(epoch), version, started };
+        (started >= FIRST_START).then_some(key)
+    }
+
+    /// Start time, microseconds of Unix time.
+    pub fn started(&self) -> u64 {
+        self.started
+    }
+
+    fn is_sibling(&self, epoch: &Epoch) -> bool {
+        self.version == epoch.version
+            && self.model == ModelKey::of(epoch)
+            && ProcessKey::of(epoch).as_ref() != Some(self)
+    }
+}
+
+/// The measurements of one sidecar, or the sums of several.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Statistics {
+    #[serde(with = "pairs")]
+    models: BTreeMap<ModelKey, SharedModel>,
+    #[serde(with = "pairs")]
+    processes: BTreeMap<ProcessKey, SharedCosts>,
+}
+
+impl Statistics {
+    /// Adds the measurements of another sidecar.
+    pub fn add(&mut self, other: &Self) {
+        for (key, model) in &other.models {
+            self.models.entry(key.clone()).or_default().add(model);
+        }
+        for (key, costs) in &other.processes {
+            self.processes.entry(key.clone()).or_default().add(costs);
+        }
+    }
+
+    /// Reduces the weights of costs that are `idle` seconds old.
+    pub fn age(&mut self, idle: f64) {
+        self.processes.values_mut().for_each(|costs| costs.age(idle));
+    }
+
+    /// True if nothing was measured.
+    pub fn is_empty(&self) -> bool {
+        self.models.values().all(SharedModel::is_empty) && self.processes.values().all(SharedCosts::is_empty)
+    }
+
+    fn add_own(&mut self, epoch: &Epoch, model: &SharedModel, costs: &SharedCosts) {
+        self.models.entry(ModelKey::of(epoch)).or_default().add(model);
+        if let Some(process) = ProcessKey::of(epoch) {
+            self.processes.entry(process).or_default().add(costs);
+        }
+    }
+
+    /// The measurements of one model.
+    fn of_model(&self, model: &ModelKey) -> Self {
+        let models = self.models.get_key_value(model).into_iter();
+        let processes = self.processes.iter().filter(|(key, _)| key.model == *model);
+        let copy = |(key, costs): (&ProcessKey, &SharedCosts)| (key.clone(), costs.clone());
+        Self {
+            models: models.map(|(key, model)| (key.clone(), model.clone())).collect(),
+            processes: processes.map(copy).collect(),
+        }
+    }
+
+    /// The measurements that apply to an epoch.
+    fn of(&self, epoch: &Epoch) -> (SharedModel, SharedCosts) {
+        let model = self.models.get(&ModelKey::of(epoch)).cloned().unwrap_or_default();
+        let process = ProcessKey::of(epoch).and_then(|key| self.processes.get(&key)).cloned();
+        let mut siblings = SharedCosts::default();
+        for (_, costs) in self.processes.iter().filter(|(key, _)| key.is_sibling(epoch)) {
+            siblings.add(costs);
+        }
+        (model, process.unwrap_or_default().or_probed(&siblings))
+    }
+}
+
+/// An engine with its own measurements.
+struct Own {
+    epoch: Epoch,
+    control: Arc<Control>,
+    model: SharedModel,
+    costs: SharedCosts,
+}
+
+impl Learnt {
+    /// Name of the own measurements in a store.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name under which another process has written the measurements that were read from a
+    /// snapshot: they are own ones now. `None` once they are known to be written anew.
+    pub fn former(&self) -> Option<String> {
+        self.former.lock().clone()
+    }
+
+    /// Notes that the measurements of the snapshot are written under the own name.
+    pub fn succeed(&self) {
+        *self.former.lock() = None;
+    }
+
+    /// The own measurements of all engines, with their weights now.
+    pub fn own(&self) -> Statistics {
+        let mut sum = Statistics::default();
+        for Own { epoch, model, costs, .. } in self.all_own(|_| true) {
+            sum.add_own(&epoch, &model, &costs);
+        }
+        sum
+    }
+
+    /// Lends measurements of other sidecars to every engine, in place of those that were lent
+    /// before; and to one also those of this sidecar's other engines of the same model.
+    pub fn lend(&self, others: Statistics) {
+        let others = Arc::new(others);
+        *self.others.lock() = Some(Arc::clone(&others));
+        let own = self.all_own(|_| true);
+        for Own { epoch, control, .. } in &own {
+            lend(&others, &own, epoch, control, self.clock.now());
+        }
+    }
+
+    /// Lends to an engine that is new here. Without a store, nothing.
+    pub(super) fn lend_to(&self, epoch: &Epoch, control: &Control) {
+        let Some(others) = self.others.lock().clone() else { return };
+        let model = ModelKey::of(epoch);
+        let own = self.all_own(|other| ModelKey::of(other) == model);
+        lend(&others, &own, epoch, control, self.clock.now());
+    }
+
+    /// The engines whose process is known, with their control states.
+    pub fn processes(&self) -> Vec<(ProcessKey, Arc<Control>)> {
+        let known = self.known().into_iter();
+        known.filter_map(|(epoch, control)| Some((ProcessKey::of(&epoch)?, control))).collect()
+    }
+
+    fn all_own(&self, which: impl Fn(&Epoch) -> bool) -> Vec<Own> {
+        let now = self.clock.now();
+        let own = |(epoch, control): (Epoch, Arc<Control>)| {
+            let (model, costs) = control.shared(now);
+            Own { epoch, control, model, costs }
+        };
+        self.known().into_iter().filter(|(epoch, _)| which(epoch)).map(own).collect()
+    }
+}
+
+fn lend(others: &Statistics, own: &[Own], epoch: &Epoch, control: &Control, now: Tick) {
+    let model = ModelKey::of(epoch);
+    let mut sum = others.of_model(&model);
+    for other in own.iter().filter(|other| other.epoch != *epoch && ModelKey::of(&other.epoch) == model) {
+        sum.add_own(&other.epoch, &other.model, &other.costs);
+    }
+    let (model, costs) = sum.of(epoch);
+    control.lend(&model, &costs, now);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn epoch(replica: &str, started: u64) -> Epoch {
+        Epoch {
+            replica: replica.to_owned(),
+            model: "m".to_owned(),
+            version: "1".to_owned(),
+            started: FIRST_START + started,
+            weights: None,
+            vocabulary: "v".to_owned(),
+        }
+    }
+
+    fn measure(control: &Control, token: f64) {
+        control.with(|learnt| {
+            (0..50).for_each(|_| learnt.note_plain(token, 1, Tick(0)));
+            (0..20).for_each(|_| learnt.output_ended(2_000));
+        });
+    }
+
+    /// Seconds per plain token, and the expected length of an output.
+    fn figures(control: &Control) -> (Option<f64>, f64) {
+        control.with(|learnt| (learnt.costs.plain_token(), learnt.expected_remainder(0).round()))
+    }
+
+    fn sidecar() -> Learnt {
+        Learnt::new(HashMap::new())
+    }
+
+    #[test]
+    fn a_sidecar_under_other_names_knows_the_process_again_and_a_new_replica_the_model() {
+        let (one, other) = (sidecar(), sidecar());
+        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
+        other.lend(one.own());
+        let same = figures(&other.known_as(&epoch("b/3", 7)));
+        assert!(same.0.is_some_and(|token| (token - 0.02).abs() < 1e-6), "{same:?}");
+        let sibling = figures(&other.known_as(&epoch("b/4", 8)));
+        assert_eq!((sibling.0, sibling.1), (None, same.1), "another machine may have another pace");
+        let stranger = Epoch { vocabulary: "w".to_owned(), ..epoch("b/3", 7) };
+        assert_eq!(figures(&other.known_as(&stranger)), (None, 256.0));
+        assert_eq!(other.own(), other.own());
+        assert!(other.own().is_empty(), "what was lent is not its own");
+    }
+
+    #[test]
+    fn a_new_replica_of_the_same_sidecar_begins_with_the_figures_of_the_others() {
+        let learnt = sidecar();
+        measure(&learnt.known_as(&epoch("a/0", 7)), 0.02);
+        let (_, unshared) = figures(&learnt.known_as(&epoch("a/1", 8)));
+        assert!((unshared - 256.0).abs() < 1e-9, "without a store nothing is shared");
+        learnt.lend(Statistics::default());
+        assert!(figures(&learnt.known_as(&epoch("a/1", 8))).1 > 1_500.0);
+        assert!(figures(&learnt.known_as(&epoch("a/2", 9))).1 > 1_500.0);
+    }
+
+    #[test]
+    fn an_engine_without_a_start_time_shares_what_depends_on_the_model() {
+        let (one, other) = (sidecar(), sidecar());
+        let restarts = Epoch { started: 3, ..epoch("a/0", 0) };
+        measure(&one.known_as(&restarts), 0.02);
+        other.lend(one.own());
+        let (token, length) = figures(&other.known_as(&restarts));
+        assert!(token.is_none() && length > 1_500.0);
+        assert!(one.processes().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_sidecars_that_lend_to_each_other_do_not_amplify_each_other() {
+        let (one, other) = (sidecar(), sidecar());
+        measure(&one.known_as(&epoch("a/0", 7)), 0.02);
+        let first = one.own();
+        for _ in 0..10 {
+            other.lend(one.own());
+            other.known_as(&epoch("a/0", 7));
+            one.lend(other.own());
+        }
+        assert_eq!(one.own(), first);
+        assert!(other.own().is_empty());
+    }
+}

@@ -1,0 +1,46 @@
+//! Knowledge about a grammar that may bind the output of a request, so that no later request can
+//! continue it.
+
+use crate::fleet::identity::Identity;
+use crate::learning::answer_traits::AnswerTraits;
+use foretell_core::units::Tick;
+use foretell_engines::openai::{GrammarKey, Request};
+
+/// Knowledge about a request's grammar before its first call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grammar {
+    /// Nothing in the request brings one in.
+    None,
+    /// The server has rendered an earlier request that shares everything with this one but its
+    /// messages: true if a grammar binds them.
+    Told(bool),
+    /// The server is asked concurrently with the first call. Its answer is kept under this key;
+    /// `None` where it could be another server's later on.
+    Asked(Option<GrammarKey>),
+}
+
+impl Grammar {
+    /// The knowledge about a request to this server.
+    pub fn of(identity: &Identity, request: &Request, traits: &AnswerTraits, now: Tick) -> Self {
+        if request.rendered.is_empty() {
+            return Self::None;
+        }
+        // An answer holds until the server restarts, which has to be seen; the restart of another
+        // server that renders for it is not.
+        if identity.renderer.is_some() || !identity.engine.shows_itself() {
+            return Self::Asked(None);
+        }
+        let key = GrammarKey::of(request);
+        traits.grammars.bind(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
+    }
+
+    /// True if a grammar binds the output, or may.
+    pub fn may_bind(self) -> bool {
+        !matches!(self, Self::None | Self::Told(false))
+    }
+
+    /// True if the server need not be asked.
+    pub fn is_told(self) -> bool {
+        matches!(self, Self::Told(_))
+    }
+}

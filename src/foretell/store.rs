@@ -1,0 +1,199 @@
+//! The store of a fleet: a Redis or Valkey server over which sidecars share what they measure.
+//!
+//! Every few seconds a task reads the measurements of all other sidecars, lends their sums to the
+//! engines known here ([`crate::learning::shared`]), and writes this sidecar's own ones, whole. So
+//! an emptied store is filled again, nothing is counted twice, and requests never wait for it: if
+//! it is down, slow, full or of another version, the sidecar goes on with what it has.
+//!
+//! Keys, behind the name of the fleet: `KEY:sidecars`, a sorted set of `VERSION/NAME` by the time
+//! of the last write; `KEY:VERSION:sidecar:NAME`, the measurements of one sidecar;
+//! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process.
+
+mod entry;
+mod fault;
+mod link;
+mod status;
+mod windows;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::ClientConfig;
+use tokio::sync::oneshot;
+
+use crate::config::process::StoreUrl;
+use crate::http::drain::Lifecycle;
+use crate::learning::shared::Statistics;
+use crate::learning::{EPOCH_KEPT, Learnt};
+
+pub use fault::{Fault, FaultKind};
+use link::Link;
+pub use status::{Status, collector};
+use windows::Plans;
+
+/// Version of the measurements' form: sidecars of another one share nothing with these.
+const SCHEMA: u32 = 1;
+/// Maximum duration of an exchange. A store that takes a second for each of its six answers is slow
+/// and works.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Maximum number of sidecars whose measurements are read, the latest ones.
+const SIDECARS: usize = 256;
+
+/// Address of the store, and what is needed to use it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Its address, and the login if it is in the URL.
+    pub url: StoreUrl,
+    /// Name of the fleet, the prefix of all keys.
+    pub key: String,
+    /// Pause between two exchanges.
+    pub every: Duration,
+    /// File with the password.
+    pub password_file: Option<PathBuf>,
+    /// Requirements on its certificate; `None` without TLS.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+/// The task that exchanges measurements with the store.
+pub struct Store {
+    settings: Settings,
+    learnt: Arc<Learnt>,
+    status: Arc<Status>,
+    /// The connection; `None` before the first and after a fault.
+    link: Option<Link>,
+}
+
+impl Store {
+    /// The task for a sidecar with these measurements. It connects when it runs.
+    pub fn new(settings: Settings, learnt: Arc<Learnt>) -> Self {
+        let status = Arc::new(Status::new(settings.url.to_string()));
+        Self { settings, learnt, status, link: None }
+    }
+
+    /// Its state, for metrics.
+    pub fn status(&self) -> Arc<Status> {
+        Arc::clone(&self.status)
+    }
+
+    /// Exchanges measurements in intervals until the process drains, and once more then. `first` is
+    /// dropped after the first exchange, whatever its outcome.
+    pub async fn keep_exchanging(mut self, life: Arc<Lifecycle>, first: oneshot::Sender<()>) {
+        let mut first = Some(first);
+        loop {
+            let last = life.is_draining();
+            let outcome = tokio::time::timeout(WITHIN, self.exchange()).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(Fault::timeout(WITHIN)));
+            if outcome.is_err() {
+                self.link = None;
+            }
+            self.status.exchanged(&outcome);
+            drop(first.take());
+            if last {
+                return;
+            }
+            tokio::select! {
+                () = life.draining() => {}
+                () = tokio::time::sleep(self.settings.every) => {}
+            }
+        }
+    }
+
+    /// Reads the measurements of the others, then writes the own ones: a store that is full can
+    /// still be read.
+    async fn exchange(&mut self) -> Result<(), Fault> {
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => Link::open(&self.settings).await?,
+        };
+        link.begin();
+        let mut plans = Plans::of(&self.learnt, |name| self.key_of("window", name));
+        self.pull(&mut link, &mut plans).await?;
+        self.push(&mut link).await?;
+        plans.propose(&mut link, self.settings.every).await?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    async fn pull(&self, link: &mut Link, plans: &mut Plans) -> Result<(), Fault> {
+        let since = unix().saturating_sub(EPOCH_KEPT).as_secs();
+        let members = link.latest(&self.index(), since, SIDECARS).await?;
+        let (own_version, own) = (format!("{SCHEMA}/"), member(self.learnt.name()));
+        let former = self.learnt.former().map(|name| member(&name));
+        let others = members.iter().filter(|&member| *member != own && Some(member) != former.as_ref());
+        let (same, strangers): (Vec<&str>, Vec<&str>) =
+            others.map(String::as_str).partition(|member| member.starts_with(own_version.as_str()));
+        let keys = same.iter().filter_map(|member| member.strip_prefix(own_version.as_str()));
+        let mut keys: Vec<String> = keys.map(|id| self.key_of("sidecar", id)).collect();
+        let sidecars = keys.len();
+        keys.extend(plans.keys());
+        let mut values = link.values(&keys).await?;
+        plans.take(&values.split_off(sidecars));
+        let (learnt, now) = (Arc::clone(&self.learnt), unix().as_secs());
+        let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
+        let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;
+        self.status.pulled(sidecars, strangers.len(), unreadable);
+        Ok(())
+    }
+
+    async fn push(&self, link: &mut Link) -> Result<(), Fault> {
+        let learnt = Arc::clone(&self.learnt);
+        let own = tokio::task::spawn_blocking(move || entry::encode(learnt.own(), unix().as_secs())).await;
+        let own = own.map_err(|error| Fault::answer(error.to_string()))?;
+        let Some(own) = own.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
+        let name = self.learnt.name();
+        link.put(&self.key_of("sidecar", name), own, EPOCH_KEPT).await?;
+        link.note(&self.index(), &member(name), unix().as_secs(), EPOCH_KEPT).await?;
+        if let Some(former) = self.learnt.former() {
+            link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
+            self.learnt.succeed();
+        }
+        Ok(())
+    }
+
+    fn index(&self) -> String {
+        format!("{}:sidecars", self.settings.key)
+    }
+
+    fn key_of(&self, kind: &str, name: &str) -> String {
+        format!("{}:{SCHEMA}:{kind}:{name}", self.settings.key)
+    }
+}
+
+/// A sidecar in the index.
+fn member(name: &str) -> String {
+    format!("{SCHEMA}/{name}")
+}
+
+/// Result of reading entries.
+struct Lent {
+    /// Sidecars whose measurements were lent.
+    sidecars: usize,
+    /// Entries that could not be read.
+    unreadable: usize,
+}
+
+/// Lends the sum of these entries to all engines.
+fn lend(learnt: &Learnt, entries: Vec<Option<Vec<u8>>>, now: u64) -> Lent {
+    let (mut sum, mut lent) = (Statistics::default(), Lent { sidecars: 0, unreadable: 0 });
+    for entry in entries.into_iter().flatten() {
+        match entry::decode(&entry, now) {
+            Ok(statistics) => {
+                sum.add(&statistics);
+                lent.sidecars += 1;
+            }
+            Err(_) => lent.unreadable += 1,
+        }
+    }
+    learnt.lend(sum);
+    lent
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Time since 1970.
+fn unix() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}

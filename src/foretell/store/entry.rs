@@ -1,0 +1,35 @@
+//! The measurements of one sidecar as the store holds them: JSON, of an age that its reader takes
+//! into account. What is read comes from outside: sums of it leave out what cannot have been
+//! measured.
+
+use serde::{Deserialize, Serialize};
+
+use crate::learning::shared::Statistics;
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    /// Unix seconds.
+    saved: u64,
+    learnt: Statistics,
+}
+
+/// Measurements up to `now`, Unix seconds; `None` if nothing was measured.
+///
+/// # Errors
+/// They cannot be written as JSON.
+pub fn encode(learnt: Statistics, now: u64) -> serde_json::Result<Option<Vec<u8>>> {
+    if learnt.is_empty() {
+        return Ok(None);
+    }
+    serde_json::to_vec(&Entry { saved: now, learnt }).map(Some)
+}
+
+/// The measurements of an entry, with their weights at `now`, Unix seconds.
+///
+/// # Errors
+/// It is no entry of this version.
+pub fn decode(entry: &[u8], now: u64) -> serde_json::Result<Statistics> {
+    let Entry { saved, mut learnt } = serde_json::from_slice(entry)?;
+    learnt.age(now.saturating_sub(saved) as f64);
+    Ok(learnt)
+}

@@ -1,0 +1,3 @@
+#![no_main]
+#![allow(missing_docs)]
+libfuzzer_sys::fuzz_target!(|input: &[u8]| foretell_fuzz::shared::run(input));
