@@ -77,6 +77,8 @@ pub struct Measurements<'a> {
 pub struct Imposed {
     /// Maximum rejected draft tokens ÷ generated tokens.
     pub extra_tokens: f64,
+    /// Maximum share of the free sequences, 0 to 1, that verify requests by fan-out take.
+    pub slots: f64,
     /// Plain windows; `None` for none.
     pub windows: Option<Windows>,
 }
@@ -85,6 +87,7 @@ impl Measurements<'_> {
     /// Sets the limits of the cost that speculation imposes on other requests.
     pub fn impose(&mut self, imposed: Imposed) {
         self.budget.allow(imposed.extra_tokens);
+        self.concurrency.allow(imposed.slots);
         self.switchback.set_windows(imposed.windows);
     }
 

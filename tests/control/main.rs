@@ -153,7 +153,9 @@ fn gamma_falls_with_temperature_and_with_load() {
     }
     for temperature in &TEMPERATURES[..3] {
         let drafted = CLIENTS.map(|clients| cell(clients, *temperature).drafted);
-        assert!(drafted.windows(2).all(|pair| pair[1] < 1.15 * pair[0]), "T={temperature}: {drafted:?}");
+        // Four may fall below eight: the delay of first tokens, which bounds the draft tokens in
+        // flight, is more certain there.
+        assert!(drafted[1] < drafted[0], "T={temperature}: {drafted:?}");
         // The best fixed length here is 16 for one client and for eight (`best fixed gamma` of a
         // run of this table at T=0.4), so a large fall would be a loss.
         assert!(drafted[2] < drafted[0], "T={temperature}: {drafted:?}");
