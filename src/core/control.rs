@@ -43,6 +43,7 @@ pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use switchback::{Switchback, Windows};
 pub use tolerance::Tolerance;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -76,6 +77,8 @@ pub struct Measurements<'a> {
 pub struct Imposed {
     /// Maximum rejected draft tokens ÷ generated tokens.
     pub extra_tokens: f64,
+    /// Maximum share of the free sequences, 0 to 1, that verify requests by fan-out take.
+    pub slots: f64,
     /// Plain windows; `None` for none.
     pub windows: Option<Windows>,
 }
@@ -84,6 +87,7 @@ impl Measurements<'_> {
     /// Sets the limits of the cost that speculation imposes on other requests.
     pub fn impose(&mut self, imposed: Imposed) {
         self.budget.allow(imposed.extra_tokens);
+        self.concurrency.allow(imposed.slots);
         self.switchback.set_windows(imposed.windows);
     }
 
@@ -109,6 +113,18 @@ impl Measurements<'_> {
     /// alone. 0 before the time of a node is measured: a trial measures it.
     pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
+    }
+
+    /// Draft nodes that one more verify request may have, so that all of ours in flight delay first
+    /// tokens by no more than our share of what `ratio` allows: the greatest ratio of their times
+    /// with and without drafts. One request may always have a few: else their delay would never be
+    /// measured again.
+    pub fn nodes_allowed(&self, ratio: f64) -> usize {
+        let (ours, all) = (self.concurrency.ours().max(1), self.concurrency.requests());
+        let room = self.costs.room(ratio, ours as f64 / all.max(ours) as f64);
+        let drafted = self.concurrency.drafted();
+        let nodes = (room - drafted as f64 - 1.0).max(0.0) as usize;
+        if drafted == 0 { nodes.max(costs::REACH_FIRST) } else { nodes }
     }
 
     /// Notes `tokens` plain tokens that came `seconds` after the ones before.
@@ -321,20 +337,30 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     speculates: bool,
-    /// Its verify requests in flight.
-    calls: usize,
+    /// Draft nodes of each of its verify requests in flight, in the order in which they end.
+    calls: VecDeque<usize>,
+    /// The state when it was sent.
+    sent: costs::Sent,
 }
 
 impl Presence {
     /// Adds one request to the concurrency.
     pub fn new(control: std::sync::Arc<Control>) -> Self {
-        control.with(|learnt| learnt.concurrency_changes(Concurrency::enter));
-        Self { control, speculates: false, calls: 0 }
+        let sent = control.with(|learnt| {
+            learnt.concurrency_changes(Concurrency::enter);
+            learnt.costs.sent(learnt.concurrency.drafted_now())
+        });
+        Self { control, speculates: false, calls: VecDeque::new(), sent }
+    }
+
+    /// Its first token has come, `seconds` after it was sent with `prompt` tokens.
+    pub fn first_token(&self, prompt: usize, seconds: f64) {
+        self.control.with(|learnt| learnt.costs.first_token(self.sent, prompt, seconds));
     }
 
     /// It is speculated on from now on, or decoded plainly.
     pub fn speculates(&mut self, speculates: bool) {
-        while !speculates && self.calls > 0 {
+        while !speculates && !self.calls.is_empty() {
             self.call_ends();
         }
         if std::mem::replace(&mut self.speculates, speculates) != speculates {
@@ -342,21 +368,18 @@ impl Presence {
                 .with(|learnt| learnt.concurrency_changes(|concurrency| concurrency.speculates(speculates)));
         }
     }
-}
 
-impl Presence {
-    /// It sends a verify request, and so is speculated on.
-    pub fn calls(&mut self) {
+    /// It sends a verify request with `nodes` nodes, and so is speculated on.
+    pub fn calls(&mut self, nodes: usize) {
         self.speculates(true);
-        self.calls += 1;
-        self.control.with(|learnt| learnt.concurrency.call_begins());
+        self.calls.push_back(nodes);
+        self.control.with(|learnt| learnt.concurrency.call_begins(nodes));
     }
 
-    /// One of its verify requests has ended, if it sent any.
+    /// The first of its verify requests has ended, if it sent any.
     pub fn call_ends(&mut self) {
-        if let Some(left) = self.calls.checked_sub(1) {
-            self.calls = left;
-            self.control.with(|learnt| learnt.concurrency.call_ends());
+        if let Some(nodes) = self.calls.pop_front() {
+            self.control.with(|learnt| learnt.concurrency.call_ends(nodes));
         }
     }
 }

@@ -303,7 +303,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 fn imposed(backend: &Backend) -> Imposed {
     let budget = &backend.budget;
     let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
-    Imposed { extra_tokens: budget.extra_tokens, windows }
+    Imposed { extra_tokens: budget.extra_tokens, slots: budget.slots, windows }
 }
 
 /// Reloads configuration files that have changed, until `stop`.

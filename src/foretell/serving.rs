@@ -115,6 +115,7 @@ impl SessionRunner {
             way: Way { method, fallback, context: prompt },
             margin: rules.margin,
             max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
+            first_token: rules.first_token,
             min_acceptance: rules.min_acceptance,
             forced: rules.gamma_fixed.is_some(),
         };

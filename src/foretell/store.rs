@@ -178,11 +178,11 @@ fn lend(learnt: &Learnt, entries: Vec<Option<Vec<u8>>>, now: u64) -> Lent {
     let (mut sum, mut lent) = (Statistics::default(), Lent { sidecars: 0, unreadable: 0 });
     for entry in entries.into_iter().flatten() {
         match entry::decode(&entry, now) {
-            Ok(statistics) => {
+            Some(statistics) => {
                 sum.add(&statistics);
                 lent.sidecars += 1;
             }
-            Err(_) => lent.unreadable += 1,
+            None => lent.unreadable += 1,
         }
     }
     learnt.lend(sum);

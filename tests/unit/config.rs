@@ -481,7 +481,6 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     assert_eq!(
         told,
         [
-            "/foretell.yaml:12: backends[0].budget.slots: 0.2 has no effect yet: the engine's free slots are not counted",
             "/policies/a.yaml:9: accept.rule: typical is lossy: texts may drift from the model's own, within max_drift and \
              max_drift_rate, and each answer says what it was charged",
             "/policies/a.yaml:9: accept.max_drift: null leaves the drift of a whole output without bound: max_drift_rate \

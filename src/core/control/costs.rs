@@ -7,6 +7,7 @@
 
 mod ahead;
 mod drafts;
+mod first_tokens;
 mod joint;
 mod pace;
 mod shared;
@@ -19,6 +20,8 @@ use std::sync::Arc;
 pub use ahead::Turn;
 use ahead::{Offer, Overlap};
 use drafts::Drafts;
+use first_tokens::FirstTokens;
+pub use first_tokens::{DELAY_ALLOWED, Sent};
 use joint::Joint;
 pub use pace::SIZES as CONCURRENCIES;
 use pace::{ConcurrencyBucket, Pace};
@@ -55,7 +58,7 @@ const EXPENSIVE: f64 = 6.0;
 /// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
-const REACH_FIRST: usize = 4;
+pub const REACH_FIRST: usize = 4;
 
 /// Verification method and context of a round: with its nodes and the concurrency, the key of its
 /// cost.
@@ -117,6 +120,9 @@ pub struct Costs {
     verify: Verify,
     /// Time that a drafted token takes from the wait for the engine.
     wait: Joint,
+    /// Times to the first tokens.
+    #[serde(default)]
+    first_tokens: FirstTokens,
     /// Verification method and context of the last verify request.
     #[serde(skip)]
     last: Option<Way>,
@@ -344,20 +350,38 @@ impl Costs {
     pub fn shared(&mut self, way: Way, nodes: usize, seconds: f64, modelled: usize) {
         let expected = self.verify(way, nodes);
         let seconds = seconds.min(OUTLIER * expected);
-        self.wait.observe(self.concurrency, modelled as f64, seconds - expected);
+        self.wait.observe(self.concurrency, [modelled as f64, 0.0], seconds - expected);
     }
 
     /// Seconds of the wait for the engine that a token of the model drafter saves because it is
     /// drafted while the engine computes for others, and the mean saving per measured request. Both
     /// are 0 with one request in flight, and before they are measured.
     pub fn saved_by_drafting(&self, model: u8) -> (f64, f64) {
-        let Some(slope) =
-            self.wait.slope(self.concurrency).filter(|_| self.concurrency != ConcurrencyBucket::default())
-        else {
+        let fit = self.wait.fit(self.concurrency);
+        let Some(fit) = fit.filter(|_| self.concurrency != ConcurrencyBucket::default()) else {
             return (0.0, 0.0);
         };
-        let saved = (-slope).clamp(0.0, self.draft_token(model));
+        let saved = (-fit.slopes[0]).clamp(0.0, self.draft_token(model));
         (saved, saved * self.wait.mean(self.concurrency))
+    }
+
+    /// The state when a client's own request is sent, while `drafted` tokens of our verify requests
+    /// are in flight; `None` between rounds.
+    pub fn sent(&self, drafted: Option<usize>) -> Sent {
+        self.first_tokens.sent(self.concurrency, drafted)
+    }
+
+    /// Notes the first token of a client's own request with `prompt` tokens, `seconds` after it was
+    /// sent.
+    pub fn first_token(&mut self, sent: Sent, prompt: usize, seconds: f64) {
+        self.first_tokens.observe(sent, prompt, seconds);
+    }
+
+    /// Tokens of our verify requests that may be in flight so that they delay first tokens by no
+    /// more than the share `ours` of the delay that is allowed by `ratio`: that of the times to
+    /// first tokens with and without drafts.
+    pub fn room(&self, ratio: f64, ours: f64) -> f64 {
+        self.first_tokens.room(self.concurrency, ratio, ours)
     }
 
     /// Seconds that each draft node adds to a verify request, as measured; 0 before that is known.

@@ -59,6 +59,8 @@ pub struct Prospective<'a> {
     pub margin: f64,
     /// Longest pause that a round may cause, seconds.
     pub max_gap: f64,
+    /// Greatest ratio of the times to first tokens with and without drafts.
+    pub first_token: f64,
     /// Share of accepted first draft tokens, 0 to 1, below which the acceptance gate is closed
     /// where no gain is predicted.
     pub min_acceptance: f64,
@@ -121,7 +123,13 @@ fn reasons(
     round_costs: &RoundCosts,
     now: Tick,
 ) -> Vec<Closed> {
-    let gates = gates::closed(GateInputs { learnt: &mut *learnt, speculating: false, rng: None, now });
+    let gates = gates::closed(GateInputs {
+        learnt: &mut *learnt,
+        speculating: false,
+        rng: None,
+        first_token: asked.first_token,
+        now,
+    });
     let mut found: Vec<Closed> = gates.collect();
     if asked.classes.is_empty() {
         found.push(UNDRAFTED);
@@ -169,6 +177,7 @@ mod tests {
                 way: Way::by(VerifyMethod::Tree, 40),
                 margin: 0.1,
                 max_gap: 1.0,
+                first_token: 1.1,
                 min_acceptance: 0.2,
                 forced: false,
             };
@@ -213,6 +222,7 @@ mod tests {
                     way: Way::by(VerifyMethod::Tree, 40),
                     margin: 0.1,
                     max_gap,
+                    first_token: 1.1,
                     min_acceptance: 0.2,
                     forced: false,
                 };

@@ -23,6 +23,8 @@ pub struct GateInputs<'a, 'b> {
     /// Random numbers for the start of a plain window, which a check may open; `None` for a
     /// forecast, which opens none.
     pub rng: Option<&'a mut SplitMix64>,
+    /// The policy's greatest ratio of the times to first tokens with and without drafts.
+    pub first_token: f64,
     /// The present moment.
     pub now: Tick,
 }
@@ -35,7 +37,7 @@ struct MeasuredGate {
 }
 
 /// Every gate of the measurements, in the order in which they are checked.
-const MEASURED: [MeasuredGate; 6] = [
+const MEASURED: [MeasuredGate; 7] = [
     MeasuredGate {
         reason: PlainReason::NotMeasured,
         words: "no plain token was measured on this replica yet: the time per token is not known",
@@ -68,6 +70,11 @@ const MEASURED: [MeasuredGate; 6] = [
         reason: PlainReason::GateControl,
         words: "the plain windows were faster than the time between them",
         is_closed: |inputs| inputs.learnt.switchback.is_closed(inputs.now),
+    },
+    MeasuredGate {
+        reason: PlainReason::GateFirstToken,
+        words: "the draft tokens in flight delay first tokens by as much as gates.first_token allows",
+        is_closed: |inputs| inputs.learnt.nodes_allowed(inputs.first_token) == 0,
     },
 ];
 
@@ -202,7 +209,7 @@ mod tests {
             let later = Tick(60_000_000);
             let mut gates = |speculating: bool, measures: bool, now: Tick| {
                 let rng = measures.then_some(&mut rng);
-                closed(GateInputs { learnt: &mut *learnt, speculating, rng, now })
+                closed(GateInputs { learnt: &mut *learnt, speculating, rng, first_token: 1.1, now })
                     .map(|gate| gate.0)
                     .collect::<Vec<_>>()
             };
@@ -212,12 +219,22 @@ mod tests {
             assert_eq!(gates(true, false, Tick(0)), [unmeasured], "it may overdraw");
             assert_eq!(gates(false, true, Tick(0)), [unmeasured, budget]);
             assert_eq!(gates(false, false, later), [unmeasured, budget], "a forecast starts no window");
-            let inputs =
-                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), now: later };
+            let inputs = GateInputs {
+                learnt: &mut *learnt,
+                speculating: false,
+                rng: Some(&mut rng),
+                first_token: 1.1,
+                now: later,
+            };
             assert_eq!(closed(inputs).next().map(|gate| gate.0), Some(unmeasured));
             assert!(!learnt.switchback.in_window(later), "nor does a check that stops before it");
-            let inputs =
-                GateInputs { learnt: &mut *learnt, speculating: false, rng: Some(&mut rng), now: later };
+            let inputs = GateInputs {
+                learnt: &mut *learnt,
+                speculating: false,
+                rng: Some(&mut rng),
+                first_token: 1.1,
+                now: later,
+            };
             assert_eq!(closed(inputs).map(|gate| gate.0).collect::<Vec<_>>(), [unmeasured, window, budget]);
         });
     }

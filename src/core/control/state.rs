@@ -70,8 +70,11 @@ pub struct Concurrency {
     kv: f64,
     /// Requests other than our verify requests wait.
     waits: bool,
-    /// Our verify requests in flight.
+    /// Our verify requests in flight, and their tokens: draft nodes, and one more for each.
     in_flight: usize,
+    drafted: usize,
+    /// Share of the free sequences, 0 to 1, that verify requests may take beside others.
+    slots: f64,
 }
 
 impl Concurrency {
@@ -90,14 +93,41 @@ impl Concurrency {
         self.speculating = if speculates { self.speculating + 1 } else { self.speculating.saturating_sub(1) };
     }
 
-    /// Notes that a verify request of ours is sent.
-    pub fn call_begins(&mut self) {
+    /// Notes that a verify request of ours with `nodes` nodes is sent.
+    pub fn call_begins(&mut self, nodes: usize) {
         self.in_flight += 1;
+        self.drafted += nodes + 1;
     }
 
-    /// Notes that one has ended.
-    pub fn call_ends(&mut self) {
+    /// Notes that one with `nodes` nodes has ended.
+    pub fn call_ends(&mut self, nodes: usize) {
         self.in_flight = self.in_flight.saturating_sub(1);
+        self.drafted = self.drafted.saturating_sub(nodes + 1);
+    }
+
+    /// As [`Self::drafted`]; `None` between the rounds of those that are speculated on.
+    pub fn drafted_now(&self) -> Option<usize> {
+        (self.drafted > 0 || self.all_plain()).then_some(self.drafted)
+    }
+
+    /// Tokens of our verify requests in flight: draft nodes, and one more for each request.
+    pub fn drafted(&self) -> usize {
+        self.drafted
+    }
+
+    /// Lets verify requests take the share `slots`, 0 to 1, of the sequences that are free.
+    pub fn allow(&mut self, slots: f64) {
+        self.slots = slots;
+    }
+
+    /// Draft nodes of one verify request that takes a sequence for each of them: the share that is
+    /// allowed of the free sequences, divided among our requests that are speculated on; at least
+    /// one. Not bounded where there are no requests of others, or the engine reports no limit.
+    pub fn fan_out_nodes(&self) -> usize {
+        let Some(limit) = self.limit.filter(|_| self.others > 0) else { return usize::MAX };
+        let free = (limit as usize).saturating_sub(self.requests());
+        let each = self.slots * free as f64 / self.speculating.max(1) as f64;
+        (each as usize).max(1)
     }
 
     /// True if none of our requests is speculated on: plain tokens then show the pace of plain
@@ -313,5 +343,32 @@ mod tests {
         (0..64).for_each(|_| length.ended(1_000));
         assert!((900.0..1_000.0).contains(&length.expected_remainder(0)));
         assert!((length.expected_remainder(5_000) - 32.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn fan_out_beside_others_takes_its_share_of_the_free_sequences() {
+        let mut concurrency = Concurrency::default();
+        concurrency.allow(0.5);
+        let signal = Signal {
+            running: 4,
+            waiting: 0,
+            kv_usage: None,
+            limit: Some(20),
+            own: 0,
+            calls: 0,
+            age: Duration::ZERO,
+        };
+        assert_eq!(concurrency.fan_out_nodes(), usize::MAX, "before a report");
+        concurrency.set_signal(&signal);
+        assert_eq!(concurrency.fan_out_nodes(), 8, "half of sixteen");
+        concurrency.speculates(true);
+        concurrency.speculates(true);
+        assert_eq!(concurrency.fan_out_nodes(), 4, "for each of two");
+        concurrency.set_signal(&Signal { running: 20, ..signal });
+        assert_eq!(concurrency.fan_out_nodes(), 1, "one is always allowed");
+        concurrency.set_signal(&Signal { running: 2, own: 2, calls: 2, ..signal });
+        assert_eq!(concurrency.fan_out_nodes(), usize::MAX, "nobody else");
+        concurrency.set_signal(&Signal { limit: None, ..signal });
+        assert_eq!(concurrency.fan_out_nodes(), usize::MAX, "the engine reports no limit");
     }
 }

@@ -129,6 +129,8 @@ pub struct SpeculationController {
     stay: f64,
     /// Longest round, seconds: the maximum pause of the client's stream.
     max_gap: f64,
+    /// Greatest ratio of the times to first tokens with and without drafts.
+    first_token: f64,
     tuning: Tuning,
     rng: SplitMix64,
     streak: Option<Streak>,
@@ -160,6 +162,7 @@ impl SpeculationController {
             margin: rules.margin,
             stay: rules.stay,
             max_gap: rules.max_gap.map_or(f64::MAX, |most| most.as_secs_f64()),
+            first_token: rules.first_token,
             tuning: Tuning::default(),
             rng: SplitMix64::new(seed),
             streak: None,

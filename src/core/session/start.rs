@@ -162,6 +162,9 @@ pub struct Rules {
     pub min_acceptance: f64,
     /// Longest pause in the stream that a round may cause; `None` is without bound.
     pub max_gap: Option<Duration>,
+    /// Greatest ratio of the times to the first tokens of other requests, with drafts in flight and
+    /// without; 20 ms more are always allowed.
+    pub first_token: f64,
     /// The drafters that need no model, in order of preference.
     pub lookups: Vec<LookupSpec>,
     /// Data of the lookups beyond the request itself.
@@ -214,6 +217,7 @@ impl Default for Rules {
             kind: 0,
             min_acceptance: 0.0,
             max_gap: None,
+            first_token: 1.10,
             lookups: Vec::new(),
             shared: Shared::default(),
             model: None,

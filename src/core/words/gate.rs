@@ -16,6 +16,8 @@ pub enum Gate {
     Control,
     /// The regret budget of the replica is used up.
     Regret,
+    /// The draft tokens in flight delay first tokens by as much as the policy allows.
+    FirstToken,
     /// Foretell's memory for bodies and sessions has reached `limits.memory`.
     Memory,
     /// The replica is down, disabled, or its breaker is open.
@@ -24,8 +26,16 @@ pub enum Gate {
 
 impl Gate {
     /// Every gate, in the order of the documentation.
-    pub const ALL: [Self; 7] =
-        [Self::Load, Self::Stale, Self::Acceptance, Self::Control, Self::Regret, Self::Memory, Self::Health];
+    pub const ALL: [Self; 8] = [
+        Self::Load,
+        Self::Stale,
+        Self::Acceptance,
+        Self::Control,
+        Self::Regret,
+        Self::FirstToken,
+        Self::Memory,
+        Self::Health,
+    ];
 
     /// The name in metrics and the admin API.
     pub const fn name(self) -> &'static str {
@@ -35,6 +45,7 @@ impl Gate {
             Self::Acceptance => "acceptance",
             Self::Control => "control",
             Self::Regret => "regret",
+            Self::FirstToken => "first_token",
             Self::Memory => "memory",
             Self::Health => "health",
         }
@@ -53,6 +64,7 @@ impl Gate {
             Self::Acceptance => PlainReason::GateAcceptance,
             Self::Control => PlainReason::GateControl,
             Self::Regret => PlainReason::GateRegret,
+            Self::FirstToken => PlainReason::GateFirstToken,
             Self::Memory => PlainReason::GateMemory,
             Self::Health => PlainReason::GateHealth,
         }

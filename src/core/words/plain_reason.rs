@@ -33,6 +33,8 @@ pub enum PlainReason {
     GateControl,
     /// The regret budget is used up.
     GateRegret,
+    /// The draft tokens in flight delay first tokens by as much as the policy allows.
+    GateFirstToken,
     /// Foretell's memory for bodies and sessions has reached `limits.memory`.
     GateMemory,
     /// The replica is down, disabled, or its breaker is open.
@@ -70,7 +72,7 @@ pub enum PlainReason {
 
 impl PlainReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Holdback,
         Self::Observe,
         Self::NoGain,
@@ -84,6 +86,7 @@ impl PlainReason {
         Self::GateAcceptance,
         Self::GateControl,
         Self::GateRegret,
+        Self::GateFirstToken,
         Self::GateMemory,
         Self::GateHealth,
         Self::BackendSpeculates,
@@ -118,6 +121,7 @@ impl PlainReason {
             Self::GateAcceptance => "gate_acceptance",
             Self::GateControl => "gate_control",
             Self::GateRegret => "gate_regret",
+            Self::GateFirstToken => "gate_first_token",
             Self::GateMemory => "gate_memory",
             Self::GateHealth => "gate_health",
             Self::BackendSpeculates => "backend_speculates",
@@ -153,6 +157,7 @@ impl PlainReason {
             Self::GateAcceptance => "too few drafted tokens are accepted",
             Self::GateControl => "speculation was measured slower than plain decoding",
             Self::GateRegret => "the regret budget is used up",
+            Self::GateFirstToken => "more draft tokens in flight would delay first tokens too much",
             Self::GateMemory => "memory is short",
             Self::GateHealth => "the replica is not healthy",
             Self::BackendSpeculates => "the server speculates by itself",

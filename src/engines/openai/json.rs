@@ -1,7 +1,10 @@
-//! Strict JSON: an object that names a key twice is refused.
+//! Strict JSON: an object that names a key twice, and a number that would be written differently,
+//! are refused.
 //!
 //! Parsers differ in which of two equal keys wins. If Foretell read one and the backend the other,
-//! the two would answer different requests; so a request with such a body is relayed.
+//! the two would answer different requests. And an integer of more than 64 bits, kept as a double,
+//! would leave as another number: a chat template prints the schemas of tools, so the prompt would
+//! be another. A request with such a body is relayed.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
@@ -16,8 +19,12 @@ pub fn parsed_bytes(body: &[u8]) -> usize {
 
 struct Strict(Value);
 
-/// Parses one JSON value; `None` if it is malformed, too deep, followed by more, or names a key
-/// twice.
+/// Least magnitude from which a double without a fraction may have been an integer that it does not
+/// represent: 2^53.
+const INEXACT: f64 = 9_007_199_254_740_992.0;
+
+/// Parses one JSON value; `None` if it is malformed, too deep, followed by more, names a key twice,
+/// or has a number that might not be written as it was: an integer beyond 64 bits, `-0`.
 pub fn parse(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice::<Strict>(bytes).ok().map(|strict| strict.0)
 }
@@ -54,7 +61,10 @@ impl<'de> Visitor<'de> for StrictVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-        Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("number out of range"))
+        // Integers of up to 64 bits do not come here; what the number was written as is not known.
+        let inexact = value.abs() >= INEXACT || (value == 0.0 && value.is_sign_negative());
+        let number = Number::from_f64(value).filter(|_| !inexact);
+        number.map(Value::Number).ok_or_else(|| E::custom("a number may not be kept"))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {
@@ -127,6 +137,16 @@ mod tests {
         assert!(parse(br#"{"a":1,"a":1}"#).is_none());
         assert!(parse(br#"{"a":[{"b":{"c":1,"c":2}}]}"#).is_none());
         assert!(parse(br#"{"a":{"x":1},"b":{"x":1}}"#).is_some());
+    }
+
+    #[test]
+    fn a_number_that_would_leave_as_another_is_refused() {
+        for inexact in ["-0", "-0.0", "18446744073709551616", "-9223372036854775809", "1e400", "1e16"] {
+            assert!(parse(format!(r#"{{"a":[{inexact}]}}"#).as_bytes()).is_none(), "{inexact}");
+        }
+        for kept in ["0", "18446744073709551615", "-9223372036854775808", "0.1", "1e15", "-2.5e-300"] {
+            assert!(parse(format!(r#"{{"a":[{kept}]}}"#).as_bytes()).is_some(), "{kept}");
+        }
     }
 
     #[test]

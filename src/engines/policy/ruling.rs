@@ -70,6 +70,7 @@ impl Ruling {
             kind: kind(&policy.name, route),
             min_acceptance: policy.gates.acceptance,
             max_gap: Some(policy.gates.max_gap),
+            first_token: policy.gates.first_token,
             lookups: lookups.collect(),
             context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
             segment: server.engine.segment,

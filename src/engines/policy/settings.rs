@@ -84,6 +84,9 @@ pub struct Gates {
     /// Longest pause in the client's stream that a round may cause, or two plain tokens' time if
     /// that is longer.
     pub max_gap: Duration,
+    /// Maximum ratio of the times to first tokens with drafts in flight and without; 20 ms more are
+    /// always allowed.
+    pub first_token: f64,
     /// Time that the `control` gate stays closed when it closes for the first time.
     pub reprobe: Duration,
 }
@@ -112,6 +115,7 @@ impl Default for Gates {
             acceptance: 0.2,
             control: 1.02,
             max_gap: Duration::from_millis(500),
+            first_token: 1.10,
             reprobe: Duration::from_secs(30),
         }
     }

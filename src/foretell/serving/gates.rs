@@ -132,7 +132,7 @@ impl GateWatch {
                 gates.all_closed(ruling::is_healthy(replica), signal.as_ref()).for_each(&mut close);
                 let is_slower =
                     slower.iter().any(|(name, at)| *name == policy.name && at == replica.backend());
-                self.runner.closed(replica).for_each(&mut close);
+                self.runner.closed(replica, policy.gates.first_token).for_each(&mut close);
                 if is_slower {
                     close(Gate::Control);
                 }

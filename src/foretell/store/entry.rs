@@ -24,12 +24,15 @@ pub fn encode(learnt: Statistics, now: u64) -> serde_json::Result<Option<Vec<u8>
     serde_json::to_vec(&Entry { saved: now, learnt }).map(Some)
 }
 
-/// The measurements of an entry, with their weights at `now`, Unix seconds.
-///
-/// # Errors
-/// It is no entry of this version.
-pub fn decode(entry: &[u8], now: u64) -> serde_json::Result<Statistics> {
-    let Entry { saved, mut learnt } = serde_json::from_slice(entry)?;
+/// Maximum bytes of an entry: anyone who writes to the store decides how long one is, and parsed
+/// it takes ten times as much memory.
+const MAX_BYTES: usize = 256 << 10;
+
+/// The measurements of an entry, with their weights at `now`, Unix seconds; `None` if it is no
+/// entry of this version, or longer than one can be.
+pub fn decode(entry: &[u8], now: u64) -> Option<Statistics> {
+    let entry = Some(entry).filter(|entry| entry.len() <= MAX_BYTES)?;
+    let Entry { saved, mut learnt } = serde_json::from_slice(entry).ok()?;
     learnt.age(now.saturating_sub(saved) as f64);
-    Ok(learnt)
+    Some(learnt)
 }

@@ -20,7 +20,8 @@ use super::{Fault, FaultKind, Settings, millis};
 use crate::fleet::key::secret;
 
 /// Maximum bytes that are read in one exchange, as of a snapshot: its answers come from outside.
-const MAX_BYTES: usize = 64 << 20;
+/// 256 sidecars with entries of 64 KiB.
+const MAX_BYTES: usize = 16 << 20;
 
 /// A connection to the store. Its task ends with it.
 pub struct Link {

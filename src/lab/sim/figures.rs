@@ -3,6 +3,8 @@
 use super::record::{Record, Served};
 use super::traffic::Owner;
 use foretell::bench::stats;
+use foretell_core::control::costs::DELAY_ALLOWED;
+use foretell_engines::policy::Gates;
 
 /// A figure. Ratios are through Foretell ÷ direct, with the same clients, texts and seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +13,8 @@ pub enum Figure {
     Ratio,
     /// Minimum of the ratio over the seeds: the cost of bad luck.
     MinRatio,
-    /// Our ratio ÷ that of the best fixed gamma (plain decoding is gamma 0).
+    /// Our ratio ÷ that of the best fixed gamma that keeps the promise for first tokens (plain
+    /// decoding is gamma 0).
     OfBest,
     /// Median of the request latency, all traffic.
     P50,
@@ -25,6 +28,10 @@ pub enum Figure {
     FirstP50,
     /// 95th percentile of it.
     FirstP95,
+    /// Time by which first tokens come later, ÷ the larger of a tenth of their time and 20 ms: the
+    /// larger of those of median and 95th percentile, all traffic. At most 1 is promised; not a
+    /// ratio.
+    FirstToken,
     /// Tokens per second of all traffic.
     Throughput,
     /// Tokens computed by the engine ÷ tokens emitted.
@@ -41,7 +48,7 @@ pub enum Figure {
 
 impl Figure {
     /// Every figure.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Ratio,
         Self::MinRatio,
         Self::OfBest,
@@ -51,6 +58,7 @@ impl Figure {
         Self::OthersP95,
         Self::FirstP50,
         Self::FirstP95,
+        Self::FirstToken,
         Self::Throughput,
         Self::Computed,
         Self::Speculated,
@@ -71,6 +79,7 @@ impl Figure {
             Self::OthersP95 => "others_p95",
             Self::FirstP50 => "first_p50",
             Self::FirstP95 => "first_p95",
+            Self::FirstToken => "first_token",
             Self::Throughput => "throughput",
             Self::Computed => "computed",
             Self::Speculated => "speculated",
@@ -219,6 +228,7 @@ impl Outcome {
             Figure::OthersP95 => latency(Which::Others, 0.95),
             Figure::FirstP50 => first(0.5),
             Figure::FirstP95 => first(0.95),
+            Figure::FirstToken => self.first_token(&self.auto),
             Figure::Throughput => self.by(|played| played.throughput(self.seconds)),
             Figure::Computed => self.by(Played::computed),
             Figure::Speculated => self.auto.share(|summary| (f64::from(u8::from(summary.speculated)), 1.0)),
@@ -230,12 +240,24 @@ impl Outcome {
         }
     }
 
-    /// The best fixed gamma and its ratio; plain decoding counts as gamma 0. `None` if none was
-    /// played.
+    /// The best fixed gamma that keeps the promise for first tokens, and its ratio; plain decoding
+    /// counts as gamma 0. `None` if none was played.
     pub fn best(&self) -> Option<(usize, f64)> {
-        let fixed = self.fixed_ratios()?.into_iter();
+        let played = self.fixed_ratios()?.into_iter().zip(&self.fixed);
+        let keeps = |played: &Played| self.first_token(played).is_some_and(|late| late <= 1.0);
+        let fixed = played.filter(|(_, (_, played))| keeps(played)).map(|(ratio, _)| ratio);
         let best = fixed.fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best });
         (!self.fixed.is_empty()).then_some(best)
+    }
+
+    /// See [`Figure::FirstToken`].
+    pub fn first_token(&self, through: &Played) -> Option<f64> {
+        let late = |q: f64| {
+            let of = |played: &Played| played.quantile(&self.streams, Which::All, q, Served::first_token);
+            let (direct, through) = (of(&self.direct)?, of(through)?);
+            Some((through - direct) / ((Gates::default().first_token - 1.0) * direct).max(DELAY_ALLOWED))
+        };
+        Some(late(0.5)?.max(late(0.95)?))
     }
 
     /// Our ratio with each fixed gamma; `None` if one is unknown.

@@ -51,7 +51,7 @@ fn lines(problems: &[Problem]) -> String {
 pub const MODEL: &str = "draft";
 
 /// A backend's own budget, without plain windows: their cost is not part of the comparison.
-const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, windows: None };
+const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, slots: 0.1, windows: None };
 
 /// A policy with these drafters and without a control group, whose cost is not part of the
 /// comparison.

@@ -109,6 +109,11 @@ impl Report {
         if let Some((gamma, best)) = outcome.best() {
             asides.push(format!("best fixed gamma {gamma} ({best:.3})"));
         }
+        let fixed = outcome.fixed_ratios().unwrap_or_default().into_iter().zip(&outcome.fixed);
+        asides.extend(fixed.map(|((gamma, ratio), (_, played))| {
+            let late = outcome.first_token(played).unwrap_or(f64::NAN);
+            format!("fixed {gamma}: {ratio:.3}, first_token {late:.2}")
+        }));
         asides.extend(reasons(&outcome.auto).into_iter().map(|(reason, count)| format!("{reason} {count}")));
         asides
     }

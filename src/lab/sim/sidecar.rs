@@ -57,6 +57,8 @@ pub struct Reported {
     pub waiting: usize,
     /// Share of the KV memory in use.
     pub kv: f64,
+    /// Most sequences, where the engine reports that.
+    pub limit: Option<u32>,
 }
 
 /// The group that a request was assigned to at random.
@@ -121,7 +123,7 @@ impl Sidecar {
             running: report.running as u32,
             waiting: report.waiting as u32,
             kv_usage: Some(report.kv),
-            limit: None,
+            limit: report.limit,
             own: own as u32,
             calls: calls as u32,
             age: now - report.at,

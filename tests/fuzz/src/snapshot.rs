@@ -122,6 +122,7 @@ pub(crate) fn used(control: &Control) {
                 way,
                 margin: 0.1,
                 max_gap: f64::MAX,
+                first_token: 1.1,
                 min_acceptance: 0.1,
                 forced: false,
             };

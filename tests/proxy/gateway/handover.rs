@@ -90,6 +90,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
 #[case::unreadable("x-foretell: faster\r\n", r#"{"model":"m","prompt":"p"}"#, "client")]
 #[case::choices("", r#"{"model":"m","prompt":"p","n":2}"#, "choices")]
 #[case::not_json("", "{", "body")]
+#[case::large_number("", r#"{"model":"m","k":18446744073709551616}"#, "body")]
 #[case::encoded("content-encoding: gzip\r\n", r#"{"model":"m"}"#, "encoded")]
 #[case::body("", r#"{"model":"m","prompt":"0123456789012345678901234567890123456789"}"#, "body")]
 #[tokio::test]

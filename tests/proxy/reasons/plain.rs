@@ -101,6 +101,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         | PlainReason::Grammar
         | PlainReason::HeldBackText
         | PlainReason::GateControl
+        | PlainReason::GateFirstToken
         | PlainReason::MaxGap => return None,
     };
     Some(scene)

@@ -183,7 +183,7 @@ async fn a_store_that_speaks_another_protocol_is_a_fault() {
     tokio::spawn(async move {
         while let Ok((mut connection, _)) = listener.accept().await {
             tokio::spawn(async move {
-                // Open until the other end closes: it is the answer that is wrong, not the connection.
+                // Open until the other end closes: the answer is wrong, not the connection.
                 while let Ok(1..) = connection.read(&mut [0; 1 << 10]).await {
                     let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
                 }

@@ -9,7 +9,7 @@ use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
 use crate::draft::{Budget, Draft, Tree};
 use crate::units::{Tick, TokenId};
-use crate::words::PlainReason;
+use crate::words::{PlainReason, VerifyMethod};
 
 /// Minimum rounds in the shadow for a projected speedup.
 const PROJECTED_OF: f64 = 4.0;
@@ -61,7 +61,8 @@ impl SpeculationController {
         now: Tick,
     ) -> Option<PlainReason> {
         let rng = Some(&mut self.rng);
-        let inputs = GateInputs { learnt, speculating: stand.speculating, rng, now };
+        let (speculating, first_token) = (stand.speculating, self.first_token);
+        let inputs = GateInputs { learnt, speculating, rng, first_token, now };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
 
@@ -73,7 +74,11 @@ impl SpeculationController {
     /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
     /// than it may. No nodes at all if even an empty round would.
     fn budget(&self, stand: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
-        let most = stand.room.nodes.min(self.gamma_max).min(learnt.costs.reach(self.way()));
+        let way = self.way();
+        let sequences =
+            if way.method == VerifyMethod::FanOut { learnt.concurrency.fan_out_nodes() } else { usize::MAX };
+        let allowed = learnt.nodes_allowed(self.first_token).min(learnt.costs.reach(way)).min(sequences);
+        let most = stand.room.nodes.min(self.gamma_max).min(allowed);
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: stand.room.depth }
     }
 

@@ -111,6 +111,7 @@ fn holds_when_forced(gate: PlainReason) -> bool {
         | PlainReason::NotMeasured
         | PlainReason::MaxGap
         | PlainReason::GateRegret
+        | PlainReason::GateFirstToken
         | PlainReason::Budget
         | PlainReason::GateLoad
         | PlainReason::GateStale

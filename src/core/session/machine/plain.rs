@@ -142,6 +142,7 @@ impl<W: Walk> Session<W> {
                         .with(|learnt| learnt.note_plain(now.seconds_since(last), tokens, now));
                 }
                 None if plain.after_rounds => self.controller.left(now.seconds_since(plain.since), now),
+                None if plain.first => self.first_token(now.seconds_since(plain.since)),
                 None => {}
             }
             plain.last = Some(now);
@@ -149,6 +150,13 @@ impl<W: Walk> Session<W> {
         }
         self.flight.plain = Some(plain);
         plain
+    }
+
+    /// Notes the time to the client's first token, once its prompt is known.
+    fn first_token(&self, seconds: f64) {
+        if let (Some(presence), Some(prompt)) = (&self.presence, self.controller.prompt()) {
+            presence.first_token(prompt.len(), seconds);
+        }
     }
 
     pub(super) fn leave_plain(&mut self, plain: PlainFlight) {

@@ -109,7 +109,7 @@ impl<W: Walk> Session<W> {
         let Call { position, draft, modelled, assumed, turn } = call;
         let Some(&method) = self.rules.methods.get(position) else { return };
         if let Some(presence) = &mut self.presence {
-            presence.calls();
+            presence.calls(draft.len());
         }
         let all = self.flight.calls.iter().flat_map(|call| &call.assumed).chain(&assumed).copied().collect();
         let id = self.act(Action::Verify(draft.clone(), method, all));

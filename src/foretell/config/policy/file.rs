@@ -498,6 +498,7 @@ fn gates(mut section: Section<'_>) -> Gates {
     let waiting = "Maximum requests waiting in the engine, not counting ours.";
     let acceptance = "Minimum accepted ÷ drafted of the first tokens of drafts, where no gain is predicted.";
     let control = "Time per token of speculated requests ÷ that of the control group: closes when it is certainly above.";
+    let first_token = "Time to first tokens with drafts in flight ÷ without: where more, by over 20 ms, fewer draft tokens are sent.";
     let reprobe = "Time that the `control` gate stays closed when it closes for the first time.";
     let gates = Gates {
         waiting: section.or("waiting", waiting, default.waiting, &whole(0..=1_000_000)),
@@ -511,6 +512,7 @@ fn gates(mut section: Section<'_>) -> Gates {
             default.max_gap,
             &period(),
         ),
+        first_token: section.or("first_token", first_token, default.first_token, &number(1.0..=10.0)),
         reprobe: section.or("reprobe", reprobe, default.reprobe, &duration()),
     };
     section.close();

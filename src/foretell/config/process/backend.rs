@@ -244,7 +244,8 @@ pub struct Budget {
     /// Rejected draft tokens ÷ generated tokens, 0 to 1; applies where requests that are not
     /// speculated on wait for the engine.
     pub extra_tokens: f64,
-    /// Extra sequence slots ÷ running requests, 0 to 1 (read, but not enforced yet).
+    /// Sequences that verify requests by fan-out may take ÷ those that are free, 0 to 1; applies
+    /// where requests of others run and the engine reports its limit. One node is always allowed.
     pub slots: f64,
     /// Windows of plain decoding, for comparison; `None`: no windows.
     pub switchback: Option<Switchback>,

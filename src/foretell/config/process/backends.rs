@@ -441,13 +441,12 @@ fn budget(mut section: Section<'_>) -> Budget {
         ),
         slots: section.or(
             "slots",
-            "Extra sequence slots ÷ running requests; no effect yet.",
+            "Sequences that verify requests by fan-out take beside others' requests ÷ free ones.",
             default.slots,
             &ratio(),
         ),
         switchback: section.maybe("switchback", windows, default.switchback, &switchback()),
     };
-    section.warn("slots", "has no effect yet: the engine's free slots are not counted");
     section.close();
     budget
 }

@@ -132,6 +132,7 @@ pub(super) enum JitterWord {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Budget {
     pub extra_tokens: Option<Share>,
+    pub slots: Option<Share>,
     pub switchback: Option<Switchback>,
 }
 

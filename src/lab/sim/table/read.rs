@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::keys::{Bounds, Budget, Drafters, Engine, JitterWord, Keys, Overload, Text, Traffic};
+use super::keys::{Bounds, Budget, Drafters, Engine, JitterWord, Keys, Overload, Share, Text, Traffic};
 use super::{Expected, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
@@ -208,7 +208,12 @@ fn imposed(budget: &Budget) -> Option<Imposed> {
         window: Duration::from_secs_f64(switchback.window),
         every: Duration::from_secs_f64(switchback.every),
     });
-    let extra_tokens = budget.extra_tokens.as_ref().map(|share| share.0);
-    let is_set = extra_tokens.is_some() || windows.is_some();
-    is_set.then(|| Imposed { extra_tokens: extra_tokens.unwrap_or(0.25), windows })
+    let share = |key: &Option<Share>| key.as_ref().map(|share| share.0);
+    let (extra_tokens, slots) = (share(&budget.extra_tokens), share(&budget.slots));
+    let is_set = extra_tokens.is_some() || slots.is_some() || windows.is_some();
+    is_set.then(|| Imposed {
+        extra_tokens: extra_tokens.unwrap_or(0.25),
+        slots: slots.unwrap_or(0.1),
+        windows,
+    })
 }

@@ -7,6 +7,7 @@ use crate::sim::sidecar::{Reported, SignalSpec};
 use crate::sim::{at, later};
 use foretell_core::session::ActionId;
 use foretell_core::units::Tick;
+use foretell_core::words::VerifyMethod;
 
 impl World {
     /// Starts the engine and the drafter if they have work. On a shared processor they take turns.
@@ -75,11 +76,14 @@ impl World {
     pub(super) fn sample(&mut self) {
         let SignalSpec { every, age, until } = self.setup.signal;
         let Some(every) = every else { return };
+        // The servers with nothing but fan-out report their slots, as llama-server does.
+        let slots = self.setup.permit.rules.methods == [VerifyMethod::FanOut];
         let report = Reported {
             at: self.now,
             running: self.engine.running(),
             waiting: self.engine.waiting(),
             kv: self.engine.kv_usage(),
+            limit: slots.then_some(self.setup.engine.shape.sequences as u32),
         };
         if until.is_none_or(|until| self.now < at(until)) {
             self.agenda.put(later(self.now, age), Happening::Report(report));

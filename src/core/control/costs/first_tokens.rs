@@ -1,0 +1,114 @@
+//! Delay of first tokens by draft tokens in flight, measured at every first token of ours.
+//!
+//! A client's own request waits for the running step and then for its own, and draft tokens make
+//! both longer. So the time to its first token is fitted to the draft tokens that were in flight
+//! when it was sent, and to the prompts that the engine read until then: in a burst, requests wait
+//! for each other and not for drafts.
+
+use serde::{Deserialize, Serialize};
+
+use super::joint::Joint;
+use super::pace::ConcurrencyBucket;
+
+/// Delay of a first token that is always allowed, seconds.
+pub const DELAY_ALLOWED: f64 = 0.020;
+/// Share of the allowed delay that the mean may have: the 95th percentile is longer.
+const MEAN: f64 = 0.5;
+/// Decay of the fit, in first tokens.
+const MEMORY: f64 = 1000.0;
+/// Standard errors by which a delay must differ from 0 to count.
+const CERTAIN: f64 = 1.0;
+/// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
+const OUTLIER: f64 = 3.0;
+
+/// The state of a replica when a client's own request was sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sent {
+    concurrency: ConcurrencyBucket,
+    /// Tokens of our verify requests in flight. `None` between the rounds of those that are
+    /// speculated on: the engine may be idle, as it never is while they are decoded plainly.
+    drafted: Option<usize>,
+    /// Tokens of all prompts of ours that had been read.
+    read: usize,
+}
+
+/// Times to the first token, by concurrency bucket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct FirstTokens {
+    times: Joint,
+    /// Tokens of all prompts of ours that were read so far.
+    #[serde(skip)]
+    read: usize,
+}
+
+impl Default for FirstTokens {
+    fn default() -> Self {
+        Self { times: Joint::remembering(MEMORY), read: 0 }
+    }
+}
+
+impl FirstTokens {
+    /// The state when a request is sent, while `drafted` tokens of verify requests are in flight.
+    pub(super) fn sent(&self, concurrency: ConcurrencyBucket, drafted: Option<usize>) -> Sent {
+        Sent { concurrency, drafted, read: self.read }
+    }
+
+    /// Notes the first token of a request with `prompt` tokens, `seconds` after it was sent.
+    pub(super) fn observe(&mut self, sent: Sent, prompt: usize, seconds: f64) {
+        self.read = self.read.wrapping_add(prompt);
+        let Some(drafted) = sent.drafted else { return };
+        let inputs = [drafted as f64, self.read.wrapping_sub(sent.read) as f64];
+        let fit = self.times.fit(sent.concurrency);
+        let most = fit.map_or(f64::MAX, |fit| OUTLIER * fit.at(inputs).max(fit.mean));
+        self.times.observe(sent.concurrency, inputs, seconds.min(most));
+    }
+
+    /// Tokens of verify requests that may be in flight, ours alone, where all of them together may
+    /// delay first tokens by the share `ratio - 1` of their time without them, and ours by the
+    /// share `ours` of that. Infinite where no delay was measured.
+    pub(super) fn room(&self, concurrency: ConcurrencyBucket, ratio: f64, ours: f64) -> f64 {
+        let Some(fit) = self.times.fit(concurrency) else { return f64::INFINITY };
+        let [delay, _] = fit.slopes;
+        let delay = delay - CERTAIN * fit.error;
+        let allowed = ((ratio - 1.0) * fit.base).max(DELAY_ALLOWED);
+        if delay > 0.0 { MEAN * ours * allowed / delay } else { f64::INFINITY }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_not_taken_for_a_delay_by_drafts_and_a_delay_leaves_less_room() {
+        let (size, mut first) = (ConcurrencyBucket::of(64), FirstTokens::default());
+        // Sixty requests at once, each behind the prompts before it.
+        let sent = first.sent(size, Some(0));
+        (0..60_u32).for_each(|before| first.observe(sent, 300, 0.02 * f64::from(before + 1)));
+        assert!(first.room(size, 1.1, 1.0).is_infinite());
+        for drafted in (0..600).map(|request| request % 5 * 100) {
+            let sent = first.sent(size, Some(drafted));
+            first.observe(sent, 300, 0.04 + 1e-4 * drafted as f64);
+        }
+        // 0.1 ms for each token: half of 20 ms is 100 tokens.
+        let room = first.room(size, 1.01, 1.0);
+        assert!((80.0..140.0).contains(&room), "{room}");
+        assert!((first.room(size, 1.01, 0.5) - room / 2.0).abs() < 1e-9);
+        assert!(first.room(size, 9.0, 1.0) > 2.0 * room);
+        assert!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0).is_infinite());
+    }
+
+    #[test]
+    fn a_stall_counts_as_three_times_the_expected_time() {
+        let (size, mut first) = (ConcurrencyBucket::of(8), FirstTokens::default());
+        let mut one = |drafted, seconds| {
+            let sent = first.sent(size, Some(drafted));
+            first.observe(sent, 100, seconds);
+            first.room(size, 1.1, 1.0)
+        };
+        for request in 0..100 {
+            one(request % 2 * 100, 0.05);
+        }
+        assert!(one(100, 600.0).is_infinite());
+    }
+}
