@@ -82,7 +82,7 @@ fn streams_become_the_events_that_vllm_makes_of_them_to_the_byte() {
 fn whole_answers_become_the_messages_that_vllm_makes_of_them() {
     for record in with("whole") {
         let made = message(&record["whole"], 1).unwrap();
-        let made: Value = serde_json::from_str(&unsigned(&made.to_string())).unwrap();
+        let made: Value = serde_json::from_str(&unsigned(&made)).unwrap();
         assert_eq!(made, record["message"]);
     }
 }

@@ -15,8 +15,22 @@ pub enum System {
 
 /// Members that a chat has under the same name.
 const SAME: [&str; 5] = ["model", "max_tokens", "temperature", "top_p", "top_k"];
-/// Members without bearing on the answer of an engine of one's own.
-const IGNORED: [&str; 4] = ["metadata", "context_management", "service_tier", "betas"];
+/// Members without bearing on the answer of an engine of one's own, and members of a chat that the
+/// API does not have: engines leave them out.
+const IGNORED: [&str; 12] = [
+    "metadata",
+    "context_management",
+    "service_tier",
+    "betas",
+    "n",
+    "stop",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "max_completion_tokens",
+    "best_of",
+];
 /// Beginning of a system text with which a client names itself and a hash of the request: with it
 /// no two prompts would have the same beginning.
 const BILLING: &str = "x-anthropic-billing-header";
@@ -29,8 +43,9 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Val
     let Some(members) = body.as_object() else { return refused("body", "an object is needed") };
     let mut chat = Map::new();
     let mut streamed = false;
-    // `system` becomes a message.
-    let given = members.iter().filter(|(name, value)| !value.is_null() && *name != "system");
+    // `system` becomes a message. What is said of thinking holds, whatever else concerns it.
+    let later = ["system", "output_config", "thinking"];
+    let given = members.iter().filter(|(name, value)| !value.is_null() && !later.contains(&name.as_str()));
     for (name, value) in given {
         match name.as_str() {
             same if SAME.contains(&same) => set(&mut chat, same, value.clone()),
@@ -42,14 +57,17 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Val
             ),
             "stop_sequences" => set(&mut chat, "stop", value.clone()),
             "stream" => streamed = stream(value)?,
+            // Chats refuse an empty list.
+            "tools" if value.as_array().is_some_and(Vec::is_empty) => {}
             "tools" => set(&mut chat, "tools", tools(value)?),
             "tool_choice" => tool_choice(value, &mut chat)?,
-            "thinking" => think(value, thinking, &mut chat)?,
-            "output_config" => output_config(value, &mut chat)?,
             "mcp_servers" | "container" => return refused(name, "an engine has none"),
             _ => set(&mut chat, name, value.clone()),
         }
     }
+    let member = |name| members.get(name).filter(|value: &&Value| !value.is_null());
+    member("output_config").map_or(Ok(()), |value| output_config(value, &mut chat))?;
+    member("thinking").map_or(Ok(()), |value| think(value, thinking, &mut chat))?;
     for needed in ["model", "max_tokens", "messages"] {
         if !chat.contains_key(needed) {
             return refused(needed, "it is missing");
@@ -58,8 +76,12 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Val
     if chat.get("max_tokens").and_then(Value::as_u64).is_none_or(|tokens| tokens == 0) {
         return refused("max_tokens", "an integer above 0");
     }
-    if chat.contains_key("tools") && !chat.contains_key("tool_choice") {
-        set(&mut chat, "tool_choice", json!("auto"));
+    match chat.get("tools") {
+        Some(_) if !chat.contains_key("tool_choice") => set(&mut chat, "tool_choice", json!("auto")),
+        Some(offered) if !is_offered(&chat, offered) => return refused("tool_choice.name", "no such tool"),
+        Some(_) => {}
+        // Chats refuse a choice without tools.
+        None => drop(chat.shift_remove("tool_choice")),
     }
     if streamed {
         set(&mut chat, "stream", json!(true));
@@ -68,12 +90,25 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Val
     Ok(Value::Object(chat))
 }
 
+/// True unless the chat forces a tool that is not among these.
+fn is_offered(chat: &Map<String, Value>, tools: &Value) -> bool {
+    const NAME: &str = "/function/name";
+    let forced = chat.get("tool_choice").and_then(|choice| choice.pointer(NAME));
+    let mut tools = tools.as_array().into_iter().flatten();
+    forced.is_none_or(|forced| tools.any(|tool| tool.pointer(NAME) == Some(forced)))
+}
+
 /// The messages of the chat, that of the system first.
 fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value, Untranslated> {
     let Some(given) = value.as_array().filter(|given| !given.is_empty()) else {
         return refused("messages", "a list with a message is needed");
     };
-    let mut first = top.map_or(Ok(Vec::new()), |top| system_texts(top, "system"))?;
+    // Clients that bill send a list.
+    let mut first = match top {
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(top) => system_texts(top, "system")?,
+        None => Vec::new(),
+    };
     let mut chat = Vec::new();
     for (number, message) in given.iter().enumerate() {
         let path = format!("messages[{number}]");
@@ -91,6 +126,7 @@ fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value,
             _ => return refused(&path, "role: user, assistant or system"),
         }
     }
+    first.retain(|text| !text.is_empty());
     if !first.is_empty() {
         chat.insert(0, json!({ "role": "system", "content": first.concat() }));
     }
@@ -325,6 +361,46 @@ mod tests {
         }
         members.entry("messages").or_insert_with(|| json!([{ "role": "user", "content": "hi" }]));
         translate(&body, System::Merged, Thinking::Effort).unwrap()
+    }
+
+    #[test]
+    fn what_a_chat_refuses_though_the_api_has_it_is_left_out() {
+        let plain = chat(json!({}));
+        assert_eq!(chat(json!({ "tools": [] })), plain);
+        assert_eq!(chat(json!({ "tools": [], "tool_choice": { "type": "any" } })), plain);
+        assert_eq!(chat(json!({ "n": 2, "stop": "x", "logprobs": true, "echo": true })), plain);
+        let unknown = json!({
+            "model": "m", "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }],
+            "tools": [{ "name": "f", "input_schema": {} }],
+            "tool_choice": { "type": "tool", "name": "g" },
+        });
+        let refused = translate(&unknown, System::Merged, Thinking::Effort).unwrap_err();
+        assert_eq!(refused.path(), "tool_choice.name");
+    }
+
+    #[test]
+    fn what_is_said_of_thinking_holds_wherever_it_stands() {
+        let [disabled, effort] = [json!({ "type": "disabled" }), json!({ "effort": "high" })];
+        for body in [
+            json!({ "thinking": disabled, "output_config": effort }),
+            json!({ "output_config": effort, "thinking": disabled }),
+        ] {
+            assert_eq!(chat(body)["reasoning_effort"], "none");
+        }
+        let body = json!({
+            "model": "m", "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }],
+            "thinking": disabled, "chat_template_kwargs": { "a": 1 },
+        });
+        let told = translate(&body, System::Merged, Thinking::Template).unwrap();
+        assert_eq!(told["chat_template_kwargs"], json!({ "a": 1, "enable_thinking": false }));
+    }
+
+    #[test]
+    fn a_header_of_billing_is_left_out_of_lists_only() {
+        let text = "x-anthropic-billing-header: 1; You are X.";
+        let first = |system: Value| chat(json!({ "system": system }))["messages"][0].clone();
+        assert_eq!(first(json!(text)), json!({ "role": "system", "content": text }));
+        assert_eq!(first(json!([{ "type": "text", "text": text }]))["role"], "user");
     }
 
     fn messages_of(messages: &Value) -> Value {

@@ -104,7 +104,9 @@ impl<E: Events> Stream<E> {
         if let Some(usage) = chunk.get("usage").filter(|usage| !usage.is_null()) {
             self.end.usage = Some(usage.clone());
         }
-        if let Some(choice) = chunk.get("choices").and_then(|choices| choices.get(0)) {
+        let mut choices = chunk.get("choices").and_then(Value::as_array).into_iter().flatten();
+        let is_first = |choice: &&Value| choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
+        if let Some(choice) = choices.find(is_first) {
             self.choice(choice, out);
         }
     }

@@ -12,7 +12,9 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING,
+};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, request};
 use http_body::Frame;
@@ -21,13 +23,13 @@ use serde_json::Value;
 
 use super::route::{self, Read};
 use crate::fleet::Fleet;
-use crate::http::answer::{error_body, json_response};
+use crate::http::answer::error_body;
 use crate::http::body::{Body, BoxError, full};
-use crate::http::gather::{Gathered, gather};
 use crate::http::headers;
 use crate::http::memory::{Memory, Reservation};
 use crate::http::request::RequestBody;
 use crate::random;
+use foretell_core::words::RelayReason;
 use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::Dialect;
 use foretell_engines::openai::sse::{Decoder, TooLong};
@@ -37,6 +39,8 @@ use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
 const ANSWER_BYTES: usize = 64 << 20;
+/// The path of a request as a whole.
+const BODY: &str = "body";
 /// Where clients of the Messages API put their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -58,13 +62,22 @@ pub(crate) fn asked(request: &Request<RequestBody>) -> Option<Api> {
     route::relayed_api(request.method(), request.uri())
 }
 
+/// The backend of a request by another API.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backend {
+    /// How it is told to reason.
+    pub thinking: Thinking,
+    /// It has that API itself: what cannot be translated is left to it.
+    pub has_api: bool,
+}
+
 /// The request to serve, and the answer that is to be made of that to it. `told` tells by the body
-/// how the engine is told to reason; `None`: it gets requests of this API as they are. A request
-/// that is not translated has [`Untranslated`] as an extension.
+/// what backend it is for; `None`: that gets requests of this API as they are. A request that is
+/// not translated has [`Untranslated`] as an extension.
 pub(crate) async fn enter(
     request: Request<RequestBody>,
     api: Api,
-    told: impl FnOnce(&[u8]) -> Option<Thinking>,
+    told: impl FnOnce(&[u8]) -> Option<Backend>,
     limit: usize,
     memory: &Arc<Memory>,
 ) -> (Request<RequestBody>, Option<Back>) {
@@ -78,16 +91,21 @@ pub(crate) async fn enter(
         Read::Unread(body, _) => return as_it_is(parts, body),
         Read::Whole(bytes) => bytes,
     };
-    let Some(thinking) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
+    let Some(backend) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
     // What is read of the body, and the chat that is made of that.
     let Some(parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
         return as_it_is(parts, full(bytes));
     };
     let mut parts = parts;
-    let (body, back) = match chat(api, &bytes, thinking, parsed) {
+    let (body, back) = match chat(api, &bytes, backend.thinking, parsed) {
         Ok((chat, back)) => (chat, Some(back)),
         Err(passed @ Untranslated::Passed { .. }) => {
             parts.extensions.insert(passed);
+            return as_it_is(parts, full(bytes));
+        }
+        Err(Untranslated::Refused { path, .. }) if backend.has_api => {
+            let reason = if path == BODY { RelayReason::Body } else { RelayReason::Parameter };
+            parts.extensions.insert(Untranslated::Passed { reason, parameter: path });
             return as_it_is(parts, full(bytes));
         }
         Err(refused @ Untranslated::Refused { .. }) => {
@@ -101,12 +119,14 @@ pub(crate) async fn enter(
     (Request::from_parts(parts, RequestBody::resumed(full(body))), back)
 }
 
-/// How the backend of a request by this API is told to reason; `None` if it is sent such as they
-/// are.
-pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Thinking> {
+/// The backend of a request by this API; `None` if it is sent such as they are.
+pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
-    let effort = replica.dialect().as_str() == Dialect::Vllm.name();
-    replica.translates(api).then_some(if effort { Thinking::Effort } else { Thinking::Template })
+    let known = replica.engine();
+    let is = |dialect: Dialect| known.as_str() == dialect.name();
+    let thinking = if is(Dialect::Vllm) { Thinking::Effort } else { Thinking::Template };
+    let has_api = is(Dialect::Vllm) || is(Dialect::Sglang) || is(Dialect::LlamaCpp);
+    replica.translates(api).then_some(Backend { thinking, has_api })
 }
 
 /// The body of the chat request. `memory` covers what is read of the request.
@@ -117,8 +137,8 @@ fn chat(
     mut memory: Reservation,
 ) -> Result<(Bytes, Back), Untranslated> {
     let malformed = || Untranslated::Refused {
-        path: "body".to_owned(),
-        words: "it is no JSON, or names a key twice".to_owned(),
+        path: BODY.to_owned(),
+        words: "it is no JSON, names a key twice, or has a number beyond 64 bits".to_owned(),
     };
     let parsed = json::parse(body).ok_or_else(malformed)?;
     let (chat, back) = match api {
@@ -141,6 +161,8 @@ fn as_chat(parts: &mut request::Parts) {
     for name in [CONTENT_LENGTH, TRANSFER_ENCODING] {
         parts.headers.remove(name);
     }
+    // The answer has to be read.
+    parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     sign(&mut parts.headers);
 }
 
@@ -173,8 +195,10 @@ pub(crate) async fn leave(
     };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(CONTENT_LENGTH);
+    let encoding = parts.headers.remove(CONTENT_ENCODING);
+    let encoded = encoding.is_some_and(|encoding| encoding != "identity");
     let seed = random::fresh_seed();
-    if success && headers::is_event_stream(&parts.headers) {
+    if success && !encoded && headers::is_event_stream(&parts.headers) {
         let body = match back {
             Back::Message => translating(body, anthropic::Events::stream(seed), None),
             Back::Response(asked, kept) => {
@@ -183,33 +207,51 @@ pub(crate) async fn leave(
         };
         return Response::from_parts(parts, body);
     }
-    let answer = match gather(body, ANSWER_BYTES, memory).await {
-        Ok(Gathered::Whole(bytes)) => serde_json::from_slice::<Value>(&bytes).ok(),
-        Ok(Gathered::Part(..)) | Err(_) => None,
+    let mut taken = memory.take(0);
+    let answer = match whole(body, &mut taken).await.filter(|_| !encoded) {
+        Some(bytes) => {
+            taken.follow((bytes.len() + parsed_bytes(&bytes)) as u64);
+            serde_json::from_slice::<Value>(&bytes).ok()
+        }
+        None => None,
     };
-    let (status, value) = back.whole(answer.as_ref(), parts.status, seed);
-    let written = json_response(status, &value);
+    let (status, text) = back.whole(answer.as_ref(), parts.status, seed);
     parts.status = status;
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Response::from_parts(parts, written.into_body())
+    Response::from_parts(parts, full(text))
+}
+
+/// The bytes of an answer, up to [`ANSWER_BYTES`]. It is there, and cannot be asked for again: so
+/// memory for it is taken however much is in use.
+async fn whole(mut body: Body, taken: &mut Reservation) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.ok()?.into_data() else { continue };
+        if bytes.len() + data.len() > ANSWER_BYTES {
+            return None;
+        }
+        bytes.extend_from_slice(&data);
+        taken.follow(bytes.capacity() as u64);
+    }
+    Some(bytes)
 }
 
 impl Back {
     /// Status and JSON for a chat's answer that is not streamed.
-    fn whole(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, Value) {
+    fn whole(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, String) {
         if !status.is_success() {
-            return (status, anthropic::error(answer, "the backend refused the request"));
+            return (status, anthropic::error(answer, "the backend refused the request").to_string());
         }
         let made = answer.and_then(|chat| match self {
             Self::Message => anthropic::message(chat, seed),
-            Self::Response(asked, _) => responses::response(chat, asked, seed),
+            Self::Response(asked, _) => responses::response(chat, asked, seed).map(|made| made.to_string()),
         });
-        made.map_or_else(|| (StatusCode::BAD_GATEWAY, self.no_chat()), |made| (status, made))
+        made.map_or_else(|| (StatusCode::BAD_GATEWAY, self.no_chat().to_string()), |made| (status, made))
     }
 
     /// The error for an answer of which nothing can be made.
     fn no_chat(&self) -> Value {
-        let words = "the backend's answer is no chat, or calls a tool with broken arguments";
+        let words = "the backend's answer is no chat, is compressed, or calls a tool with broken arguments";
         match self {
             Self::Message => anthropic::error(None, words),
             Self::Response(..) => error_body(StatusCode::BAD_GATEWAY, words, None, "backend_answer"),
@@ -308,6 +350,7 @@ mod tests {
         let mut parts = request.unwrap().into_parts().0;
         as_chat(&mut parts);
         assert_eq!(parts.uri, "http://h:1/v1/chat/completions");
-        assert!(parts.headers.is_empty());
+        assert_eq!(parts.headers.len(), 1);
+        assert_eq!(parts.headers[ACCEPT_ENCODING], "identity");
     }
 }
