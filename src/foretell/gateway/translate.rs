@@ -118,7 +118,7 @@ fn chat(
 ) -> Result<(Bytes, Back), Untranslated> {
     let malformed = || Untranslated::Refused {
         path: "body".to_owned(),
-        words: "it is no JSON, or names a key twice".to_owned(),
+        words: "it is no JSON, or not every reader reads it alike".to_owned(),
     };
     let parsed = json::parse(body).ok_or_else(malformed)?;
     let (chat, back) = match api {
