@@ -118,6 +118,8 @@ pub struct Request {
     /// The client asked for usage on every event of the stream, too
     /// (`stream_options.continuous_usage_stats`).
     pub continuous_usage: bool,
+    /// Reasoning tokens are read in the usage of each event, and not of the last one only.
+    pub reads_reasoning_usage: bool,
     /// The client asked for `return_token_ids`, so they are not removed from its answer.
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.

@@ -329,7 +329,9 @@ impl Proxy {
         let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
         let (why, model, to, body) = match self.admit(head, body).await {
-            Received::Serve { eligible, body } => {
+            Received::Serve { mut eligible, body } => {
+                // Of a chat's events only the prompt's tokens are read by a translation.
+                eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");

@@ -138,7 +138,7 @@ fn chat(
 ) -> Result<(Bytes, Back), Untranslated> {
     let malformed = || Untranslated::Refused {
         path: BODY.to_owned(),
-        words: "it is no JSON, names a key twice, or has a number beyond 64 bits".to_owned(),
+        words: "it is no JSON, or not every reader reads it alike".to_owned(),
     };
     let parsed = json::parse(body).ok_or_else(malformed)?;
     let (chat, back) = match api {
