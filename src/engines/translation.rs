@@ -27,7 +27,7 @@ pub enum Untranslated {
     Refused {
         /// The member.
         path: String,
-        /// What is wrong with it.
+        /// The fault, in words.
         words: String,
     },
     /// A server with that API may do it, but a chat cannot ask for it.

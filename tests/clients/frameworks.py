@@ -181,12 +181,12 @@ def openai_agents(url, model):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0)
         return api(model=model, openai_client=client)
 
-    settings = agents.ModelSettings(temperature=0, max_tokens=MOST)
-
     class Answer(BaseModel):
         city: str
 
-    def agent(api=agents.OpenAIChatCompletionsModel, **more):
+    def agent(api=agents.OpenAIChatCompletionsModel, stop=None, **more):
+        limit = {"extra_body": {"stop": stop}} if stop else {"max_tokens": MOST}
+        settings = agents.ModelSettings(temperature=0, **limit)
         return agents.Agent(name="one", instructions=SYSTEM, model=chat(api), model_settings=settings, **more)
 
     def run(asked):
@@ -206,7 +206,8 @@ def openai_agents(url, model):
         "handoff": lambda: run(agent(handoffs=[agents.Agent(name="two", model=chat(), instructions=SYSTEM)])),
         "output type": lambda: run(agent(output_type=Answer)),
         "responses": lambda: run(agent(agents.OpenAIResponsesModel)),
-        "responses, streamed": lambda: asyncio.run(stream(agent(agents.OpenAIResponsesModel))),
+        # By a stop text: a stream that a limit cuts is an error to it.
+        "responses, streamed": lambda: asyncio.run(stream(agent(agents.OpenAIResponsesModel, stop=["e"]))),
         "responses, tools": lambda: run(agent(agents.OpenAIResponsesModel, tools=[
             agents.function_tool(capital, strict_mode=False)])),
     }

@@ -50,7 +50,7 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// What `arguments`, all so far, add to the input.
+    /// The part of the input that `arguments`, all so far, add.
     pub fn push(&mut self, arguments: &str) -> String {
         if self.over {
             return String::new();

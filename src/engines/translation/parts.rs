@@ -32,7 +32,7 @@ pub struct Call {
     pub name: String,
 }
 
-/// What is told of a chat's answer when it ends.
+/// The facts that a chat's answer tells when it ends.
 #[derive(Clone, Debug, Default)]
 pub struct End {
     /// Its `finish_reason`.
