@@ -39,7 +39,7 @@ const MEMBERS: [&str; 28] = [
     "frequency_penalty",
 ];
 
-/// What an answer repeats of its request.
+/// The members of a request that its answer repeats.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// A response without an answer.
