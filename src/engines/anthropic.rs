@@ -11,10 +11,12 @@ mod request;
 mod whole;
 
 pub use events::Events;
-pub use request::{Refused, System, Thinking, Translated, translate};
+pub use request::{System, translate};
 pub use whole::{error, message};
 
 use serde_json::{Map, Value, json};
+
+use crate::translation::digits;
 
 /// Usage of a chat as that of a message: cached prompt tokens are counted apart.
 fn usage(chat: Option<&Value>) -> Value {
@@ -64,12 +66,10 @@ fn stopped(finish: Option<&str>, stop: Option<&Value>, called: Called) -> (Value
     (json!(reason), Value::Null)
 }
 
-/// Signature of a block of reasoning: 32 hexadecimal digits, as vLLM's are. Nothing is signed by
-/// it; clients send it back unread.
+/// Signature of a block of reasoning, as long as vLLM's are. Nothing is signed by it; clients send
+/// it back unread.
 fn signature(seed: u64, block: u64) -> String {
-    let mix = foretell_core::units::SplitMix64::mix;
-    let first = mix(seed ^ mix(block));
-    format!("{first:016x}{:016x}", mix(first))
+    digits(seed, block)
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@
 //! | [`text`] | tokenizer, incremental detokenizer, chat template, translation between vocabularies |
 //! | [`parse`] | the output parsers of servers: reasoning, content, tool calls |
 //! | [`openai`] | the wire of clients, and the table of every parameter |
-//! | [`anthropic`] | the Messages API as a translation of chats |
+//! | [`translation`] | what translations of other APIs into chats share |
+//! | [`anthropic`], [`responses`] | the Messages API, and the Responses API, as translations of chats |
 //! | [`dialect`] | the API of each engine: its requests, its answers, its habits (`QUIRKS`) |
 //! | [`policy`] | the policy that matches, and what may be done with a request |
 //!
@@ -19,4 +20,6 @@ pub mod dialect;
 pub mod openai;
 pub mod parse;
 pub mod policy;
+pub mod responses;
 pub mod text;
+pub mod translation;

@@ -453,7 +453,7 @@ fn backend_settings(process: &Process, backend: &Backend) -> Result<ReplicaSetti
         models: models.collect(),
         billed: backend.billed,
         predicts: predicts(backend),
-        translates: backend.translates,
+        translates: backend.translates.clone(),
         default: backend.default,
         keep_client_host: connect.host != HostHeader::Backend,
         auth: auth(connect)?,

@@ -35,6 +35,7 @@ use tokio::sync::watch as channel;
 
 use crate::random::SharedSplitMix64;
 use foretell_core::words::metric::{Metric, REPLICA_CONNECT};
+use foretell_engines::openai::Api;
 
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
@@ -122,9 +123,9 @@ impl Fleet {
         self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.speculates()))
     }
 
-    /// True if requests of the Messages API are translated for some replica.
-    pub fn translates(&self) -> bool {
-        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.translates()))
+    /// True if requests of this API are translated for some replica.
+    pub fn translates(&self, api: Api) -> bool {
+        self.backends.iter().any(|backend| backend.replicas().iter().any(|replica| replica.translates(api)))
     }
 
     /// True if some replica's engine refuses a request because of the client's own `prediction`.

@@ -34,22 +34,18 @@ RELAYED = {
     ("openai-python", "a forced tool"): FORCE,
     ("openai-python", "json_schema"): FORMAT,
     ("openai-python", "n"): ("choices", "n"),
-    ("openai-python", "responses"): ROUTE,
+    ("openai-python", "responses, a stored one"): ("parameter", "previous_response_id"),
     ("anthropic", "a forced tool"): FORCE,
     ("anthropic", "an error"): ROUTE,
     ("openai-node", "a forced tool"): FORCE,
     ("openai-node", "json_schema"): FORMAT,
-    ("openai-node", "responses"): ROUTE,
     ("LangChain", "structured output"): FORMAT,
-    ("LangChain", "responses"): ROUTE,
     ("instructor", "TOOLS"): FORCE,
     ("instructor", "JSON"): FORMAT,
     ("instructor", "JSON_SCHEMA"): FORMAT,
     ("pydantic-ai", "output type"): FORCE,
     ("pydantic-ai", "native output"): FORMAT,
-    ("pydantic-ai", "responses"): ROUTE,
     ("openai-agents", "output type"): FORMAT,
-    ("openai-agents", "responses"): ROUTE,
 }
 # Sampled, without a seed: only the number of choices is compared.
 SAMPLED = {("openai-python", "n")}
@@ -106,7 +102,7 @@ def main():
     wrong, may, total, last = [], 0, 0, 0
     with contextlib.ExitStack() as stack:
         address, model, backend = start(stack, args)
-        backend += "    routes: { messages: translate }\n"
+        backend += "    routes: { messages: translate, responses: translate }\n"
         proxy = sides.start_proxy(stack, args.foretell, address, backend, {"forced": servers.FORCED}, "forced")
         for framework, make in frameworks.FRAMEWORKS.items():
             if reason := frameworks.absent(framework):

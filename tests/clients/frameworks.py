@@ -41,6 +41,22 @@ def openai_python(url, model):
             return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
         return [(choice.message.content, choice.message.tool_calls) for choice in answer.choices]
 
+    def respond(**more):
+        """What a response says: status, tokens, and items without ids; of a stream its pieces and its last event."""
+        answer = client.responses.create(
+            **{"model": model, "input": ASK, "instructions": SYSTEM, "temperature": 0, "max_output_tokens": MOST, **more})
+        pieces = []
+        if more.get("stream"):
+            events = list(answer)
+            pieces, answer = [event.delta for event in events if event.type.endswith(".delta")], events[-1].response
+        said = [(item.type, getattr(item, "status", None), getattr(item, "name", None), getattr(item, "arguments", None))
+                for item in answer.output]
+        return answer.status, answer.usage.output_tokens, said, answer.output_text, "".join(pieces)
+
+    flat = [{"type": "function", **function}]
+    turn = [{"role": "user", "content": ASK},
+            {"type": "function_call", "call_id": "c1", "name": "capital", "arguments": '{"country": "CH"}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "Bern"}]
     schema = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "object"}}}
     return {
         "chat": chat,
@@ -54,8 +70,12 @@ def openai_python(url, model):
         "n": lambda: chat(n=2, temperature=0.7),
         "completion": lambda: client.completions.create(
             model=model, prompt=ASK, max_tokens=MOST, temperature=0).choices[0].text,
-        "responses": lambda: client.responses.create(
-            model=model, input=ASK, temperature=0, max_output_tokens=MOST).output_text,
+        "responses": respond,
+        "responses, streamed": lambda: respond(stream=True),
+        "responses, tools": lambda: respond(tools=flat),
+        "responses, tools, streamed": lambda: respond(tools=flat, stream=True),
+        "responses, tool results in the history": lambda: respond(input=turn, tools=flat),
+        "responses, a stored one": lambda: respond(previous_response_id="resp_1"),
     }
 
 
@@ -161,12 +181,12 @@ def openai_agents(url, model):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0)
         return api(model=model, openai_client=client)
 
-    settings = agents.ModelSettings(temperature=0, max_tokens=MOST)
-
     class Answer(BaseModel):
         city: str
 
-    def agent(api=agents.OpenAIChatCompletionsModel, **more):
+    def agent(api=agents.OpenAIChatCompletionsModel, stop=None, **more):
+        limit = {"extra_body": {"stop": stop}} if stop else {"max_tokens": MOST}
+        settings = agents.ModelSettings(temperature=0, **limit)
         return agents.Agent(name="one", instructions=SYSTEM, model=chat(api), model_settings=settings, **more)
 
     def run(asked):
@@ -186,6 +206,10 @@ def openai_agents(url, model):
         "handoff": lambda: run(agent(handoffs=[agents.Agent(name="two", model=chat(), instructions=SYSTEM)])),
         "output type": lambda: run(agent(output_type=Answer)),
         "responses": lambda: run(agent(agents.OpenAIResponsesModel)),
+        # By a stop text: a stream that a limit cuts is an error to it.
+        "responses, streamed": lambda: asyncio.run(stream(agent(agents.OpenAIResponsesModel, stop=["e"]))),
+        "responses, tools": lambda: run(agent(agents.OpenAIResponsesModel, tools=[
+            agents.function_tool(capital, strict_mode=False)])),
     }
 
 

@@ -76,6 +76,11 @@ def request():
     fields = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.9,
               "seed": 7, "stop": ["a"], "max_tokens": 9, "logit_bias": {"5": -1.0}, "prediction": {"type": "content", "content": "b"}}
     yield "chat", b"\1\1" + json.dumps(fields | {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}).encode()
+    for api in ("messages", "responses"):
+        for number, line in enumerate((ROOT / f"tests/goldens/{api}.jsonl").read_text().splitlines()):
+            recorded = json.loads(line)
+            asked = json.dumps(recorded["request"]) if "request" in recorded else "\n".join(recorded.get("stream", []))
+            yield f"{api}-{number}", b"\1\1" + asked.encode()
     yield "plain", b"\0\1" + json.dumps(fields | {"prompt": [1, 2, 3], "top_k": -1, "min_p": 0, "user": "u"}).encode()
 
 

@@ -3,6 +3,7 @@
 
 mod grammars;
 mod messages;
+mod responses;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -3,19 +3,11 @@
 
 use serde_json::{Map, Value};
 
-use super::{Events, System, Thinking, message, translate};
+use super::{Events, System, message, translate};
+use crate::translation::{Thinking, goldens};
 
-fn records() -> Vec<Value> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/goldens/messages.jsonl");
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-/// The records that have this member.
 fn with(member: &str) -> Vec<Value> {
-    let found: Vec<Value> = records().into_iter().filter(|record| record.get(member).is_some()).collect();
-    assert!(found.len() > 5, "{member}: {}", found.len());
-    found
+    goldens("messages.jsonl", member)
 }
 
 /// A text with each signature written as vLLM's are in the file.
@@ -69,14 +61,14 @@ fn requests_become_the_chats_that_vllm_makes_of_them() {
     for record in with("request") {
         let system = if record["merged"] == true { System::Merged } else { System::InPlace };
         let made = translate(&record["request"], system, Thinking::Effort).unwrap();
-        assert_eq!(comparable(&made.body), comparable(&record["chat"]), "{}", record["request"]);
+        assert_eq!(comparable(&made), comparable(&record["chat"]), "{}", record["request"]);
     }
 }
 
 #[test]
 fn streams_become_the_events_that_vllm_makes_of_them_to_the_byte() {
     for record in with("stream") {
-        let (mut events, mut out) = (Events::new(1), Vec::new());
+        let (mut events, mut out) = (Events::stream(1), Vec::new());
         for chunk in record["stream"].as_array().unwrap() {
             events.push(chunk.as_str().unwrap(), &mut out);
         }
@@ -90,7 +82,7 @@ fn streams_become_the_events_that_vllm_makes_of_them_to_the_byte() {
 fn whole_answers_become_the_messages_that_vllm_makes_of_them() {
     for record in with("whole") {
         let made = message(&record["whole"], 1).unwrap();
-        let made: Value = serde_json::from_str(&unsigned(&made.to_string())).unwrap();
+        let made: Value = serde_json::from_str(&unsigned(&made)).unwrap();
         assert_eq!(made, record["message"]);
     }
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::translation::{Thinking, Untranslated, refused, set, stream};
+
 /// Placement of system messages within the conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -11,38 +13,24 @@ pub enum System {
     Merged,
 }
 
-/// How the engine is told whether to reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thinking {
-    /// By `reasoning_effort` and `thinking_token_budget` (vLLM).
-    Effort,
-    /// By `chat_template_kwargs.enable_thinking`.
-    Template,
-}
-
-/// A chat request that asks the same.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Translated {
-    /// Its body.
-    pub body: Value,
-    /// The answer is to be a stream of events.
-    pub stream: bool,
-}
-
-/// A request that cannot be translated, in words for the client: it begins with the path of the
-/// member.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Refused(String);
-
-fn refused<T>(path: &str, words: &str) -> Result<T, Refused> {
-    Err(Refused(format!("{path}: {words}")))
-}
-
 /// Members that a chat has under the same name.
 const SAME: [&str; 5] = ["model", "max_tokens", "temperature", "top_p", "top_k"];
-/// Members without bearing on the answer of an engine of one's own.
-const IGNORED: [&str; 4] = ["metadata", "context_management", "service_tier", "betas"];
+/// Members without bearing on the answer of an engine of one's own, and members of a chat that the
+/// API does not have: engines leave them out.
+const IGNORED: [&str; 12] = [
+    "metadata",
+    "context_management",
+    "service_tier",
+    "betas",
+    "n",
+    "stop",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "max_completion_tokens",
+    "best_of",
+];
 /// Beginning of a system text with which a client names itself and a hash of the request: with it
 /// no two prompts would have the same beginning.
 const BILLING: &str = "x-anthropic-billing-header";
@@ -51,12 +39,13 @@ const BILLING: &str = "x-anthropic-billing-header";
 ///
 /// # Errors
 /// A member that is malformed, or that no chat request can ask for.
-pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Translated, Refused> {
+pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Value, Untranslated> {
     let Some(members) = body.as_object() else { return refused("body", "an object is needed") };
     let mut chat = Map::new();
-    let mut stream = false;
-    // `system` becomes a message.
-    let given = members.iter().filter(|(name, value)| !value.is_null() && *name != "system");
+    let mut streamed = false;
+    // `system` becomes a message. What is said of thinking holds, whatever else concerns it.
+    let later = ["system", "output_config", "thinking"];
+    let given = members.iter().filter(|(name, value)| !value.is_null() && !later.contains(&name.as_str()));
     for (name, value) in given {
         match name.as_str() {
             same if SAME.contains(&same) => set(&mut chat, same, value.clone()),
@@ -67,15 +56,18 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Tra
                 messages(value, members.get("system").filter(|text| !text.is_null()), system)?,
             ),
             "stop_sequences" => set(&mut chat, "stop", value.clone()),
-            "stream" => stream = value.as_bool().map_or_else(|| refused("stream", "a boolean"), Ok)?,
+            "stream" => streamed = stream(value)?,
+            // Chats refuse an empty list.
+            "tools" if value.as_array().is_some_and(Vec::is_empty) => {}
             "tools" => set(&mut chat, "tools", tools(value)?),
             "tool_choice" => tool_choice(value, &mut chat)?,
-            "thinking" => think(value, thinking, &mut chat)?,
-            "output_config" => output_config(value, &mut chat)?,
             "mcp_servers" | "container" => return refused(name, "an engine has none"),
             _ => set(&mut chat, name, value.clone()),
         }
     }
+    let member = |name| members.get(name).filter(|value: &&Value| !value.is_null());
+    member("output_config").map_or(Ok(()), |value| output_config(value, &mut chat))?;
+    member("thinking").map_or(Ok(()), |value| think(value, thinking, &mut chat))?;
     for needed in ["model", "max_tokens", "messages"] {
         if !chat.contains_key(needed) {
             return refused(needed, "it is missing");
@@ -84,26 +76,39 @@ pub fn translate(body: &Value, system: System, thinking: Thinking) -> Result<Tra
     if chat.get("max_tokens").and_then(Value::as_u64).is_none_or(|tokens| tokens == 0) {
         return refused("max_tokens", "an integer above 0");
     }
-    if chat.contains_key("tools") && !chat.contains_key("tool_choice") {
-        set(&mut chat, "tool_choice", json!("auto"));
+    match chat.get("tools") {
+        Some(_) if !chat.contains_key("tool_choice") => set(&mut chat, "tool_choice", json!("auto")),
+        Some(offered) if !is_offered(&chat, offered) => return refused("tool_choice.name", "no such tool"),
+        Some(_) => {}
+        // Chats refuse a choice without tools.
+        None => drop(chat.shift_remove("tool_choice")),
     }
-    if stream {
+    if streamed {
         set(&mut chat, "stream", json!(true));
         set(&mut chat, "stream_options", json!({ "include_usage": true, "continuous_usage_stats": true }));
     }
-    Ok(Translated { body: Value::Object(chat), stream })
+    Ok(Value::Object(chat))
 }
 
-fn set(chat: &mut Map<String, Value>, name: &str, value: Value) {
-    chat.insert(name.to_owned(), value);
+/// True unless the chat forces a tool that is not among these.
+fn is_offered(chat: &Map<String, Value>, tools: &Value) -> bool {
+    const NAME: &str = "/function/name";
+    let forced = chat.get("tool_choice").and_then(|choice| choice.pointer(NAME));
+    let mut tools = tools.as_array().into_iter().flatten();
+    forced.is_none_or(|forced| tools.any(|tool| tool.pointer(NAME) == Some(forced)))
 }
 
 /// The messages of the chat, that of the system first.
-fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value, Refused> {
+fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value, Untranslated> {
     let Some(given) = value.as_array().filter(|given| !given.is_empty()) else {
         return refused("messages", "a list with a message is needed");
     };
-    let mut first = top.map_or(Ok(Vec::new()), |top| system_texts(top, "system"))?;
+    // Clients that bill send a list.
+    let mut first = match top {
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(top) => system_texts(top, "system")?,
+        None => Vec::new(),
+    };
     let mut chat = Vec::new();
     for (number, message) in given.iter().enumerate() {
         let path = format!("messages[{number}]");
@@ -121,6 +126,7 @@ fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value,
             _ => return refused(&path, "role: user, assistant or system"),
         }
     }
+    first.retain(|text| !text.is_empty());
     if !first.is_empty() {
         chat.insert(0, json!({ "role": "system", "content": first.concat() }));
     }
@@ -128,7 +134,7 @@ fn messages(value: &Value, top: Option<&Value>, system: System) -> Result<Value,
 }
 
 /// The texts of a system message, without that of a client's billing.
-fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Refused> {
+fn system_texts(content: &Value, path: &str) -> Result<Vec<String>, Untranslated> {
     let texts: Vec<&str> = match content {
         Value::String(text) => vec![text],
         Value::Array(blocks) => {
@@ -155,7 +161,7 @@ struct Turn {
 
 /// Adds the messages for one of a user or an assistant. Results of tools are messages of their own,
 /// before the user's words.
-fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Untranslated> {
     let blocks = match content {
         Value::String(text) => {
             chat.push(json!({ "role": role, "content": text }));
@@ -190,7 +196,13 @@ fn turn(role: &str, content: &Value, path: &str, chat: &mut Vec<Value>) -> Resul
 }
 
 impl Turn {
-    fn take(&mut self, role: &str, block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+    fn take(
+        &mut self,
+        role: &str,
+        block: &Value,
+        path: &str,
+        chat: &mut Vec<Value>,
+    ) -> Result<(), Untranslated> {
         let text = |name: &str| block.get(name).and_then(Value::as_str);
         match text("type") {
             Some("text") => {
@@ -221,7 +233,7 @@ impl Turn {
 }
 
 /// The message of a tool's result, and one of the user for its images.
-fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refused> {
+fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Untranslated> {
     let Some(id) = block.get("tool_use_id").and_then(Value::as_str) else {
         return refused(path, "tool_use_id is needed");
     };
@@ -247,7 +259,7 @@ fn result(block: &Value, path: &str, chat: &mut Vec<Value>) -> Result<(), Refuse
     Ok(())
 }
 
-fn image(block: &Value, path: &str) -> Result<Value, Refused> {
+fn image(block: &Value, path: &str) -> Result<Value, Untranslated> {
     let source = block.get("source");
     let text = |name: &str| source?.get(name)?.as_str();
     let url = match text("type") {
@@ -262,7 +274,7 @@ fn image(block: &Value, path: &str) -> Result<Value, Refused> {
 }
 
 /// The tools of the chat. Those that a provider runs itself have no schema.
-fn tools(value: &Value) -> Result<Value, Refused> {
+fn tools(value: &Value) -> Result<Value, Untranslated> {
     let Some(given) = value.as_array() else { return refused("tools", "a list") };
     let tool = |(number, tool): (usize, &Value)| {
         let Some(schema) = tool.get("input_schema").and_then(Value::as_object) else {
@@ -283,7 +295,7 @@ fn tools(value: &Value) -> Result<Value, Refused> {
     given.iter().enumerate().map(tool).collect()
 }
 
-fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let choice = match value.get("type").and_then(Value::as_str) {
         Some(same @ ("auto" | "none")) => json!(same),
         Some("any") => json!("required"),
@@ -302,7 +314,7 @@ fn tool_choice(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refus
     Ok(())
 }
 
-fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let kind = value.get("type").and_then(Value::as_str);
     match (kind, told) {
         (Some("enabled"), Thinking::Effort) => {
@@ -322,7 +334,7 @@ fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result
     Ok(())
 }
 
-fn output_config(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Refused> {
+fn output_config(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated> {
     let format = value.get("format").filter(|format| !format.is_null());
     if let Some(format) = format {
         let Some(schema) = format.get("schema").filter(|_| format.get("type") == Some(&json!("json_schema")))
@@ -348,7 +360,47 @@ mod tests {
             members.entry(name).or_insert(value);
         }
         members.entry("messages").or_insert_with(|| json!([{ "role": "user", "content": "hi" }]));
-        translate(&body, System::Merged, Thinking::Effort).unwrap().body
+        translate(&body, System::Merged, Thinking::Effort).unwrap()
+    }
+
+    #[test]
+    fn what_a_chat_refuses_though_the_api_has_it_is_left_out() {
+        let plain = chat(json!({}));
+        assert_eq!(chat(json!({ "tools": [] })), plain);
+        assert_eq!(chat(json!({ "tools": [], "tool_choice": { "type": "any" } })), plain);
+        assert_eq!(chat(json!({ "n": 2, "stop": "x", "logprobs": true, "echo": true })), plain);
+        let unknown = json!({
+            "model": "m", "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }],
+            "tools": [{ "name": "f", "input_schema": {} }],
+            "tool_choice": { "type": "tool", "name": "g" },
+        });
+        let refused = translate(&unknown, System::Merged, Thinking::Effort).unwrap_err();
+        assert_eq!(refused.path(), "tool_choice.name");
+    }
+
+    #[test]
+    fn what_is_said_of_thinking_holds_wherever_it_stands() {
+        let [disabled, effort] = [json!({ "type": "disabled" }), json!({ "effort": "high" })];
+        for body in [
+            json!({ "thinking": disabled, "output_config": effort }),
+            json!({ "output_config": effort, "thinking": disabled }),
+        ] {
+            assert_eq!(chat(body)["reasoning_effort"], "none");
+        }
+        let body = json!({
+            "model": "m", "max_tokens": 9, "messages": [{ "role": "user", "content": "hi" }],
+            "thinking": disabled, "chat_template_kwargs": { "a": 1 },
+        });
+        let told = translate(&body, System::Merged, Thinking::Template).unwrap();
+        assert_eq!(told["chat_template_kwargs"], json!({ "a": 1, "enable_thinking": false }));
+    }
+
+    #[test]
+    fn a_header_of_billing_is_left_out_of_lists_only() {
+        let text = "x-anthropic-billing-header: 1; You are X.";
+        let first = |system: Value| chat(json!({ "system": system }))["messages"][0].clone();
+        assert_eq!(first(json!(text)), json!({ "role": "system", "content": text }));
+        assert_eq!(first(json!([{ "type": "text", "text": text }]))["role"], "user");
     }
 
     fn messages_of(messages: &Value) -> Value {
@@ -384,7 +436,7 @@ mod tests {
             ],
         });
         let roles = |system| {
-            let translated = translate(&body, system, Thinking::Effort).unwrap().body;
+            let translated = translate(&body, system, Thinking::Effort).unwrap();
             let said = |message: &Value| {
                 format!("{} {}", message["role"].as_str().unwrap(), message["content"].as_str().unwrap())
             };
@@ -451,7 +503,7 @@ mod tests {
         let with = |given: Value, told| {
             let messages = json!([{ "role": "user", "content": "hi" }]);
             let body = json!({ "model": "m", "max_tokens": 9, "messages": messages, "thinking": given });
-            translate(&body, System::Merged, told).unwrap().body
+            translate(&body, System::Merged, told).unwrap()
         };
         let enabled = json!({ "type": "enabled", "budget_tokens": 1024 });
         assert_eq!(with(enabled.clone(), Thinking::Effort)["thinking_token_budget"], 1024);

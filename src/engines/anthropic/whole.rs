@@ -1,53 +1,67 @@
 //! A whole answer of a chat as a message.
 
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::{Called, signature, stopped, usage};
+use crate::translation::{Part, of_message};
 
-/// The message for the JSON answer of a chat; `seed` makes its signatures. `None` if that is no
-/// answer of a chat, or a call's arguments are no JSON object.
-pub fn message(chat: &Value, seed: u64) -> Option<Value> {
+/// Members that engines add to their answers for other parts of a deployment.
+const ADDED: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
+
+/// The message, as JSON text, for the JSON answer of a chat; `seed` makes its signatures. Arguments
+/// of calls stand in it as they came: their numbers may be longer than 64 bits. `None` if that is
+/// no answer of a chat, or a call's arguments are no JSON object.
+pub fn message(chat: &Value, seed: u64) -> Option<String> {
     let choice = chat.get("choices")?.get(0)?;
-    let said = choice.get("message")?;
-    let text = |name: &str| said.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let mut content = Vec::new();
-    if let Some(reasoning) = text("reasoning").or_else(|| text("reasoning_content")) {
-        let signature = signature(seed, 0);
-        content.push(json!({ "type": "thinking", "thinking": reasoning, "signature": signature }));
-    }
-    content.extend(text("content").map(|text| json!({ "type": "text", "text": text })));
-    let calls = said.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    for call in calls {
-        content.push(tool_use(call)?);
-    }
+    let parts = of_message(choice.get("message")?, seed)?;
+    let called = parts.iter().any(|(part, _)| matches!(part, Part::Call(_)));
+    let blocks = parts.iter().map(|(part, text)| block(part, text, seed));
+    let mut content: Vec<String> = blocks.collect::<Option<_>>()?;
     // Clients expect a first block.
     if content.is_empty() {
-        content.push(json!({ "type": "text", "text": "" }));
+        content.push(json!({ "type": "text", "text": "" }).to_string());
     }
     let finish = choice.get("finish_reason").and_then(Value::as_str);
-    let called = if calls.is_empty() { Called::No } else { Called::Complete };
+    let called = if called { Called::Complete } else { Called::No };
     let (reason, sequence) = stopped(finish, choice.get("stop_reason"), called);
-    let mut message = Map::new();
-    let mut set = |name: &str, value: Value| message.insert(name.to_owned(), value);
-    set("id", chat.get("id").cloned().unwrap_or_default());
-    set("type", json!("message"));
-    set("role", json!("assistant"));
-    set("content", Value::Array(content));
-    set("model", chat.get("model").cloned().unwrap_or_default());
-    for (name, value) in [("stop_reason", reason), ("stop_sequence", sequence)] {
-        if !value.is_null() {
-            set(name, value);
-        }
-    }
-    set("usage", usage(chat.get("usage").filter(|usage| !usage.is_null())));
-    Some(Value::Object(message))
+    let of_chat = |name: &str| chat.get(name).cloned().unwrap_or_default();
+    let mut members = vec![
+        ("id", of_chat("id").to_string()),
+        ("type", json!("message").to_string()),
+        ("role", json!("assistant").to_string()),
+        ("content", format!("[{}]", content.join(","))),
+        ("model", of_chat("model").to_string()),
+    ];
+    let added = ADDED.map(|name| (name, of_chat(name)));
+    let some = [("stop_reason", reason), ("stop_sequence", sequence)].into_iter().chain(added);
+    members.extend(some.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name, value.to_string())));
+    members.push(("usage", usage(chat.get("usage").filter(|usage| !usage.is_null())).to_string()));
+    Some(object(&members))
 }
 
-fn tool_use(call: &Value) -> Option<Value> {
-    let function = call.get("function")?;
-    let arguments = function.get("arguments").and_then(Value::as_str).unwrap_or("{}");
-    let input: Map<String, Value> = serde_json::from_str(arguments).ok()?;
-    Some(json!({ "type": "tool_use", "id": call.get("id")?, "name": function.get("name")?, "input": input }))
+/// The JSON text of a block.
+fn block(part: &Part, text: &str, seed: u64) -> Option<String> {
+    Some(match part {
+        Part::Reasoning => {
+            json!({ "type": "thinking", "thinking": text, "signature": signature(seed, 0) }).to_string()
+        }
+        Part::Text => json!({ "type": "text", "text": text }).to_string(),
+        Part::Call(call) => {
+            let arguments = if text.is_empty() { "{}" } else { text };
+            let input: &RawValue = serde_json::from_str(arguments).ok()?;
+            let input = Some(input.get()).filter(|input| input.starts_with('{'))?;
+            let (id, name) = (json!(call.id).to_string(), json!(call.name).to_string());
+            let kind = json!("tool_use").to_string();
+            object(&[("type", kind), ("id", id), ("name", name), ("input", input.to_owned())])
+        }
+    })
+}
+
+/// The JSON text of an object with these members, of which the values are JSON text.
+fn object(members: &[(&str, String)]) -> String {
+    let members: Vec<String> = members.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}", members.join(","))
 }
 
 /// The error of the Messages API for an error answer of a chat, with `words` where it has none.
@@ -75,7 +89,7 @@ mod tests {
         let call =
             json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } });
         let chat = answer(&json!({ "content": "Hi", "reasoning": "Hm", "tool_calls": [call] }), "tool_calls");
-        let message = message(&chat, 7).unwrap();
+        let message: Value = serde_json::from_str(&message(&chat, 7).unwrap()).unwrap();
         let expected = json!({
             "id": "chatcmpl-1", "type": "message", "role": "assistant",
             "content": [
@@ -91,11 +105,24 @@ mod tests {
     #[test]
     fn an_empty_answer_has_one_empty_block_and_a_broken_call_is_no_message() {
         let empty = message(&answer(&json!({ "content": null }), "stop"), 1).unwrap();
+        let empty: Value = serde_json::from_str(&empty).unwrap();
         assert_eq!(empty["content"], json!([{ "type": "text", "text": "" }]));
         assert_eq!(empty["stop_reason"], "end_turn");
         let call = json!({ "id": "c1", "function": { "name": "f", "arguments": "{\"a" } });
         assert_eq!(message(&answer(&json!({ "tool_calls": [call] }), "length"), 1), None);
         assert_eq!(message(&json!({ "object": "list" }), 1), None);
+    }
+
+    #[test]
+    fn arguments_stand_as_they_came_and_added_members_are_kept() {
+        let nested = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+        let arguments = format!("{{\"id\": 12345678901234567890123, \"b\": -0, \"c\": {nested}}}");
+        let call = json!({ "id": "c1", "function": { "name": "f", "arguments": arguments } });
+        let mut chat = answer(&json!({ "tool_calls": [call] }), "tool_calls");
+        chat["kv_transfer_params"] = json!({ "a": 1 });
+        let message = message(&chat, 1).unwrap();
+        assert!(message.contains(&format!("\"input\":{arguments}}}")), "{message}");
+        assert!(message.contains("\"kv_transfer_params\":{\"a\":1}"), "{message}");
     }
 
     #[rstest::rstest]

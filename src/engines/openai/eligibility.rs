@@ -131,6 +131,7 @@ fn blank(route: Route) -> Request {
         stream: false,
         include_usage: false,
         continuous_usage: false,
+        reads_reasoning_usage: true,
         return_token_ids: false,
         prediction: None,
         tools: false,

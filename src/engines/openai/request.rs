@@ -40,7 +40,7 @@ impl Route {
 }
 
 /// The APIs whose requests ask for generated text: two that are speculated on, and two that are
-/// only relayed.
+/// relayed, unless they are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     /// A completion, which may be speculated on.
@@ -52,7 +52,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// The APIs that are only relayed.
+    /// The APIs that are relayed, unless they are translated.
     pub const RELAYED: [Self; 2] = [Self::Responses, Self::Messages];
 
     /// The name in metrics and logs.
@@ -118,6 +118,8 @@ pub struct Request {
     /// The client asked for usage on every event of the stream, too
     /// (`stream_options.continuous_usage_stats`).
     pub continuous_usage: bool,
+    /// Reasoning tokens are read in the usage of each event, and not of the last one only.
+    pub reads_reasoning_usage: bool,
     /// The client asked for `return_token_ids`, so they are not removed from its answer.
     pub return_token_ids: bool,
     /// The client's own predicted output; `None` if it sent none.

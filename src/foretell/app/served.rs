@@ -14,16 +14,16 @@ use tower::ServiceBuilder;
 
 use crate::config::process::{Backend, Replicas, ServedModel};
 use crate::fleet::{Local, ReplicaSettings};
-use crate::gateway::translate::{self, Untranslated};
+use crate::gateway::translate;
 use crate::http::body::Body;
 use crate::http::connections::{Connections, max_clients};
 use crate::http::listen::{self, Bounds, Listening, Stop};
 use crate::http::memory::Memory;
 use crate::http::request::RequestBody;
 use crate::serving::failure::{Failure, shielded};
-use foretell_engines::anthropic::Thinking;
+use foretell_engines::translation::{Thinking, Untranslated};
 
-/// Longest body of the Messages API that is translated for a model in this process, bytes.
+/// Longest body that is translated for a model in this process, bytes.
 const BODY_MAX: usize = 32 << 20;
 /// Memory for such bodies, bytes.
 const BODIES: u64 = 256 << 20;
@@ -87,15 +87,19 @@ pub fn load(model: &ServedModel, pace: Option<Pace>) -> Result<Opened, StartErro
     foretell_onnx::target::open::open(&model.path, model.name.clone(), &options, pace)
 }
 
-/// Answers with a model in this process: by the Messages API too, as translations of chats.
+/// Answers with a model in this process: by the Messages and the Responses API too, as
+/// translations of chats. No server behind takes what cannot be translated.
 async fn answer(app: Arc<App>, request: Request<RequestBody>, memory: Arc<Memory>) -> Response<Body> {
-    let told = |_: &[u8]| Some(Thinking::Template);
-    let (mut request, translated) = translate::enter(request, told, BODY_MAX, &memory).await;
-    let response = match request.extensions_mut().remove() {
-        Some(Untranslated(words)) => Failure::Untranslated(words).response(),
+    let told = |_: &[u8]| Some(translate::Backend { thinking: Thinking::Template, has_api: false });
+    let (mut request, back) = match translate::asked(&request) {
+        Some(api) => translate::enter(request, api, told, BODY_MAX, &memory).await,
+        None => (request, None),
+    };
+    let response = match request.extensions_mut().remove::<Untranslated>() {
+        Some(untranslated) => Failure::Untranslated(untranslated).response(),
         None => app.answer(request.map(BodyExt::boxed_unsync)).await,
     };
-    if translated { translate::leave(response, &memory).await } else { response }
+    translate::leave(response, back, &memory).await
 }
 
 /// Serves a model's API until stopped; returns the number of connections that were cut.

@@ -295,7 +295,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         replicas,
         ranks: 0,
         render: None,
-        translates: false,
+        translates: Vec::new(),
         models: Vec::new(),
         connect: Connect::default(),
         load: Load::default(),

@@ -32,6 +32,8 @@ use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
 use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
+use foretell_engines::dialect::Dialect;
+use foretell_engines::openai::Api;
 
 /// The data-parallel rank of an engine that is to compute a request. vLLM and SGLang both support
 /// it.
@@ -78,6 +80,8 @@ pub struct Replica {
     /// One for each network thread, and one for all other threads.
     pools: Vec<Arc<Pool>>,
     dialect: ArcSwap<String>,
+    /// The engine's last known dialect: kept while it is relayed.
+    engine: ArcSwap<String>,
     speculates: AtomicBool,
     refuses_prediction: AtomicBool,
     health: Arc<Health>,
@@ -152,6 +156,7 @@ impl Replica {
             prefix,
             pools: (0..=settings.lanes).map(|_| pool()).collect(),
             dialect: ArcSwap::from_pointee(settings.dialect.clone()),
+            engine: ArcSwap::from_pointee(settings.dialect.clone()),
             speculates: AtomicBool::new(settings.speculates),
             refuses_prediction: AtomicBool::new(false),
             health,
@@ -199,9 +204,19 @@ impl Replica {
         self.dialect.load_full()
     }
 
+    /// The name of the dialect that was configured or last recognised, also while it is relayed;
+    /// `auto` until it is known.
+    pub fn engine(&self) -> Arc<String> {
+        self.engine.load_full()
+    }
+
     /// Sets the recognised dialect, and whether it can verify drafts.
     pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
-        self.dialect.store(Arc::new(dialect.into()));
+        let dialect = Arc::new(dialect.into());
+        if Dialect::ALL.iter().any(|known| known.name() == dialect.as_str()) {
+            self.engine.store(Arc::clone(&dialect));
+        }
+        self.dialect.store(dialect);
         self.speculates.store(speculates, Ordering::Release);
     }
 
@@ -221,9 +236,9 @@ impl Replica {
         self.speculates.load(Ordering::Acquire)
     }
 
-    /// True if requests of the Messages API are translated to chats for it.
-    pub fn translates(&self) -> bool {
-        self.settings.translates
+    /// True if requests of this API are translated to chats for it.
+    pub fn translates(&self, api: Api) -> bool {
+        self.settings.translates.contains(&api)
     }
 
     /// True if it bills per token.

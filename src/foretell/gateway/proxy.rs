@@ -19,7 +19,7 @@ use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
 use super::tenant;
-use super::translate::{self, AskedBy, Untranslated};
+use super::translate::{self, AskedBy};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
@@ -41,6 +41,7 @@ use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::dialect;
 use foretell_engines::openai::{self, Judgement, Route};
 use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
+use foretell_engines::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
 const LONGEST_ID: usize = 128;
@@ -200,13 +201,13 @@ impl Proxy {
 
     async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let Shared { fleet, memory, .. } = &self.shared;
-        if !translate::asks(&request) || !fleet.translates() {
+        let Some(api) = translate::asked(&request).filter(|api| fleet.translates(*api)) else {
             return self.begin(request).await;
-        }
-        let told = |body: &[u8]| translate::told(fleet, body);
-        let (request, translated) = translate::enter(request, told, self.limits.speculate_body, memory).await;
+        };
+        let told = |body: &[u8]| translate::told(fleet, api, body);
+        let (request, back) = translate::enter(request, api, told, self.limits.speculate_body, memory).await;
         let response = self.begin(request).await;
-        if translated { translate::leave(response, memory).await } else { response }
+        translate::leave(response, back, memory).await
     }
 
     async fn begin(&self, request: Request<RequestBody>) -> Response<Body> {
@@ -228,15 +229,16 @@ impl Proxy {
         let peer = parts.extensions.remove::<Peer>();
         let keeps_alive = parts.version <= Version::HTTP_11;
         let mut inbound = Inbound { parts, peer, record };
-        if let Some(Untranslated(words)) = inbound.parts.extensions.remove() {
-            return fail(inbound.record, &Failure::Untranslated(words));
+        let untranslated = inbound.parts.extensions.remove::<Untranslated>();
+        if let Some(refused @ Untranslated::Refused { .. }) = untranslated {
+            return fail(inbound.record, &Failure::Untranslated(refused));
         }
         if tenant::is_doubtful(&self.tenants, &inbound.parts.headers) {
             return fail(inbound.record, &Failure::TenantTwice);
         }
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
             Some(route) => self.completion(inbound, body, route).await,
-            None => self.other(inbound, body).await,
+            None => self.other(inbound, body, untranslated).await,
         };
         if keeps_alive && self.shared.life.is_draining() && !response.headers().contains_key(CONNECTION) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -244,14 +246,23 @@ impl Proxy {
         response
     }
 
-    /// Relays a request that is no completion.
-    async fn other(&self, mut inbound: Inbound, body: RequestBody) -> Response<Body> {
+    /// Relays a request that is no completion, perhaps for the reason that it is not translated.
+    async fn other(
+        &self,
+        mut inbound: Inbound,
+        body: RequestBody,
+        untranslated: Option<Untranslated>,
+    ) -> Response<Body> {
         if inbound.parts.method == Method::CONNECT {
             return fail(inbound.record, &Failure::Connect);
         }
         let api = route::relayed_api(&inbound.parts.method, &inbound.parts.uri);
-        if let Some(api) = api {
-            inbound.record.asks_by(api);
+        match (api, untranslated) {
+            (Some(api), Some(Untranslated::Passed { reason, parameter })) => {
+                inbound.record.relayed(api, reason, Some(parameter));
+            }
+            (Some(api), _) => inbound.record.asks_by(api),
+            (None, _) => {}
         }
         let mut model = None;
         // With several backends the model selects one; it is also recorded for requests for text.
@@ -318,7 +329,9 @@ impl Proxy {
         let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
         let (why, model, to, body) = match self.admit(head, body).await {
-            Received::Serve { eligible, body } => {
+            Received::Serve { mut eligible, body } => {
+                // Of a chat's events only the prompt's tokens are read by a translation.
+                eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
                 let trailers = headers::takes_trailers(&inbound.parts.headers);
                 // Any value of `x-foretell-corpus` but `on` keeps the request out of the corpus.
                 let is_on = |told: &HeaderValue| told.as_bytes().trim_ascii().eq_ignore_ascii_case(b"on");

@@ -1,17 +1,20 @@
-//! Requests of the Messages API for a backend with `routes: { messages: translate }`, or for a
-//! model in this process: they go on as chats, with all that a chat gets here, and come back as
-//! messages.
+//! Requests of the Messages and the Responses API for a backend whose `routes` say `translate`, or
+//! for a model in this process: they go on as chats, with all that a chat gets here, and come back
+//! as answers of their API.
 //!
 //! The translation is at the very edge: everything behind it sees a chat. Only the label `route` of
-//! metrics and logs tells that the client asked for a message.
+//! metrics and logs tells by which API the client asked. A request that a chat cannot ask for is
+//! passed on as it is.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING,
+};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, request};
 use http_body::Frame;
@@ -20,20 +23,24 @@ use serde_json::Value;
 
 use super::route::{self, Read};
 use crate::fleet::Fleet;
-use crate::http::answer::json_response;
+use crate::http::answer::error_body;
 use crate::http::body::{Body, BoxError, full};
-use crate::http::gather::{Gathered, gather};
 use crate::http::headers;
-use crate::http::memory::Memory;
+use crate::http::memory::{Memory, Reservation};
 use crate::http::request::RequestBody;
 use crate::random;
-use foretell_engines::anthropic::{self, Events, System, Thinking};
+use foretell_core::words::RelayReason;
+use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::Dialect;
-use foretell_engines::openai::sse::Decoder;
+use foretell_engines::openai::sse::{Decoder, TooLong};
 use foretell_engines::openai::{Api, Route, json, parsed_bytes};
+use foretell_engines::responses::{self, Asked};
+use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
 const ANSWER_BYTES: usize = 64 << 20;
+/// The path of a request as a whole.
+const BODY: &str = "body";
 /// Where clients of the Messages API put their key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -41,64 +48,110 @@ const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AskedBy(pub Api);
 
-/// Extension of a request that cannot be translated: the words for the client.
-#[derive(Clone, Debug)]
-pub(crate) struct Untranslated(pub String);
-
-/// True if the request asks for a message.
-pub(crate) fn asks(request: &Request<RequestBody>) -> bool {
-    route::relayed_api(request.method(), request.uri()) == Some(Api::Messages)
+/// The answer that the client of a translated request is to get.
+#[derive(Debug)]
+pub(crate) enum Back {
+    /// A message.
+    Message,
+    /// A response that repeats this, for which memory is kept.
+    Response(Box<Asked>, Reservation),
 }
 
-/// The request to serve, and true if the answer must be translated back. `told` tells by the body
-/// how the engine is told to reason; `None`: it gets messages as they are.
+/// The API that a request asks by, if it is one that may be translated.
+pub(crate) fn asked(request: &Request<RequestBody>) -> Option<Api> {
+    route::relayed_api(request.method(), request.uri())
+}
+
+/// The backend of a request by another API.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backend {
+    /// How it is told to reason.
+    pub thinking: Thinking,
+    /// It has that API itself: what cannot be translated is left to it.
+    pub has_api: bool,
+}
+
+/// The request to serve, and the answer that is to be made of that to it. `told` tells by the body
+/// what backend it is for; `None`: that gets requests of this API as they are. A request that is
+/// not translated has [`Untranslated`] as an extension.
 pub(crate) async fn enter(
     request: Request<RequestBody>,
-    told: impl FnOnce(&[u8]) -> Option<Thinking>,
+    api: Api,
+    told: impl FnOnce(&[u8]) -> Option<Backend>,
     limit: usize,
     memory: &Arc<Memory>,
-) -> (Request<RequestBody>, bool) {
-    if !asks(&request) || route::is_encoded(request.headers()) {
-        return (request, false);
+) -> (Request<RequestBody>, Option<Back>) {
+    if route::is_encoded(request.headers()) {
+        return (request, None);
     }
     let (parts, body) = request.into_parts();
-    let as_it_is = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), false);
+    let as_it_is = |parts, body: Body| (Request::from_parts(parts, RequestBody::resumed(body)), None);
     let bytes = match route::read(body, limit, memory).await {
         Read::Broken(error) => return as_it_is(parts, broken(error)),
         Read::Unread(body, _) => return as_it_is(parts, body),
         Read::Whole(bytes) => bytes,
     };
-    let Some(thinking) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
+    let Some(backend) = told(&bytes) else { return as_it_is(parts, full(bytes)) };
     // What is read of the body, and the chat that is made of that.
-    let Some(_parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
+    let Some(parsed) = memory.try_take(2 * parsed_bytes(&bytes) as u64) else {
         return as_it_is(parts, full(bytes));
     };
-    let mut request = Request::from_parts(parts, ());
-    let body = match chat(&bytes, thinking) {
-        Ok(body) => body,
-        Err(words) => {
-            request.extensions_mut().insert(Untranslated(words));
-            Bytes::new()
+    let mut parts = parts;
+    let (body, back) = match chat(api, &bytes, backend.thinking, parsed) {
+        Ok((chat, back)) => (chat, Some(back)),
+        Err(passed @ Untranslated::Passed { .. }) => {
+            parts.extensions.insert(passed);
+            return as_it_is(parts, full(bytes));
+        }
+        Err(Untranslated::Refused { path, .. }) if backend.has_api => {
+            let reason = if path == BODY { RelayReason::Body } else { RelayReason::Parameter };
+            parts.extensions.insert(Untranslated::Passed { reason, parameter: path });
+            return as_it_is(parts, full(bytes));
+        }
+        Err(refused @ Untranslated::Refused { .. }) => {
+            parts.extensions.insert(refused);
+            // Errors of the Responses API are those of chats.
+            (Bytes::new(), (api == Api::Messages).then_some(Back::Message))
         }
     };
-    request.extensions_mut().insert(AskedBy(Api::Messages));
-    let (mut parts, ()) = request.into_parts();
+    parts.extensions.insert(AskedBy(api));
     as_chat(&mut parts);
-    (Request::from_parts(parts, RequestBody::resumed(full(body))), true)
+    (Request::from_parts(parts, RequestBody::resumed(full(body))), back)
 }
 
-/// How the backend of a request is told to reason; `None` if it is sent messages as they are.
-pub(super) fn told(fleet: &Fleet, body: &[u8]) -> Option<Thinking> {
+/// The backend of a request by this API; `None` if it is sent such as they are.
+pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
-    let effort = replica.dialect().as_str() == Dialect::Vllm.name();
-    replica.translates().then_some(if effort { Thinking::Effort } else { Thinking::Template })
+    let known = replica.engine();
+    let is = |dialect: Dialect| known.as_str() == dialect.name();
+    let thinking = if is(Dialect::Vllm) { Thinking::Effort } else { Thinking::Template };
+    let has_api = is(Dialect::Vllm) || is(Dialect::Sglang) || is(Dialect::LlamaCpp);
+    replica.translates(api).then_some(Backend { thinking, has_api })
 }
 
-/// The body of the chat request, or the reason that there is none, for the client.
-fn chat(body: &[u8], thinking: Thinking) -> Result<Bytes, String> {
-    let parsed = json::parse(body).ok_or("the body is no JSON, or names a key twice")?;
-    let translated = anthropic::translate(&parsed, System::Merged, thinking);
-    translated.map(|translated| translated.body.to_string().into()).map_err(|error| error.to_string())
+/// The body of the chat request. `memory` covers what is read of the request.
+fn chat(
+    api: Api,
+    body: &[u8],
+    thinking: Thinking,
+    mut memory: Reservation,
+) -> Result<(Bytes, Back), Untranslated> {
+    let malformed = || Untranslated::Refused {
+        path: BODY.to_owned(),
+        words: "it is no JSON, or not every reader reads it alike".to_owned(),
+    };
+    let parsed = json::parse(body).ok_or_else(malformed)?;
+    let (chat, back) = match api {
+        Api::Responses => {
+            let (chat, asked) = responses::translate(&parsed, thinking)?;
+            let kept = memory.split(asked.bytes() as u64);
+            (chat, Back::Response(Box::new(asked), kept))
+        }
+        Api::Messages | Api::Completion(_) => {
+            (anthropic::translate(&parsed, System::Merged, thinking)?, Back::Message)
+        }
+    };
+    Ok((chat.to_string().into(), back))
 }
 
 fn as_chat(parts: &mut request::Parts) {
@@ -108,6 +161,8 @@ fn as_chat(parts: &mut request::Parts) {
     for name in [CONTENT_LENGTH, TRANSFER_ENCODING] {
         parts.headers.remove(name);
     }
+    // The answer has to be read.
+    parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     sign(&mut parts.headers);
 }
 
@@ -125,42 +180,118 @@ fn broken(error: BoxError) -> Body {
     StreamBody::new(stream::once(std::future::ready(Err::<Frame<Bytes>, _>(error)))).boxed_unsync()
 }
 
-/// The answer to a chat as an answer of the Messages API.
-pub(crate) async fn leave(response: Response<Body>, memory: &Arc<Memory>) -> Response<Body> {
+/// The answer to a chat as the answer that the client is to get; without such, as it is.
+pub(crate) async fn leave(
+    response: Response<Body>,
+    back: Option<Back>,
+    memory: &Arc<Memory>,
+) -> Response<Body> {
+    let success = response.status().is_success();
+    let back = match back {
+        // Errors of the Responses API are those of chats.
+        Some(Back::Response(..)) if !success => return response,
+        None => return response,
+        Some(back) => back,
+    };
     let (mut parts, body) = response.into_parts();
     parts.headers.remove(CONTENT_LENGTH);
+    let encoding = parts.headers.remove(CONTENT_ENCODING);
+    let encoded = encoding.is_some_and(|encoding| encoding != "identity");
     let seed = random::fresh_seed();
-    if parts.status.is_success() && headers::is_event_stream(&parts.headers) {
-        let (decoder, events) = (Decoder::default(), Events::new(seed));
-        return Response::from_parts(parts, Translating { body, decoder, events }.boxed_unsync());
+    if success && !encoded && headers::is_event_stream(&parts.headers) {
+        let body = match back {
+            Back::Message => translating(body, anthropic::Events::stream(seed), None),
+            Back::Response(asked, kept) => {
+                translating(body, responses::Events::stream(*asked, seed), Some(kept))
+            }
+        };
+        return Response::from_parts(parts, body);
     }
-    let answer = match gather(body, ANSWER_BYTES, memory).await {
-        Ok(Gathered::Whole(bytes)) => serde_json::from_slice::<Value>(&bytes).ok(),
-        Ok(Gathered::Part(..)) | Err(_) => None,
-    };
-    let whole = answer.as_ref().filter(|_| parts.status.is_success());
-    let (status, value) = match (whole.and_then(|chat| anthropic::message(chat, seed)), parts.status) {
-        (Some(message), status) => (status, message),
-        (None, status) if status.is_success() => {
-            let words = "the backend's answer is no chat, or calls a tool with broken arguments";
-            (StatusCode::BAD_GATEWAY, anthropic::error(None, words))
+    let mut taken = memory.take(0);
+    let answer = match whole(body, &mut taken).await.filter(|_| !encoded) {
+        Some(bytes) => {
+            taken.follow((bytes.len() + parsed_bytes(&bytes)) as u64);
+            serde_json::from_slice::<Value>(&bytes).ok()
         }
-        (None, status) => (status, anthropic::error(answer.as_ref(), "the backend refused the request")),
+        None => None,
     };
-    let written = json_response(status, &value);
+    let (status, text) = back.whole(answer.as_ref(), parts.status, seed);
     parts.status = status;
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Response::from_parts(parts, written.into_body())
+    Response::from_parts(parts, full(text))
 }
 
-/// A stream of a chat's events, read as those of a message.
-struct Translating {
+/// The bytes of an answer, up to [`ANSWER_BYTES`]. It is there, and cannot be asked for again: so
+/// memory for it is taken however much is in use.
+async fn whole(mut body: Body, taken: &mut Reservation) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.ok()?.into_data() else { continue };
+        if bytes.len() + data.len() > ANSWER_BYTES {
+            return None;
+        }
+        bytes.extend_from_slice(&data);
+        taken.follow(bytes.capacity() as u64);
+    }
+    Some(bytes)
+}
+
+impl Back {
+    /// Status and JSON for a chat's answer that is not streamed.
+    fn whole(&self, answer: Option<&Value>, status: StatusCode, seed: u64) -> (StatusCode, String) {
+        if !status.is_success() {
+            return (status, anthropic::error(answer, "the backend refused the request").to_string());
+        }
+        let made = answer.and_then(|chat| match self {
+            Self::Message => anthropic::message(chat, seed),
+            Self::Response(asked, _) => responses::response(chat, asked, seed).map(|made| made.to_string()),
+        });
+        made.map_or_else(|| (StatusCode::BAD_GATEWAY, self.no_chat().to_string()), |made| (status, made))
+    }
+
+    /// The error for an answer of which nothing can be made.
+    fn no_chat(&self) -> Value {
+        let words = "the backend's answer is no chat, is compressed, or calls a tool with broken arguments";
+        match self {
+            Self::Message => anthropic::error(None, words),
+            Self::Response(..) => error_body(StatusCode::BAD_GATEWAY, words, None, "backend_answer"),
+        }
+    }
+}
+
+/// A stream of a chat's events, read as those of another API.
+struct Translating<E> {
     body: Body,
     decoder: Decoder,
-    events: Events,
+    events: Stream<E>,
+    /// The chat's stream has ended.
+    ended: bool,
+    /// The frame or error behind its events.
+    last: Option<Result<Frame<Bytes>, BoxError>>,
+    _kept: Option<Reservation>,
 }
 
-impl http_body::Body for Translating {
+fn translating<E: Events + Send + Unpin + 'static>(
+    body: Body,
+    events: Stream<E>,
+    kept: Option<Reservation>,
+) -> Body {
+    let decoder = Decoder::default();
+    Translating { body, decoder, events, ended: false, last: None, _kept: kept }.boxed_unsync()
+}
+
+impl<E: Events> Translating<E> {
+    /// The events for these bytes of the chat's.
+    fn take(&mut self, data: &[u8]) -> Result<Vec<u8>, TooLong> {
+        let mut out = Vec::new();
+        for message in self.decoder.push(data)? {
+            self.events.push(&message.data, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+impl<E: Events + Unpin> http_body::Body for Translating<E> {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -170,18 +301,22 @@ impl http_body::Body for Translating {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
         loop {
-            let frame = match std::task::ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                Some(Ok(frame)) => frame,
-                end => return Poll::Ready(end),
-            };
-            let data = match frame.into_data() {
-                Ok(data) => data,
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            };
-            let mut out = Vec::new();
-            for message in this.decoder.push(&data)? {
-                this.events.push(&message.data, &mut out);
+            if this.ended {
+                return Poll::Ready(this.last.take());
             }
+            let made = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => this.take(&data).map_err(|error| Some(Err(error.into()))),
+                    Err(trailers) => Err(Some(Ok(trailers))),
+                },
+                end => Err(end),
+            };
+            let out = made.unwrap_or_else(|end| {
+                let mut out = Vec::new();
+                this.events.cut(&mut out);
+                (this.ended, this.last) = (true, end);
+                out
+            });
             if !out.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(out.into()))));
             }
@@ -215,6 +350,7 @@ mod tests {
         let mut parts = request.unwrap().into_parts().0;
         as_chat(&mut parts);
         assert_eq!(parts.uri, "http://h:1/v1/chat/completions");
-        assert!(parts.headers.is_empty());
+        assert_eq!(parts.headers.len(), 1);
+        assert_eq!(parts.headers[ACCEPT_ENCODING], "identity");
     }
 }

@@ -137,6 +137,11 @@ impl Record {
         self.finished.route = Some(api);
     }
 
+    /// True if it is the translation of a request by another API.
+    pub fn is_translation(&self) -> bool {
+        self.asked_by.is_some()
+    }
+
     /// Records that it is a completion that is relayed.
     pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
         self.finished.path = Path::Relayed;

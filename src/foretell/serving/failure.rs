@@ -11,6 +11,7 @@ use crate::fleet::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 use crate::http::answer::{error_body, json_response};
 use crate::http::body::Body;
 use crate::http::request::Silent;
+use foretell_engines::translation::Untranslated;
 
 /// `Retry-After` of a request refused for lack of memory, seconds.
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
@@ -31,8 +32,8 @@ pub enum Failure {
     #[error("the request names more than one tenant")]
     TenantTwice,
     /// A request of another API that no chat request can ask for.
-    #[error("{0}")]
-    Untranslated(String),
+    #[error(transparent)]
+    Untranslated(Untranslated),
     /// The body is larger than `limits.relay_body`.
     #[error("the request body has more than {limit} bytes")]
     BodyTooLarge {
@@ -152,9 +153,14 @@ impl Failure {
 
     /// The error body, in the shape of the OpenAI API.
     pub fn body(&self) -> serde_json::Value {
-        error_body(self.status(), &self.to_string(), None, self.code())
+        let member = match self {
+            Self::Untranslated(untranslated) => Some(untranslated.path()),
+            _ => None,
+        };
+        error_body(self.status(), &self.to_string(), member, self.code())
     }
 }
+
 /// Layer (for `map_future`) behind which a panic costs its request alone, and not the connection
 /// with all that is on it.
 pub async fn shielded(

@@ -26,7 +26,8 @@ pub(super) fn applies(identity: &Identity, request: &Request) -> bool {
     let judged = request.stream || identity.engine.derenders;
     let cut = !request.stop.is_empty() || request.include_stop;
     // Reasoning so far is not counted in the events written here.
-    let counted = request.continuous_usage && parsers.reasoning.is_some();
+    let read = request.continuous_usage && request.reads_reasoning_usage;
+    let counted = read && parsers.reasoning.is_some();
     request.route == Route::Chat && parsers.apply(may_call(request)) && judged && !cut && !counted
 }
 

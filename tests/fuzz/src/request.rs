@@ -2,17 +2,21 @@
 //!
 //! Input: route and dialect, one byte each; then the body. An eligible body must be read as by the
 //! ordinary parser; the body sent to the server must be the client's except for the fields that
-//! Foretell adds.
+//! Foretell adds. The body is also a request of the Messages and the Responses API, and its lines
+//! are the data of the chat's events that answer it.
 
 use std::collections::BTreeMap;
 
 use foretell::gateway::route::model_of;
+use foretell_engines::anthropic::{self, System};
 use foretell_engines::dialect::{Dialect, Engine};
 use foretell_engines::openai::{
     Judgement, Request, Route, judge, parsed_bytes, understand, without_prediction,
 };
-use serde_json::Value;
+use foretell_engines::responses;
+use foretell_engines::translation::{Events, Stream, Thinking};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::bytes::Bytes;
 
@@ -35,6 +39,7 @@ pub fn run(input: &[u8]) {
         return;
     }
     let read: Option<Value> = serde_json::from_slice(body).ok();
+    translated(read.as_ref().unwrap_or(&Value::Null), body);
     strictly(route, body, read.as_ref());
     match judge(route, body) {
         Judgement::Eligible(request) => eligible(&request, body, read.as_ref(), dialect),
@@ -44,6 +49,32 @@ pub fn run(input: &[u8]) {
             }
         }
     }
+}
+
+/// A translated request is a chat, and a stream has one end, whatever the engine sends.
+fn translated(request: &Value, body: &[u8]) {
+    let text = String::from_utf8_lossy(body);
+    if let Ok(chat) = anthropic::translate(request, System::Merged, Thinking::Effort) {
+        assert!(chat["messages"].is_array());
+    }
+    let asked = responses::translate(request, Thinking::Template).map(|(chat, asked)| {
+        assert!(chat["messages"].as_array().is_some_and(|messages| !messages.is_empty()));
+        asked
+    });
+    let any = || responses::translate(&json!({"input": "x"}), Thinking::Effort).unwrap().1;
+    let stream = responses::Events::stream(asked.unwrap_or_else(|_| any()), 1);
+    ends_once(stream, &text, &["response.completed", "response.incomplete", "response.failed"]);
+    ends_once(anthropic::Events::stream(1), &text, &["message_stop", "error"]);
+}
+
+fn ends_once(mut stream: Stream<impl Events>, text: &str, ends: &[&str]) {
+    let mut out = Vec::new();
+    text.lines().for_each(|data| stream.push(data, &mut out));
+    stream.cut(&mut out);
+    let out = String::from_utf8(out).unwrap();
+    let names: Vec<&str> = out.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    let at: Vec<usize> = (0..names.len()).filter(|at| ends.contains(&names[*at])).collect();
+    assert_eq!(at, [names.len() - 1], "{names:?}");
 }
 
 /// True if a name here or below is one that the ordinary parser reads as one of its private values,

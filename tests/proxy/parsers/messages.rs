@@ -14,16 +14,16 @@ fn body(more: &Value) -> Value {
     body
 }
 
-async fn posted(to: SocketAddr, body: &Value) -> Message {
+pub(super) async fn posted(to: SocketAddr, path: &str, body: &Value) -> Message {
     let fields = "content-type: application/json\r\nx-api-key: k\r\nte: trailers\r\nconnection: te\r\n";
-    Wire::connect(to).await.ask(post(PATH, fields, body.to_string().as_bytes())).await
+    Wire::connect(to).await.ask(post(path, fields, body.to_string().as_bytes())).await
 }
 
 /// A streamed message, joined, and its path.
 async fn streamed(to: SocketAddr, more: &Value) -> (Value, String) {
     let mut body = body(more);
     body["stream"] = json!(true);
-    let answer = posted(to, &body).await;
+    let answer = posted(to, PATH, &body).await;
     assert_eq!(answer.head.status(), 200, "{}", answer.text());
     let path = answer.trailers.iter().find_map(|line| line.strip_prefix("x-foretell-path: "));
     (joined(&answer.text()), path.unwrap_or_default().to_owned())
@@ -71,7 +71,7 @@ fn grow(block: &mut Value, delta: &Value) {
 
 /// A message that is not streamed, and its path.
 async fn whole(to: SocketAddr, more: &Value) -> (Value, String) {
-    let answer = posted(to, &body(more)).await;
+    let answer = posted(to, PATH, &body(more)).await;
     assert_eq!(answer.head.status(), 200, "{}", answer.text());
     let path = answer.head.get("x-foretell-path").unwrap_or_default().to_owned();
     (serde_json::from_str(&answer.text()).unwrap(), path)
@@ -144,13 +144,13 @@ async fn errors_are_in_the_shape_of_the_api() {
         let wrong = json!({"max_tokens": 9, "messages": [{"role": "tool", "content": "x"}]});
         let unknown = body(&json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]}));
         for (body, words) in [(wrong, "messages[0]: role"), (unknown, "messages[0].content[0]: type")] {
-            let answer = posted(to, &body).await;
+            let answer = posted(to, PATH, &body).await;
             let error: Value = serde_json::from_str(&answer.text()).unwrap();
             assert_eq!((answer.head.status(), &error["type"]), (400, &json!("error")), "{error}");
             assert_eq!(error["error"]["type"], "invalid_request_error");
             assert!(error["error"]["message"].as_str().unwrap().starts_with(words), "{error}");
         }
-        let answer = posted(to, &body(&json!({"model": "other"}))).await;
+        let answer = posted(to, PATH, &body(&json!({"model": "other"}))).await;
         let error: Value = serde_json::from_str(&answer.text()).unwrap();
         assert_eq!((answer.head.status(), &error["type"]), (404, &json!("error")), "{error}");
     }

@@ -1,6 +1,7 @@
 //! A backend as the process file describes it.
 
 use foretell_engines::dialect::Dialect as Spoken;
+use foretell_engines::openai::Api;
 use foretell_engines::parse::Parsers;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -75,8 +76,8 @@ pub struct Backend {
     pub ranks: u32,
     /// The server that renders its chat requests and parses outputs; `None`: it does so itself.
     pub render: Option<Uri>,
-    /// Requests of the Messages API are translated to chats for it.
-    pub translates: bool,
+    /// The APIs whose requests are translated to chats for it.
+    pub translates: Vec<Api>,
     /// The models that it serves; empty means every model.
     pub models: Vec<Model>,
     /// How connections to it are made.

@@ -20,6 +20,7 @@ use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Engine;
+use foretell_engines::openai::Api;
 use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat};
 use foretell_onnx::open::DeviceChoice;
 
@@ -149,14 +150,14 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
     })
 }
 
-/// True if requests of the Messages API are translated.
-fn routes(mut section: Section<'_>) -> bool {
+/// The APIs whose requests are translated.
+fn routes(mut section: Section<'_>) -> Vec<Api> {
     let ways = &[("pass", false), ("translate", true)];
     let says = "pass: relayed; translate: sent as chats, which may be speculated on.";
-    let messages = section.or("messages", says, false, &word(ways));
-    section.or("responses", "pass: relayed.", (), &word(&[("pass", ())]));
+    let mut translated = vec![Api::Messages, Api::Responses];
+    translated.retain(|api| section.or(api.name(), says, false, &word(ways)));
     section.close();
-    messages
+    translated
 }
 
 fn replicas(item: &Item<'_>) -> Option<Replicas> {

@@ -9,6 +9,7 @@ use rustls::ClientConfig;
 use crate::fleet::key::KeyFile;
 use crate::fleet::models::ModelName;
 use crate::fleet::replica::local::Local;
+use foretell_engines::openai::Api;
 
 /// The key that a backend receives.
 #[derive(Clone, Debug, Default)]
@@ -41,8 +42,8 @@ pub struct ReplicaSettings {
     pub billed: bool,
     /// True if a likely answer may be sent along as OpenAI's `prediction`.
     pub predicts: bool,
-    /// Requests of the Messages API are translated to chats for it.
-    pub translates: bool,
+    /// The APIs whose requests are translated to chats for it.
+    pub translates: Vec<Api>,
     /// The models that it answers for.
     pub models: Vec<ModelName>,
     /// True if it takes requests for models that no backend lists.
@@ -90,7 +91,7 @@ impl ReplicaSettings {
             speculates: false,
             billed: false,
             predicts: false,
-            translates: false,
+            translates: Vec::new(),
             models: Vec::new(),
             default: false,
             keep_client_host: false,

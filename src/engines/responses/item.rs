@@ -1,0 +1,126 @@
+//! The parts of a chat's answer as items of a response.
+
+use serde_json::{Map, Value, json};
+
+use super::asked::Asked;
+use super::custom;
+use crate::translation::{Part, digits, set};
+
+/// Kind of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Reasoning,
+    Message,
+    Function,
+    Custom,
+}
+
+impl Kind {
+    pub fn of(part: &Part, asked: &Asked) -> Self {
+        match part {
+            Part::Reasoning => Self::Reasoning,
+            Part::Text => Self::Message,
+            Part::Call(call) if asked.is_custom(&call.name) => Self::Custom,
+            Part::Call(_) => Self::Function,
+        }
+    }
+
+    /// The id of the item with this number.
+    pub fn id(self, seed: u64, number: u64) -> String {
+        let prefix = match self {
+            Self::Reasoning => "rs",
+            Self::Message => "msg",
+            Self::Function => "fc",
+            Self::Custom => "ctc",
+        };
+        format!("{prefix}_{}", digits(seed, number))
+    }
+
+    /// The part of content that a text is; calls have none.
+    pub fn content(self, text: &str, logprobs: &[Value]) -> Option<Value> {
+        let mut part = Map::new();
+        match self {
+            Self::Function | Self::Custom => return None,
+            Self::Reasoning => {
+                set(&mut part, "text", json!(text));
+                set(&mut part, "type", json!("reasoning_text"));
+            }
+            Self::Message => {
+                set(&mut part, "annotations", json!([]));
+                set(&mut part, "text", json!(text));
+                set(&mut part, "type", json!("output_text"));
+                if !logprobs.is_empty() || text.is_empty() {
+                    set(&mut part, "logprobs", json!(logprobs));
+                }
+            }
+        }
+        Some(Value::Object(part))
+    }
+}
+
+/// An item; without a text, as it begins. `text` of a call is its arguments, or its input.
+pub(super) fn item(part: &Part, kind: Kind, id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
+    let content = kind.content(text, logprobs).filter(|_| !text.is_empty());
+    let content = content.map(|content| json!([content]));
+    let mut item = Map::new();
+    let mut put = |name: &str, value: Value| set(&mut item, name, value);
+    match part {
+        Part::Reasoning => {
+            put("id", json!(id));
+            put("summary", json!([]));
+            put("type", json!("reasoning"));
+            if let Some(content) = content {
+                put("content", content);
+            }
+            put("status", json!(status));
+        }
+        Part::Text => {
+            put("id", json!(id));
+            put("content", content.unwrap_or_else(|| json!([])));
+            put("role", json!("assistant"));
+            put("status", json!(status));
+            put("type", json!("message"));
+        }
+        Part::Call(call) if kind == Kind::Custom => {
+            put("call_id", json!(call.id));
+            put("input", json!(text));
+            put("name", json!(call.name));
+            put("type", json!("custom_tool_call"));
+            put("id", json!(id));
+        }
+        Part::Call(call) => {
+            put("arguments", json!(text));
+            put("call_id", json!(call.id));
+            put("name", json!(call.name));
+            put("type", json!("function_call"));
+            put("id", json!(id));
+            put("status", json!(status));
+        }
+    }
+    Value::Object(item)
+}
+
+/// The text of an item: the arguments of a free-form tool's call hold its input.
+pub(super) fn text_of(kind: Kind, text: String) -> String {
+    if kind == Kind::Custom { custom::input(&text) } else { text }
+}
+
+/// Log-probabilities as a whole item has them.
+pub(super) fn logprobs(chat: &[Value]) -> Vec<Value> {
+    chat.iter().map(|row| row_of(row, &["token", "bytes", "logprob"])).collect()
+}
+
+/// Log-probabilities as an event has them.
+pub(super) fn streamed_logprobs(chat: &[Value]) -> Vec<Value> {
+    chat.iter().map(|row| row_of(row, &["token", "logprob"])).collect()
+}
+
+fn row_of(row: &Value, names: &[&str]) -> Value {
+    let kept = |row: &Value| -> Map<String, Value> {
+        names.iter().map(|name| ((*name).to_owned(), row.get(*name).cloned().unwrap_or_default())).collect()
+    };
+    let mut made = kept(row);
+    let top = row.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
+    set(&mut made, "top_logprobs", top.map(|row| Value::Object(kept(row))).collect());
+    Value::Object(made)
+}

@@ -1,0 +1,388 @@
+//! A chat's answer as parts: reasoning, texts and calls, each of which ends before the next begins,
+//! as the events of other APIs need it.
+//!
+//! Text that comes while the arguments of a call are not whole waits for them: what has ended
+//! cannot go on. A stream that fails, or ends before its `[DONE]`, never ends as a whole answer.
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::digits;
+use crate::openai::sse::DONE;
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Reasoning.
+    Reasoning,
+    /// Content.
+    Text,
+    /// A call of a tool; its text is its arguments.
+    Call(Call),
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Number among the answer's calls.
+    pub index: u64,
+    /// Id by which its result will name it.
+    pub id: String,
+    /// Name of the tool.
+    pub name: String,
+}
+
+/// The facts that a chat's answer tells when it ends.
+#[derive(Clone, Debug, Default)]
+pub struct End {
+    /// Its `finish_reason`.
+    pub finish: String,
+    /// Its `stop_reason`.
+    pub stop: Value,
+    /// Its `usage`.
+    pub usage: Option<Value>,
+    /// Arguments of its last call.
+    pub arguments: Option<String>,
+}
+
+/// The events of an API.
+pub trait Events {
+    /// The answer begins with this event of the chat.
+    fn begin(&mut self, chunk: &Value, out: &mut Vec<u8>);
+    /// A part begins.
+    fn open(&mut self, part: &Part, out: &mut Vec<u8>);
+    /// `piece` is added to a part, and `text` is all of it by then; `logprobs` are those of the
+    /// piece.
+    fn piece(&mut self, part: &Part, piece: &str, text: &str, logprobs: &[Value], out: &mut Vec<u8>);
+    /// A part ends; `finish` is the chat's reason where it is the last one.
+    fn close(&mut self, part: &Part, text: &str, finish: Option<&str>, out: &mut Vec<u8>);
+    /// The answer is whole.
+    fn end(&mut self, end: &End, out: &mut Vec<u8>);
+    /// The answer failed, with this error event of the chat; `words` where it has none.
+    fn fail(&mut self, error: Option<&Value>, words: &str, out: &mut Vec<u8>);
+}
+
+/// Translates a chat's stream.
+#[derive(Debug)]
+pub struct Stream<E> {
+    events: E,
+    seed: u64,
+    begun: bool,
+    over: bool,
+    /// The open part, and its text.
+    open: Option<(Part, String)>,
+    /// Text that came while a call was open.
+    pending: String,
+    finish: Option<String>,
+    end: End,
+}
+
+impl<E: Events> Stream<E> {
+    /// Writes the stream by `events`. Ids that the engine leaves out are made from `seed`.
+    pub fn new(events: E, seed: u64) -> Self {
+        let (open, pending, finish) = (None, String::new(), None);
+        Self { events, seed, begun: false, over: false, open, pending, finish, end: End::default() }
+    }
+
+    /// Appends the events for one of the chat, given its data, to `out`.
+    pub fn push(&mut self, data: &str, out: &mut Vec<u8>) {
+        if self.over {
+            return;
+        }
+        if data == DONE {
+            return self.done(out);
+        }
+        let Ok(chunk) = serde_json::from_str::<Value>(data) else {
+            return self.fail(None, "the engine sent an event that is not JSON", out);
+        };
+        if chunk.get("error").is_some_and(|error| !error.is_null()) {
+            return self.fail(Some(&chunk), "the engine sent an error", out);
+        }
+        if !std::mem::replace(&mut self.begun, true) {
+            self.events.begin(&chunk, out);
+        }
+        if let Some(usage) = chunk.get("usage").filter(|usage| !usage.is_null()) {
+            self.end.usage = Some(usage.clone());
+        }
+        let mut choices = chunk.get("choices").and_then(Value::as_array).into_iter().flatten();
+        let is_first = |choice: &&Value| choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
+        if let Some(choice) = choices.find(is_first) {
+            self.choice(choice, out);
+        }
+    }
+
+    /// The chat's stream has no more bytes: a failure, unless it is over.
+    pub fn cut(&mut self, out: &mut Vec<u8>) {
+        if !self.over {
+            self.fail(None, "the engine's stream ended early", out);
+        }
+    }
+
+    fn fail(&mut self, error: Option<&Value>, words: &str, out: &mut Vec<u8>) {
+        self.over = true;
+        self.events.fail(error, words, out);
+    }
+
+    fn done(&mut self, out: &mut Vec<u8>) {
+        let Some(finish) = self.finish.take() else {
+            return self.fail(None, "the engine's stream ended without a reason", out);
+        };
+        self.over = true;
+        self.close(Some(&finish), out);
+        self.end.finish = finish;
+        self.events.end(&self.end, out);
+    }
+
+    fn choice(&mut self, choice: &Value, out: &mut Vec<u8>) {
+        if let Some(finish) = text(choice, "finish_reason") {
+            self.finish = Some(finish.to_owned());
+            self.end.stop = choice.get("stop_reason").cloned().unwrap_or_default();
+        }
+        let Some(delta) = choice.get("delta") else { return };
+        if let Some(reasoning) = reasoning(delta) {
+            self.grow(Part::Reasoning, reasoning, &[], out);
+        }
+        if let Some(content) = text(delta, "content") {
+            if self.text_waits() {
+                self.pending.push_str(content);
+            } else {
+                self.grow(Part::Text, content, logprobs(choice), out);
+            }
+        }
+        for call in calls(delta) {
+            if !self.call(call, out) {
+                return self.fail(None, "the engine went on with a call that had ended", out);
+            }
+        }
+    }
+
+    /// Takes a part of a call: the first names it, all may have a piece of its arguments. False if
+    /// it belongs to another than the open one.
+    fn call(&mut self, call: &Value, out: &mut Vec<u8>) -> bool {
+        let index = call.get("index").and_then(Value::as_u64).unwrap_or_default();
+        let id = text(call, "id");
+        let Some(function) = call.get("function") else { return true };
+        let open = match &self.open {
+            Some((Part::Call(open), _)) if open.index == index => Some(open),
+            _ => None,
+        };
+        let named = text(function, "name")
+            .filter(|_| open.is_none_or(|open| id.is_some_and(|id| id != open.id)))
+            .map(|name| Part::Call(Call { index, id: self.id_of(id, index), name: name.to_owned() }));
+        let part = named.or_else(|| open.cloned().map(Part::Call));
+        match (part, text(function, "arguments")) {
+            (Some(part), arguments) => self.grow(part, arguments.unwrap_or_default(), &[], out),
+            (None, arguments) => return arguments.is_none(),
+        }
+        true
+    }
+
+    fn id_of(&self, id: Option<&str>, index: u64) -> String {
+        id.map_or_else(|| made_up(self.seed, index), ToOwned::to_owned)
+    }
+
+    /// True if text must wait for the end of the open call.
+    fn text_waits(&self) -> bool {
+        match &self.open {
+            Some((Part::Call(_), arguments)) => !self.pending.is_empty() || !is_json(arguments),
+            _ => false,
+        }
+    }
+
+    /// Adds to the part; it is opened first if another one is open.
+    fn grow(&mut self, part: Part, piece: &str, logprobs: &[Value], out: &mut Vec<u8>) {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != part) {
+            self.close(None, out);
+            self.events.open(&part, out);
+            self.open = Some((part, String::new()));
+        }
+        let Some((part, text)) = &mut self.open else { return };
+        text.push_str(piece);
+        if !piece.is_empty() {
+            self.events.piece(part, piece, text, logprobs, out);
+        }
+    }
+
+    /// Closes the open part, and sends the text that came meanwhile as one of its own.
+    fn close(&mut self, finish: Option<&str>, out: &mut Vec<u8>) {
+        let pending = std::mem::take(&mut self.pending);
+        if let Some((part, text)) = self.open.take() {
+            self.events.close(&part, &text, finish.filter(|_| pending.is_empty()), out);
+            if matches!(part, Part::Call(_)) {
+                self.end.arguments = Some(text);
+            }
+        }
+        if !pending.is_empty() {
+            self.grow(Part::Text, &pending, &[], out);
+            self.close(finish, out);
+        }
+    }
+}
+
+/// The parts of a whole answer's message, with their texts. Ids that the engine leaves out are made
+/// from `seed`. `None` if a call is malformed.
+pub(crate) fn of_message(message: &Value, seed: u64) -> Option<Vec<(Part, String)>> {
+    let said = reasoning(message).map(|text| (Part::Reasoning, text.to_owned()));
+    let content = text(message, "content").map(|text| (Part::Text, text.to_owned()));
+    let mut parts: Vec<_> = said.into_iter().chain(content).collect();
+    for (index, call) in (0..).zip(calls(message)) {
+        let function = call.get("function")?;
+        let id = text(call, "id").map_or_else(|| made_up(seed, index), ToOwned::to_owned);
+        let part = Part::Call(Call { index, id, name: text(function, "name")?.to_owned() });
+        parts.push((part, text(function, "arguments").unwrap_or_default().to_owned()));
+    }
+    Some(parts)
+}
+
+/// The log-probabilities of a choice, one of each token.
+pub(crate) fn logprobs(choice: &Value) -> &[Value] {
+    let listed = choice.get("logprobs").and_then(|logprobs| logprobs.get("content"));
+    listed.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+fn made_up(seed: u64, index: u64) -> String {
+    format!("call_{}", digits(seed, index))
+}
+
+fn text<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
+    of.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
+}
+
+fn reasoning(of: &Value) -> Option<&str> {
+    text(of, "reasoning").or_else(|| text(of, "reasoning_content"))
+}
+
+fn calls(of: &Value) -> impl Iterator<Item = &Value> {
+    of.get("tool_calls").and_then(Value::as_array).into_iter().flatten()
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
+
+/// Writes an event, named by its type.
+pub(crate) fn write(event: &Value, out: &mut Vec<u8>) {
+    let name = event.get("type").and_then(Value::as_str).unwrap_or_default();
+    out.extend_from_slice(format!("event: {name}\ndata: {event}\n\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Writes one word for each event.
+    #[derive(Debug, Default)]
+    struct Words;
+
+    fn word(part: &Part) -> String {
+        match part {
+            Part::Reasoning => "reasoning".to_owned(),
+            Part::Text => "text".to_owned(),
+            Part::Call(call) => format!("{}:{}", call.name, call.id),
+        }
+    }
+
+    impl Events for Words {
+        fn begin(&mut self, _: &Value, out: &mut Vec<u8>) {
+            out.extend_from_slice(b"begin");
+        }
+
+        fn open(&mut self, part: &Part, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!(" <{}", word(part)).as_bytes());
+        }
+
+        fn piece(&mut self, _: &Part, piece: &str, text: &str, _: &[Value], out: &mut Vec<u8>) {
+            assert!(text.ends_with(piece));
+            out.extend_from_slice(format!(" {piece}").as_bytes());
+        }
+
+        fn close(&mut self, _: &Part, _: &str, finish: Option<&str>, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!(" {}>", finish.unwrap_or_default()).as_bytes());
+        }
+
+        fn end(&mut self, end: &End, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!(" end:{}", end.finish).as_bytes());
+        }
+
+        fn fail(&mut self, _: Option<&Value>, words: &str, out: &mut Vec<u8>) {
+            out.extend_from_slice(format!(" fail:{words}").as_bytes());
+        }
+    }
+
+    fn translated(deltas: &[Value], finish: Option<&str>, last: &[&str]) -> String {
+        let (mut stream, mut out) = (Stream::new(Words, 3), Vec::new());
+        for delta in deltas {
+            stream.push(&json!({ "choices": [{ "delta": delta }] }).to_string(), &mut out);
+        }
+        stream.push(&json!({ "choices": [{ "delta": {}, "finish_reason": finish }] }).to_string(), &mut out);
+        for data in last {
+            stream.push(data, &mut out);
+        }
+        stream.cut(&mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    fn call(index: u64, id: Option<&str>, arguments: &str) -> Value {
+        let function = json!({ "name": id.map(|_| "f"), "arguments": arguments });
+        json!({ "tool_calls": [{ "index": index, "id": id, "function": function }] })
+    }
+
+    #[test]
+    fn parts_follow_one_another_and_the_last_one_knows_why_it_ends() {
+        let deltas = [
+            json!({ "reasoning": "Hm", "content": "a" }),
+            json!({ "content": "b" }),
+            call(0, Some("1"), "{"),
+            call(0, None, "}"),
+            call(1, Some("2"), "{}"),
+        ];
+        let wanted = "begin <reasoning Hm > <text a b > <f:1 { } > <f:2 {} tool_calls> end:tool_calls";
+        assert_eq!(translated(&deltas, Some("tool_calls"), &["[DONE]"]), wanted);
+    }
+
+    #[test]
+    fn text_waits_for_a_call_that_is_not_whole_and_only_for_such() {
+        let deltas = [
+            call(0, Some("1"), "{"),
+            json!({ "content": "late" }),
+            call(0, None, "}"),
+            json!({ "content": "r" }),
+            call(1, Some("2"), "{}"),
+            json!({ "content": "on" }),
+            json!({ "content": "wards" }),
+        ];
+        let wanted = "begin <f:1 { } > <text later > <f:2 {} > <text on wards stop> end:stop";
+        assert_eq!(translated(&deltas, Some("stop"), &["[DONE]"]), wanted);
+    }
+
+    #[rstest::rstest]
+    #[case::cut(&[json!({ "content": "a" })], Some("stop"), &[], "begin <text a fail:the engine's stream ended early")]
+    #[case::no_reason(&[], None, &["[DONE]"], "begin fail:the engine's stream ended without a reason")]
+    #[case::error(&[], None, &["{\"error\":{}}", "[DONE]"], "begin fail:the engine sent an error")]
+    #[case::no_json(&[], Some("stop"), &["{", "[DONE]"], "begin fail:the engine sent an event that is not JSON")]
+    #[case::crossed(&[call(0, Some("1"), "{"), call(1, Some("2"), "{}"), call(0, None, "}")], Some("stop"), &["[DONE]"],
+        "begin <f:1 { > <f:2 {} fail:the engine went on with a call that had ended")]
+    fn a_stream_that_fails_has_no_end_and_nothing_follows(
+        #[case] deltas: &[Value],
+        #[case] finish: Option<&str>,
+        #[case] last: &[&str],
+        #[case] wanted: &str,
+    ) {
+        assert_eq!(translated(deltas, finish, last), wanted);
+    }
+
+    #[test]
+    fn an_engine_may_leave_ids_out_or_repeat_them() {
+        let nameless =
+            json!({ "tool_calls": [{ "index": 0, "function": { "name": "f", "arguments": "{}" } }] });
+        let made = format!("begin <f:{} {{}} stop> end:stop", made_up(3, 0));
+        assert_eq!(translated(std::slice::from_ref(&nameless), Some("stop"), &["[DONE]"]), made);
+        let message = json!({ "tool_calls": nameless["tool_calls"] });
+        let part = Part::Call(Call { index: 0, id: made_up(3, 0), name: "f".to_owned() });
+        assert_eq!(of_message(&message, 3), Some(vec![(part, "{}".to_owned())]));
+        let repeated = [call(0, Some("1"), "{"), call(0, Some("1"), "}")];
+        assert_eq!(translated(&repeated, Some("stop"), &["[DONE]"]), "begin <f:1 { } stop> end:stop");
+    }
+}
