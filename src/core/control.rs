@@ -29,7 +29,7 @@ pub mod tolerance;
 pub use alarm::Alarm;
 pub use belief::Belief;
 pub use budget::Budget;
-pub use chooser::{Outlook, Quote, best_cut};
+pub use chooser::{MARGIN, Outlook, Quote, STAY, best_cut};
 pub use costs::{Basis, Costs, SharedCosts, Way};
 pub use expiring_map::ExpiringMap;
 pub use forecast::{Forecast, Prospective, forecast};
@@ -93,7 +93,7 @@ impl Measurements<'_> {
 
     /// Applies a change of the concurrency: one request of ours more or less, or a load report of
     /// the engine ([`Self::set_signal`]).
-    pub fn concurrency_changes(&mut self, change: impl FnOnce(&mut Concurrency)) {
+    fn concurrency_changes(&mut self, change: impl FnOnce(&mut Concurrency)) {
         change(self.concurrency);
         let concurrency = &*self.concurrency;
         self.costs.set_concurrency(

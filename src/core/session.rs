@@ -16,7 +16,7 @@ pub mod start;
 pub use controller::AHEAD_MAX;
 pub use machine::Session;
 pub use parse::{CallDelta, Difference, MakeParser, Parse, Parsed};
-pub use start::{Ending, Hold, Limit, Permission, Rules, Start, StopOrder};
+pub use start::{Ending, GAMMA_MAX, Hold, Limit, Permission, Rules, Start, StopOrder, VERIFY_TIMEOUT};
 
 use crate::control::costs::Basis;
 use crate::draft::Draft;

@@ -1,4 +1,4 @@
-//! What Foretell knows of inference engines and of the wire, without any I/O.
+//! Knowledge about inference engines and the wire format, without any I/O.
 //!
 //! Requests and answers are values here; `foretell` sends and receives them. Only tokenizers may be
 //! opened by their path.

@@ -8,7 +8,6 @@ mod page;
 pub mod status;
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -22,7 +21,9 @@ use tower_http::set_header::SetResponseHeaderLayer;
 pub use configured::{Configured, Known, ReloadSource};
 pub use guard::Guard;
 
+use crate::clock::unix_time;
 use crate::config::problem::Problem;
+use crate::config::values;
 use crate::fleet::Replica;
 use crate::gateway::Shared;
 use crate::http::answer::{error_response, json_response};
@@ -211,7 +212,7 @@ impl Admin {
     fn coverage(&self) -> Response<Body> {
         let observer = &self.shared.observer;
         let projected = self.configured.as_ref().map(|configured| configured.projected());
-        let since = status::unix(observer.started().0);
+        let since = unix_time(observer.started().0).as_secs_f64();
         let report = observer.coverage().report(since, &projected.unwrap_or_default());
         json_response(StatusCode::OK, &json!(report))
     }
@@ -243,7 +244,7 @@ impl Admin {
             "last_error": replica.last_error().map(|error| {
                 json!({
                     "text": error.text,
-                    "at": error.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+                    "at": unix_time(error.at).as_secs_f64(),
                     "age_seconds": error.age().as_secs_f64(),
                 })
             }),
@@ -301,7 +302,7 @@ impl Admin {
         let Some(configured) = self.configured.clone() else { return not_found() };
         let shared = self.shared.clone();
         let reloaded =
-            tokio::task::spawn_blocking(move || configured.reload(ReloadSource::Outright, &shared)).await;
+            tokio::task::spawn_blocking(move || configured.reload(ReloadSource::Operator, &shared)).await;
         let Ok(Some(reloaded)) = reloaded else { return Failure::Internal.response() };
         match reloaded {
             Ok(done) => json_response(StatusCode::OK, &done),
@@ -351,7 +352,7 @@ impl Admin {
         if wanted.backend.as_ref().is_some_and(|name| !known(name)) {
             return bad_request("no such backend", Some("backend"));
         }
-        let ttl = wanted.ttl.as_deref().map(duration);
+        let ttl = wanted.ttl.as_deref().map(values::duration);
         if ttl == Some(None) {
             return bad_request("allowed a number and ms, s, m or h", Some("ttl"));
         }
@@ -388,21 +389,6 @@ fn forbidden(message: &str) -> Response<Body> {
     error_response(StatusCode::FORBIDDEN, message, None, "forbidden")
 }
 
-/// Parses a duration, `\d+(ms|s|m|h)`; `None` if it is malformed or too large.
-pub fn duration(text: &str) -> Option<Duration> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at_checked(digits)?;
-    let number: u64 = number.parse().ok()?;
-    let millis = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return None,
-    };
-    number.checked_mul(millis).map(Duration::from_millis)
-}
-
 fn text(words: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(full(words));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
@@ -422,21 +408,4 @@ fn not_allowed(allow: &'static str) -> Response<Body> {
         error_response(StatusCode::METHOD_NOT_ALLOWED, "method not allowed", None, "method_not_allowed");
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allow));
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[rstest::rstest]
-    #[case("250ms", Some(250))]
-    #[case("5m", Some(300_000))]
-    #[case("1h", Some(3_600_000))]
-    #[case("s", None)]
-    #[case("5", None)]
-    #[case("-5s", None)]
-    #[case("99999999999999999h", None)]
-    fn durations_are_a_number_and_a_unit(#[case] text: &str, #[case] millis: Option<u64>) {
-        assert_eq!(duration(text), millis.map(Duration::from_millis));
-    }
 }

@@ -318,10 +318,10 @@ async fn follow(mut files: Watch, configured: Arc<Configured>, shared: Shared, s
         files = blocking(move || {
             let changed = files.changed();
             // The outcome is logged and counted by `reload`.
-            let _ = changed.then(|| configured.reload(ReloadSource::IfChanged, &shared));
+            let _ = changed.then(|| configured.reload(ReloadSource::FileChange, &shared));
             let _ = look
                 .is_multiple_of(watch::READ_EVERY)
-                .then(|| configured.reload(ReloadSource::Again, &shared));
+                .then(|| configured.reload(ReloadSource::Retry, &shared));
             files
         })
         .await;

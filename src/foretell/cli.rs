@@ -109,19 +109,19 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args).into(),
         Command::Demo(args) => demo::main(&args).into(),
         Command::Target(args) => ExitCode::from(target::main(args)),
-        Command::Check(args) => told(check::run(&args, &Environment, stdout)),
-        Command::Explain(args) => told(explain::run(&args, &Environment, stdout)),
+        Command::Check(args) => exit_code(check::run(&args, &Environment, stdout)),
+        Command::Explain(args) => exit_code(explain::run(&args, &Environment, stdout)),
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
-        Command::Probe(args) => probed(&args, stdout),
+        Command::Probe(args) => on_runtime("probe", probe::run(&args, stdout)).into(),
         Command::Drain(args) => on_runtime("drain", drain::run(&args, &Environment, stdout)).into(),
-        Command::Completions(args) => told(pages::completions(&args, stdout)),
+        Command::Completions(args) => exit_code(pages::completions(&args, stdout)),
         Command::Man(args) => pages::man(&args, stdout).into(),
     }
 }
 
 /// Exit code of a command that only prints; a failed write (such as a closed pipe) counts as
 /// success.
-fn told(outcome: std::io::Result<u8>) -> ExitCode {
+fn exit_code(outcome: std::io::Result<u8>) -> ExitCode {
     outcome.map_or(ExitCode::SUCCESS, ExitCode::from)
 }
 
@@ -141,17 +141,6 @@ fn on_runtime(command: &str, work: impl Future<Output = Exit>) -> Exit {
         Err(error) => {
             complain(&format_args!("foretell {command}: {error}"));
             Exit::Unreachable
-        }
-    }
-}
-
-/// Runs a probe and gives its exit code.
-fn probed(args: &probe::ProbeArgs, out: &mut dyn std::io::Write) -> ExitCode {
-    match runtime() {
-        Ok(runtime) => told(runtime.block_on(probe::run(args, out))),
-        Err(error) => {
-            complain(&format_args!("foretell probe: {error}"));
-            Exit::Unreachable.into()
         }
     }
 }

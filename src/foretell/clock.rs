@@ -1,10 +1,21 @@
-//! The clock of sessions and of all that is learnt: the pure crates receive its [`Tick`]s.
+//! The clock of sessions and of all that is learnt: the pure crates receive its [`Tick`]s. And time
+//! since 1970, for what is shown or stored.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
 use foretell_core::units::Tick;
+
+/// Time since 1970 of a moment.
+pub fn unix_time(at: SystemTime) -> Duration {
+    at.duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Time since 1970 now.
+pub fn unix_now() -> Duration {
+    unix_time(SystemTime::now())
+}
 
 /// Counts microseconds from the moment it was made. Follows tokio's clock, so paused tests pause it
 /// too.

@@ -1,6 +1,6 @@
-//! What outlives a session: costs and acceptance of each engine with their snapshot, the traits of
-//! its answers, the comparison of control groups, the corpus of earlier texts, and the part of it
-//! that sidecars share.
+//! Measurements and texts that outlive a session: costs and acceptance of each engine with their
+//! snapshot, the traits of its answers, the comparison of control groups, the corpus of earlier
+//! texts, and the part of it that sidecars share.
 
 pub mod answer_traits;
 pub mod comparison;

@@ -26,6 +26,7 @@ pub use metrics::{DraftKind, DraftLoss, Held, Metrics};
 pub use record::Record;
 
 use coverage::Coverage;
+use foretell_core::control::Alarm;
 use foretell_core::session::{Balance, SentAhead};
 use foretell_core::words::{ClientFamily, Ledger, Reason, VerifyMethod};
 use foretell_engines::openai::{Api, Path};
@@ -63,7 +64,7 @@ pub struct Calls {
     /// Rounds sent, by position of their verification method in [`VerifyMethod::ALL`].
     sent: [u32; VerifyMethod::ALL.len()],
     /// Tokens computed beyond those that became output, if the engine reports how many it computed.
-    pub told: u64,
+    pub reported: u64,
     /// The same if it does not: drafted tokens minus accepted ones.
     pub estimated: u64,
 }
@@ -301,6 +302,12 @@ impl Observer {
     /// The metrics, for values that do not come from finished requests.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
+    }
+
+    /// Counts a quality alarm, and warns of it.
+    pub fn alarm(&self, alarm: Alarm) {
+        self.metrics.alarm(alarm);
+        tracing::warn!(alarm = alarm.name(), "{}", alarm.says());
     }
 
     /// The latest completions.

@@ -17,11 +17,12 @@ mod windows;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use rustls::ClientConfig;
 use tokio::sync::oneshot;
 
+use crate::clock::unix_now;
 use crate::config::process::StoreUrl;
 use crate::http::drain::Lifecycle;
 use crate::learning::shared::Statistics;
@@ -116,7 +117,7 @@ impl Store {
     }
 
     async fn pull(&self, link: &mut Link, plans: &mut Plans) -> Result<(), Fault> {
-        let since = unix().saturating_sub(EPOCH_KEPT).as_secs();
+        let since = unix_now().saturating_sub(EPOCH_KEPT).as_secs();
         let members = link.latest(&self.index(), since, SIDECARS).await?;
         let (own_version, own) = (format!("{SCHEMA}/"), member(self.learnt.name()));
         let former = self.learnt.former().map(|name| member(&name));
@@ -129,7 +130,7 @@ impl Store {
         keys.extend(plans.keys());
         let mut values = link.values(&keys).await?;
         plans.take(&values.split_off(sidecars));
-        let (learnt, now) = (Arc::clone(&self.learnt), unix().as_secs());
+        let (learnt, now) = (Arc::clone(&self.learnt), unix_now().as_secs());
         let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
         let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;
         self.status.pulled(sidecars, strangers.len(), unreadable);
@@ -138,12 +139,13 @@ impl Store {
 
     async fn push(&self, link: &mut Link) -> Result<(), Fault> {
         let learnt = Arc::clone(&self.learnt);
-        let own = tokio::task::spawn_blocking(move || entry::encode(learnt.own(), unix().as_secs())).await;
+        let own =
+            tokio::task::spawn_blocking(move || entry::encode(learnt.own(), unix_now().as_secs())).await;
         let own = own.map_err(|error| Fault::answer(error.to_string()))?;
         let Some(own) = own.map_err(|error| Fault::answer(error.to_string()))? else { return Ok(()) };
         let name = self.learnt.name();
         link.put(&self.key_of("sidecar", name), own, EPOCH_KEPT).await?;
-        link.note(&self.index(), &member(name), unix().as_secs(), EPOCH_KEPT).await?;
+        link.note(&self.index(), &member(name), unix_now().as_secs(), EPOCH_KEPT).await?;
         if let Some(former) = self.learnt.former() {
             link.forget(&self.key_of("sidecar", &former), &self.index(), &member(&former)).await?;
             self.learnt.succeed();
@@ -191,9 +193,4 @@ fn lend(learnt: &Learnt, entries: Vec<Option<Vec<u8>>>, now: u64) -> Lent {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Time since 1970.
-fn unix() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

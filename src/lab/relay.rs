@@ -24,9 +24,9 @@ use load::{Busy, Load, Measured};
 use proxies::{Bare, Child, Foretell, Nginx};
 
 /// Maximum allowed ratio of the median latencies, Foretell ÷ nginx.
-pub const P50_MAX: f64 = 1.05;
+const P50_MAX: f64 = 1.05;
 /// Maximum allowed ratio of the 99th percentiles, Foretell ÷ nginx.
-pub const P99_MAX: f64 = 1.25;
+const P99_MAX: f64 = 1.25;
 /// Maximum resident memory allowed for Foretell without models, bytes.
 pub const RSS_MAX: u64 = 40 << 20;
 

@@ -111,7 +111,7 @@ pub struct TargetContext {
 }
 
 /// Time limit of a first draft, with the model and device warm or not.
-pub const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
+const TRIED_WITHIN: std::time::Duration = std::time::Duration::from_mins(1);
 
 /// A handle to the running service; the thread ends with the last handle and slot.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl DrafterService {
     }
 
     /// Drafts one token after the model's first one and discards it, to test that the model runs.
-    /// Blocks for at most [`TRIED_WITHIN`]; must not be called where a runtime does not allow
+    /// Blocks for at most a minute; must not be called where a runtime does not allow
     /// blocking.
     ///
     /// # Errors

@@ -96,8 +96,8 @@ ADDITIONS = {
         ("src/core/session/accept/rule.rs", '            Self::Fly => "fly",', '            Self::Half => "half",\n'),
         ("src/core/session/accept/rule.rs", "            Self::Fly => {", "            Self::Half => low + slack / 2.0,\n"),
         ("src/foretell/config/policy/file.rs", "    Fly,\n}", "    Half,\n"),
-        ("src/foretell/config/policy/file.rs", '    ("fly", RuleName::Fly),', '    ("half", RuleName::Half),\n'),
-        ("src/foretell/config/policy/file.rs", "            RuleName::Fly => Rule::Fly,", "            RuleName::Half => Rule::Half,\n"),
+        ("src/foretell/config/policy/file.rs", '    ("fly", Rule::Fly),', '    ("half", Rule::Half),\n'),
+        ("src/foretell/config/policy/file.rs", "            Rule::Ears | Rule::EarsScaled", "            Rule::Half => rule,\n"),
     ],
     "metric": [
         ("src/core/words/metric/catalogue.rs", '        gauge STREAMS = "foretell_streams_in_flight"',

@@ -249,7 +249,8 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
 #[test]
 fn an_invalid_explain_call_is_a_usage_error() {
     let folder = Folder::new(&[("request.json", CHAT)]);
-    assert_eq!(folder.explain(&["no header"], false).0, 64);
+    let (code, told) = folder.explain(&["authorization secret"], false);
+    assert!(code == 64 && told.contains("--header") && !told.contains("secret"), "{code} {told}");
     let nothing = Folder::new(&[]);
     assert_eq!(nothing.explain(&[], false).0, 64);
     let broken = Folder::new(&[("foretell.yaml", "version: 2"), ("request.json", CHAT)]);

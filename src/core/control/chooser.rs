@@ -61,6 +61,11 @@ pub fn wins_switches(plain: f64, seconds: f64, switches: f64) -> bool {
     plain - seconds >= switches
 }
 
+/// Default of the predicted gain over plain decoding that is required to start, as a share.
+pub const MARGIN: f64 = 0.10;
+/// The same to continue.
+pub const STAY: f64 = 0.05;
+
 /// Inputs of the choice between speculation and plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outlook {
@@ -82,7 +87,7 @@ impl Outlook {
     /// Tokens per second in the long run: those of speculation where it is faster than plain
     /// decoding.
     pub fn rate(&self) -> f64 {
-        self.value.rate().unwrap_or(0.0).max(1.0 / self.token)
+        self.value.long_run_rate(self.token)
     }
 
     /// True if it pays to leave plain decoding for this round and those expected to follow it: they

@@ -5,6 +5,7 @@
 //! Nothing else is assumed, so the same figures show an operator the expected speedup and give a
 //! chooser its starting point.
 
+use super::{MARGIN, STAY};
 use crate::words::VerifyMethod;
 
 /// Acceptance probabilities of a draft token for which a speedup is predicted.
@@ -12,7 +13,7 @@ pub const ACCEPTANCES: [f64; 3] = [0.5, 0.7, 0.9];
 /// Maximum length of a draft that is considered, nodes.
 pub const MAX_GAMMA: usize = 8;
 /// Minimum predicted speedup that is worth a trial: the margin required to start speculating.
-pub const MIN_GAIN: f64 = 1.10;
+pub const MIN_GAIN: f64 = 1.0 + MARGIN;
 
 /// One timed verify request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -293,7 +294,7 @@ pub fn policy(gamma: Option<usize>, plain: bool) -> String {
     let gamma = gamma.unwrap_or(MAX_GAMMA).max(2);
     format!(
         "version: 1\nname: probed\nmode: {mode}\ndrafters:\n  - {{ kind: prompt_lookup, ngram: {{ min: 2, max: 8 }} }}\n\
-         gamma: {{ max: {gamma}, margin: 0.10, stay: 0.05 }}\naccept: {{ rule: exact }}\n"
+         gamma: {{ max: {gamma}, margin: {MARGIN:.2}, stay: {STAY:.2} }}\naccept: {{ rule: exact }}\n"
     )
 }
 

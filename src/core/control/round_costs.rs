@@ -70,7 +70,7 @@ impl RoundCosts {
     }
 
     /// Cost of a round for which the model drafts `tokens` tokens, all of which are verified.
-    pub fn model_round(&self, tokens: usize) -> f64 {
+    fn model_round(&self, tokens: usize) -> f64 {
         self.drafted(tokens, tokens as f64)
     }
 

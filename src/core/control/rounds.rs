@@ -166,6 +166,12 @@ impl Value {
         (self.rounds > 1e-6).then(|| self.tokens / self.seconds.max(1e-9))
     }
 
+    /// Tokens per second in the long run where a plain token takes `token` seconds: at least those
+    /// of plain decoding.
+    pub fn long_run_rate(&self, token: f64) -> f64 {
+        self.rate().unwrap_or(0.0).max(1.0 / token)
+    }
+
     /// This value combined with another one, which counts for at most `weight` rounds.
     #[must_use]
     pub fn with(&self, other: &Self, weight: f64) -> Self {

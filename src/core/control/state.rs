@@ -295,7 +295,7 @@ pub struct Length {
 }
 
 impl Length {
-    /// Mean length before any output was seen.
+    /// Mean length before any output was seen, tokens.
     const PRIOR: f64 = 256.0;
     /// Minimum of expected further tokens, however long an output is already.
     const MIN_REMAINDER: f64 = 32.0;

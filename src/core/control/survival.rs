@@ -82,19 +82,11 @@ impl TemperatureBucket {
     }
 
     /// Number of buckets.
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = Self::ALL.len();
 
     /// Its index in [`Self::ALL`].
     pub const fn index(self) -> usize {
-        match self {
-            Self::Greedy => 0,
-            Self::Low => 1,
-            Self::Mid => 2,
-            Self::High => 3,
-            Self::LowRelaxed => 4,
-            Self::MidRelaxed => 5,
-            Self::HighRelaxed => 6,
-        }
+        self as usize
     }
 }
 
@@ -248,7 +240,7 @@ impl Survival {
 
     /// True if at least 200 first tokens of a drafter, decayed, were tried and a share below
     /// `least` (0 to 1) was accepted.
-    pub fn is_refused(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId, least: f64) -> bool {
+    fn is_refused(&self, temperature_bucket: TemperatureBucket, drafter: DrafterId, least: f64) -> bool {
         let (accepted, tried) = self.first_tokens(temperature_bucket, drafter);
         tried >= REFUSED_OF && accepted < least * tried
     }

@@ -47,11 +47,7 @@ impl Agreement {
 
     /// Its index among the variants.
     pub const fn index(self) -> usize {
-        match self {
-            Self::Alone => 0,
-            Self::Seconded => 1,
-            Self::Contested => 2,
-        }
+        self as usize
     }
 }
 
@@ -342,11 +338,6 @@ impl Tree {
     pub fn stem(&self) -> usize {
         let follows = |(index, node): &(usize, &Node)| node.parent == index.checked_sub(1);
         self.nodes.iter().enumerate().take_while(follows).count()
-    }
-
-    /// True if every node is the only child of its parent.
-    pub fn is_chain(&self) -> bool {
-        self.nodes.iter().enumerate().all(|(index, node)| node.parent == index.checked_sub(1))
     }
 }
 

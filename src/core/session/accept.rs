@@ -145,10 +145,10 @@ pub fn walk(
             None => relaxed(round, position, row, accept, &accepted.tokens, ledger),
         };
         let kept = keep.filter(|keep| draws.chance(depth, keep.probability));
-        let token = sampled(row, || draws.token(depth));
+        let token = target_token(row, || draws.token(depth));
         let token = match kept {
             Some(Kept { token: child, window, .. }) if token != Some(child) => {
-                if native(draft, result, position, child, window) {
+                if target_chose(draft, result, position, child, window) {
                     seen = window;
                     ledger.substitutions += 1;
                     Some(child)
@@ -222,7 +222,7 @@ fn relaxed(
 fn passes(draft: &Tree, result: &VerifyResult, mut path: impl Iterator<Item = usize>) -> Option<f64> {
     path.try_fold(1.0, |p, node| {
         above(draft, result, node)?.sample?;
-        Some(p * told(draft, result, node)?)
+        Some(p * exact_probability(draft, result, node)?)
     })
 }
 
@@ -238,7 +238,7 @@ fn known(row: &Row, token: TokenId, result: &VerifyResult, node: usize) -> Optio
 }
 
 /// The probability of a node under its parent's row, if that is known exactly.
-fn told(draft: &Tree, result: &VerifyResult, node: usize) -> Option<f64> {
+fn exact_probability(draft: &Tree, result: &VerifyResult, node: usize) -> Option<f64> {
     if let Some(p) = result.rows.get(node + 1).and_then(|row| row.draft_p) {
         return Some(p);
     }
@@ -260,7 +260,7 @@ fn follow(draft: &Tree, node: usize, nodes: usize) -> Option<impl Iterator<Item 
 }
 
 /// True if the target itself chose the next `window` draft tokens behind `child`.
-fn native(
+fn target_chose(
     draft: &Tree,
     result: &VerifyResult,
     position: Option<usize>,
@@ -278,7 +278,7 @@ fn native(
 
 /// The token that the target takes at a position: its own sample, or one drawn here from its whole
 /// distribution.
-fn sampled(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
+fn target_token(row: &Row, noise: impl FnOnce() -> f64) -> Option<TokenId> {
     row.sample
         .or_else(|| row.dist.as_ref().filter(|dist| dist.complete).and_then(|dist| drawn(dist, noise())))
 }

@@ -180,15 +180,15 @@ impl SpeculationController {
 
     /// The slot of the model drafter, if there is one.
     fn model(&self) -> Option<(&SessionDrafter, &ModelDrafter)> {
-        self.slots.iter().find_map(|slot| Some((slot, slot.asked()?)))
+        self.slots.iter().find_map(|slot| Some((slot, slot.model_drafter()?)))
     }
 
     fn model_mut(&mut self) -> Option<&mut SessionDrafter> {
-        self.slots.iter_mut().find(|slot| slot.asked().is_some())
+        self.slots.iter_mut().find(|slot| slot.model_drafter().is_some())
     }
 
-    fn asked_mut(&mut self) -> Option<&mut ModelDrafter> {
-        self.slots.iter_mut().find_map(SessionDrafter::asked_mut)
+    fn model_drafter_mut(&mut self) -> Option<&mut ModelDrafter> {
+        self.slots.iter_mut().find_map(SessionDrafter::model_drafter_mut)
     }
 
     /// The measurements, shared by all sessions of the epoch.
@@ -332,7 +332,7 @@ impl SpeculationController {
 
     /// Passes the verification result of a draft that follows `output`, and that is used, to the
     /// lookups.
-    pub fn hear(&mut self, draft: &Tree, result: &VerifyResult, output: &[TokenId]) {
+    pub fn observe_result(&mut self, draft: &Tree, result: &VerifyResult, output: &[TokenId]) {
         let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
             return;
         };
@@ -471,14 +471,14 @@ impl SpeculationController {
 
     /// The model drafter has answered, so it has read the prompt.
     pub fn read(&mut self) {
-        if let Some(asked) = self.asked_mut() {
-            asked.warm = true;
+        if let Some(drafter) = self.model_drafter_mut() {
+            drafter.warm = true;
         }
     }
 
     /// True if the model drafter has read the prompt.
     pub fn has_read(&self) -> bool {
-        self.model().is_some_and(|(_, asked)| asked.warm)
+        self.model().is_some_and(|(_, drafter)| drafter.warm)
     }
 
     /// Starts a streak of rounds.

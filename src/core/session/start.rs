@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::accept::Accept;
 use super::{Decode, MakeParser};
-use crate::control::TemperatureBucket;
+use crate::control::{MARGIN, STAY, TemperatureBucket};
 use crate::draft::{LookupSpec, Shared};
 use crate::units::TokenId;
 use crate::words::{PlainReason, VerifyMethod};
@@ -126,6 +126,11 @@ impl Permission {
     }
 }
 
+/// Maximum draft nodes of one round, and a policy's default.
+pub const GAMMA_MAX: usize = 32;
+/// Default timeout of a verify request.
+pub const VERIFY_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The rules of policy, replica and client.
 #[derive(Clone, Debug)]
 pub struct Rules {
@@ -209,11 +214,11 @@ impl Default for Rules {
             methods: Vec::new(),
             accept: Accept::default(),
             vocabulary: TokenId::MAX,
-            gamma_max: 32,
+            gamma_max: GAMMA_MAX,
             gamma_fixed: None,
             ahead: None,
-            margin: 0.10,
-            stay: 0.05,
+            margin: MARGIN,
+            stay: STAY,
             kind: 0,
             min_acceptance: 0.0,
             max_gap: None,
@@ -227,7 +232,7 @@ impl Default for Rules {
             context_max: 8192,
             holdback: false,
             segment: None,
-            verify_timeout: Duration::from_secs(2),
+            verify_timeout: VERIFY_TIMEOUT,
             draft_timeout: None,
         }
     }

@@ -8,9 +8,9 @@ use std::collections::HashSet;
 use std::hash::Hash;
 
 /// Length of a window, in tokens or words.
-pub const WINDOW: usize = 8;
+const WINDOW: usize = 8;
 /// Minimum share of repeated windows for an output to count as looping.
-pub const LOOPS: f64 = 0.2;
+const LOOPS: f64 = 0.2;
 
 /// Share, 0 to 1, of the output's windows that occurred earlier in the output and do not occur in
 /// the prompt; 0 for an output shorter than a window.

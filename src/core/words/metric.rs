@@ -144,24 +144,42 @@ fn labels() -> Vec<Label> {
     let modes: Vec<&str> = Mode::ALL.iter().map(|mode| mode.name()).collect();
     vec![
         open("backend", "a backend of the process file"),
+        closed("basis", "where the costs behind a projection come from", &["guess", "probe", "measured"]),
         closed("bound", "of an interval that is valid at any time", &["low", "middle", "high"]),
+        closed(
+            "cause",
+            "why a model drafter's answer was lost",
+            &["timeout", "patience", "fault", "no_slot"],
+        ),
         closed(
             "client",
             "the program or library that sent a request, by its User-Agent; a framework over the OpenAI client counts as that",
             &ClientFamily::ALL.map(ClientFamily::name),
         ),
-        open("code", "the status of the answer"),
+        open("code", "why a request was refused, as in the error that its client got"),
         closed("code_class", "class of the status that the client got", &["1xx", "2xx", "3xx", "4xx", "5xx"]),
         open(
             "drafter",
             "the kind of drafter whose token came first in the draft; of the model queue: its name",
         ),
+        closed(
+            "event",
+            "what happened to a text of the corpus",
+            &["learnt", "known", "evicted", "expired", "dropped"],
+        ),
+        closed("field", "the part of a request that is in doubt", &["prompt", "output", "parser"]),
         closed("gate", "a live reason for plain decoding", &Gate::ALL.map(Gate::name)),
+        open(
+            "kind",
+            "of drafts, alarms and errors of the store: as their metric says; of a replica's errors: \
+             `server_error`, or why no answer came; of model runs: `decode`, `verify`, `prefill`",
+        ),
         closed("mode", "of a backend, the process's own included", &modes),
         open(
             "model",
             "a model of the process file, or one that a backend has answered for; 100 at most, then `other`",
         ),
+        closed("outcome", "how a position was judged", &["relaxed", "unknown", "limited"]),
         closed("path", "how a request was served", &["speculated", "plain", "relayed"]),
         closed("method", "how a draft was verified", &methods),
         open("policy", "a policy, without its revision"),
@@ -173,17 +191,23 @@ fn labels() -> Vec<Label> {
             &reasons,
         ),
         open("replica", "backend and address of a replica"),
+        open("result", "how it ended, as its metric says"),
         closed(
             "route",
-            "the API that a request came by; `other` asks for no text",
+            "the API that a request came by; `other` asks for no text; of `foretell target`: the path",
             &["completions", "chat", "responses", "messages", "other"],
         ),
+        closed("signal", "a figure of an engine's load", &["running", "waiting", "kv"]),
+        closed("source", "where a number of tokens comes from", &["reported", "estimated"]),
         closed("stage", "a part of Foretell's own work", &Stage::ALL.map(Stage::name)),
+        open("status", "HTTP status of an answer of `foretell target`"),
+        closed("to", "state after a change: of a gate, or of a breaker", &["open", "closed", "half_open"]),
+        open("version", "of the program, or the hash of a configuration"),
     ]
 }
 
 /// Values of the label `prompt_bucket`, each with the number of tokens that it lies below.
-pub const PROMPT_BUCKETS: [(&str, usize); 6] = [
+const PROMPT_BUCKETS: [(&str, usize); 6] = [
     ("<512", 512),
     ("<2k", 2_048),
     ("<8k", 8_192),
@@ -219,7 +243,7 @@ pub fn reference() -> String {
             let _ = writeln!(text, "| `{name}` | {} | {} | {help} |", entry.kind(), labels.join(" "));
         }
     }
-    text.push_str("\n## Labels\n\nSets of values are closed, but for names that the operator has chosen.\n\n| label | meaning | values |\n|---|---|---|\n");
+    text.push_str("\n## Labels\n\nA set of values that is listed is closed. Other values are names that the operator has chosen, or a small set that the\nmeaning describes.\n\n| label | meaning | values |\n|---|---|---|\n");
     for Label { name, meaning, values } in labels() {
         let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
         let _ = writeln!(text, "| `{name}` | {meaning} | {} |", values.join(" "));
@@ -264,6 +288,13 @@ mod tests {
                 labels.iter().copied().filter(|label| !label.contains(char::is_uppercase)).collect();
             assert_eq!(known.len(), labels.len(), "{name}");
         }
+    }
+
+    #[test]
+    fn every_label_is_described() {
+        let described: HashSet<&str> = labels().iter().map(|label| label.name).collect();
+        let used: HashSet<&str> = all().flat_map(|entry| entry.metric().labels.to_vec()).collect();
+        assert_eq!(used, described);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a dialect reads in one event of a plain request.
+//! The content of one event of a plain request, as a dialect reads it.
 
 use serde_json::{Map, Value};
 

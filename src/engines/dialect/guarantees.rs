@@ -70,7 +70,7 @@ impl Fate {
         }
     }
 
-    fn told(self) -> String {
+    fn label(self) -> String {
         match self {
             Self::Speculates(method) => method.name().to_owned(),
             Self::Relayed(reason) => format!("– {}", reason.name()),
@@ -146,7 +146,7 @@ fn with(route: Route, temperature: f64, name: &str, value: Value) -> Value {
 /// The same at temperature 0 and 0.8, shortened where both are the same.
 fn cell(engine: &Engine, body: impl Fn(f64) -> Value, route: Route) -> String {
     let [greedy, drawn] = [0.0, 0.8].map(|temperature| Fate::of(engine, route, &body(temperature)));
-    if greedy == drawn { greedy.told() } else { format!("{} / {}", greedy.told(), drawn.told()) }
+    if greedy == drawn { greedy.label() } else { format!("{} / {}", greedy.label(), drawn.label()) }
 }
 
 fn line(text: &mut String, head: &str, route: Route, body: impl Fn(f64) -> Value) {
@@ -181,7 +181,8 @@ pub fn reference() -> String {
             Treatment::Carried(_) | Treatment::Emulated(_) => continue,
             Treatment::Inert => "passed on; it does not change the output".to_owned(),
             Treatment::Neutral(values, reason) => {
-                let values: Vec<String> = values.iter().map(|value| format!("`{}`", value.told())).collect();
+                let values: Vec<String> =
+                    values.iter().map(|value| format!("`{}`", value.to_json_text())).collect();
                 format!("speculated on at {}, else – {}", values.join(", "), reason.name())
             }
             Treatment::Rendered(reason) => {
@@ -189,7 +190,7 @@ pub fn reference() -> String {
             }
             Treatment::Relay(reason) => format!("– {}", reason.name()),
         };
-        let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.told(), owner(row.owner));
+        let _ = writeln!(text, "| `{}` | {} | {} | {told} |", row.name, row.routes.names(), owner(row.owner));
     }
     text
 }

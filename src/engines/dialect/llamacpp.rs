@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::body::Body;
 use super::recognise::PROPS;
-use super::shared::{self, bytes, said_fields};
+use super::shared::{self, bytes, client_fields};
 use super::{
     Answers, BrokenEnd, CacheSetting, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens,
     Noise, PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
@@ -117,8 +117,8 @@ impl Codec for LlamaCpp {
     /// lost.
     fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let own = &request.sampling;
-        let penalized =
-            own.said.has(crate::openai::SamplingField::RepetitionPenalty) && own.penalizes_repetition();
+        let penalized = own.set_by_client.has(crate::openai::SamplingField::RepetitionPenalty)
+            && own.penalizes_repetition();
         let replaced = |name: &str| {
             request.route == Route::Chat && request.body.get(name).is_some_and(|value| !value.is_null())
         };
@@ -341,7 +341,7 @@ fn native(context: &Context<'_>, paths: &[Vec<TokenId>], most: u32, sampling: &S
         .put("return_tokens", true)
         .put("stream", false)
         .put("response_fields", WANTED)
-        .all(&said_fields(sampling));
+        .all(&client_fields(sampling));
     Call { path: COMPLETION, body: body.end() }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::body::Body;
 use super::recognise::{MODELS, VERSION};
-use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, full_fields};
+use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
     Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
@@ -170,7 +170,7 @@ impl Codec for Onnx {
 }
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
-    let mut fields = full_fields(sampling);
+    let mut fields = non_default_fields(sampling);
     fields.insert("return_token_ids".into(), true.into());
     fields
 }
@@ -185,7 +185,7 @@ fn tree(round: &Round<'_>) -> Call {
         .put("generated", round.context.output.len())
         .put("tokens", tokens)
         .put("parents", parents)
-        .all(&full_fields(round.sampling));
+        .all(&non_default_fields(round.sampling));
     let body = if round.weighs { body.put("top_logprobs", TOP) } else { body };
     Call { path: VERIFY, body: body.end() }
 }

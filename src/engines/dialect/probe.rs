@@ -104,7 +104,7 @@ pub struct Cache {
     /// True if it works; `None` if that is unclear.
     pub works: Option<bool>,
     /// The engine reports how many tokens of a prompt were cached.
-    pub told: bool,
+    pub reported: bool,
     /// Seconds of the first call with a long prompt; `None` if not measured.
     pub cold: Option<f64>,
     /// Seconds of the same call again; `None` if not measured.
@@ -408,8 +408,8 @@ fn round<'a>(
 
 /// Greedy sampling with every field set, so that the server's defaults do not matter.
 fn greedy() -> Sampling {
-    let said = SamplingField::ALL.into_iter().fold(SetFields::default(), SetFields::with);
-    Sampling { temperature: 0.0, said, ..Sampling::default() }
+    let set_by_client = SamplingField::ALL.into_iter().fold(SetFields::default(), SetFields::with);
+    Sampling { temperature: 0.0, set_by_client, ..Sampling::default() }
 }
 
 #[cfg(test)]

@@ -107,7 +107,7 @@ impl Answers {
     }
 
     /// True if the `server` header of any answer begins with `name`.
-    pub fn served_by(&self, name: &str) -> bool {
+    fn served_by(&self, name: &str) -> bool {
         self.0.values().any(|told| told.server.as_deref().is_some_and(|server| server.starts_with(name)))
     }
 

@@ -60,7 +60,7 @@ impl Codec for Relayed {
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::plain_request(context, max_tokens, &shared::said_fields(sampling))
+        shared::plain_request(context, max_tokens, &shared::client_fields(sampling))
     }
 
     fn chunk(&self, _: &Engine, _: RequestKind, _: &Value) -> Result<Chunk, Unreadable> {

@@ -138,7 +138,7 @@ impl Codec for Sglang {
         sampling: &Sampling,
         _: bool,
     ) -> Vec<VerifyMethod> {
-        let scores = told(engine, request) && scores(engine, sampling);
+        let scores = sampling_is_known(engine, request) && scores(engine, sampling);
         engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
     }
 
@@ -171,7 +171,7 @@ impl Codec for Sglang {
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
-        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(sampling))
+        shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -182,7 +182,7 @@ impl Codec for Sglang {
     fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
         match round.method {
             VerifyMethod::FanOut => {
-                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::said_fields_with_ids(round.sampling)))
+                Ok(shared::fan_out(round, MAX_PROMPTS, &shared::client_fields_with_ids(round.sampling)))
             }
             VerifyMethod::Score => {
                 let width = score::width(round.sampling, MAX_LOGPROBS);
@@ -268,14 +268,14 @@ fn open(engine: &Engine, request: &Request, sampling: &Sampling) -> Option<&'sta
         return None;
     }
     // The chat route takes these from the model: nothing else differs from the completions route.
-    let drawn = sampling.temperature > 0.0 || !sampling.said.has(F::Temperature);
+    let drawn = sampling.temperature > 0.0 || !sampling.set_by_client.has(F::Temperature);
     let drawing = [F::Temperature, F::TopP, F::TopK, F::MinP].into_iter().filter(|_| drawn);
     let mut differing = drawing.chain([F::RepetitionPenalty]);
-    differing.find(|field| !sampling.said.has(*field)).map(F::name)
+    differing.find(|field| !sampling.set_by_client.has(*field)).map(F::name)
 }
 
 /// True if the effective sampling is known as numbers, so that distributions can be computed here.
-fn told(engine: &Engine, request: &Request) -> bool {
+fn sampling_is_known(engine: &Engine, request: &Request) -> bool {
     !engine.own_defaults || request.sampling.sets_all()
 }
 

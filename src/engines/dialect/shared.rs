@@ -110,7 +110,7 @@ pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
 /// `temperature` is always sent.
-pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
+pub fn non_default_fields(sampling: &Sampling) -> Map<String, Value> {
     let plain = Sampling::default();
     let mut fields = Map::new();
     let mut put = |name: &str, value: Value, is_default: bool| {
@@ -137,10 +137,10 @@ pub fn full_fields(sampling: &Sampling) -> Map<String, Value> {
 
 /// Exactly the sampling fields that the client has set, so that the server fills in its own
 /// defaults as it does for the client.
-pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
+pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |field: F, name: &str, value: Value| {
-        if sampling.said.has(field) {
+        if sampling.set_by_client.has(field) {
             fields.insert(name.into(), value);
         }
     };
@@ -155,9 +155,9 @@ pub fn said_fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-/// As [`said_fields`], and asks for the ids of the sampled tokens.
-pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
-    let mut fields = said_fields(sampling);
+/// As [`client_fields`], and asks for the ids of the sampled tokens.
+pub fn client_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
+    let mut fields = client_fields(sampling);
     fields.insert("return_token_ids".into(), true.into());
     fields
 }
@@ -165,7 +165,7 @@ pub fn said_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
 /// Reason why an engine that draws with a fixed seed of its own cannot carry this request, `None`
 /// if it can: it carries only temperature 0, set by the client.
 pub fn refuses_all_but_greedy(sampling: &Sampling) -> Option<Refused> {
-    match (sampling.said.has(F::Temperature), sampling.temperature > 0.0) {
+    match (sampling.set_by_client.has(F::Temperature), sampling.temperature > 0.0) {
         (false, _) => Some(Refused::by(RelayReason::DefaultsUnknown, "temperature")),
         (true, true) => Some(Refused::by(RelayReason::Seed, sampling.seed.map_or("temperature", |_| "seed"))),
         (true, false) => None,
@@ -233,7 +233,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
 ///
 /// # Errors
 /// It carries an error, or no choices.
-pub fn nameless_chunk(event: &Value) -> Result<Chunk, Unreadable> {
+pub fn chunk_without_ids(event: &Value) -> Result<Chunk, Unreadable> {
     let choices = event.get("choices").and_then(Value::as_array);
     Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })
 }
@@ -342,21 +342,28 @@ pub fn version<const COUNT: usize>(version: &str) -> Option<[u32; COUNT]> {
 /// The value of a metric in Prometheus' text format, which has one of `names`, summed over its
 /// labels; `None` if it is not there or no finite number.
 pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
+    metric_of(exposition, names, None)
+}
+
+/// As [`metric`], of the series with this label only, as in `kind="decode"`.
+pub fn metric_of(exposition: &str, names: &[&str], label: Option<&str>) -> Option<f64> {
     let lines = exposition.lines().filter(|line| !line.starts_with('#'));
     let values = lines.filter_map(|line| {
         let (name, rest) = line.split_at(line.find(['{', ' '])?);
-        names.contains(&name).then(|| value(rest)).flatten()
+        names.contains(&name).then(|| value(rest, label)).flatten()
     });
     values.reduce(|sum, value| sum + value).filter(|sum| sum.is_finite())
 }
 
-/// The value behind a metric's name: behind its labels, before a timestamp or an exemplar.
-fn value(rest: &str) -> Option<f64> {
-    let rest = match rest.strip_prefix('{') {
-        Some(labels) => labels.split_once("} ")?.1,
-        None => rest,
+/// The value behind a metric's name: behind its labels, before a timestamp or an exemplar. `None`
+/// if `label` is not among the labels.
+fn value(rest: &str, label: Option<&str>) -> Option<f64> {
+    let (labels, rest) = match rest.strip_prefix('{') {
+        Some(labelled) => labelled.split_once("} ")?,
+        None => ("", rest),
     };
-    rest.split_ascii_whitespace().next()?.parse().ok()
+    let wanted = label.is_none_or(|label| labels.split(',').any(|own| own == label));
+    wanted.then(|| rest.split_ascii_whitespace().next()?.parse().ok()).flatten()
 }
 
 /// Start time of the process, in microseconds of Unix time; `None` if it is not among the metrics.
@@ -459,9 +466,9 @@ mod tests {
 
     #[test]
     fn fields_that_the_client_left_open_stay_open() {
-        let said = crate::openai::SetFields::default().with(F::TopP);
-        let sampling = Sampling { top_p: 1.0, seed: Some(4), said, ..Sampling::default() };
-        assert_eq!(Value::Object(said_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
+        let set_by_client = crate::openai::SetFields::default().with(F::TopP);
+        let sampling = Sampling { top_p: 1.0, seed: Some(4), set_by_client, ..Sampling::default() };
+        assert_eq!(Value::Object(client_fields(&sampling)), json!({"top_p": 1.0, "seed": 4}));
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Codec for Triton {
 
     fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         if kind == RequestKind::First {
-            return shared::nameless_chunk(event);
+            return shared::chunk_without_ids(event);
         }
         let told = event.get("output_ids").ok_or(Unreadable("no output ids"))?;
         let mut tokens = match told {

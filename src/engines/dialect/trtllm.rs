@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::recognise::VERSION;
-use super::shared::{self, PromptUsage, bytes, said_fields};
+use super::shared::{self, PromptUsage, bytes, client_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, PromptAnswer,
     Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
@@ -132,7 +132,7 @@ impl Codec for TrtLlm {
 
     fn chunk(&self, engine: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         if kind == RequestKind::First {
-            return shared::nameless_chunk(event);
+            return shared::chunk_without_ids(event);
         }
         let chunk = shared::chunk(event)?;
         // Some samplers return the token that ends the text and some do not.
@@ -169,9 +169,9 @@ impl Codec for TrtLlm {
 }
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
-    let mut fields = said_fields(sampling);
+    let mut fields = client_fields(sampling);
     // This server writes "all tokens" as 0.
-    if sampling.said.has(SamplingField::TopK) && sampling.top_k.is_none() {
+    if sampling.set_by_client.has(SamplingField::TopK) && sampling.top_k.is_none() {
         fields.insert("top_k".into(), 0.into());
     }
     fields.insert("detokenize".into(), false.into());
@@ -280,7 +280,7 @@ mod tests {
     fn greedy() -> Sampling {
         Sampling {
             temperature: 0.0,
-            said: SetFields::default().with(SamplingField::Temperature),
+            set_by_client: SetFields::default().with(SamplingField::Temperature),
             ..Sampling::default()
         }
     }
@@ -312,8 +312,9 @@ mod tests {
     #[test]
     fn a_fan_out_asks_for_ids_and_leaves_the_count_of_penalties_alone() {
         let draft = Tree::chain(&[4, 5], Source::Model, Features::default());
-        let said = SetFields::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
-        let sampling = Sampling { presence_penalty: 0.5, said, ..greedy() };
+        let set_by_client =
+            SetFields::default().with(SamplingField::Temperature).with(SamplingField::PresencePenalty);
+        let sampling = Sampling { presence_penalty: 0.5, set_by_client, ..greedy() };
         let context = Context::new("m", &[1, 2], &[3]);
         let round = Round {
             context,
@@ -334,8 +335,8 @@ mod tests {
 
     #[test]
     fn a_later_plain_request_asks_for_ids() {
-        let said = SetFields::default().with(SamplingField::Temperature).with(SamplingField::TopK);
-        let sampling = Sampling { said, ..greedy() };
+        let set_by_client = SetFields::default().with(SamplingField::Temperature).with(SamplingField::TopK);
+        let sampling = Sampling { set_by_client, ..greedy() };
         let context = Context::new("m", &[1], &[3]);
         assert_eq!(
             text(&TrtLlm.plain_request(&engine(), &context, &sampling, 7)),

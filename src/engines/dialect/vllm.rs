@@ -290,7 +290,7 @@ impl Codec for Vllm {
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
         let sampling = minimum::behind(sampling, context.output.len(), max_tokens);
-        shared::plain_request(context, max_tokens, &shared::said_fields_with_ids(&sampling))
+        shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(&sampling))
     }
 
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
@@ -307,7 +307,7 @@ impl Codec for Vllm {
             VerifyMethod::FanOut => {
                 let sampling = minimum::behind(round.sampling, round.context.output.len(), 1);
                 let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
-                Ok(shared::fan_out(round, most, &shared::said_fields_with_ids(&sampling)))
+                Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
             VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
             VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
@@ -531,7 +531,7 @@ fn score_result(
         return Ok(VerifyResult { rows: Vec::new(), computed, ..VerifyResult::default() });
     }
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
-    let told = tail.iter().map(|row| row.as_ref().map(told).unwrap_or_default());
+    let told = tail.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default());
     Ok(VerifyResult {
         rows: score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
         computed,
@@ -546,7 +546,7 @@ fn raised(sampling: &Sampling) -> Sampling {
 }
 
 /// The tokens of one row with their log-probabilities.
-fn told(row: &Map<String, Value>) -> Vec<(TokenId, f64)> {
+fn row_logprobs(row: &Map<String, Value>) -> Vec<(TokenId, f64)> {
     let entry = |(id, entry): (&String, &Value)| Some((id.parse().ok()?, entry.get("logprob")?.as_f64()?));
     row.iter().filter_map(entry).collect()
 }

@@ -19,7 +19,7 @@ use foretell_core::words::{Refused, RelayReason as R};
 pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R> {
     let sampling = &mut request.sampling;
     if let Some(said) = sampling_field(field) {
-        sampling.said = sampling.said.with(said);
+        sampling.set_by_client = sampling.set_by_client.with(said);
     }
     match field {
         Field::Model => {

@@ -24,7 +24,7 @@ pub enum Routes {
 
 impl Routes {
     /// Names of the routes, separated by commas.
-    pub const fn told(self) -> &'static str {
+    pub const fn names(self) -> &'static str {
         match self {
             Self::Both => "completions, chat",
             Self::Completions => "completions",
@@ -125,7 +125,7 @@ pub enum Plain {
 
 impl Plain {
     /// As JSON text.
-    pub fn told(self) -> String {
+    pub fn to_json_text(self) -> String {
         match self {
             Self::Bool(plain) => plain.to_string(),
             Self::Number(plain) => plain.to_string(),

@@ -120,7 +120,7 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// The fields that the client has set; the others have the server's default, or OpenAI's if the
     /// server's is not known.
-    pub said: SetFields,
+    pub set_by_client: SetFields,
 }
 
 impl Default for Sampling {
@@ -146,7 +146,7 @@ impl Default for Sampling {
             seed: None,
             min_tokens: 0,
             ignore_eos: false,
-            said: SetFields::default(),
+            set_by_client: SetFields::default(),
         }
     }
 }
@@ -187,29 +187,29 @@ impl Sampling {
     #[must_use]
     pub fn with_defaults(&self, defaults: &Defaults) -> Self {
         use SamplingField as F;
-        fn pick<T>(said: SetFields, field: SamplingField, own: T, default: T) -> T {
-            if said.has(field) { own } else { default }
+        fn pick<T>(set_by_client: SetFields, field: SamplingField, own: T, default: T) -> T {
+            if set_by_client.has(field) { own } else { default }
         }
-        let said = self.said;
+        let set_by_client = self.set_by_client;
         Self {
-            temperature: pick(said, F::Temperature, self.temperature, defaults.temperature),
-            top_p: pick(said, F::TopP, self.top_p, defaults.top_p),
-            top_k: pick(said, F::TopK, self.top_k, defaults.top_k),
-            min_p: pick(said, F::MinP, self.min_p, defaults.min_p),
+            temperature: pick(set_by_client, F::Temperature, self.temperature, defaults.temperature),
+            top_p: pick(set_by_client, F::TopP, self.top_p, defaults.top_p),
+            top_k: pick(set_by_client, F::TopK, self.top_k, defaults.top_k),
+            min_p: pick(set_by_client, F::MinP, self.min_p, defaults.min_p),
             presence_penalty: pick(
-                said,
+                set_by_client,
                 F::PresencePenalty,
                 self.presence_penalty,
                 defaults.presence_penalty,
             ),
             frequency_penalty: pick(
-                said,
+                set_by_client,
                 F::FrequencyPenalty,
                 self.frequency_penalty,
                 defaults.frequency_penalty,
             ),
             repetition_penalty: pick(
-                said,
+                set_by_client,
                 F::RepetitionPenalty,
                 self.repetition_penalty,
                 defaults.repetition_penalty,
@@ -225,7 +225,7 @@ impl Sampling {
 
     /// The first field that the client has not set; `None` if it has set all.
     pub fn left_open(&self) -> Option<SamplingField> {
-        SamplingField::ALL.into_iter().find(|field| !self.said.has(*field))
+        SamplingField::ALL.into_iter().find(|field| !self.set_by_client.has(*field))
     }
 
     /// True if the most probable token by the logits alone is always taken, unless `min_tokens`
@@ -241,8 +241,8 @@ mod tests {
 
     #[test]
     fn the_server_fills_in_only_what_the_client_left_open() {
-        let said = SetFields::default().with(SamplingField::Temperature);
-        let own = Sampling { temperature: 0.0, said, ..Sampling::default() };
+        let set_by_client = SetFields::default().with(SamplingField::Temperature);
+        let own = Sampling { temperature: 0.0, set_by_client, ..Sampling::default() };
         let server = Defaults { temperature: 0.6, repetition_penalty: 1.05, ..Defaults::OPENAI };
         let effective = own.with_defaults(&server);
         assert_eq!((effective.temperature, effective.repetition_penalty), (0.0, 1.05));

@@ -8,7 +8,9 @@ use super::part::{Part, TranslationMode};
 use super::{Accept, Gates, Policy};
 use crate::openai::{Control, Route, Sampling};
 use foretell_core::control::gates::{LoadGates, Signal};
-use foretell_core::session::{Permission, Rules};
+use foretell_core::draft::Shared;
+use foretell_core::session::{Permission, Rules, VERIFY_TIMEOUT};
+use foretell_core::units::TokenId;
 use foretell_core::words::{Gate, PlainReason, VerifyMethod};
 
 /// Permissions and rules of a session.
@@ -74,7 +76,16 @@ impl Ruling {
             lookups: lookups.collect(),
             context_max: server.engine.context.unwrap_or(usize::MAX).min(server.terms.context_max),
             segment: server.engine.segment,
-            ..Rules::default()
+            // Filled in by the session runner, see `Ruling::rules`.
+            vocabulary: TokenId::MAX,
+            shared: Shared::default(),
+            model: None,
+            shares_noise: false,
+            drafts_ahead: false,
+            samples: false,
+            holdback: false,
+            verify_timeout: VERIFY_TIMEOUT,
+            draft_timeout: None,
         };
         let model = parts.iter().find_map(|part| match part {
             Part::ModelDrafter(name, translation_mode) => Some(((*name).to_owned(), *translation_mode)),

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
+use foretell_core::control::{MARGIN, STAY};
 pub use foretell_core::draft::Scope;
 use foretell_core::draft::{LookupSpec, Source};
+use foretell_core::session::GAMMA_MAX;
 
 /// A drafter of a policy.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +104,7 @@ pub struct Holdback {
 
 impl Default for Gamma {
     fn default() -> Self {
-        Self { max: 32, fixed: None, ahead: None, margin: 0.10, stay: 0.05 }
+        Self { max: GAMMA_MAX as u32, fixed: None, ahead: None, margin: MARGIN, stay: STAY }
     }
 }
 

@@ -186,7 +186,7 @@ pub(super) fn exact(
 
 /// Effective temperature: the client's own, else the server's default; unknown if neither is.
 pub(super) fn temperature(request: Option<&Request>, sampling: Option<&Sampling>) -> Fact<f64> {
-    let own = request.filter(|request| request.sampling.said.has(SamplingField::Temperature));
+    let own = request.filter(|request| request.sampling.set_by_client.has(SamplingField::Temperature));
     match sampling.or(own.map(|request| &request.sampling)) {
         Some(sampling) => Fact::Known(sampling.temperature),
         None => Fact::Unknown("it is left to the server's default"),

@@ -12,7 +12,7 @@ use crate::admin::FileError;
 use crate::config::difference;
 use crate::config::flags::Environment;
 use crate::config::load::{self, parse_with_warnings, policy_sources};
-use crate::config::problem::Problem;
+use crate::config::problem::{Problem, Refusal};
 use crate::config::process::Process;
 use crate::config::store::PolicyStore;
 use crate::config::values::Revision;
@@ -94,12 +94,12 @@ const READINGS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadSource {
     /// The operator: the files are taken as they are.
-    Outright,
+    Operator,
     /// A change of the files was noticed: nothing is done if they are those in force, or were
     /// refused already.
-    IfChanged,
+    FileChange,
     /// A retry of a reload that was refused: what it lacked may be there by now.
-    Again,
+    Retry,
 }
 
 impl Configured {
@@ -194,15 +194,15 @@ impl Configured {
         let read = self.read_whole();
         let known = last.files.as_ref();
         match (&read, asked) {
-            (Ok(files), ReloadSource::IfChanged) if known == Some(files) => return None,
+            (Ok(files), ReloadSource::FileChange) if known == Some(files) => return None,
             // The first look: nothing was edited since the start.
-            (Ok(files), ReloadSource::IfChanged)
+            (Ok(files), ReloadSource::FileChange)
                 if known.is_none() && !last.refused && self.is_in_force(files) =>
             {
                 last.files = read.ok();
                 return None;
             }
-            (_, ReloadSource::Again) if !last.refused => return None,
+            (_, ReloadSource::Retry) if !last.refused => return None,
             _ => {}
         }
         let outcome = match read {
@@ -220,7 +220,7 @@ impl Configured {
         let refused = outcome.as_ref().map_or_else(Vec::clone, Vec::clone);
         let errors: Vec<FileError> = refused.iter().map(FileError::from).collect();
         let told = std::mem::replace(&mut *self.refused.lock(), errors.clone()) == errors;
-        if asked == ReloadSource::Outright || !last.refused || !told {
+        if asked == ReloadSource::Operator || !last.refused || !told {
             for problem in &refused {
                 tracing::error!("reload: {problem}");
             }
@@ -280,7 +280,7 @@ impl Configured {
     ) -> Result<Vec<Problem>, Vec<Problem>> {
         let mut checked = None;
         let read = || {
-            if asked != ReloadSource::Outright && files.policies.is_empty() && !self.was_built_in() {
+            if asked != ReloadSource::Operator && files.policies.is_empty() && !self.was_built_in() {
                 return Err(vec![self.emptied()]);
             }
             // Every problem at once, those of the process file first.
@@ -313,17 +313,12 @@ impl Configured {
     /// The problem that all policy files are gone, which usually means that new ones are about to
     /// appear.
     fn emptied(&self) -> Problem {
-        Problem {
-            file: self.process.policies.display().to_string(),
-            line: None,
-            path: "policies.dir".to_owned(),
-            message:
-                "no policy files any more: those in force stay, and POST /api/reload takes the built-in one"
-                    .to_owned(),
-            allowed: "at least one".to_owned(),
-            got: "none".to_owned(),
-            suggestion: None,
-        }
+        let refusal = Refusal::new(
+            "no policy files any more: those in force stay, and POST /api/reload takes the built-in one",
+            "at least one",
+        );
+        let folder = self.process.policies.display().to_string();
+        Problem::new(folder, None, "policies.dir", refusal, "none")
     }
 
     /// The mode that the process file sets, and its edited settings that only a restart can change.
@@ -341,15 +336,9 @@ impl Configured {
 
     fn build(&self, policies: &PolicySet) -> Result<(), Vec<Problem>> {
         self.known.drafters.extend(&self.process, policies).map_err(|error| {
-            vec![Problem {
-                file: self.process.policies.display().to_string(),
-                line: None,
-                path: format!("drafters.{}", error.name),
-                message: "cannot be loaded".to_owned(),
-                allowed: "a drafter that loads".to_owned(),
-                got: error.detail,
-                suggestion: None,
-            }]
+            let refusal = Refusal::new("cannot be loaded", "a drafter that loads");
+            let folder = self.process.policies.display().to_string();
+            vec![Problem::new(folder, None, format!("drafters.{}", error.name), refusal, error.detail)]
         })
     }
 

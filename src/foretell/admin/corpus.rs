@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use super::explain::decoded;
 use super::{bad_request, json_response};
+use crate::config::values::percent_decoded;
 use crate::http::body::Body;
 use crate::learning::corpus::CorpusHandle;
 use foretell_core::draft::corpus::Holdings;
@@ -52,7 +52,7 @@ fn tenant(query: &str) -> Result<Option<String>, String> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
             Some(("tenant", value)) if tenant.is_none() && !value.is_empty() => {
-                tenant = Some(decoded(value).ok_or("tenant is no percent-encoded text")?);
+                tenant = Some(percent_decoded(value).ok_or("tenant is no percent-encoded text")?);
             }
             _ => return Err(format!("allowed tenant=NAME once, or nothing, got {pair:?}")),
         }

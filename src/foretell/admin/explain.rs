@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 
 use crate::config::process::{ClientControl, Process};
+use crate::config::values::percent_decoded;
 use crate::fleet::{HealthState, Replica};
 use crate::gateway::facts;
 use crate::gateway::{Shared, tenant};
@@ -141,8 +142,11 @@ impl ExplainQuery {
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
                 "route" => asked.route = Some(Route::parse(value).ok_or("route")?),
-                "peer" => asked.peer = Some(decoded(value).and_then(|peer| peer.parse().ok()).ok_or("peer")?),
-                "tenant" => asked.tenant = Some(decoded(value).ok_or("tenant")?),
+                "peer" => {
+                    asked.peer =
+                        Some(percent_decoded(value).and_then(|peer| peer.parse().ok()).ok_or("peer")?);
+                }
+                "tenant" => asked.tenant = Some(percent_decoded(value).ok_or("tenant")?),
                 _ => {}
             }
         }
@@ -164,18 +168,6 @@ fn encoded(text: &str) -> String {
         if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") }
     };
     text.bytes().map(escape).collect()
-}
-
-/// The text of a percent-encoded value.
-pub(super) fn decoded(text: &str) -> Option<String> {
-    let mut pieces = text.split('%');
-    let mut bytes = pieces.next()?.as_bytes().to_vec();
-    for piece in pieces {
-        let (digits, rest) = piece.split_at_checked(2)?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// Chat if the body has messages, completions otherwise.

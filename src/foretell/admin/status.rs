@@ -2,13 +2,14 @@
 //! plots.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::Configured;
+use crate::clock::{unix_now, unix_time};
 use crate::gateway::Shared;
 use crate::observe::history;
 use crate::serving::gates::GatesAt;
@@ -42,8 +43,8 @@ pub(super) fn shown(shared: &Shared, configured: Option<&Configured>, after: u64
     let (lately, long) = observer.history().lately(&sums, ran);
     let mut told = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "started": unix(started),
-        "now": unix(SystemTime::now()),
+        "started": unix_time(started).as_secs_f64(),
+        "now": unix_now().as_secs_f64(),
         "uptime_seconds": ran.as_secs_f64(),
         "unready": shared.unready(),
         "out": shared.fleet.out(),
@@ -85,9 +86,4 @@ fn mode(shared: &Shared) -> Value {
 
 fn held(Held { mode, base, ends_in }: Held) -> Value {
     json!({ "mode": mode.name(), "base": base.name(), "ends_in_seconds": ends_in.map(|rest| rest.as_secs_f64()) })
-}
-
-/// Seconds since 1970.
-pub(super) fn unix(time: SystemTime) -> f64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
 }

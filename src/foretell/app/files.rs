@@ -41,19 +41,12 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
         return None;
     }
     let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
-    Some(Problem {
-        file: attempt
-            .process
-            .file
-            .as_ref()
-            .map_or_else(|| "(no process file)".to_owned(), |file| file.path.display().to_string()),
-        line: None,
-        path: "backends".to_owned(),
-        message: refusal.message,
-        allowed: refusal.allowed,
-        got: "none".to_owned(),
-        suggestion: None,
-    })
+    let file = attempt
+        .process
+        .file
+        .as_ref()
+        .map_or_else(|| "(no process file)".to_owned(), |file| file.path.display().to_string());
+    Some(Problem::new(file, None, "backends", refusal, "none"))
 }
 
 /// The problem with a named file, if it has one.

@@ -223,7 +223,7 @@ impl Gateway {
                 tokio::task::spawn_blocking(move || {
                     // The outcome is logged and counted by `reload`.
                     let outcome =
-                        configured.and_then(|configured| configured.reload(ReloadSource::Outright, &shared));
+                        configured.and_then(|configured| configured.reload(ReloadSource::Operator, &shared));
                     if !shared.life.is_draining() {
                         manager.reloaded(&status(outcome));
                     }

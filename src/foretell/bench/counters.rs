@@ -6,6 +6,8 @@
 
 use std::ops::{AddAssign, Sub};
 
+use foretell_engines::dialect::shared::metric_of;
+
 /// Sum and count of a Prometheus histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
@@ -53,7 +55,7 @@ pub struct Counters {
 impl Counters {
     /// Reads the target's metrics page; `None` if the target does not report step times.
     pub fn of_target(page: &str) -> Option<Self> {
-        let kind = |kind| spent(page, "foretell_target_step_seconds", Some(("kind", kind)));
+        let kind = |kind| spent(page, "foretell_target_step_seconds", Some(&format!("kind=\"{kind}\"")));
         // A kind without any run may have no series; `decode` has one after the warm-up.
         Some(Self {
             decode: kind("decode")?,
@@ -95,28 +97,9 @@ impl AddAssign for Counters {
     }
 }
 
-fn spent(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<Spent> {
-    Some(Spent {
-        seconds: total(page, &format!("{name}_sum"), label)?,
-        times: total(page, &format!("{name}_count"), label)?,
-    })
-}
-
-/// The sum over all series `name` that have `label`; `None` if there is none.
-pub fn total(page: &str, name: &str, label: Option<(&str, &str)>) -> Option<f64> {
-    let wanted = label.map(|(key, value)| format!("{key}=\"{value}\""));
-    page.lines()
-        .filter_map(|line| {
-            let rest = line.strip_prefix(name)?;
-            let (labels, value) = match rest.strip_prefix('{') {
-                Some(rest) => rest.rsplit_once('}')?,
-                None if rest.starts_with([' ', '\t']) => ("", rest),
-                None => return None,
-            };
-            let carried = wanted.as_ref().is_none_or(|wanted| labels.split(',').any(|label| label == wanted));
-            carried.then(|| value.split_whitespace().next()?.parse::<f64>().ok()).flatten()
-        })
-        .reduce(|sum, value| sum + value)
+fn spent(page: &str, name: &str, label: Option<&str>) -> Option<Spent> {
+    let total = |figure: &str| metric_of(page, &[&format!("{name}_{figure}")], label);
+    Some(Spent { seconds: total("sum")?, times: total("count")? })
 }
 
 #[cfg(test)]

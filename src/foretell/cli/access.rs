@@ -62,11 +62,7 @@ impl Access {
             path: path.to_owned(),
             detail: detail.to_string(),
         };
-        let mut fields = HeaderMap::new();
-        for text in &self.headers {
-            let (name, value) = field(text)?;
-            fields.append(name, value);
-        }
+        let mut fields = fields(&self.headers)?;
         if let Some(path) = &self.api_key_file {
             let key = KeyFile::open(path).map_err(|error| file("api-key-file", path, &error))?;
             fields.insert(AUTHORIZATION, key.value());
@@ -89,6 +85,19 @@ impl Granted {
             ..ReplicaSettings::new(name, url)
         }
     }
+}
+
+/// The header fields of these lines.
+///
+/// # Errors
+/// The first line that is no header field.
+pub(super) fn fields(lines: &[String]) -> Result<HeaderMap, Denied> {
+    let mut fields = HeaderMap::new();
+    for line in lines {
+        let (name, value) = field(line)?;
+        fields.append(name, value);
+    }
+    Ok(fields)
 }
 
 /// Parses `NAME: VALUE`. An error never shows the value, which may be a secret.

@@ -12,10 +12,10 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 
 use super::Exit;
-use super::access::{Access, Denied};
+use super::access::{self, Access, Denied};
 use super::{OK, USAGE};
 use crate::admin::explain::{ExplainQuery, Question};
 use crate::app;
@@ -170,7 +170,7 @@ impl Given {
         let asked = ExplainQuery { route: route.transpose()?, peer, tenant: args.tenant.clone() };
         Ok(Self {
             body: read_body(args.request.as_deref().unwrap_or_default())?,
-            headers: parse_headers(&args.headers)?,
+            headers: access::fields(&args.headers).map_err(|denied| denied.to_string())?,
             asked,
         })
     }
@@ -183,19 +183,4 @@ fn read_body(path: &str) -> Result<Vec<u8>, String> {
         path => std::fs::read(path).map(|bytes| body = bytes),
     };
     read.map(|()| body).map_err(|error| format!("{path}: {error}"))
-}
-
-fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
-    let header = |line: &String| {
-        let (name, value) = line.split_once(':')?;
-        let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
-        Some((name, HeaderValue::from_str(value.trim()).ok()?))
-    };
-    let mut headers = HeaderMap::new();
-    for line in lines {
-        let wrong = || format!("--header: not a header, allowed NAME: VALUE, got {line:?}");
-        let (name, value) = header(line).ok_or_else(wrong)?;
-        headers.append(name, value);
-    }
-    Ok(headers)
 }

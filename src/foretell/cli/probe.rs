@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Exit;
 use super::access::Access;
-use super::{OK, USAGE, progress};
+use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
 use crate::fleet::identity::{self, Recognised, Unknown};
@@ -65,11 +65,8 @@ enum Outcome {
     Relayed { reason: RelayReason, why: String },
 }
 
-/// Probes a server and prints the result. Returns the exit code: 1 if the server cannot be reached.
-///
-/// # Errors
-/// `out` cannot be written.
-pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
+/// Probes a server and prints the result.
+pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> Exit {
     let named = Named::NAMES.iter().find(|(name, _)| *name == args.dialect);
     let Some((_, dialect)) = named else {
         let names: Vec<_> = Named::NAMES.iter().map(|(name, _)| *name).collect();
@@ -78,27 +75,27 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
             names.join("|"),
             args.dialect
         ));
-        return Ok(USAGE);
+        return Exit::Usage;
     };
     let tokenizer = match args.tokenizer.as_deref().map(tokenizer_file).transpose() {
         Ok(file) => file,
         Err(why) => {
             super::complain(&format_args!("foretell probe: --tokenizer: {why}"));
-            return Ok(USAGE);
+            return Exit::Usage;
         }
     };
     let granted = match args.access.granted() {
         Ok(granted) => granted,
         Err(denied) => {
             super::complain(&format_args!("foretell probe: {denied}"));
-            return Ok(USAGE);
+            return Exit::Usage;
         }
     };
     let replica = match Replica::new(granted.settings("probe", &args.url)) {
         Ok(replica) => replica,
         Err(error) => {
             super::complain(&format_args!("foretell probe: {error}"));
-            return Ok(USAGE);
+            return Exit::Usage;
         }
     };
     let asks = progress::spinner("asking the server");
@@ -114,22 +111,27 @@ pub async fn run(args: &ProbeArgs, out: &mut dyn Write) -> io::Result<u8> {
                 Some(_) => "the server does not accept the key of --api-key-file",
             };
             super::complain(&format_args!("foretell probe: {} answers {status}: {key}", args.url));
-            return Ok(Exit::Unreachable.code());
+            return Exit::Unreachable;
         }
         Err(Unknown::Unreachable(why)) => {
             super::complain(&format_args!("foretell probe: {} cannot be reached: {why}", args.url));
-            return Ok(Exit::Unreachable.code());
+            return Exit::Unreachable;
         }
     };
-    match (&outcome, args.json) {
-        (Outcome::Report(report), false) => write_report(&args.url, report, out)?,
+    // A failed write, as to a closed pipe, is not an error.
+    let _ = write_outcome(args, &outcome, out);
+    Exit::Done
+}
+
+fn write_outcome(args: &ProbeArgs, outcome: &Outcome, out: &mut dyn Write) -> io::Result<()> {
+    match (outcome, args.json) {
+        (Outcome::Report(report), false) => write_report(&args.url, report, out),
         (Outcome::Relayed { reason, why }, false) => {
             writeln!(out, "server       {}", args.url)?;
-            writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())?;
+            writeln!(out, "conclusion   Relayed ({}): {why}.", reason.name())
         }
-        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, &outcome))?)?,
+        (_, true) => writeln!(out, "{}", serde_json::to_string_pretty(&as_json(&args.url, outcome))?),
     }
-    Ok(OK)
 }
 
 fn as_json(url: &str, outcome: &Outcome) -> Value {
@@ -338,7 +340,7 @@ fn write_cache(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         Some(false) => "does not work",
         None => "unknown",
     };
-    let how = if cache.told { "by the server's own count" } else { "by the times" };
+    let how = if cache.reported { "by the server's own count" } else { "by the times" };
     let times = cache.cold.zip(cache.warm).map_or(String::new(), |(cold, warm)| {
         format!(": a long prompt took {} cold and {} again", millis(cold), millis(warm))
     });

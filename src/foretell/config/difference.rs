@@ -31,15 +31,8 @@ pub fn refused(file: &str, running: &str, edited: &str) -> Result<Vec<Problem>, 
                 "cannot change while the process runs",
                 format!("{} until a restart", shown(was, "the default")),
             );
-            Problem {
-                file: file.to_owned(),
-                line: is.map(|leaf| leaf.line).filter(|&line| line > 0),
-                path: path.clone(),
-                message: refusal.message,
-                allowed: refusal.allowed,
-                got: shown(is, "nothing"),
-                suggestion: None,
-            }
+            let line = is.map(|leaf| leaf.line).filter(|&line| line > 0);
+            Problem::new(file, line, path, refusal, shown(is, "nothing"))
         })
         .collect();
     problems.sort_by_key(|problem| problem.line);

@@ -90,7 +90,7 @@ fn dialects() -> String {
 
 /// A setting's text and the flag or variable that it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Said {
+struct Override {
     text: String,
     source: String,
 }
@@ -98,71 +98,71 @@ struct Said {
 /// Settings from flags and environment; a flag takes precedence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    config: Option<Said>,
-    backend: Option<Said>,
-    tokenizer: Option<Said>,
-    dialect: Option<Said>,
-    listen: Option<Said>,
-    admin: Option<Said>,
-    policies: Option<Said>,
-    log_level: Option<Said>,
-    log_format: Option<Said>,
+    config: Option<Override>,
+    backend: Option<Override>,
+    tokenizer: Option<Override>,
+    dialect: Option<Override>,
+    listen: Option<Override>,
+    admin: Option<Override>,
+    policies: Option<Override>,
+    log_level: Option<Override>,
+    log_format: Option<Override>,
 }
 
 impl Overrides {
     /// Combines both; a flag takes precedence over its variable, and an empty variable counts as
     /// unset.
     pub fn new(flags: &Flags, environment: &dyn Strings) -> Self {
-        let said = |flag: &Option<String>, name: &str| {
+        let given = |flag: &Option<String>, name: &str| {
             if let Some(text) = flag {
-                return Some(Said { text: text.clone(), source: format!("--{name}") });
+                return Some(Override { text: text.clone(), source: format!("--{name}") });
             }
             let source = format!("FORETELL_{}", name.replace('-', "_").to_uppercase());
             let text = environment.get(&source).filter(|text| !text.is_empty())?;
-            Some(Said { text, source })
+            Some(Override { text, source })
         };
         Self {
-            config: said(&flags.config, "config"),
-            backend: said(&flags.backend, "backend"),
-            tokenizer: said(&flags.tokenizer, "tokenizer"),
-            dialect: said(&flags.dialect, "dialect"),
-            listen: said(&flags.listen, "listen"),
-            admin: said(&flags.admin, "admin"),
-            policies: said(&flags.policies, "policies"),
-            log_level: said(&flags.log_level, "log-level"),
-            log_format: said(&flags.log_format, "log-format"),
+            config: given(&flags.config, "config"),
+            backend: given(&flags.backend, "backend"),
+            tokenizer: given(&flags.tokenizer, "tokenizer"),
+            dialect: given(&flags.dialect, "dialect"),
+            listen: given(&flags.listen, "listen"),
+            admin: given(&flags.admin, "admin"),
+            policies: given(&flags.policies, "policies"),
+            log_level: given(&flags.log_level, "log-level"),
+            log_format: given(&flags.log_format, "log-format"),
         }
     }
 
     /// Path of the process file, if a flag or variable sets it.
     pub fn config(&self) -> Option<PathBuf> {
-        self.config.as_ref().map(|said| PathBuf::from(&said.text))
+        self.config.as_ref().map(|given| PathBuf::from(&given.text))
     }
 
     /// Path of the policy folder, if a flag or variable sets it.
     pub fn policies(&self) -> Option<PathBuf> {
-        self.policies.as_ref().map(|said| PathBuf::from(&said.text))
+        self.policies.as_ref().map(|given| PathBuf::from(&given.text))
     }
 
     /// The flag or variable that sets the policy folder, if one does.
     pub fn policies_source(&self) -> Option<&str> {
-        self.policies.as_ref().map(|said| said.source.as_str())
+        self.policies.as_ref().map(|given| given.source.as_str())
     }
 
     /// The model folder of `onnx:DIR`, if the backend is set to that, and the tokenizer.
     pub fn named(&self) -> impl Iterator<Item = Named> {
-        let named = |said: &Said, path: &str, kind, setting: &str| Named {
+        let named = |given: &Override, path: &str, kind, setting: &str| Named {
             path: path.into(),
             kind,
-            file: said.source.clone(),
+            file: given.source.clone(),
             line: None,
             setting: setting.to_owned(),
         };
         let backend = self.backend.as_ref();
-        let model = backend.and_then(|said| Some((said, model_folder(&said.text)?)));
-        let model = model.map(|(said, folder)| named(said, folder, FileKind::Model, "backends"));
+        let model = backend.and_then(|given| Some((given, model_folder(&given.text)?)));
+        let model = model.map(|(given, folder)| named(given, folder, FileKind::Model, "backends"));
         let tokenizer = self.tokenizer.as_ref();
-        let tokenizer = tokenizer.map(|said| named(said, &said.text, FileKind::Tokenizer, TOKENIZER));
+        let tokenizer = tokenizer.map(|given| named(given, &given.text, FileKind::Tokenizer, TOKENIZER));
         model.into_iter().chain(tokenizer)
     }
 
@@ -171,7 +171,7 @@ impl Overrides {
     pub fn leaves(&self, setting: &str) -> bool {
         let replaced =
             [(&self.backend, "backends["), (&self.listen, "listen["), (&self.policies, "policies.")];
-        !replaced.into_iter().any(|(said, prefix)| said.is_some() && setting.starts_with(prefix))
+        !replaced.into_iter().any(|(given, prefix)| given.is_some() && setting.starts_with(prefix))
     }
 
     /// Applies these settings to `process`.
@@ -195,10 +195,10 @@ impl Overrides {
             process.admin.address = address;
         });
         let needs_token = !process.admin.address.ip().is_loopback() && process.admin.token_file.is_none();
-        if let Some(said) = self.admin.as_ref().filter(|_| needs_token) {
+        if let Some(given) = self.admin.as_ref().filter(|_| needs_token) {
             let allowed = "a loopback address, or any with admin.token_file";
             let refusal = Refusal::new(OPEN, allowed);
-            problems.push(problem(said, "admin.address", refusal));
+            problems.push(problem(given, "admin.address", refusal));
         }
         set(self.backend.as_ref(), "backends", &mut problems, parse_backend, |replicas| {
             process.backends = vec![one_backend(replicas)];
@@ -216,9 +216,9 @@ impl Overrides {
         });
         let here = |backend: &Backend| matches!(backend.replicas, Replicas::Here(_));
         let foreign = process.backends.iter().any(|backend| here(backend) && !backend.dialect.is_here());
-        if let Some(said) = self.dialect.as_ref().filter(|_| foreign) {
+        if let Some(given) = self.dialect.as_ref().filter(|_| foreign) {
             let refusal = Refusal::new("not of a model in this process", "auto|onnx");
-            problems.push(problem(said, "backends[0].dialect", refusal));
+            problems.push(problem(given, "backends[0].dialect", refusal));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -227,7 +227,7 @@ impl Overrides {
 impl Overrides {
     /// Every model of the one server, with this tokenizer.
     fn tokenized(&self, path: &str) -> Result<Model, Refusal> {
-        let backend = self.backend.as_ref().filter(|said| model_folder(&said.text).is_none());
+        let backend = self.backend.as_ref().filter(|given| model_folder(&given.text).is_none());
         backend.ok_or_else(|| Refusal::new("no server for it", "together with --backend URL"))?;
         Ok(Model {
             id: Glob::new("*"),
@@ -239,29 +239,21 @@ impl Overrides {
 }
 
 fn set<T>(
-    said: Option<&Said>,
+    given: Option<&Override>,
     path: &str,
     problems: &mut Vec<Problem>,
     parse: impl FnOnce(&str) -> Result<T, Refusal>,
     put: impl FnOnce(T),
 ) {
-    let Some(said) = said else { return };
-    match parse(&said.text) {
+    let Some(given) = given else { return };
+    match parse(&given.text) {
         Ok(value) => put(value),
-        Err(refusal) => problems.push(problem(said, path, refusal)),
+        Err(refusal) => problems.push(problem(given, path, refusal)),
     }
 }
 
-fn problem(said: &Said, path: &str, refusal: Refusal) -> Problem {
-    Problem {
-        file: said.source.clone(),
-        line: None,
-        path: path.to_owned(),
-        message: refusal.message,
-        allowed: refusal.allowed,
-        got: quote(&said.text),
-        suggestion: refusal.suggestion,
-    }
+fn problem(given: &Override, path: &str, refusal: Refusal) -> Problem {
+    Problem::new(&given.source, None, path, refusal, quote(&given.text))
 }
 
 /// The folder of `onnx:DIR`; `None` if the text has another form or no folder.

@@ -14,11 +14,11 @@ use super::yaml::FILE_BYTES;
 use foretell_engines::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
-pub const CONFIG_FILE: &str = "foretell.yaml";
+const CONFIG_FILE: &str = "foretell.yaml";
 
 /// Maximum number of policy files. Every request is compared with all of them in the worst case,
 /// and each has time series of its own in the metrics.
-pub const MAX_POLICIES: usize = 1_000;
+const MAX_POLICIES: usize = 1_000;
 
 /// The message for a drafter that a policy names and the process file does not declare.
 pub const UNDECLARED: &str = "not declared under drafters of the process file";
@@ -234,7 +234,13 @@ fn sources(
     let missing = process.policies_must_exist && !process.policies.is_dir();
     if missing {
         let refusal = Refusal::new("no such folder", "a folder with policy files");
-        problems.push(problem(&folder.file, folder.line, folder.path, refusal, shown(&process.policies)));
+        problems.push(Problem::new(
+            &folder.file,
+            folder.line,
+            folder.path,
+            refusal,
+            shown(&process.policies),
+        ));
     }
     let dir = Some(&process.policies).filter(|_| !missing);
     let paths = dir.map_or(Ok(Vec::new()), |dir| policy_files(dir)).unwrap_or_else(|found| {
@@ -243,7 +249,7 @@ fn sources(
     });
     if paths.len() > MAX_POLICIES {
         let refusal = Refusal::new("too many policy files", format!("at most {MAX_POLICIES}"));
-        problems.push(problem(&folder.file, folder.line, folder.path, refusal, paths.len().to_string()));
+        problems.push(Problem::new(&folder.file, folder.line, folder.path, refusal, paths.len().to_string()));
         return Vec::new();
     }
     let mut sources = Vec::new();
@@ -306,7 +312,7 @@ fn against_others(file: &str, placed: &ParsedPolicy, others: &[Policy]) -> Optio
     let name = &placed.policy.name;
     let refusal = Refusal::new("not unique", "a name that no other policy has");
     let twin = others.iter().any(|other| other.name == *name);
-    twin.then(|| problem(file, Some(placed.name_line), "name", refusal, format!("{name:?}")))
+    twin.then(|| Problem::new(file, Some(placed.name_line), "name", refusal, format!("{name:?}")))
 }
 
 fn undeclared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Problem> {
@@ -317,7 +323,7 @@ fn undeclared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Probl
             let refusal = Refusal::new(UNDECLARED, allowed);
             let line = placed.drafter_lines.get(index).copied();
             let path = format!("drafters[{index}].model");
-            Some(problem(file, line, &path, refusal.near(model, &declared), format!("{model:?}")))
+            Some(Problem::new(file, line, path, refusal.near(model, &declared), format!("{model:?}")))
         }
         _ => None,
     };
@@ -355,22 +361,10 @@ pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
 
 fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {
     let refusal = Refusal::new(message, "at most 10MiB");
-    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, got.to_owned())]
+    vec![Problem::new(path.display().to_string(), None, DOCUMENT, refusal, got)]
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Vec<Problem> {
     let refusal = Refusal::new("cannot be read", "a readable file in UTF-8");
-    vec![problem(&path.display().to_string(), None, DOCUMENT, refusal, error.to_string())]
-}
-
-fn problem(file: &str, line: Option<u64>, path: &str, refusal: Refusal, got: String) -> Problem {
-    Problem {
-        file: file.to_owned(),
-        line,
-        path: path.to_owned(),
-        message: refusal.message,
-        allowed: refusal.allowed,
-        got,
-        suggestion: refusal.suggestion,
-    }
+    vec![Problem::new(path.display().to_string(), None, DOCUMENT, refusal, error.to_string())]
 }

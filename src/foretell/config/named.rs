@@ -50,15 +50,7 @@ impl Named {
     /// A problem with this file, reported where it is named.
     pub fn problem(&self, message: &str, allowed: impl Into<String>) -> Problem {
         let refusal = Refusal::new(message, allowed);
-        Problem {
-            file: self.file.clone(),
-            line: self.line,
-            path: self.setting.clone(),
-            message: refusal.message,
-            allowed: refusal.allowed,
-            got: shown(&self.path),
-            suggestion: None,
-        }
+        Problem::new(&self.file, self.line, &self.setting, refusal, shown(&self.path))
     }
 }
 

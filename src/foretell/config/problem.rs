@@ -56,6 +56,18 @@ impl fmt::Display for OneLine<'_> {
 }
 
 impl Problem {
+    /// A refusal at a position of a file, with the value that was found.
+    pub fn new(
+        file: impl Into<String>,
+        line: Option<u64>,
+        path: impl Into<String>,
+        refusal: Refusal,
+        got: impl Into<String>,
+    ) -> Self {
+        let Refusal { message, allowed, suggestion } = refusal;
+        Self { file: file.into(), line, path: path.into(), message, allowed, got: got.into(), suggestion }
+    }
+
     /// Message, allowed values and value found, in one line.
     pub fn explanation(&self) -> String {
         let Self { message, allowed, got, .. } = self;
@@ -99,15 +111,8 @@ impl Problems {
 
     /// Adds a problem on this line; an empty path means the document.
     pub fn add(&self, line: u64, path: &str, refusal: Refusal, got: String) {
-        self.found.borrow_mut().push(Problem {
-            file: self.file.clone(),
-            line: Some(line),
-            path: if path.is_empty() { DOCUMENT } else { path }.to_owned(),
-            message: refusal.message,
-            allowed: refusal.allowed,
-            got,
-            suggestion: refusal.suggestion,
-        });
+        let path = if path.is_empty() { DOCUMENT } else { path };
+        self.found.borrow_mut().push(Problem::new(&self.file, Some(line), path, refusal, got));
     }
 
     /// Adds a warning about a setting on this line.

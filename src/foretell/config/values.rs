@@ -1,5 +1,5 @@
-//! Parsers for durations, sizes and networks. Patterns and revisions are re-exported from
-//! [`foretell_engines::policy`].
+//! Parsers for durations, sizes, percent-encoded text and networks. Patterns and revisions are
+//! re-exported from [`foretell_engines::policy`].
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -37,6 +37,21 @@ fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (count, unit) = text.split_at(digits);
     Some((count.parse().ok()?, unit))
+}
+
+/// Text with its `%XX` decoded; `None` if an escape is malformed or the bytes are no text.
+pub fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(rest.next()?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        bytes.push(digit()? * 16 + digit()?);
+    }
+    String::from_utf8(bytes).ok()
 }
 
 /// An IP network: one address, or all addresses with the same first bits (`ADDRESS/BITS`).
@@ -93,6 +108,14 @@ mod tests {
         }
         for wrong in ["", "5", "5KB", "5kib", "+5B", "99999999999999GiB"] {
             assert_eq!(size(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_escape_is_two_hexadecimal_digits() {
+        assert_eq!(percent_decoded("a%2Fb%c3%A9").as_deref(), Some("a/bé"));
+        for wrong in ["%", "%2", "%+f", "% f", "%-1", "%gg", "%ff", "%é1"] {
+            assert_eq!(percent_decoded(wrong), None, "{wrong}");
         }
     }
 

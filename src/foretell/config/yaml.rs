@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-use super::problem::{DOCUMENT, Problem};
+use super::problem::{DOCUMENT, Problem, Refusal};
 
 /// Maximum size of a file that is read, bytes.
 pub const FILE_BYTES: u64 = 10 << 20;
@@ -160,15 +160,7 @@ pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
 }
 
 fn document(file: &str, line: u64, message: &str, allowed: &str, got: &str) -> Vec<Problem> {
-    vec![Problem {
-        file: file.to_owned(),
-        line: Some(line),
-        path: DOCUMENT.to_owned(),
-        message: message.to_owned(),
-        allowed: allowed.to_owned(),
-        got: got.to_owned(),
-        suggestion: None,
-    }]
+    vec![Problem::new(file, Some(line), DOCUMENT, Refusal::new(message, allowed), got)]
 }
 
 fn node(spanned: Spanned<Value>) -> Node {

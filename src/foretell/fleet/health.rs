@@ -346,15 +346,10 @@ impl Health {
         }
     }
 
-    /// Number of the breaker's changes to each state, in the order of [`BreakerState::ALL`].
-    pub(super) fn transitions(&self) -> [(BreakerState, u64); 3] {
-        let [closed, half_open, open] = &self.transitions;
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        [
-            (BreakerState::Closed, count(closed)),
-            (BreakerState::HalfOpen, count(half_open)),
-            (BreakerState::Open, count(open)),
-        ]
+    /// Number of the breaker's changes to each state.
+    pub(super) fn transitions(&self) -> impl Iterator<Item = (BreakerState, u64)> {
+        let counts = self.transitions.iter().map(|count| count.load(Ordering::Relaxed));
+        BreakerState::ALL.into_iter().zip(counts)
     }
 
     /// Failures by the label of their kind.

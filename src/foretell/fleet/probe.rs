@@ -90,7 +90,7 @@ pub async fn is_one(
         drive(replica, engine, prober, &clock, limits).await
     };
     let short = ask(false).await;
-    if short.cache.told || short.calls < ONE_CALLS {
+    if short.cache.reported || short.calls < ONE_CALLS {
         return short;
     }
     let long = ask(true).await;

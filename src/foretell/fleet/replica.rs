@@ -371,7 +371,7 @@ impl Replica {
             retries: again.load(Ordering::Relaxed),
             retries_refused: refused.load(Ordering::Relaxed),
             errors: self.health.errors().collect(),
-            breaker_transitions: self.health.transitions(),
+            breaker_transitions: self.health.transitions().collect(),
             probes: Probed::ALL.map(|probed| {
                 (probed, self.probes.get(probed as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
             }),
@@ -419,7 +419,7 @@ pub struct Counters {
     /// Failures by kind.
     pub errors: Vec<(&'static str, u64)>,
     /// Changes of the breaker, by new state.
-    pub breaker_transitions: [(BreakerState, u64); 3],
+    pub breaker_transitions: Vec<(BreakerState, u64)>,
     /// Completed measurements of its verify requests, by result.
     pub probes: [(Probed, u64); 3],
 }

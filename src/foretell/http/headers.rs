@@ -3,8 +3,8 @@
 //! Hop-by-hop fields (RFC 9110, 7.6.1) are removed in both directions; all others pass unchanged.
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION, TE,
-    TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, PROXY_AUTHORIZATION,
+    TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, request};
 
@@ -36,18 +36,27 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// True if the content type is `application/json`, in lower case.
+/// True if the content type is `application/json`.
 pub fn is_json(headers: &HeaderMap) -> bool {
-    has_type(headers, b"application/json")
+    begins(headers, &CONTENT_TYPE, "application/json")
 }
 
-/// True if the content type is `text/event-stream`, in lower case.
+/// True if the content type is `text/event-stream`.
 pub fn is_event_stream(headers: &HeaderMap) -> bool {
-    has_type(headers, b"text/event-stream")
+    begins(headers, &CONTENT_TYPE, "text/event-stream")
 }
 
-fn has_type(headers: &HeaderMap, wanted: &[u8]) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(wanted))
+/// True if there is a content coding other than `identity`.
+pub fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.contains_key(CONTENT_ENCODING) && !begins(headers, &CONTENT_ENCODING, "identity")
+}
+
+/// True if the value of a field begins with `wanted`, in letters of either case.
+fn begins(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+    let begun = |value: &HeaderValue| {
+        value.as_bytes().get(..wanted.len()).map(|start| start.eq_ignore_ascii_case(wanted.as_bytes()))
+    };
+    headers.get(name).and_then(begun) == Some(true)
 }
 
 /// Removes every hop-by-hop field, including those named by `Connection`. Returns the protocol in
@@ -193,6 +202,15 @@ mod tests {
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
         lines.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn media_types_and_codings_are_in_letters_of_either_case() {
+        assert!(is_json(&headers(&[("content-type", "Application/JSON; charset=utf-8")])));
+        assert!(is_event_stream(&headers(&[("content-type", "TEXT/event-stream")])));
+        assert!(!is_json(&headers(&[("content-type", "application/js")])) && !is_json(&HeaderMap::new()));
+        assert!(is_encoded(&headers(&[("content-encoding", "gzip")])));
+        assert!(!is_encoded(&headers(&[("content-encoding", "Identity")])) && !is_encoded(&HeaderMap::new()));
     }
 
     #[test]

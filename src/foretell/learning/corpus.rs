@@ -18,8 +18,8 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::snapshot::{self, SnapshotError, unix};
-use crate::clock::Clock;
+use super::snapshot::{self, SnapshotError};
+use crate::clock::{Clock, unix_now};
 use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
@@ -178,11 +178,11 @@ impl CorpusHandle {
     }
 
     /// Queues a text to be indexed. If too much is waiting already it is dropped, and counted.
-    fn learn(&self, said: Contribution) {
-        let tokens = said.tokens();
+    fn learn(&self, contribution: Contribution) {
+        let tokens = contribution.tokens();
         let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
         let fits = waiting <= WAITING_TOKENS;
-        let sent = fits && self.notes.try_send(Note::Learn(said)).is_ok();
+        let sent = fits && self.notes.try_send(Note::Learn(contribution)).is_ok();
         if !sent {
             self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
             self.shared.observer.metrics().corpus.dropped();
@@ -358,9 +358,10 @@ impl Worker {
         }
         match note {
             None => self.publish(&[], shared, now),
-            Some(Note::Learn(said)) => {
-                shared.waiting.fetch_sub(said.tokens(), Ordering::Relaxed);
-                let changed = if self.is_cleared(&said) { Vec::new() } else { self.learn(&said, now) };
+            Some(Note::Learn(contribution)) => {
+                shared.waiting.fetch_sub(contribution.tokens(), Ordering::Relaxed);
+                let changed =
+                    if self.is_cleared(&contribution) { Vec::new() } else { self.learn(&contribution, now) };
                 self.publish(&changed, shared, now);
             }
             Some(Note::Clear(tenant, reply)) => {
@@ -389,15 +390,17 @@ impl Worker {
     }
 
     /// True if its tenant, or all tenants, were cleared after its request began.
-    fn is_cleared(&self, said: &Contribution) -> bool {
-        let of = |tenant: &Option<Arc<str>>| self.cleared.get(tenant).is_some_and(|&at| at > said.generation);
-        of(&None) || (said.owner.is_some() && of(&said.owner))
+    fn is_cleared(&self, contribution: &Contribution) -> bool {
+        let of = |tenant: &Option<Arc<str>>| {
+            self.cleared.get(tenant).is_some_and(|&at| at > contribution.generation)
+        };
+        of(&None) || (contribution.owner.is_some() && of(&contribution.owner))
     }
 
     /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
     /// changed.
-    fn learn(&mut self, said: &Contribution, now: Tick) -> Vec<Key> {
-        let Contribution { keys, owner, text, seen, .. } = said;
+    fn learn(&mut self, contribution: &Contribution, now: Tick) -> Vec<Key> {
+        let Contribution { keys, owner, text, seen, .. } = contribution;
         let texts = keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now));
         let mut changed: Vec<Key> = texts.cloned().collect();
         if let Some(((key, epoch), seen)) = seen
@@ -485,7 +488,8 @@ fn write(file: &Path, memory: &Corpus, now: Tick) -> Result<usize, SnapshotError
         serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
         body.push(b'\n');
     }
-    let mut head = serde_json::to_vec(&Head { version: VERSION, saved: unix(), sha256: digest(&body) })?;
+    let mut head =
+        serde_json::to_vec(&Head { version: VERSION, saved: unix_now().as_secs(), sha256: digest(&body) })?;
     head.push(b'\n');
     snapshot::replace(file, &[&head, &body])?;
     Ok(texts.len())
@@ -504,7 +508,7 @@ fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
     if digest(body) != head.sha256 {
         return Err(SnapshotError::Damaged);
     }
-    let since = unix().saturating_sub(head.saved);
+    let since = unix_now().as_secs().saturating_sub(head.saved);
     let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
     let aged = |line: &[u8]| {
         let mut line: Line = serde_json::from_slice(line)?;

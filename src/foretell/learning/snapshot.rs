@@ -8,12 +8,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Learnt;
+use crate::clock::unix_now;
 use crate::config::regular;
 use crate::fleet::identity::Epoch;
 use crate::http::drain::Lifecycle;
@@ -88,7 +89,7 @@ impl Learnt {
         };
         let epochs = self.known().into_iter().filter_map(entry).collect();
         let name = Some(self.name.clone());
-        let snapshot = Snapshot { version: VERSION, saved: unix(), name, epochs };
+        let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, epochs };
         Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
     }
 
@@ -107,7 +108,7 @@ impl Learnt {
         if snapshot.version != VERSION {
             return Err(SnapshotError::Version { found: snapshot.version, own: VERSION });
         }
-        let rest = Duration::from_secs(unix().saturating_sub(snapshot.saved));
+        let rest = Duration::from_secs(unix_now().as_secs().saturating_sub(snapshot.saved));
         let entry = |Entry { epoch, learnt }| match Control::restored(learnt, rest) {
             Ok(control) => Some((epoch, Arc::new(control))),
             Err(error) => {
@@ -197,9 +198,4 @@ pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     }
     to.sync_all()?;
     std::fs::rename(&sibling, file)
-}
-
-/// Seconds since 1970.
-pub(super) fn unix() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -35,10 +35,10 @@ struct Families {
 impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            memory: all.with(make::level(metric::MEMORY))?,
-            memory_limit: all.with(make::level(metric::MEMORY_LIMIT))?,
-            connections: all.with(make::level(metric::CONNECTIONS))?,
-            connections_limit: all.with(make::level(metric::CONNECTIONS_LIMIT))?,
+            memory: all.with(make::int_gauge(metric::MEMORY))?,
+            memory_limit: all.with(make::int_gauge(metric::MEMORY_LIMIT))?,
+            connections: all.with(make::int_gauge(metric::CONNECTIONS))?,
+            connections_limit: all.with(make::int_gauge(metric::CONNECTIONS_LIMIT))?,
             evicted: all.with(make::counter(metric::CONNECTIONS_EVICTED))?,
             failed: all.with(make::counter(metric::CONNECTIONS_FAILED))?,
             refused: all.with(make::counters(metric::REFUSED))?,

@@ -3,12 +3,13 @@
 //! A sample is the difference of two states of the [`Sums`], so that it adds no cost to a request.
 
 use std::collections::VecDeque;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::totals::Sums;
+use crate::clock::unix_time;
 
 /// Interval between samples.
 pub const EVERY: Duration = Duration::from_secs(5);
@@ -81,7 +82,7 @@ impl History {
         kept.number += 1;
         let sample = Sample {
             number: kept.number,
-            at: at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            at: unix_time(at).as_secs_f64(),
             seconds: ran.saturating_sub(kept.last.1).as_secs_f64(),
             completions: since.completions,
             tokens: since.tokens,
@@ -123,6 +124,8 @@ impl History {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
     use crate::observe::Finished;
     use crate::observe::totals::Totals;

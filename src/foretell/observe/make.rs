@@ -36,12 +36,12 @@ pub fn sums(Counter(metric): Counter) -> Made<CounterVec> {
 }
 
 /// A whole number without labels.
-pub fn level(Gauge(metric): Gauge) -> Made<IntGauge> {
+pub fn int_gauge(Gauge(metric): Gauge) -> Made<IntGauge> {
     IntGauge::with_opts(options(&metric))
 }
 
 /// Whole numbers with labels.
-pub fn levels(Gauge(metric): Gauge) -> Made<IntGaugeVec> {
+pub fn int_gauges(Gauge(metric): Gauge) -> Made<IntGaugeVec> {
     IntGaugeVec::new(options(&metric), metric.labels)
 }
 

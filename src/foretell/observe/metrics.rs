@@ -287,7 +287,7 @@ mod tests {
             rounds: vec![round(4, 2), round(3, 0)],
             ahead: SentAhead { sent: 3, used: 2 },
             calls: {
-                let mut calls = Calls { told: 9, ..Calls::default() };
+                let mut calls = Calls { reported: 9, ..Calls::default() };
                 (0..2).for_each(|_| calls.sent(VerifyMethod::Score));
                 calls
             },

@@ -366,7 +366,7 @@ impl Record {
             let draft = calls.iter().map(|open| open.draft).sum();
             let Judging { drafted, accepted, depth, .. } = *round;
             match computed {
-                Some(computed) => finished.calls.told += u64::from(computed.saturating_sub(accepted + 1)),
+                Some(computed) => finished.calls.reported += u64::from(computed.saturating_sub(accepted + 1)),
                 None => finished.calls.estimated += u64::from(drafted.saturating_sub(accepted)),
             }
             let verify = since.elapsed();
@@ -462,7 +462,7 @@ mod tests {
         let calls = record.so_far().calls;
         // Reported: 7 computed for 4 tokens of output. Estimated: 6 of the request that was
         // dropped, and the 2 rejected tokens.
-        assert_eq!((calls.told, calls.estimated), (3, 8));
+        assert_eq!((calls.reported, calls.estimated), (3, 8));
         record.end(false);
         record.end(true);
         drop(record);

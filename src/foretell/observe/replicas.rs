@@ -45,11 +45,11 @@ struct Families {
 impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            up: all.with(make::levels(metric::REPLICA_UP))?,
-            breaker: all.with(make::levels(metric::BREAKER_STATE))?,
+            up: all.with(make::int_gauges(metric::REPLICA_UP))?,
+            breaker: all.with(make::int_gauges(metric::BREAKER_STATE))?,
             transitions: all.with(make::counters(metric::BREAKER_TRANSITIONS))?,
             calls: all.with(make::counters(metric::REPLICA_REQUESTS))?,
-            in_flight: all.with(make::levels(metric::REPLICA_IN_FLIGHT))?,
+            in_flight: all.with(make::int_gauges(metric::REPLICA_IN_FLIGHT))?,
             errors: all.with(make::counters(metric::REPLICA_ERRORS))?,
             retries: all.with(make::counters(metric::REPLICA_RETRIES))?,
             load: all.with(make::gauges(metric::REPLICA_LOAD))?,

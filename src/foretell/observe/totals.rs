@@ -173,7 +173,7 @@ impl Sums {
             Path::Relayed => relayed,
         } += 1;
         self.tokens += u64::from(finished.output_tokens);
-        self.failed += u64::from(finished.status >= 500 || finished.error.is_some());
+        self.failed += u64::from(finished.has_failed());
         self.left += u64::from(finished.client_gone);
         self.relaxed += u64::from(finished.drift.relaxed);
         self.substitutions += u64::from(finished.drift.substitutions);

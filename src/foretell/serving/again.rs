@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::exchange::{Shared, Unsent, fit};
 use super::failure::Failure;
 use super::head;
-use super::session_loop::Nothing;
+use super::session_loop::Unanswered;
 use super::sink::{Gone, Sink};
 use crate::fleet::{Answer, SendError};
 use crate::http::body::full;
@@ -22,8 +22,8 @@ use foretell_engines::openai::sse;
 const ERROR_BYTES: usize = 1 << 20;
 
 /// Sends the request once more and streams the backend's answer to the client unchanged.
-pub(super) async fn stream(nothing: Nothing) {
-    let Nothing { unsent, shared, mut slot, mut sink } = nothing;
+pub(super) async fn stream(unanswered: Unanswered) {
+    let Unanswered { unsent, shared, mut slot, mut sink } = unanswered;
     slot.record.declined(RelayReason::Fault, None);
     slot.record.to(unsent.replica.backend());
     let gone = sink.hung_up();

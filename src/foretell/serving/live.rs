@@ -47,12 +47,12 @@ struct Families {
 impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            open: all.with(make::levels(metric::GATE_OPEN))?,
+            open: all.with(make::int_gauges(metric::GATE_OPEN))?,
             changes: all.with(make::counters(metric::GATE_TRANSITIONS))?,
-            mode: all.with(make::levels(metric::MODE))?,
-            draining: all.with(make::level(metric::DRAINING))?,
-            queue: all.with(make::levels(metric::DRAFTER_QUEUE))?,
-            mismatch: all.with(make::levels(metric::TOKENIZER_MISMATCH))?,
+            mode: all.with(make::int_gauges(metric::MODE))?,
+            draining: all.with(make::int_gauge(metric::DRAINING))?,
+            queue: all.with(make::int_gauges(metric::DRAFTER_QUEUE))?,
+            mismatch: all.with(make::int_gauges(metric::TOKENIZER_MISMATCH))?,
         })
     }
 

@@ -16,7 +16,7 @@ use futures_util::{Future, FutureExt};
 use serde_json::Value;
 
 use self::left::LeftDetails;
-use self::plain_event::many_choices;
+use self::plain_event::{many_choices, prompt_tokens};
 use crate::clock::Clock;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::comparison::Drawn;
@@ -91,7 +91,7 @@ pub struct SessionLoop {
     /// Reason for which speculation is not allowed now; `None` if it is.
     closed: Box<dyn Fn() -> Option<PlainReason> + Send + Sync>,
     /// The gate state that the session was last informed of.
-    told: Option<PlainReason>,
+    reported_gate: Option<PlainReason>,
     /// The error for the client if the output has no end.
     broken: Failure,
     /// Causes of broken plain calls, as text for the operator.
@@ -99,7 +99,7 @@ pub struct SessionLoop {
     /// Number of calls after the first so far.
     round: u32,
     /// The engine's first answer carries no token ids.
-    untold: bool,
+    lacks_token_ids: bool,
     /// The session has an output parser.
     parses: bool,
     /// Knowledge about a grammar before the first call.
@@ -129,7 +129,7 @@ pub struct Ended {
 }
 
 /// A first call without a usable answer: the request may be sent once more.
-pub struct Nothing {
+pub struct Unanswered {
     /// The request, and the replica to send it to.
     pub unsent: Unsent,
     /// The fleet and the memory budget.
@@ -140,7 +140,7 @@ pub struct Nothing {
     pub sink: Sink,
 }
 
-impl Nothing {
+impl Unanswered {
     /// Hands the request back.
     pub fn decline(self, reason: RelayReason) -> Box<Declined> {
         Box::new(Declined { unsent: self.unsent, slot: self.slot, why: reason.into() })
@@ -167,7 +167,7 @@ impl SessionLoop {
         let whole = run.plan.parses && sink.is_whole();
         let mut session_loop = Self {
             session,
-            untold: !quirks.first_request_ids,
+            lacks_token_ids: !quirks.first_request_ids,
             parses: run.plan.parses,
             grammar,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
@@ -194,7 +194,7 @@ impl SessionLoop {
             pending: FuturesUnordered::new(),
             aborts: Vec::new(),
             closed,
-            told: None,
+            reported_gate: None,
             broken: Failure::BrokeOff,
             causes: Vec::new(),
             round: 0,
@@ -212,24 +212,24 @@ impl SessionLoop {
 
     /// Runs the session to its end. Hands the request back if its first call brought nothing and it
     /// may be sent once more.
-    pub async fn run(mut self) -> Result<Ended, Box<Nothing>> {
+    pub async fn run(mut self) -> Result<Ended, Box<Unanswered>> {
         let mut summary = loop {
             match self.settle().await {
                 Ok(Some(summary)) => break summary,
-                Ok(None) => self.name(),
+                Ok(None) => self.request_token_ids(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
             self.slot.record.session_holds(self.session.bytes());
             let happened = self.wait().await;
-            if let Some(unsent) = self.nothing(&happened) {
-                return Err(Box::new(Nothing {
+            if let Some(unsent) = self.resend_if_unanswered(&happened) {
+                return Err(Box::new(Unanswered {
                     unsent,
                     shared: self.shared,
                     slot: self.slot,
                     sink: self.sink,
                 }));
             }
-            self.tell(happened).await;
+            self.dispatch(happened).await;
         };
         if let Some(plain_stream) = self.plain_stream.take().filter(|_| summary.finish.is_some()) {
             plain_stream.leave();
@@ -237,13 +237,12 @@ impl SessionLoop {
         if summary.finish.is_some() {
             let session = &self.session;
             self.remembering.learn(session.prompt(), session.output(), session.successors());
-            // Tokens that may not be the target's own are no evidence about a drafter.
         }
         self.raise(summary.loops);
         let own = self.own_count(&summary);
         let counted = self.parse_whole(&mut summary, own).await;
         self.note_parsing(&summary);
-        summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.told_count(&summary));
+        summary.output_tokens = own.unwrap_or(summary.output_tokens).max(self.reported_tokens(&summary));
         let prompt_tokens = self.session.prompt().len() as u64;
         self.slot.record.prompt_tokens(self.session.prompt().len());
         let usage = self.usage.as_ref().and_then(Usage::from_backend);
@@ -334,16 +333,15 @@ impl SessionLoop {
     fn raise(&self, loops: bool) {
         let alarms = [(Alarm::Plateau, loops), (Alarm::Collapse, self.session.acceptance_collapsed())];
         for (alarm, _) in alarms.into_iter().filter(|(_, raised)| *raised) {
-            self.shared.observer.metrics().alarm(alarm);
-            tracing::warn!(alarm = alarm.name(), "{}", alarm.says());
+            self.shared.observer.alarm(alarm);
         }
     }
 
     /// The request to send once more and its replica, if nothing has reached the client and its
     /// answer ended before it had begun, or may have come from two engines. `None` otherwise, and
     /// after a silence: the client has waited long enough.
-    fn nothing(&mut self, happened: &Happened) -> Option<Unsent> {
-        let nothing = match happened {
+    fn resend_if_unanswered(&mut self, happened: &Happened) -> Option<Unsent> {
+        let unanswered = match happened {
             Happened::PlainEvent(PlainEvent::End | PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
             Happened::PlainEvent(PlainEvent::Chunk(event, _)) => {
                 (!self.begun && self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
@@ -356,7 +354,7 @@ impl SessionLoop {
             | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Lost), .. })) => true,
             _ => false,
         };
-        let mut unsent = self.unsent.take_if(|_| nothing)?;
+        let mut unsent = self.unsent.take_if(|_| unanswered)?;
         match self.shared.fleet.once_more(&unsent.replica) {
             Some(replica) => unsent.replica = replica,
             None => return None,
@@ -383,12 +381,12 @@ impl SessionLoop {
 
     /// Output tokens that the first call has reported so far, some possibly without an event; 0 if
     /// not needed.
-    fn told_count(&self, summary: &Summary) -> u32 {
+    fn reported_tokens(&self, summary: &Summary) -> u32 {
         if !self.first || summary.speculated || self.own_count(summary).is_some() {
             return 0;
         }
-        let told = self.usage.as_ref().and_then(completion_tokens);
-        told.max(self.counted).unwrap_or(0)
+        let reported = self.usage.as_ref().and_then(completion_tokens);
+        reported.max(self.counted).unwrap_or(0)
     }
 
     /// Carries out all queued actions of the session. Returns the summary once the session is over.
@@ -415,7 +413,8 @@ impl SessionLoop {
                 }
                 Action::Cancel(target) => self.cancel(target),
                 // Recovered ids: their text has been sent already.
-                Action::Emit(delta) | Action::Passed(delta) if self.untold && delta.parsed.is_empty() => {}
+                Action::Emit(delta) | Action::Passed(delta)
+                    if self.lacks_token_ids && delta.parsed.is_empty() => {}
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
@@ -438,7 +437,7 @@ impl SessionLoop {
     }
 
     /// Requests the token ids of the first call's text, if that is due.
-    fn name(&mut self) {
+    fn request_token_ids(&mut self) {
         let Some(plain_stream) = self.plain_stream.as_ref().filter(|_| self.first && self.held.is_none())
         else {
             return;
@@ -459,11 +458,11 @@ impl SessionLoop {
     /// Compares the number of the prompt's ids with the backend's own count, once both are known.
     /// They differ if the backend prepends a token, which changes the prompt.
     fn count_prompt(&mut self, id: ActionId) {
-        let told = self.usage.as_ref().and_then(|usage| usage.get("prompt_tokens")?.as_u64());
+        let reported = self.usage.as_ref().and_then(prompt_tokens);
         let known = self.session.prompt().len() as u64;
-        if let (true, Some(told), 1..) = (self.uncounted, told, known) {
+        if let (true, Some(reported), 1..) = (self.uncounted, reported, known) {
             self.uncounted = false;
-            if told != known {
+            if reported != known {
                 self.recovery = None;
                 self.session.handle(id, Event::Doubt, self.clock.now());
             }
@@ -542,11 +541,11 @@ impl SessionLoop {
         }
     }
 
-    async fn tell(&mut self, happened: Happened) {
+    async fn dispatch(&mut self, happened: Happened) {
         let now = self.clock.now();
         let closed = (self.closed)();
-        if closed != self.told {
-            self.told = closed;
+        if closed != self.reported_gate {
+            self.reported_gate = closed;
             self.session.handle(WORLD, Event::Mode(closed), now);
         }
         match happened {

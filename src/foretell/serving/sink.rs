@@ -64,8 +64,6 @@ pub struct Sink {
     /// Members that the engine sent at the end of the first call; `None` if it has not ended.
     own: Option<OwnEnd>,
     prediction: bool,
-    /// The engine's streams end with usage even if the client did not ask for it.
-    usage_unasked: bool,
     /// How reasoning and tool calls are written; `None` in a session without an output parser.
     parts: Option<PartWriter>,
     /// Output that is not sent yet, so that the last piece can carry the finish reason.
@@ -159,7 +157,6 @@ impl Sink {
             last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
             own: None,
             prediction: request.prediction.is_some(),
-            usage_unasked: engine.dialect.quirks().unasked_usage == Some(request.route),
             parts: None,
             held: None,
             verbatim: false,
@@ -507,7 +504,7 @@ impl Sink {
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
             *delta = json!({});
         }
-        if self.usage_unasked && !wanted {
+        if self.trim.usage_at_end && !wanted {
             let usage = if self.asks_usage() { self.usage(end, told) } else { end.plain_usage(told) };
             fill(&mut chunk, &json!({ "usage": usage }));
         }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use http::header::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use serde_json::Value;
 
@@ -99,17 +99,14 @@ pub(crate) enum Form {
 impl Form {
     /// The form of an answer with this head, and true if it is compressed.
     fn of(head: &HeaderMap) -> (Self, bool) {
-        let says = |name, wanted: &[u8]| {
-            head.get(name).is_some_and(|value| value.as_bytes().to_ascii_lowercase().starts_with(wanted))
-        };
-        let form = if says(CONTENT_TYPE, b"text/event-stream") {
+        let form = if headers::is_event_stream(head) {
             Self::Stream
-        } else if says(CONTENT_TYPE, b"application/json") {
+        } else if headers::is_json(head) {
             Self::Document
         } else {
             Self::Other
         };
-        (form, head.contains_key(CONTENT_ENCODING) && !says(CONTENT_ENCODING, b"identity"))
+        (form, headers::is_encoded(head))
     }
 }
 
@@ -394,6 +391,8 @@ impl<B, L: Listener> Drop for Tapped<B, L> {
 
 #[cfg(test)]
 mod tests {
+    use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+
     use super::*;
 
     fn tapped(fields: &[(http::HeaderName, &str)], parts: &[&[u8]]) -> TappedText {

@@ -257,8 +257,7 @@ impl Work {
         let Some((session, _)) = &self.session else { return };
         self.run.remembering.learn(session.prompt(), session.output(), session.successors());
         if summary.loops {
-            self.slot.record.observer().metrics().alarm(Alarm::Plateau);
-            tracing::warn!(alarm = Alarm::Plateau.name(), "{}", Alarm::Plateau.says());
+            self.slot.record.observer().alarm(Alarm::Plateau);
         }
         if let Some((gain, basis)) = summary.projected_speedup {
             self.run.drawn.would_have(gain, basis);

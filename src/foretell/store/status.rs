@@ -132,9 +132,9 @@ struct Families {
 impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
-            up: all.with(make::level(metric::STORE_UP))?,
+            up: all.with(make::int_gauge(metric::STORE_UP))?,
             age: all.with(make::gauge(metric::STORE_AGE))?,
-            sidecars: all.with(make::level(metric::STORE_SIDECARS))?,
+            sidecars: all.with(make::int_gauge(metric::STORE_SIDECARS))?,
             errors: all.with(make::counters(metric::STORE_ERRORS))?,
         })
     }

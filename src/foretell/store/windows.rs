@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::Link;
-use super::{Fault, millis, unix};
-use crate::clock::Clock;
+use super::{Fault, millis};
+use crate::clock::{Clock, unix_now};
 use crate::config::values::Revision;
 use crate::learning::Learnt;
 use crate::learning::shared::ProcessKey;
@@ -52,7 +52,7 @@ impl Plans {
 
     /// Takes the values of these keys.
     pub fn take(&mut self, values: &[Option<Vec<u8>>]) {
-        let (now, unix) = (self.clock.now(), millis(unix()));
+        let (now, unix) = (self.clock.now(), millis(unix_now()));
         for (plan, value) in self.plans.iter_mut().zip(values) {
             let Some(value) = value else { continue };
             plan.agreed = true;
@@ -67,7 +67,7 @@ impl Plans {
     /// `every`: the pause between two exchanges.
     pub async fn propose(&self, link: &mut Link, every: Duration) -> Result<(), Fault> {
         for plan in self.plans.iter().filter(|plan| !plan.agreed) {
-            let (now, unix) = (self.clock.now(), millis(unix()));
+            let (now, unix) = (self.clock.now(), millis(unix_now()));
             let Some((start, window)) = plan.next(now) else { continue };
             let start = start.max(now.after(2 * every));
             let wait = start - now;

@@ -31,9 +31,9 @@ pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 
 /// Minimum speed of the controller as a multiple of that of the best fixed gamma, after the first
 /// requests.
-pub const MIN_REACHED: f64 = 0.95;
+const MIN_REACHED: f64 = 0.95;
 /// Minimum speed of the controller as a multiple of plain decoding, from the first request on.
-pub const MIN_SPEED: f64 = 0.98;
+const MIN_SPEED: f64 = 0.98;
 
 /// The drafters of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,8 +144,8 @@ impl Outcome<'_> {
         self.auto.rest / self.best().1
     }
 
-    /// True if the controller is slower than [`MIN_REACHED`] of the best fixed gamma, or ever
-    /// slower than [`MIN_SPEED`] of plain decoding.
+    /// True if the controller is slower than `MIN_REACHED` of the best fixed gamma, or ever
+    /// slower than `MIN_SPEED` of plain decoding.
     pub fn falls_short(&self) -> bool {
         let Speed { first, rest } = self.auto;
         self.reached() < MIN_REACHED || first.min(rest) < MIN_SPEED

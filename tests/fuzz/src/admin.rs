@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use foretell::admin::{duration, explain};
+use foretell::admin::explain;
 use foretell::config::process::{Tenant, TenantFallback};
 use foretell::config::values::{self, Network};
 use foretell::gateway::{route, tenant};
@@ -75,7 +75,7 @@ fn words(text: &str, other: &str) {
         Ok(Control::Off | Control::Plain) => {}
         Err(error) => assert!(error.0.chars().count() <= 40),
     }
-    assert_eq!(duration(text), values::duration(text), "one notion of a duration: {text:?}");
+    let _ = values::duration(text);
     let _ = values::size(text);
     let glob = Glob::new(text);
     assert_eq!(glob.as_str(), text);

@@ -152,7 +152,7 @@ async fn the_text_agrees_with_the_figures() {
     let mut arguments = arguments(&fake.url());
     arguments.json = false;
     let mut out = Vec::new();
-    foretell::cli::probe::run(&arguments, &mut out).await.unwrap();
+    assert_eq!(foretell::cli::probe::run(&arguments, &mut out).await, foretell::cli::Exit::Done);
     let text = String::from_utf8(out).unwrap();
     for part in [
         "engine       vllm 0.33.0",

@@ -47,7 +47,7 @@ pub fn arguments(url: &str) -> ProbeArgs {
 /// Exit code and report of `foretell probe --json`.
 pub async fn probe(arguments: &ProbeArgs) -> (u8, Value) {
     let mut out = Vec::new();
-    let code = run(arguments, &mut out).await.unwrap();
+    let code = run(arguments, &mut out).await.code();
     (code, serde_json::from_slice(&out).unwrap_or(Value::Null))
 }
 

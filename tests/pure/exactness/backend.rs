@@ -298,7 +298,7 @@ impl Put<'_> {
 
     /// The engine itself walks the chain and reports its tokens, up to the first mismatch.
     fn native(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        assert!(self.draft.is_chain(), "an engine takes a chain");
+        assert_eq!(self.draft.stem(), self.draft.len(), "an engine takes a chain");
         let mut rows = vec![self.sample(None, hooks)];
         for node in 0..self.draft.len() {
             let parent = node.checked_sub(1);
@@ -315,7 +315,7 @@ impl Put<'_> {
     /// Rows of the positions of the chain, up to the first that is left open; a sample after all of
     /// them.
     fn scored(&self, hooks: &mut Hooks<'_>) -> Vec<Row> {
-        assert!(self.draft.is_chain(), "a scored prompt is a chain");
+        assert_eq!(self.draft.stem(), self.draft.len(), "a scored prompt is a chain");
         let mut rows = Vec::new();
         for node in 0..self.draft.len() {
             match (hooks.told)(&self.full(node.checked_sub(1))) {

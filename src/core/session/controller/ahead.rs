@@ -69,18 +69,18 @@ impl SpeculationController {
         output: &[TokenId],
         before: &[TokenId],
         last: &Tree,
-        stand: SessionState,
+        state: SessionState,
         now: Tick,
     ) -> Option<Ahead> {
-        self.feed(output, stand.done, PROMPT_CHUNK_TOKENS);
-        if !self.caught_up(stand.done) || !self.way().method.may_overlap() {
+        self.feed(output, state.done, PROMPT_CHUNK_TOKENS);
+        if !self.caught_up(state.done) || !self.way().method.may_overlap() {
             return None;
         }
         let control = std::sync::Arc::clone(&self.control);
-        let under_way = InFlight { before, last, room: stand.room };
+        let under_way = InFlight { before, last, room: state.room };
         control.with(|learnt| match self.gamma_fixed {
             Some(fixed) => self.behind(&under_way, fixed, learnt, |_, rest| rest.len()),
-            None => self.paying(&under_way, stand, learnt, now),
+            None => self.paying(&under_way, state, learnt, now),
         })
     }
 
@@ -88,15 +88,15 @@ impl SpeculationController {
     fn paying(
         &mut self,
         under_way: &InFlight<'_>,
-        stand: SessionState,
+        state: SessionState,
         learnt: &mut Measurements<'_>,
         now: Tick,
     ) -> Option<Ahead> {
         let (anyway, left_out) = (self.rng.chance(TRY_ANYWAY), self.rng.chance(LEAVE_OUT));
         if left_out
-            || Self::is_in_company(learnt)
+            || Self::has_other_requests(learnt)
             || self.has_lost()
-            || self.gate(stand, learnt, now).is_some()
+            || self.gate(state, learnt, now).is_some()
         {
             return None;
         }
@@ -111,7 +111,7 @@ impl SpeculationController {
 
     /// True if other requests want engine or drafter, too: then there is no idle time to be used,
     /// and work in vain is taken from them.
-    fn is_in_company(learnt: &Measurements<'_>) -> bool {
+    fn has_other_requests(learnt: &Measurements<'_>) -> bool {
         learnt.concurrency.requests() > 1
     }
 
@@ -157,7 +157,7 @@ impl SpeculationController {
         }
         let alive = self.ahead_drafts.share();
         self.control.with(|learnt| {
-            if Self::is_in_company(learnt) {
+            if Self::has_other_requests(learnt) {
                 return None;
             }
             let round_costs = self.round_costs(learnt, true);

@@ -17,8 +17,8 @@ const PROJECTED_OF: f64 = 4.0;
 const MAX_READ: f64 = 0.5;
 
 /// Inputs of a choice.
-struct Scene<'a, 'b> {
-    stand: SessionState,
+struct ChoiceInputs<'a, 'b> {
+    state: SessionState,
     budget: Budget,
     round_costs: RoundCosts,
     learnt: &'a Measurements<'b>,
@@ -29,26 +29,26 @@ type Offer = (Quote, Outlook);
 
 impl SpeculationController {
     /// Chooses the next step. The caller has checked that nothing forbids speculation.
-    pub fn choose(&mut self, output: &[TokenId], stand: SessionState, now: Tick) -> Step {
+    pub fn choose(&mut self, output: &[TokenId], state: SessionState, now: Tick) -> Step {
         if let Some(fixed) = self.gamma_fixed {
-            return self.forced(output, fixed, stand);
+            return self.forced(output, fixed, state);
         }
-        self.feed(output, stand.done, PROMPT_CHUNK_TOKENS);
+        self.feed(output, state.done, PROMPT_CHUNK_TOKENS);
         if self.slots.is_empty() {
             return Step::Plain(PlainReason::NoDraft);
         }
-        let early = !stand.speculating && stand.done < self.not_before;
-        if !self.caught_up(stand.done) || early || self.has_lost() {
+        let early = !state.speculating && state.done < self.not_before;
+        if !self.caught_up(state.done) || early || self.has_lost() {
             return Step::Plain(PlainReason::NoGain);
         }
         let control = Arc::clone(&self.control);
         control.with(|learnt| {
-            let gate = self.gate(stand, learnt, now);
-            let round_costs = self.round_costs(learnt, !stand.speculating);
-            let budget = self.budget(stand, &round_costs, learnt);
+            let gate = self.gate(state, learnt, now);
+            let round_costs = self.round_costs(learnt, !state.speculating);
+            let budget = self.budget(state, &round_costs, learnt);
             match gate {
                 Some(reason) => Step::Plain(reason),
-                None => self.weigh(&Scene { stand, budget, round_costs, learnt }),
+                None => self.weigh(&ChoiceInputs { state, budget, round_costs, learnt }),
             }
         })
     }
@@ -56,12 +56,12 @@ impl SpeculationController {
     /// Reason why no session may speculate on this replica now; `None` if one may.
     pub(super) fn gate(
         &mut self,
-        stand: SessionState,
+        state: SessionState,
         learnt: &mut Measurements,
         now: Tick,
     ) -> Option<PlainReason> {
         let rng = Some(&mut self.rng);
-        let (speculating, first_token) = (stand.speculating, self.first_token);
+        let (speculating, first_token) = (state.speculating, self.first_token);
         let inputs = GateInputs { learnt, speculating, rng, first_token, now };
         gates::closed(inputs).next().map(|(reason, _)| reason)
     }
@@ -73,22 +73,22 @@ impl SpeculationController {
 
     /// The largest draft whose cost can be predicted and that keeps the client waiting no longer
     /// than it may. No nodes at all if even an empty round would.
-    fn budget(&self, stand: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
+    fn budget(&self, state: SessionState, round_costs: &RoundCosts, learnt: &Measurements) -> Budget {
         let way = self.way();
         let sequences =
             if way.method == VerifyMethod::FanOut { learnt.concurrency.fan_out_nodes() } else { usize::MAX };
         let allowed = learnt.nodes_allowed(self.first_token).min(learnt.costs.reach(way)).min(sequences);
-        let most = stand.room.nodes.min(self.gamma_max).min(allowed);
-        Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: stand.room.depth }
+        let most = state.room.nodes.min(self.gamma_max).min(allowed);
+        Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: state.room.depth }
     }
 
-    fn weigh(&self, scene: &Scene<'_, '_>) -> Step {
-        let Scene { stand, budget, .. } = *scene;
-        if budget.nodes == 0 && stand.room.nodes > 0 {
+    fn weigh(&self, inputs: &ChoiceInputs<'_, '_>) -> Step {
+        let ChoiceInputs { state, budget, .. } = *inputs;
+        if budget.nodes == 0 && state.room.nodes > 0 {
             return Step::Plain(PlainReason::MaxGap);
         }
-        let (mut draft, lookup) = self.lookup_offer(scene);
-        let (asks, model) = self.asked_offer(scene);
+        let (mut draft, lookup) = self.lookup_offer(inputs);
+        let (asks, model) = self.model_drafter_offer(inputs);
         match (lookup, model) {
             (Some((lookup, known)), Some((model, other))) => {
                 let rate = known.rate().max(other.rate());
@@ -104,33 +104,33 @@ impl SpeculationController {
                 Step::Verify(draft)
             }
             (None, None) if draft.is_empty() && !asks => Step::Plain(PlainReason::NoDraft),
-            (None, None) if self.refused(scene.learnt) => Step::Plain(PlainReason::GateAcceptance),
+            (None, None) if self.refused(inputs.learnt) => Step::Plain(PlainReason::GateAcceptance),
             (None, None) => Step::Plain(PlainReason::NoGain),
         }
     }
 
     /// The draft of the lookups, and its value if it pays.
-    fn lookup_offer(&self, scene: &Scene<'_, '_>) -> (Tree, Option<Offer>) {
-        let Scene { stand, budget, round_costs, learnt } = scene;
+    fn lookup_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (Tree, Option<Offer>) {
+        let ChoiceInputs { state, budget, round_costs, learnt } = inputs;
         let first = self.slots.iter().find(|slot| slot.inline().is_some());
-        let rate = self.outlook(first, scene).rate();
+        let rate = self.outlook(first, inputs).rate();
         let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, rate, round_costs, learnt);
         let led = leading(&self.slots, &draft, 0).and_then(|position| self.slots.get(position));
-        let judged = led.is_some() || stand.speculating;
-        let offer = judged.then(|| (quote, self.outlook(led, scene)));
-        (draft, offer.filter(|(quote, outlook)| self.worth(*quote, led, outlook, scene)))
+        let judged = led.is_some() || state.speculating;
+        let offer = judged.then(|| (quote, self.outlook(led, inputs)));
+        (draft, offer.filter(|(quote, outlook)| self.worth(*quote, led, outlook, inputs)))
     }
 
     /// True if the model drafter may be queried, and the expected value of its draft if that pays.
-    fn asked_offer(&self, scene: &Scene<'_, '_>) -> (bool, Option<Offer>) {
-        let Scene { stand, budget, round_costs, learnt } = scene;
-        let reads = |asked: &ModelDrafter| asked.warm || self.reads_quickly(round_costs.token, learnt);
-        let model = self.model().filter(|(slot, asked)| reads(asked) && slot.health.is_well(stand.done));
+    fn model_drafter_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (bool, Option<Offer>) {
+        let ChoiceInputs { state, budget, round_costs, learnt } = inputs;
+        let reads = |drafter: &ModelDrafter| drafter.warm || self.reads_quickly(round_costs.token, learnt);
+        let model = self.model().filter(|(slot, drafter)| reads(drafter) && slot.health.is_well(state.done));
         let offer = model.and_then(|(slot, _)| {
-            let outlook = self.outlook(Some(slot), scene);
+            let outlook = self.outlook(Some(slot), inputs);
             let nodes = budget.nodes.min(budget.depth);
             let offer = self.model_offer(nodes, outlook.rate(), round_costs, learnt)?;
-            self.worth(offer, Some(slot), &outlook, scene).then_some((offer, outlook))
+            self.worth(offer, Some(slot), &outlook, inputs).then_some((offer, outlook))
         });
         (model.is_some(), offer)
     }
@@ -155,26 +155,26 @@ impl SpeculationController {
         quote: Quote,
         slot: Option<&SessionDrafter>,
         outlook: &Outlook,
-        scene: &Scene<'_, '_>,
+        inputs: &ChoiceInputs<'_, '_>,
     ) -> bool {
-        if scene.stand.speculating {
+        if inputs.state.speculating {
             return self.streak.is_some_and(|streak| streak.tries())
                 || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
-        let known = |slot: &SessionDrafter| scene.learnt.survival.evidence(self.bucket, slot.id) >= EVIDENCE;
+        let known = |slot: &SessionDrafter| inputs.learnt.survival.evidence(self.bucket, slot.id) >= EVIDENCE;
         slot.is_some_and(known) && outlook.begins(quote, self.margin)
     }
 
     /// The outlook of speculation with the drafter in a slot.
-    fn outlook(&self, slot: Option<&SessionDrafter>, scene: &Scene<'_, '_>) -> Outlook {
-        let Scene { stand, round_costs, learnt, .. } = scene;
+    fn outlook(&self, slot: Option<&SessionDrafter>, inputs: &ChoiceInputs<'_, '_>) -> Outlook {
+        let ChoiceInputs { state, round_costs, learnt, .. } = inputs;
         Outlook {
             token: round_costs.token,
             value: slot.map(|slot| self.value(slot, round_costs, learnt)).unwrap_or_default(),
             empty: round_costs.round(0),
             switch_in: round_costs.switch_in,
             switch_out: round_costs.switch_out,
-            rest: learnt.expected_remainder(stand.done).min(stand.rest.map_or(f64::MAX, |rest| rest as f64)),
+            rest: learnt.expected_remainder(state.done).min(state.rest.map_or(f64::MAX, |rest| rest as f64)),
         }
     }
 
@@ -210,17 +210,17 @@ impl SpeculationController {
         round_costs: &RoundCosts,
         learnt: &Measurements,
     ) -> f64 {
-        let speculating = slot.and_then(|slot| self.value(slot, round_costs, learnt).rate());
-        speculating.unwrap_or(0.0).max(1.0 / round_costs.token)
+        let value = slot.map(|slot| self.value(slot, round_costs, learnt)).unwrap_or_default();
+        value.long_run_rate(round_costs.token)
     }
 
     /// `gamma.fixed`: a draft of at most `fixed` nodes, whatever it may yield.
-    fn forced(&mut self, output: &[TokenId], fixed: usize, stand: SessionState) -> Step {
-        self.feed(output, stand.done, usize::MAX);
-        let nodes = fixed.min(stand.room.nodes);
-        let budget = Budget { nodes, depth: stand.room.depth };
+    fn forced(&mut self, output: &[TokenId], fixed: usize, state: SessionState) -> Step {
+        self.feed(output, state.done, usize::MAX);
+        let nodes = fixed.min(state.room.nodes);
+        let budget = Budget { nodes, depth: state.room.depth };
         let gamma = nodes.min(budget.depth);
-        if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(stand.done)) {
+        if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(state.done)) {
             return Step::Draft(gamma);
         }
         Step::Verify(self.control.with(|learnt| self.merged(&self.looked_up(budget), budget, learnt)).tree)
@@ -229,27 +229,25 @@ impl SpeculationController {
     /// The draft to verify once the model drafter has answered: merged with the drafts of the
     /// lookups, cut by the cost of a verify request. The cost of the model's draft is spent
     /// already. A sampled draft goes unchanged.
-    pub fn combine(&self, model: Draft, stand: SessionState) -> Draft {
+    pub fn combine(&self, model: Draft, state: SessionState) -> Draft {
         match model.by(self.model) {
-            Draft::Tree(model) => self.merge_with_lookups(model, stand).into(),
+            Draft::Tree(model) => self.merge_with_lookups(model, state).into(),
             sampled @ Draft::Sampled(_) => sampled,
         }
     }
 
-    fn merge_with_lookups(&self, model: Tree, stand: SessionState) -> Tree {
+    fn merge_with_lookups(&self, model: Tree, state: SessionState) -> Tree {
         let most = self.gamma_fixed.unwrap_or(self.gamma_max);
-        let budget = Budget { nodes: most.min(stand.room.nodes), depth: stand.room.depth };
+        let budget = Budget { nodes: most.min(state.room.nodes), depth: state.room.depth };
         let drafts: Vec<Tree> = std::iter::once(model).chain(self.looked_up(budget)).collect();
         self.control.with(|learnt| {
             if self.gamma_fixed.is_some() {
                 return self.merged(&drafts, budget, learnt).tree;
             }
             let round_costs = self.round_costs(learnt, false);
-            let budget = self.budget(SessionState { room: budget, ..stand }, &round_costs, learnt);
-            let merged = self.merged(&drafts, budget, learnt);
-            let rate = self.rate(self.model().map(|(slot, _)| slot), &round_costs, learnt);
-            let quote = round_costs.cut(&merged.survival, rate, false);
-            let mut draft = merged.tree;
+            let budget = self.budget(SessionState { room: budget, ..state }, &round_costs, learnt);
+            let rate = self.model_rate(&round_costs, learnt);
+            let (mut draft, quote) = self.cut(&drafts, budget, rate, &round_costs, learnt);
             draft.truncate(quote.nodes.max(1));
             draft
         })

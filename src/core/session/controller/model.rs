@@ -12,8 +12,8 @@ impl SpeculationController {
     /// early where drafts are likely to pay, and seldom where earlier requests show that they are
     /// not.
     pub fn shadow_due(&mut self, done: usize) -> Option<usize> {
-        let (slot, asked) = self.model()?;
-        let (warm, explored, due) = (asked.warm, asked.explored, asked.shadow.due(done));
+        let (slot, drafter) = self.model()?;
+        let (warm, explored, due) = (drafter.warm, drafter.explored, drafter.shadow.due(done));
         if self.gamma_fixed.is_some() || self.prompt.is_none() || !slot.health.is_well(done) {
             return None;
         }
@@ -35,15 +35,15 @@ impl SpeculationController {
         }
         let from = due?;
         if hopeless {
-            self.asked_mut()?.shadow.wait(done, 256);
+            self.model_drafter_mut()?.shadow.wait(done, 256);
             return None;
         }
         if !warm && !explored && known && done < earned {
             let explored = self.rng.chance(32);
-            let asked = self.asked_mut()?;
-            asked.explored = explored;
+            let drafter = self.model_drafter_mut()?;
+            drafter.explored = explored;
             if !explored {
-                asked.shadow.wait(done, earned - done);
+                drafter.shadow.wait(done, earned - done);
                 return None;
             }
         }
@@ -104,7 +104,7 @@ impl SpeculationController {
         let pairs: Vec<(TokenId, TokenId)> =
             choices.iter().zip(output.iter().skip(from)).map(choice).collect();
         let hits: Vec<bool> = pairs.iter().map(|(choice, token)| choice == token).collect();
-        let position = self.slots.iter().position(|slot| slot.asked().is_some());
+        let position = self.slots.iter().position(|slot| slot.model_drafter().is_some());
         let mut rest = pairs.as_slice();
         for run in rounds(&hits, gamma) {
             let (round, behind) = rest.split_at(rest.len().min(run + 1));
@@ -126,8 +126,8 @@ impl SpeculationController {
             (self.promising(1.0, &self.round_costs(learnt, false), learnt), earned)
         });
         self.read();
-        if let Some(asked) = self.asked_mut() {
-            asked.shadow.passed(output.len(), promising, earned);
+        if let Some(drafter) = self.model_drafter_mut() {
+            drafter.shadow.passed(output.len(), promising, earned);
         }
     }
 

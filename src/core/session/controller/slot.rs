@@ -83,8 +83,8 @@ impl SessionDrafter {
             }
         }
         if let Some(number) = rules.model {
-            let asked = ModelDrafter { shadow: ShadowSchedule::new(), warm: false, explored: false };
-            slots.push(Self::new(DrafterId::model(number), Kind::ModelDrafter(asked)));
+            let drafter = ModelDrafter { shadow: ShadowSchedule::new(), warm: false, explored: false };
+            slots.push(Self::new(DrafterId::model(number), Kind::ModelDrafter(drafter)));
         }
         slots
     }
@@ -103,16 +103,16 @@ impl SessionDrafter {
         }
     }
 
-    pub fn asked(&self) -> Option<&ModelDrafter> {
+    pub fn model_drafter(&self) -> Option<&ModelDrafter> {
         match &self.kind {
-            Kind::ModelDrafter(asked) => Some(asked),
+            Kind::ModelDrafter(drafter) => Some(drafter),
             Kind::Inline(_) => None,
         }
     }
 
-    pub fn asked_mut(&mut self) -> Option<&mut ModelDrafter> {
+    pub fn model_drafter_mut(&mut self) -> Option<&mut ModelDrafter> {
         match &mut self.kind {
-            Kind::ModelDrafter(asked) => Some(asked),
+            Kind::ModelDrafter(drafter) => Some(drafter),
             Kind::Inline(_) => None,
         }
     }
@@ -124,7 +124,7 @@ pub(super) fn leading(slots: &[SessionDrafter], draft: &Tree, modelled: usize) -
     let proposer = draft.nodes().first().map(|node| node.votes.first().drafter);
     let position = |is: &dyn Fn(&SessionDrafter) -> bool| slots.iter().position(is);
     if modelled > 0 {
-        return position(&|slot| slot.asked().is_some());
+        return position(&|slot| slot.model_drafter().is_some());
     }
     position(&|slot| Some(slot.id) == proposer).or_else(|| position(&|slot| slot.inline().is_some()))
 }

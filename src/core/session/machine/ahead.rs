@@ -30,9 +30,9 @@ impl<W: Walk> Session<W> {
     pub(super) fn look_ahead(&mut self, now: Tick) {
         while self.may_look_ahead(now) {
             let before: Vec<TokenId> = self.assumed().collect();
-            let stand = self.stand(true);
+            let state = self.state(true);
             let Some(last) = self.flight.calls.back() else { return };
-            let next = self.controller.ahead(self.output.tokens(), &before, &last.draft, stand, now);
+            let next = self.controller.ahead(self.output.tokens(), &before, &last.draft, state, now);
             let goes_on = |ahead: &Ahead| !ahead.assumed.iter().any(|&token| self.output.may_end_with(token));
             let Some(Ahead { assumed, draft }) = next.filter(goes_on) else { return };
             if let Some(first) = self.flight.calls.front_mut() {
@@ -101,7 +101,7 @@ impl<W: Walk> Session<W> {
         match (step, ahead_draft) {
             (Step::Draft(_) | Step::Verify(_), Some(chain)) => {
                 let modelled = chain.len();
-                let draft = self.controller.combine(chain.into(), self.stand(true));
+                let draft = self.controller.combine(chain.into(), self.state(true));
                 self.verify(draft, modelled, now, now);
             }
             (step, _) => self.take_step(step, now, now),
@@ -121,9 +121,9 @@ impl<W: Walk> Session<W> {
         }
         let assumed = call.draft.first_path();
         let goes_on = !assumed.iter().any(|&token| self.output.may_end_with(token));
-        let stand = self.stand(true);
-        let room = stand.room.depth.min(stand.room.nodes).saturating_sub(assumed.len() + 1);
-        let gamma = self.controller.ahead_draft(room, stand.done).filter(|_| goes_on);
+        let state = self.state(true);
+        let room = state.room.depth.min(state.room.nodes).saturating_sub(assumed.len() + 1);
+        let gamma = self.controller.ahead_draft(room, state.done).filter(|_| goes_on);
         let Some((gamma, call)) = gamma.zip(self.flight.calls.front_mut()) else { return };
         call.turn = call.turn.drafted_ahead();
         let min_survival = self.controller.min_worth(gamma);

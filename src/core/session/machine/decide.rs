@@ -14,14 +14,14 @@ impl<W: Walk> Session<W> {
         if let Some(reason) = self.forbidden(now) {
             return Step::Plain(reason);
         }
-        let stand = self.stand(speculating);
-        if stand.room.depth == 0 && self.rules.gamma_fixed.is_none() {
+        let state = self.state(speculating);
+        if state.room.depth == 0 && self.rules.gamma_fixed.is_none() {
             // The last token is not worth a switch either way, and does not change the reason for
             // the plain tokens before it.
             let before = self.summary.reason.unwrap_or(PlainReason::NoGain);
             return if speculating { Step::Verify(Tree::default()) } else { Step::Plain(before) };
         }
-        match self.controller.choose(self.output.tokens(), stand, now) {
+        match self.controller.choose(self.output.tokens(), state, now) {
             Step::Plain(reason) => Step::Plain(reason),
             // Only where it is what prevents a round: it passes with the next tokens.
             _ if self.is_held_back() => Step::Plain(PlainReason::HeldBackText),
@@ -34,7 +34,7 @@ impl<W: Walk> Session<W> {
         self.flight.plain.is_some_and(|plain| plain.first) && !self.output.level()
     }
 
-    pub(super) fn stand(&self, speculating: bool) -> SessionState {
+    pub(super) fn state(&self, speculating: bool) -> SessionState {
         let rest = self.output.rest();
         let depth = rest.map_or(usize::MAX, |rest| rest.saturating_sub(1));
         let room = Budget { nodes: self.rules.context_max.saturating_sub(self.context() + 1), depth };

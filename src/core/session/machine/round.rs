@@ -82,7 +82,7 @@ impl<W: Walk> Session<W> {
             self.controller.model_failed(self.output.tokens().len());
         }
         let (began, worth) = self.controller.waited(late.gamma, late.since, now);
-        let draft = self.controller.combine(Tree::default().into(), self.stand(true));
+        let draft = self.controller.combine(Tree::default().into(), self.state(true));
         self.verify(draft, worth, began, now);
     }
 
@@ -160,7 +160,7 @@ impl<W: Walk> Session<W> {
                 // and no more. An empty one was waited for all the same.
                 let steps = if model.is_empty() { gamma } else { model.len() };
                 let began = self.controller.drafted(steps, since, now);
-                let draft = self.controller.combine(model, self.stand(true));
+                let draft = self.controller.combine(model, self.state(true));
                 self.verify(draft, steps, began, now);
             }
             Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
@@ -213,7 +213,7 @@ impl<W: Walk> Session<W> {
             return self.verify_by(position + 1, draft, modelled, now, now);
         }
         self.watch_marks(&accepted.tokens);
-        self.controller.hear(&draft, result, self.output.tokens());
+        self.controller.observe_result(&draft, result, self.output.tokens());
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
         let kept = accepted.nodes.len().min(delta.tokens.len());
         let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);

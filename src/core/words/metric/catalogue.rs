@@ -125,7 +125,7 @@ sections! {
         counter PROBES = "foretell_probe_total" ["replica", "result"]
             "Measurements of a replica's verify requests that ended: they `pay`, nothing `pays_not`, or several engines answer (`balanced`).";
         counter MISMATCHES = "foretell_shadow_mismatch_total" ["field"]
-            "Requests whose token ids were found in doubt, so that they are decoded plainly to the end: in the `prompt`, or in the `output`.";
+            "Requests whose token ids were found in doubt, so that they are decoded plainly to the end: in the `prompt`, or in the `output`; or whose output is parsed in another way by the backend (`parser`).";
         gauge TOKENIZER_MISMATCH = "foretell_tokenizer_mismatch" ["drafter"]
             "1 where a model drafter that is declared to share the target's vocabulary does not; it does not draft then.";
         gauge MODE = "foretell_mode" ["backend", "mode"] "1 for the mode in force, 0 for the others.";

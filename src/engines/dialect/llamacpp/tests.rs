@@ -124,8 +124,9 @@ fn parameters_that_the_server_ignores_are_refused() {
 
 #[test]
 fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
-    let said = SetFields::default().with(F::Temperature);
-    let sampling = Sampling { temperature: 0.5, logit_bias: vec![(7, -1.0)], said, ..Sampling::default() };
+    let set_by_client = SetFields::default().with(F::Temperature);
+    let sampling =
+        Sampling { temperature: 0.5, logit_bias: vec![(7, -1.0)], set_by_client, ..Sampling::default() };
     let draft = chain(&[4, 5]);
     let asked = LlamaCpp.verify(&engine(), &round(CONTEXT, &draft, &sampling)).unwrap();
     assert_eq!((asked.calls[0].path, asked.nodes), ("/completion", 2));

@@ -159,7 +159,7 @@ impl Learning {
     }
 
     fn conclude_cache(&mut self) {
-        let told: Vec<usize> = self.again.iter().filter_map(|again| Some(again.cached?.0)).collect();
+        let counts: Vec<usize> = self.again.iter().filter_map(|again| Some(again.cached?.0)).collect();
         let warm = self.again.iter().filter(|again| again.nodes == 0).map(|again| again.seconds);
         let warm = warm.min_by(f64::total_cmp);
         let cold = self.cold.map(|(_, seconds)| seconds);
@@ -168,18 +168,18 @@ impl Learning {
             Some(cold) if cold >= FELT && seconds >= cold * COLD => Some(false),
             _ => None,
         };
-        let works = if told.is_empty() {
+        let works = if counts.is_empty() {
             warm.and_then(by_time)
         } else {
-            Some(told.iter().any(|&cached| cached > 0))
+            Some(counts.iter().any(|&cached| cached > 0))
         };
         let shows = |again: &Again| match again.cached {
             Some((cached, _)) => cached > 0,
             None => by_time(again.seconds) == Some(true),
         };
         let fresh: Vec<bool> = self.again.iter().filter(|again| again.fresh).map(shows).collect();
-        let mixed = told.contains(&0) && told.iter().any(|&cached| cached > 0);
-        self.cache = Cache { works, told: !told.is_empty(), cold, warm };
+        let mixed = counts.contains(&0) && counts.iter().any(|&cached| cached > 0);
+        self.cache = Cache { works, reported: !counts.is_empty(), cold, warm };
         self.balanced = mixed || (!self.of_one && (fresh.len() < 3 || fresh.contains(&false)));
     }
 

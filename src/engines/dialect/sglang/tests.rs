@@ -17,7 +17,11 @@ fn chain(tokens: &[TokenId]) -> Tree {
 }
 
 fn greedy() -> Sampling {
-    Sampling { temperature: 0.0, said: SetFields::default().with(F::Temperature), ..Sampling::default() }
+    Sampling {
+        temperature: 0.0,
+        set_by_client: SetFields::default().with(F::Temperature),
+        ..Sampling::default()
+    }
 }
 
 fn round<'a>(draft: &'a Tree, sampling: &'a Sampling, method: VerifyMethod) -> Round<'a> {

@@ -332,33 +332,21 @@ fn gamma(mut section: Section<'_>) -> Gamma {
     gamma
 }
 
-/// An accept rule without its settings.
-#[derive(Clone, Copy, PartialEq)]
-enum RuleName {
-    Exact,
-    Ears,
-    EarsGated,
-    EarsScaled,
-    Typical,
-    Fly,
-}
-
-/// Every accept rule, by its name in files.
-const RULES: &[(&str, RuleName)] = &[
-    ("exact", RuleName::Exact),
-    ("ears", RuleName::Ears),
-    ("ears_gated", RuleName::EarsGated),
-    ("ears_scaled", RuleName::EarsScaled),
-    ("typical", RuleName::Typical),
-    ("fly", RuleName::Fly),
+/// Every accept rule, by its name in files, with the default settings.
+const RULES: &[(&str, Rule)] = &[
+    ("exact", Rule::Exact),
+    ("ears", Rule::Ears),
+    ("ears_gated", Rule::EarsGated { kappa: 0.3 }),
+    ("ears_scaled", Rule::EarsScaled),
+    ("typical", Rule::Typical { epsilon: 0.09, delta: 0.3 }),
+    ("fly", Rule::Fly),
 ];
 
-impl RuleName {
-    const fn says(self) -> &'static str {
-        match self {
-            Self::Exact => "Only tokens that the target itself would have generated.",
-            _ => "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
-        }
+/// The meaning of a rule, for the schema.
+const fn meaning(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Exact => "Only tokens that the target itself would have generated.",
+        _ => "A lossy rule: outputs may drift from the model's own, and each answer reports the charge.",
     }
 }
 
@@ -367,34 +355,35 @@ fn accept(item: &Item<'_>) -> Accept {
     if item.slot().is_none() && !item.has("rule") {
         return exact(item.section());
     }
-    let read = |name, section: &mut Section<'_>| {
-        let rule = match name {
-            RuleName::Exact => {
+    let read = |rule, section: &mut Section<'_>| {
+        let rule = match rule {
+            Rule::Exact => {
                 section.with(None, "type", json!(["object", "null"]));
                 section.optional("rule");
                 forbid(section);
                 return Some(Accept::default());
             }
-            RuleName::Ears => Rule::Ears,
-            RuleName::EarsScaled => Rule::EarsScaled,
-            RuleName::Fly => Rule::Fly,
-            RuleName::EarsGated => {
+            Rule::Ears | Rule::EarsScaled | Rule::Fly => rule,
+            Rule::EarsGated { kappa } => {
                 let says = "Minimum probability of the draft token ÷ that of the likeliest.";
-                Rule::EarsGated { kappa: section.or("kappa", says, 0.3, &ratio()) }
+                Rule::EarsGated { kappa: section.or("kappa", says, kappa, &ratio()) }
             }
-            RuleName::Typical => Rule::Typical {
-                epsilon: section.or("epsilon", "Threshold on the token's probability.", 0.09, &ratio()),
-                delta: section.or(
-                    "delta",
-                    "Factor of the threshold that depends on the entropy.",
-                    0.3,
-                    &ratio(),
-                ),
-            },
+            Rule::Typical { epsilon, delta } => {
+                let factor = "Factor of the threshold that depends on the entropy.";
+                Rule::Typical {
+                    epsilon: section.or(
+                        "epsilon",
+                        "Threshold on the token's probability.",
+                        epsilon,
+                        &ratio(),
+                    ),
+                    delta: section.or("delta", factor, delta, &ratio()),
+                }
+            }
         };
         Some(lossy(rule, section))
     };
-    item.variants("rule", RULES, RuleName::says, read).unwrap_or_default()
+    item.variants("rule", RULES, meaning, read).unwrap_or_default()
 }
 
 fn exact(mut section: Section<'_>) -> Accept {

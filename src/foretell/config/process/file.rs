@@ -24,6 +24,7 @@ use crate::config::variables;
 use crate::config::yaml::{self, Value};
 use crate::http::drain::DrainTimes;
 use crate::http::listen::Bounds;
+use foretell_core::session::VERIFY_TIMEOUT;
 use foretell_core::words::Mode;
 use foretell_onnx::open::DeviceChoice;
 
@@ -82,7 +83,7 @@ impl Default for Timeouts {
             connect: Duration::from_secs(2),
             first_byte: None,
             idle: None,
-            verify: Duration::from_secs(2),
+            verify: VERIFY_TIMEOUT,
             draft: None,
             pool_idle: Duration::from_secs(3),
         }

@@ -10,6 +10,7 @@ use crate::config::kind::{Kind, form, period};
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::Section;
+use crate::config::values::percent_decoded;
 use crate::config::yaml::{Node, Value};
 
 /// The store of a fleet.
@@ -109,27 +110,12 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
 /// User and password of `[USER]:PASSWORD`, or of a user alone.
 fn login_of(login: &str) -> Option<(Option<String>, Option<String>)> {
     let (user, password) = login.split_once(':').map_or((login, None), |(user, pass)| (user, Some(pass)));
-    let user = Some(decoded(user)?).filter(|user| !user.is_empty());
+    let user = Some(percent_decoded(user)?).filter(|user| !user.is_empty());
     match password {
         None => Some((user, None)),
         Some("") => None,
-        Some(password) => Some((user, Some(decoded(password)?))),
+        Some(password) => Some((user, Some(percent_decoded(password)?))),
     }
-}
-
-/// Text with its `%XX` decoded; `None` if that is no text.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let mut digit = || char::from(rest.next()?).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        bytes.push(digit()? * 16 + digit()?);
-    }
-    String::from_utf8(bytes).ok()
 }
 
 fn url() -> Kind<StoreUrl> {

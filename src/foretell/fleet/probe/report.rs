@@ -104,7 +104,7 @@ impl Report {
             "noise": noise(engine),
             "cache": {
                 "works": cache.works,
-                "reported": cache.told,
+                "reported": cache.reported,
                 "block": engine.block,
                 "rows": match engine.rows { RowShape::Full => "full", RowShape::Tail => "tail" },
                 "cold_ms": cache.cold.map(millis),

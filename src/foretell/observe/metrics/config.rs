@@ -1,10 +1,9 @@
 //! Metrics of the build and the configuration.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use prometheus::{Gauge, GaugeVec, IntCounterVec, IntGauge};
 
 use super::Maker;
+use crate::clock::unix_now;
 use crate::observe::make;
 use foretell_core::words::metric;
 
@@ -22,7 +21,7 @@ impl ConfigMetrics {
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         let config = Self {
             info: new.kept(make::gauges(metric::CONFIG))?,
-            synchronized: new.kept(make::level(metric::SYNCHRONIZED))?,
+            synchronized: new.kept(make::int_gauge(metric::SYNCHRONIZED))?,
             success: new.kept(make::gauge(metric::CONFIG_SUCCESS))?,
             reloads: new.kept(make::counters(metric::RELOADS))?,
         };
@@ -39,8 +38,7 @@ impl ConfigMetrics {
         self.synchronized.set(i64::from(synchronized));
         self.reloads.with_label_values(&[if taken { "success" } else { "failure" }]).inc();
         if taken {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.success.set(now.as_secs_f64());
+            self.success.set(unix_now().as_secs_f64());
         }
     }
 }

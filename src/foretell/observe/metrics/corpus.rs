@@ -20,10 +20,10 @@ pub struct CorpusMetrics {
 impl CorpusMetrics {
     pub(super) fn new(new: &Maker) -> Result<Self, prometheus::Error> {
         let metrics = Self {
-            bytes: new.kept(make::level(metric::CORPUS_BYTES))?,
-            tokens: new.kept(make::level(metric::CORPUS_TOKENS))?,
-            texts: new.kept(make::level(metric::CORPUS_TEXTS))?,
-            successors: new.kept(make::level(metric::CORPUS_SUCCESSORS))?,
+            bytes: new.kept(make::int_gauge(metric::CORPUS_BYTES))?,
+            tokens: new.kept(make::int_gauge(metric::CORPUS_TOKENS))?,
+            texts: new.kept(make::int_gauge(metric::CORPUS_TEXTS))?,
+            successors: new.kept(make::int_gauge(metric::CORPUS_SUCCESSORS))?,
             events: new.kept(make::counters(metric::CORPUS_EVENTS))?,
         };
         for event in ["learnt", "known", "evicted", "expired", "dropped"] {

@@ -57,7 +57,9 @@ impl RoundMetrics {
                 self.calls.with_label_values(&[&finished.backend, method.name()]).inc_by(u64::from(calls));
             }
         }
-        for (source, tokens) in [("reported", finished.calls.told), ("estimated", finished.calls.estimated)] {
+        for (source, tokens) in
+            [("reported", finished.calls.reported), ("estimated", finished.calls.estimated)]
+        {
             if tokens > 0 {
                 self.extra.with_label_values(&[&*finished.backend, source]).inc_by(tokens);
             }

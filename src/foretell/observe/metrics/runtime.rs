@@ -12,7 +12,7 @@ pub(super) fn collector(runtimes: Vec<Handle>) -> Made<impl Collector> {
     let make = |all: &mut make::Families| {
         let metric::Counter(busy) = metric::BUSY;
         let busy = all.with(Counter::with_opts(Opts::new(busy.name, busy.help)))?;
-        Ok((busy, all.with(make::level(metric::WORKERS))?))
+        Ok((busy, all.with(make::int_gauge(metric::WORKERS))?))
     };
     AtScrape::new(make, move |(busy, workers)| {
         for runtime in &runtimes {

@@ -284,7 +284,7 @@ impl SessionLoop {
     }
 }
 
-fn prompt_tokens(usage: &Value) -> Option<u64> {
+pub(super) fn prompt_tokens(usage: &Value) -> Option<u64> {
     usage.get("prompt_tokens")?.as_u64()
 }
 

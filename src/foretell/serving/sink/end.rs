@@ -1,4 +1,4 @@
-//! What a client learns at the end of its answer: stop, usage, trailers.
+//! The end of a client's answer: stop, usage, trailers.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
