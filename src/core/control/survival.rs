@@ -245,8 +245,8 @@ impl Survival {
         tried >= REFUSED_OF && accepted < least * tried
     }
 
-    /// True if there are drafters here, and each is refused at its temperature
-    /// ([`Self::is_refused`]).
+    /// True if there are drafters here, and each is refused at its temperature: of at least 200
+    /// first tokens, a share below `least` (0 to 1) was accepted.
     pub fn all_refused(
         &self,
         mut drafters: impl ExactSizeIterator<Item = (TemperatureBucket, DrafterId)>,
@@ -256,7 +256,7 @@ impl Survival {
     }
 
     /// True if some of these drafters were tried often enough at some temperature, and all of those
-    /// are refused there ([`Self::is_refused`]).
+    /// are refused there, as by [`Self::all_refused`].
     pub fn are_refused(&self, drafters: &[DrafterId], least: f64) -> bool {
         let mut refused = false;
         for temperature_bucket in TemperatureBucket::ALL {

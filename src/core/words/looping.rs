@@ -26,7 +26,7 @@ pub fn repeated<T: Eq + Hash>(prompt: &[T], output: &[T]) -> f64 {
     f64::from(repeated) / f64::from(windows.max(1))
 }
 
-/// True if the share of repeated windows is at least [`LOOPS`].
+/// True if the share of repeated windows is at least 0.2.
 pub fn loops<T: Eq + Hash>(prompt: &[T], output: &[T]) -> bool {
     repeated(prompt, output) >= LOOPS
 }
