@@ -95,7 +95,6 @@ ADDITIONS = {
         ("src/core/session/accept/rule.rs", "    /// FLy (arXiv", "    /// Half of what EARS adds.\n    Half,\n"),
         ("src/core/session/accept/rule.rs", '            Self::Fly => "fly",', '            Self::Half => "half",\n'),
         ("src/core/session/accept/rule.rs", "            Self::Fly => {", "            Self::Half => low + slack / 2.0,\n"),
-        ("src/foretell/config/policy/file.rs", "    Fly,\n}", "    Half,\n"),
         ("src/foretell/config/policy/file.rs", '    ("fly", Rule::Fly),', '    ("half", Rule::Half),\n'),
         ("src/foretell/config/policy/file.rs", "            Rule::Ears | Rule::EarsScaled", "            Rule::Half => rule,\n"),
     ],
