@@ -73,7 +73,7 @@ pub struct Concurrency {
     /// Our verify requests in flight, and their tokens: draft nodes, and one more for each.
     in_flight: usize,
     drafted: usize,
-    /// Share of the free sequences, 0 to 1, that verify requests may take beside others.
+    /// Share of the free sequences, 0 to 1, that verify requests may take while others run.
     slots: f64,
 }
 

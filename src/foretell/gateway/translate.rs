@@ -352,4 +352,33 @@ mod tests {
         assert_eq!(parts.headers.len(), 1);
         assert_eq!(parts.headers[ACCEPT_ENCODING], "identity");
     }
+
+    #[tokio::test]
+    async fn an_answer_is_translated_however_full_the_memory_is_unless_it_is_compressed() {
+        let memory = Memory::new(0);
+        let chat =
+            r#"{"id":"c","model":"m","choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}"#;
+        for (encoding, status) in [("identity", 200), ("gzip", 502)] {
+            let answer = Response::builder().header(CONTENT_ENCODING, encoding).body(full(chat)).unwrap();
+            let answer = leave(answer, Some(Back::Message), &memory).await;
+            assert_eq!(answer.status(), status, "{encoding}");
+            assert!(!answer.headers().contains_key(CONTENT_ENCODING));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_translated_is_left_to_a_server_that_has_the_api() {
+        for body in [r#"{"model":"m","mcp_servers":[]}"#, r#"{"model":"m","k":18446744073709551616}"#] {
+            for has_api in [true, false] {
+                let backend = Backend { thinking: Thinking::Effort, has_api };
+                let request = Request::post("/v1/messages").body(RequestBody::resumed(full(body))).unwrap();
+                let memory = Memory::new(1 << 20);
+                let (request, back) =
+                    enter(request, Api::Messages, |_| Some(backend), 1 << 16, &memory).await;
+                assert_eq!((request.uri().path() == "/v1/messages", back.is_none()), (has_api, has_api));
+                let reason = request.extensions().get::<Untranslated>();
+                assert_eq!(matches!(reason, Some(Untranslated::Passed { .. })), has_api, "{reason:?}");
+            }
+        }
+    }
 }

@@ -441,7 +441,7 @@ fn budget(mut section: Section<'_>) -> Budget {
         ),
         slots: section.or(
             "slots",
-            "Sequences that verify requests by fan-out take beside others' requests ÷ free ones.",
+            "Sequences that verify requests by fan-out take while others' requests run ÷ free ones.",
             default.slots,
             &ratio(),
         ),
