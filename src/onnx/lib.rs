@@ -7,6 +7,7 @@
 //! | [`forward`] | the trait of every model: feeds in, logits out |
 //! | `runtime` | models on ONNX Runtime; the only module that needs the feature `onnx` |
 //! | [`sampler`], [`noise`] | from logits to tokens, with noise that others can reproduce |
+//! | [`grammar`] | the tokens that the grammar of a request allows |
 //! | [`drafter`] | the service that drafts for many sessions in one batch |
 //! | [`target`] | the OpenAI server over a model |
 //! | [`pace`] | a model at the run times of another machine |
@@ -16,6 +17,7 @@ pub mod drafter;
 pub mod fake;
 pub mod folder;
 pub mod forward;
+pub mod grammar;
 pub mod layout;
 pub mod noise;
 pub mod open;

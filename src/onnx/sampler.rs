@@ -1,7 +1,7 @@
 //! From logits to a token: the one sampler of our target and of the model drafter.
 //!
-//! The order is vLLM's, so that the same parameters mean the same: logit bias, repetition penalty,
-//! frequency and presence penalty, the end tokens masked before `min_tokens`; then, above
+//! The order is vLLM's, so that the same parameters mean the same: grammar, logit bias, repetition
+//! penalty, frequency and presence penalty, the end tokens masked before `min_tokens`; then, above
 //! temperature 0, temperature → min-p → top-k → top-p. The remaining choice is made by the noise of
 //! the position (`noise`), never by a generator with a state, so that the same position gives the
 //! same token in whatever order it is computed.
@@ -15,6 +15,7 @@ use std::collections::HashMap;
 mod mass;
 
 use self::mass::{largest, sum_exp};
+use super::grammar::{Allowed, Place};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
 use foretell_core::words::Distribution;
@@ -41,6 +42,9 @@ pub struct History {
     counting: bool,
     prompt: usize,
     output: usize,
+    place: Option<Place>,
+    /// The tokens that may follow; `None` if all may.
+    allowed: Option<Allowed>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,8 +69,33 @@ impl History {
         history
     }
 
+    /// The history of an output that a grammar binds.
+    #[must_use]
+    pub fn bound(mut self, place: Option<Place>) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// True behind a token that the grammar does not allow: nothing is ever sampled there.
+    pub fn is_lost(&self) -> bool {
+        self.place.as_ref().is_some_and(Place::is_lost)
+    }
+
+    /// Finds out which tokens the grammar allows next; to be called before a sample.
+    ///
+    /// # Errors
+    /// The grammar needs more than its limits allow, or the place is lost.
+    pub fn look(&mut self) -> Result<(), String> {
+        self.allowed = self.place.as_mut().map_or(Ok(None), Place::allowed)?;
+        Ok(())
+    }
+
     /// Adds an output token.
     pub fn push(&mut self, token: TokenId) {
+        if let Some(place) = &mut self.place {
+            place.push(token);
+        }
+        self.allowed = None;
         self.output += 1;
         if self.counting {
             self.counts.entry(token).or_default().output += 1;
@@ -134,11 +163,17 @@ impl Sampler {
 
     /// Bias, penalties and mask: every change to individual logits.
     fn adjust<'a>(&self, logits: &'a [f32], context: &History) -> Cow<'a, [f32]> {
-        let masked = context.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
-        if self.sampling.logit_bias.is_empty() && !context.counting && !masked {
+        let early = context.output < self.sampling.min_tokens as usize && !self.ends.is_empty();
+        // A text that its grammar has ended cannot get longer.
+        let masked = early && !context.allowed.as_ref().is_some_and(|allowed| allowed.is_within(&self.ends));
+        let bound = context.allowed.is_some();
+        if self.sampling.logit_bias.is_empty() && !context.counting && !masked && !bound {
             return Cow::Borrowed(logits);
         }
         let mut logits = logits.to_vec();
+        if let Some(allowed) = &context.allowed {
+            allowed.apply(&mut logits);
+        }
         for &(token, bias) in &self.sampling.logit_bias {
             change(&mut logits, token, |logit| logit + bias);
         }

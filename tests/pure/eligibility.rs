@@ -45,7 +45,6 @@ fn plain_value(plain: Plain) -> Value {
         Plain::Text(value) => json!(value),
         Plain::EmptyList => json!([]),
         Plain::EmptyObject => json!({}),
-        Plain::TypeText => json!({"type": "text"}),
         Plain::ListOfText => json!(["text"]),
     }
 }
@@ -81,6 +80,8 @@ fn samples(field: Field) -> (Value, Value, R) {
         Field::Choices => (json!(1), json!(2), R::Choices),
         Field::Tools => (json!([{"type": "function"}]), json!({}), R::Tools),
         Field::ToolChoice => (json!("auto"), json!("required"), R::Tools),
+        Field::ResponseFormat => (json!({"type": "json_object"}), json!({"type": "grammar"}), R::Structured),
+        Field::StructuredOutputs => (json!({"regex": "a+"}), json!({"structural_tag": "x"}), R::Structured),
     }
 }
 

@@ -77,8 +77,10 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn settings() -> [Value; 3] {
+fn settings() -> [Value; 5] {
     [
+        json!({"temperature": 0, "structured_outputs": {"json": {"type": "array", "items": {"type": "string"}}}}),
+        json!({"temperature": 0.9, "seed": 3, "structured_outputs": {"regex": "(take (fox|dog), )+"}}),
         json!({"temperature": 0}),
         json!({"temperature": 0.8, "top_p": 0.9, "seed": 1}),
         json!({"temperature": 1.0, "seed": 2, "frequency_penalty": 0.4}),

@@ -133,6 +133,9 @@ pub struct Engine {
     pub derenders: bool,
     /// The output parsers that it was started with.
     pub parsers: Parsers,
+    /// A grammar goes on from the output that is sent with a request (our own target), so that a
+    /// draft is verified under the grammar of its place.
+    pub continues_grammar: bool,
     /// Its own speculative decoding is switched on.
     pub speculates: bool,
     /// Fields that a client leaves out get the operator's values, which are not known here
@@ -189,6 +192,7 @@ impl Engine {
             renders: false,
             derenders: false,
             parsers: Parsers::default(),
+            continues_grammar: false,
             speculates: false,
             own_defaults: false,
             seeded: false,
@@ -228,6 +232,9 @@ impl Engine {
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) = self.refuses_rendered(request) {
             return Some(refused);
+        }
+        if let Some(grammar) = sampling.grammar.as_ref().filter(|_| !self.continues_grammar) {
+            return Some(Refused::by(RelayReason::Structured, grammar.parameter));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {

@@ -28,6 +28,7 @@ fn engines() -> Vec<Engine> {
             caches: Some(true),
             tells_cached: true,
             special: vec![0],
+            continues_grammar: dialect == Dialect::Onnx,
             ..Engine::new(dialect, MODEL, "1")
         })
     };
@@ -134,6 +135,8 @@ fn sample(field: Field) -> Option<Value> {
         Field::Choices => json!(2),
         Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
         Field::ToolChoice => json!("auto"),
+        Field::ResponseFormat => json!({ "type": "json_object" }),
+        Field::StructuredOutputs => json!({ "json_object": true }),
     })
 }
 

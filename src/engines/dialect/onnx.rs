@@ -82,6 +82,7 @@ impl Codec for Onnx {
             parsers,
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
+            continues_grammar: answers.at(MODELS, "/data/0/grammars") == Some(Value::Bool(true)),
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }

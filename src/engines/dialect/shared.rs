@@ -9,7 +9,7 @@ use super::{
     Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
-use crate::openai::{Request, Route, Sampling, SamplingField as F};
+use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -188,6 +188,9 @@ fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
     }
     if sampling.ignore_eos {
         fields.insert("ignore_eos".into(), true.into());
+    }
+    if let Some(grammar) = &sampling.grammar {
+        fields.insert(STRUCTURED_OUTPUTS.into(), grammar.to_json());
     }
 }
 

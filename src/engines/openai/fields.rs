@@ -3,12 +3,15 @@
 //! A value out of range is not an error here: the request is relayed unchanged, and the backend
 //! returns its own error.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
+use super::grammar::Grammar;
 use super::messages;
 use super::parameters::Field;
 use super::request::{Prompt, Request};
-use super::sampling::SamplingField;
+use super::sampling::{Sampling, SamplingField};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason as R};
 
@@ -72,8 +75,28 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         Field::ReturnTokenIds => request.return_token_ids = boolean(value)?,
         Field::Prediction => request.prediction = Some(prediction(value)?),
         Field::Choices => choices(value)?,
+        Field::ResponseFormat => {
+            let grammar = Grammar::of_response_format(value).map_err(|_| R::Structured)?;
+            bind(sampling, grammar)?;
+        }
+        Field::StructuredOutputs => {
+            let grammar = Grammar::of_structured_outputs(value).map_err(|_| R::Structured)?;
+            bind(sampling, Some(grammar))?;
+        }
     }
     Ok(())
+}
+
+/// Two grammars are left to the server.
+fn bind(sampling: &mut Sampling, grammar: Option<Grammar>) -> Result<(), R> {
+    match grammar {
+        Some(_) if sampling.grammar.is_some() => Err(R::Structured),
+        Some(grammar) => {
+            sampling.grammar = Some(Arc::new(grammar));
+            Ok(())
+        }
+        None => Ok(()),
+    }
 }
 
 /// The field for which servers have a default of their own, if it is one.

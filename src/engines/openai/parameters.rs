@@ -102,6 +102,9 @@ pub enum Field {
     Tools,
     /// `auto` and `none` are carried, other choices are not.
     ToolChoice,
+    /// Carried where the server's grammar goes on from an output that was sent.
+    ResponseFormat,
+    StructuredOutputs,
 }
 
 /// A value that is the default of every server, so that sending it has no effect.
@@ -117,8 +120,6 @@ pub enum Plain {
     EmptyList,
     /// An object without members.
     EmptyObject,
-    /// `{"type": "text"}`.
-    TypeText,
     /// `["text"]`.
     ListOfText,
 }
@@ -132,7 +133,6 @@ impl Plain {
             Self::Text(plain) => format!("\"{plain}\""),
             Self::EmptyList => "[]".to_owned(),
             Self::EmptyObject => "{}".to_owned(),
-            Self::TypeText => "{\"type\": \"text\"}".to_owned(),
             Self::ListOfText => "[\"text\"]".to_owned(),
         }
     }
@@ -147,9 +147,6 @@ impl Plain {
             (Self::Text(plain), Value::String(text)) => plain == text,
             (Self::EmptyList, Value::Array(items)) => items.is_empty(),
             (Self::EmptyObject, Value::Object(members)) => members.is_empty(),
-            (Self::TypeText, Value::Object(members)) => {
-                members.len() == 1 && members.get("type").and_then(Value::as_str) == Some("text")
-            }
             (Self::ListOfText, Value::Array(items)) => {
                 matches!(items.as_slice(), [only] if only.as_str() == Some("text"))
             }
@@ -226,7 +223,6 @@ const MINUS_ONE: &[Plain] = &[Plain::Number(-1.0)];
 const NO_LIST: &[Plain] = &[Plain::EmptyList];
 const NO_OBJECT: &[Plain] = &[Plain::EmptyObject];
 const NONE: &[Plain] = &[Plain::Text("none")];
-const PLAIN_TEXT: &[Plain] = &[Plain::TypeText];
 const TEXT_ONLY: &[Plain] = &[Plain::ListOfText];
 
 /// Every known parameter and its treatment.
@@ -270,7 +266,7 @@ pub static TABLE: &[Parameter] = &[
     row("suffix", Completions, OpenAi, Relay(R::Parameter)),
     row("verbosity", Chat, OpenAi, Rendered(R::Parameter)),
     row("reasoning_effort", Chat, OpenAi, Rendered(R::Reasoning)),
-    row("response_format", Chat, OpenAi, Neutral(PLAIN_TEXT, R::Structured)),
+    row("response_format", Chat, OpenAi, Carried(Field::ResponseFormat)),
     row("tools", Chat, OpenAi, Carried(Field::Tools)),
     row("tool_choice", Chat, OpenAi, Carried(Field::ToolChoice)),
     row("parallel_tool_calls", Chat, OpenAi, Neutral(TRUE, R::Tools)),
@@ -306,8 +302,8 @@ pub static TABLE: &[Parameter] = &[
     row("prompt_embeds", Completions, Vllm, Relay(R::Multimodal)),
     row("add_special_tokens", Completions, Vllm, Neutral(TRUE, R::Parameter)),
     row("add_special_tokens", Chat, Vllm, Neutral(FALSE, R::Parameter)),
-    row("response_format", Completions, Vllm, Neutral(PLAIN_TEXT, R::Structured)),
-    row("structured_outputs", Both, Vllm, Relay(R::Structured)),
+    row("response_format", Completions, Vllm, Carried(Field::ResponseFormat)),
+    row("structured_outputs", Both, Vllm, Carried(Field::StructuredOutputs)),
     row("guided_json", Both, Vllm, Relay(R::Structured)),
     row("guided_regex", Both, Vllm, Relay(R::Structured)),
     row("guided_choice", Both, Vllm, Relay(R::Structured)),

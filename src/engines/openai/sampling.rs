@@ -1,5 +1,8 @@
 //! How the target samples: the client's explicit fields plus the server's defaults.
 
+use std::sync::Arc;
+
+use super::grammar::Grammar;
 use foretell_core::units::TokenId;
 
 /// The sampling fields for which servers have defaults of their own.
@@ -118,6 +121,8 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// The end-of-text token does not end the output.
     pub ignore_eos: bool,
+    /// What binds the output; `None` if nothing does.
+    pub grammar: Option<Arc<Grammar>>,
     /// The fields that the client has set; the others have the server's default, or OpenAI's if the
     /// server's is not known.
     pub set_by_client: SetFields,
@@ -146,14 +151,15 @@ impl Default for Sampling {
             seed: None,
             min_tokens: 0,
             ignore_eos: false,
+            grammar: None,
             set_by_client: SetFields::default(),
         }
     }
 }
 
 impl Sampling {
-    /// The parameters by which a logit depends on the output so far, so that output must not be
-    /// sent as prompt; each is true if it does here.
+    /// The numbers by which a logit depends on the output so far, so that output must not be sent as
+    /// prompt; each is true if it does here.
     pub fn counting(&self) -> [(bool, &'static str); 3] {
         let [presence, frequency] = self.output_penalties();
         [presence, frequency, (self.min_tokens > 0, "min_tokens")]
@@ -167,9 +173,9 @@ impl Sampling {
         ]
     }
 
-    /// True if one of [`Sampling::counting`] is.
+    /// True if a logit depends on the output so far.
     pub fn counts_output(&self) -> bool {
-        self.counting().iter().any(|(counts, _)| *counts)
+        self.grammar.is_some() || self.counting().iter().any(|(counts, _)| *counts)
     }
 
     /// True if tokens of the output so far, or of prompt and output, are penalized.

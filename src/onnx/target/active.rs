@@ -61,13 +61,13 @@ pub(super) enum Next {
 }
 
 impl Active {
-    pub(super) fn new(slot: SlotId, cached: usize, job: Job) -> Self {
-        let (sampler, sequence, generated) = match &job {
-            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated),
-            Job::Verify(job) => (&job.sampler, &job.context, job.generated),
+    pub(super) fn new(slot: SlotId, cached: usize, mut job: Job) -> Self {
+        let (sampler, sequence, generated, place) = match &mut job {
+            Job::Generate(job) => (&job.sampler, &job.prompt, job.generated, job.place.take()),
+            Job::Verify(job) => (&job.sampler, &job.context, job.generated, job.place.take()),
         };
         let (prompt, output) = sequence.split_at(sequence.len().saturating_sub(generated));
-        let token_context = sampler.history(prompt, output);
+        let token_context = sampler.history(prompt, output).bound(place);
         let tokens = sequence.clone();
         Self {
             slot,
@@ -158,6 +158,7 @@ impl Active {
         if job.limits.max_tokens == 0 {
             return Ok(Next::Done);
         }
+        self.token_context.look()?;
         let processed = job.sampler.process(row, &self.token_context);
         let id = processed.draw();
         let scores =
@@ -181,7 +182,7 @@ impl Active {
             let draft = Draft { tokens: &job.tokens, parents: &job.parents };
             judge(&job.sampler, &self.token_context, &draft, job.top, row)
         };
-        let (rows, accepted) = judged.ok_or("the model gave fewer rows than requested")?;
+        let (rows, accepted) = judged?;
         self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::grammar::Place;
 use crate::sampler::Sampler;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
@@ -27,6 +28,8 @@ pub struct Generate {
     pub generated: usize,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
+    /// The place in the text of the grammar; `None` if none binds the output.
+    pub place: Option<Place>,
     /// Limits of the output.
     pub limits: Limits,
     /// Report log-probabilities of the sample and of this many best tokens; `None`: report none.
@@ -131,6 +134,8 @@ pub struct Verify {
     pub parents: Vec<Option<usize>>,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
+    /// The place in the text of the grammar; `None` if none binds the output.
+    pub place: Option<Place>,
     /// Number of best tokens to report per row.
     pub top: usize,
     /// The draft is a chain that was drawn from known distributions, and is verified by them.

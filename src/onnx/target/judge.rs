@@ -12,6 +12,8 @@ use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::Distribution;
 use foretell_engines::openai::Sampling;
 
+const FEWER: &str = "the model gave fewer rows than requested";
+
 /// A draft to verify; parents come before their children.
 pub(super) struct Draft<'a> {
     pub(super) tokens: &'a [TokenId],
@@ -27,37 +29,43 @@ impl Draft<'_> {
 }
 
 /// Samples after the context and after every node, each with the noise of its position. Returns the
-/// rows and the accepted nodes; `None` if a row or a parent is missing.
+/// rows and the accepted nodes.
+///
+/// # Errors
+/// A row or a parent is missing, or the grammar exceeds its limits.
 pub(super) fn judge<'a>(
     sampler: &Sampler,
     context: &History,
     draft: &Draft<'_>,
     top: usize,
     row: impl Fn(usize) -> Option<&'a [f32]>,
-) -> Option<(Vec<VerifiedRow>, Vec<usize>)> {
+) -> Result<(Vec<VerifiedRow>, Vec<usize>), String> {
     let positions = draft.tokens.len() + 1;
     let mut rows: Vec<VerifiedRow> = Vec::with_capacity(positions);
     let mut pasts: Vec<History> = Vec::with_capacity(positions);
     let mut draft_logprobs = vec![None; draft.tokens.len()];
     for position in 0..positions {
         let node = position.checked_sub(1);
-        let context = match node {
+        let mut context = match node {
             None => context.clone(),
             Some(node) => {
-                let parent = draft.parents.get(node).copied()?;
-                let mut context = pasts.get(parent.map_or(0, |parent| parent + 1))?.clone();
-                context.push(*draft.tokens.get(node)?);
+                let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
+                let mut context = pasts.get(parent.map_or(0, |parent| parent + 1)).ok_or(FEWER)?.clone();
+                context.push(*draft.tokens.get(node).ok_or(FEWER)?);
                 context
             }
         };
-        let processed = sampler.process(row(position)?, &context);
+        if !context.is_lost() {
+            context.look()?;
+        }
+        let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         let sample = processed.draw();
         let mut asked = vec![sample];
         asked.extend(draft.children(node).map(|(_, token)| token));
         let mut logprobs = processed.logprobs(&asked).into_iter();
-        let logprob = logprobs.next()?;
+        let logprob = logprobs.next().ok_or(FEWER)?;
         for ((child, _), logprob) in draft.children(node).zip(logprobs) {
-            *draft_logprobs.get_mut(child)? = Some(logprob);
+            *draft_logprobs.get_mut(child).ok_or(FEWER)? = Some(logprob);
         }
         let draft_logprob = node.and_then(|node| draft_logprobs.get(node).copied().flatten());
         let entropy = (top > 0).then(|| processed.entropy());
@@ -66,21 +74,28 @@ pub(super) fn judge<'a>(
         pasts.push(context);
     }
     let accepted = walk(draft, &rows);
-    Some((rows, accepted))
+    Ok((rows, accepted))
 }
 
 /// Verifies a sampled chain as a block. Returns one row per position, and the accepted nodes;
-/// `None` if a row is missing. `context` is the history before the chain.
+/// `context` is the history before the chain.
+///
+/// # Errors
+/// A row is missing, or the grammar exceeds its limits.
 pub(super) fn judge_drawn<'a>(
     sampler: &Sampler,
     context: &History,
     drawn: &Drawn,
     row: impl Fn(usize) -> Option<&'a [f32]>,
-) -> Option<(Vec<VerifiedRow>, Vec<usize>)> {
+) -> Result<(Vec<VerifiedRow>, Vec<usize>), String> {
     let chain = drawn.draft.chain();
     let (mut context, mut distributions) = (context.clone(), Vec::with_capacity(chain.len() + 1));
     for position in 0..=chain.len() {
-        distributions.push(sampler.process(row(position)?, &context).distribution()?);
+        if !context.is_lost() {
+            context.look()?;
+        }
+        let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
+        distributions.push(processed.distribution().ok_or("the model's logits are not numbers")?);
         if let Some(&token) = chain.get(position) {
             context.push(token);
         }
@@ -100,7 +115,7 @@ pub(super) fn judge_drawn<'a>(
                 .checked_sub(1)
                 .and_then(|node| Some(logprob(distributions.get(node)?, *chain.get(node)?))),
         });
-    Some((rows.collect(), (0..kept.run).collect()))
+    Ok((rows.collect(), (0..kept.run).collect()))
 }
 
 /// The nodes that the samples accept, from the context on.

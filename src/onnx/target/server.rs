@@ -1,8 +1,8 @@
 //! The HTTP routes of the ONNX server.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::grammar::{Grammars, Place};
 use crate::sampler::Sampler;
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
@@ -30,7 +31,7 @@ use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::openai::{RESPONSE_FORMAT, Route, STRUCTURED_OUTPUTS, Sampling};
 use foretell_engines::parse::{Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
@@ -55,6 +56,8 @@ pub struct App {
     engine: Engine,
     words: Arc<dyn Words>,
     parsers: Parsers,
+    /// Made for the first request that asks for one.
+    grammars: OnceLock<Result<Grammars, String>>,
     metrics: Arc<Metrics>,
     name: String,
     created: u64,
@@ -74,7 +77,8 @@ impl App {
         let mark = format!("fp_{:016x}", random.hash_one((&name, started)));
         let (created, started) = (started.as_secs(), u64::try_from(started.as_micros()).unwrap_or_default());
         let (mark, parsers) = (mark.into(), Parsers::default());
-        Self { engine, words, parsers, metrics, name, created, started, mark, random, count }
+        let grammars = OnceLock::new();
+        Self { engine, words, parsers, grammars, metrics, name, created, started, mark, random, count }
     }
 
     /// With these output parsers for chats.
@@ -150,7 +154,7 @@ impl App {
         json!({
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
             "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
-            "system_fingerprint": &*self.mark, "tool_parser": self.parsers.tools.map(ToolFormat::name),
+            "system_fingerprint": &*self.mark, "grammars": self.served().grammars, "tool_parser": self.parsers.tools.map(ToolFormat::name),
             "reasoning_parser": self.parsers.reasoning.map(ReasoningFormat::name),
         })
     }
@@ -175,7 +179,15 @@ impl App {
             }
             RENDER => self.off_thread(body, |app, body| app.render(wire::chat(body, app.served())?)).await,
             DERENDER => self.off_thread(body, Self::derender).await,
-            "/v1/verify" => self.verify(wire::verify(&body, self.served())?, enclosed).await,
+            "/v1/verify" => {
+                let read = |app: &Self, body: &[u8]| {
+                    let ask = wire::verify(body, app.served())?;
+                    let (_, output) = ask.context.split_at(ask.context.len().saturating_sub(ask.generated));
+                    Ok((app.place(&ask.sampling, output)?, ask))
+                };
+                let (place, ask) = self.off_thread(body, read).await?;
+                self.verify(ask, place, enclosed).await
+            }
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
             }
@@ -186,13 +198,16 @@ impl App {
         }
     }
 
-    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long.
+    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long, and
+    /// so is one with a grammar.
     async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
         read: fn(&Self, &[u8]) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        if body.len() <= BODY_SHORT {
+        let text = std::str::from_utf8(&body).unwrap_or_default();
+        let bound = [RESPONSE_FORMAT, STRUCTURED_OUTPUTS].iter().any(|name| text.contains(name));
+        if body.len() <= BODY_SHORT && !bound {
             return read(self, &body);
         }
         let app = Arc::clone(self);
@@ -202,7 +217,21 @@ impl App {
 
     fn served(&self) -> Served<'_> {
         let vocabulary = self.engine.config().vocabulary;
-        Served { model: &self.name, vocabulary, parsers: self.parsers }
+        let grammars = self.words.tokenizer().is_some() && !self.engine.config().eos.is_empty();
+        Served { model: &self.name, vocabulary, parsers: self.parsers, grammars }
+    }
+
+    /// The place after `output` in the text of the request's grammar; `None` if it has none.
+    fn place(&self, sampling: &Sampling, output: &[TokenId]) -> Result<Option<Place>, Refusal> {
+        let Some(grammar) = &sampling.grammar else { return Ok(None) };
+        let config = self.engine.config();
+        let grammars = self.grammars.get_or_init(|| {
+            let tokenizer = self.words.tokenizer().ok_or("the model has no tokenizer")?;
+            Grammars::new(tokenizer, config.vocabulary, &config.eos)
+        });
+        let place =
+            grammars.as_ref().map_err(Clone::clone).and_then(|grammars| grammars.place(grammar, output));
+        place.map(Some).map_err(|why| invalid(grammar.parameter, why))
     }
 
     /// Sends all jobs of a request to the model at once.
@@ -218,6 +247,8 @@ impl App {
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
         for (prompt, &generated) in prompts.iter().zip(&ask.generated) {
             let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
+            let (_, output) = prompt.split_at(prompt.len().saturating_sub(generated));
+            let place = self.place(&ask.sampling, output)?;
             for choice in 0..ask.choices {
                 let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
                 let (events, receiver) = mpsc::unbounded_channel();
@@ -225,6 +256,7 @@ impl App {
                     prompt: prompt.clone(),
                     generated,
                     sampler: self.sampler(&ask.sampling, seed, choice as u32, &ask.stop_token_ids),
+                    place: place.clone(),
                     limits: self.limits(&ask, max_tokens),
                     logprobs: ask.show.logprobs,
                     prompt_logprobs: ask.show.prompt_logprobs,
@@ -310,6 +342,7 @@ impl App {
     async fn verify(
         &self,
         ask: wire::VerifyAsk,
+        place: Option<Place>,
         enclosed: Option<Arc<Sampled>>,
     ) -> Result<Response<Body>, Refusal> {
         let (context, nodes) = (ask.context.len(), ask.tokens.len());
@@ -321,6 +354,7 @@ impl App {
         let (reply, result) = oneshot::channel();
         let job = Verify {
             sampler: self.sampler(&ask.sampling, seed, 0, &ask.stop_token_ids),
+            place,
             context: ask.context,
             generated: ask.generated,
             tokens: ask.tokens,

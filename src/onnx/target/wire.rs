@@ -101,6 +101,8 @@ pub(super) struct Served<'a> {
     pub(super) vocabulary: usize,
     /// Output parsers; tools are refused without one.
     pub(super) parsers: Parsers,
+    /// A grammar can bind an output.
+    pub(super) grammars: bool,
 }
 
 impl Served<'_> {
@@ -187,6 +189,17 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
         ..common(&mut fields, served, Route::Chat)?
     };
     fields.finish()?;
+    if let Some(grammar) = &ask.sampling.grammar {
+        let (tools, reasoning) = (ask.asked.may_call, served.parsers.reasoning.is_some());
+        let message = match (tools, reasoning) {
+            (true, _) => "not with tools that may be called",
+            (_, true) => "not with --reasoning-parser: it would bind the reasoning",
+            _ => "",
+        };
+        if tools || reasoning {
+            return Err(Refusal::Unsupported { param: grammar.parameter.to_owned(), message });
+        }
+    }
     let logprobs = wanted.then(|| top.unwrap_or(0));
     Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
 }
@@ -242,20 +255,12 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
 
 /// Reads fields that are known but not supported, or that have no effect here.
 fn unsupported(fields: &mut Fields<'_>) -> Result<(), Refusal> {
-    let plain = r#"{"type":"text"}"#;
-    fields.only("response_format", &[plain], "only {\"type\":\"text\"}")?;
     fields.only("use_beam_search", &["false"], "only false")?;
     fields.only("skip_special_tokens", &["true"], "only true")?;
     fields.only("spaces_between_special_tokens", &["true"], "only true")?;
-    for name in [
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-        "bad_words",
-        "allowed_token_ids",
-    ] {
+    for name in
+        ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "bad_words", "allowed_token_ids"]
+    {
         fields.only(name, &["[]"], "only null")?;
     }
     let silent = [

@@ -99,6 +99,12 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
             vec![Setting::may(json!([])), Setting::may_not(json!([tool]), RelayReason::Tools)]
         }
+        // With a grammar, it has to go on from an output that was sent: tests/proxy/end_to_end.
+        Field::ResponseFormat => vec![
+            Setting::may(json!({"type": "text"})),
+            Setting::may_not(json!({"type": "json_object"}), RelayReason::Structured),
+        ],
+        Field::StructuredOutputs => vec![Setting::may_not(json!({"regex": "a+"}), RelayReason::Structured)],
         Field::ToolChoice => {
             vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Tools)]
         }
@@ -113,7 +119,6 @@ fn neutral(plain: Plain) -> (Vec<Value>, Value) {
         Plain::Text(value) => (vec![json!(value)], json!("something else")),
         Plain::EmptyList => (vec![json!([])], json!(["x"])),
         Plain::EmptyObject => (vec![json!({})], json!({"x": 1})),
-        Plain::TypeText => (vec![json!({"type": "text"})], json!({"type": "json_object"})),
         Plain::ListOfText => (vec![json!(["text"])], json!(["text", "audio"])),
     }
 }

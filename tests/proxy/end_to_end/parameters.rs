@@ -29,6 +29,15 @@ fn settings(house: &House) -> Vec<Value> {
         json!({"temperature": 0.8, "stop_token_ids": [id("t"), id("s")]}),
         json!({"temperature": 0.8, "stop_token_ids": [id("t"), id("s"), id("i")], "min_tokens": 15}),
         json!({"temperature": 0.8, "max_tokens": 1}),
+        json!({"temperature": 0, "response_format": {"type": "json_object"}}),
+        json!({"temperature": 0.8, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {
+            "type": "object", "properties": {"taken": {"type": "string"}, "fox": {"type": "integer"}},
+            "required": ["fox", "taken"], "additionalProperties": false}}}}),
+        json!({"temperature": 1.0, "structured_outputs": {"regex": "(take the (fox|dog), ){1,9}end"}}),
+        json!({"temperature": 0.8, "min_tokens": 20, "structured_outputs": {"choice": ["take the fox", "take"]}}),
+        json!({"temperature": 0.8, "presence_penalty": 0.5, "structured_outputs":
+            {"json": {"enum": [{"take": "fox"}, {"take": "dog"}]}, "disable_any_whitespace": true}}),
+        json!({"temperature": 1.2, "top_k": 9, "structured_outputs": {"grammar": "start: \"take \" /[a-z]{2,40}/"}}),
         json!({"temperature": 0.8, "max_tokens": 2}),
     ]
 }
@@ -84,4 +93,48 @@ async fn without_a_seed_the_answer_is_the_one_that_its_own_seed_gives() {
         texts.push(answer.plain.text);
     }
     assert!(texts.windows(2).any(|pair| pair[0] != pair[1]), "each request has its own seed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_output_that_a_grammar_binds_keeps_to_it_and_is_speculated_on() {
+    let house = House::build(Setup::default()).await;
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["animal", "taken"],
+        "properties": {"animal": {"enum": ["the fox", "the dog"]}, "taken": {"type": "boolean"}},
+    });
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+    let cases = [
+        (json!({"response_format": format}), "chat"),
+        (json!({"structured_outputs": {"choice": ["take the fox, take the dog", "let mut taken"]}}), "texts"),
+    ];
+    let (mut accepted, mut speculated) = (0, 0);
+    for (bound, kind) in cases {
+        for temperature in [0.0, 0.9] {
+            let mut fields = json!({"prompt": PROMPT, "max_tokens": 200, "temperature": temperature});
+            fields.as_object_mut().unwrap().extend(bound.as_object().unwrap().clone());
+            for ask in Ask::all(&fields) {
+                let answer = house.through(&ask, "g").await;
+                let text = &answer.plain.text;
+                match kind {
+                    "chat" => {
+                        let value: Value = serde_json::from_str(text).unwrap_or_else(|_| panic!("{text:?}"));
+                        assert!(
+                            ["the fox", "the dog"].contains(&value["animal"].as_str().unwrap()),
+                            "{value}"
+                        );
+                        assert!(value["taken"].is_boolean(), "{value}");
+                    }
+                    _ => assert!(
+                        ["take the fox, take the dog", "let mut taken"].contains(&text.as_str()),
+                        "{text}"
+                    ),
+                }
+                speculated += usize::from(answer.foretell()["path"] == "speculated");
+                accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
+            }
+        }
+    }
+    assert!(speculated >= 12 && accepted > 10, "{speculated} speculated on, {accepted} accepted");
+    House::assert_calm();
 }

@@ -54,6 +54,7 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
         sampler,
         limits,
         logprobs: None,
+        place: None,
         prompt_logprobs: None,
         events,
     };

@@ -1,12 +1,14 @@
 //! Reads the sampling fields.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Number, Value};
 
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
 use crate::target::wire::Served;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Sampling;
+use foretell_engines::openai::{Grammar, RESPONSE_FORMAT, STRUCTURED_OUTPUTS, Sampling};
 
 /// Reads the sampling fields, which are the same on every route.
 pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sampling, Refusal> {
@@ -27,8 +29,27 @@ pub(super) fn sampling(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Sa
         seed: seed(fields)?,
         min_tokens: fields.size("min_tokens", u32::MAX as usize)?.unwrap_or(0) as u32,
         ignore_eos: fields.flag("ignore_eos", false)?,
+        grammar: grammar(fields, served)?.map(Arc::new),
         ..default
     })
+}
+
+/// Reads what binds the output: `response_format` or `structured_outputs`.
+fn grammar(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Option<Grammar>, Refusal> {
+    if !served.grammars {
+        fields.only(RESPONSE_FORMAT, &[r#"{"type":"text"}"#], "only {\"type\":\"text\"}")?;
+        fields.only(STRUCTURED_OUTPUTS, &[], "only null")?;
+        return Ok(None);
+    }
+    let format = fields.take::<Value>(RESPONSE_FORMAT)?.map(|value| Grammar::of_response_format(&value));
+    let format = format.transpose().map_err(|why| invalid(RESPONSE_FORMAT, why))?.flatten();
+    let outputs =
+        fields.take::<Value>(STRUCTURED_OUTPUTS)?.map(|value| Grammar::of_structured_outputs(&value));
+    let outputs = outputs.transpose().map_err(|why| invalid(STRUCTURED_OUTPUTS, why))?;
+    if format.is_some() && outputs.is_some() {
+        return Err(invalid(STRUCTURED_OUTPUTS, "not together with response_format"));
+    }
+    Ok(format.or(outputs))
 }
 
 /// Reads `seed`, 64 bits; a negative one is read as its two's complement.
