@@ -9,6 +9,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | `formats` | the formats by their names, and how each is parsed |
+//! | `forced` | the grammar of calls that a request forces |
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
@@ -20,6 +21,7 @@
 
 mod arguments;
 mod deepseek;
+mod forced;
 mod formats;
 mod grammar;
 mod harmony;
@@ -35,6 +37,7 @@ mod think;
 #[cfg(test)]
 mod tests;
 
+pub use forced::{FORCED_FORM, Forced};
 pub use formats::{ReasoningFormat, ToolFormat};
 
 use deepseek::Deepseek;

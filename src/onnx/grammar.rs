@@ -122,9 +122,10 @@ impl Grammars {
 
 /// A grammar in llguidance's form.
 fn top_level(grammar: &Grammar) -> TopLevelGrammar {
-    let layout = match grammar.any_whitespace {
-        true => json!({ "whitespace_pattern": WHITESPACE }),
-        false => json!({ "whitespace_flexible": false }),
+    let layout = if grammar.any_whitespace {
+        json!({ "whitespace_pattern": WHITESPACE })
+    } else {
+        json!({ "whitespace_flexible": false })
     };
     let schema = |mut schema: Value| {
         if let Some(members) = schema.as_object_mut() {
@@ -196,11 +197,10 @@ impl Place {
             Self::Ended => return Ok(None),
             Self::Lost => return Err(TOO_LARGE.to_owned()),
         };
-        use StopReason::{EndOfSentence, NoExtension, NoExtensionBias, NotStopped};
-        match (matcher.compute_mask_or_eos(), matcher.stop_reason()) {
-            (Ok(mask), NotStopped | NoExtension | NoExtensionBias | EndOfSentence) => Ok(Some(Allowed(mask))),
-            _ => Err(TOO_LARGE.to_owned()),
-        }
+        let mask = matcher.compute_mask_or_eos();
+        let failed = [StopReason::InternalError, StopReason::LexerTooComplex, StopReason::ParserTooComplex];
+        let mask = mask.ok().filter(|_| !failed.contains(&matcher.stop_reason()));
+        mask.map(|mask| Some(Allowed(mask))).ok_or_else(|| TOO_LARGE.to_owned())
     }
 }
 
@@ -269,8 +269,8 @@ mod tests {
         (0..256).map(letter).collect()
     }
 
-    fn grammar(value: Value) -> Grammar {
-        Grammar::of_structured_outputs(&value).unwrap()
+    fn grammar(value: &Value) -> Grammar {
+        Grammar::of_structured_outputs(value).unwrap()
     }
 
     fn ids(text: &str) -> Vec<TokenId> {
@@ -288,14 +288,14 @@ mod tests {
     #[test]
     fn only_the_tokens_that_a_grammar_allows_may_follow() {
         let grammars = grammars();
-        let choice = grammar(json!({"choice": ["take", "tak", "\"ü\"\n"]}));
+        let choice = grammar(&json!({"choice": ["take", "tak", "\"ü\"\n"]}));
         assert_eq!(after(&grammars, &choice, "").unwrap(), ids("\"t"));
         assert_eq!(after(&grammars, &choice, "tak").unwrap(), [TokenId::from(b'e'), END]);
         assert_eq!(after(&grammars, &choice, "take").unwrap(), [END]);
         assert_eq!(after(&grammars, &choice, "\"").unwrap(), [0xC3]);
-        let regex = grammar(json!({"regex": "[ab]+c"}));
+        let regex = grammar(&json!({"regex": "[ab]+c"}));
         assert_eq!(after(&grammars, &regex, "ab").unwrap(), ids("abc"));
-        let lark = grammar(json!({"grammar": "start: \"x\" (\"y\" | \"z\")"}));
+        let lark = grammar(&json!({"grammar": "start: \"x\" (\"y\" | \"z\")"}));
         assert_eq!(after(&grammars, &lark, "x").unwrap(), ids("yz"));
     }
 
@@ -303,19 +303,19 @@ mod tests {
     fn json_has_the_layout_that_was_asked_for() {
         let grammars = grammars();
         let schema = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]});
-        let fixed = grammar(json!({"json": schema, "disable_any_whitespace": true}));
+        let fixed = grammar(&json!({"json": schema, "disable_any_whitespace": true}));
         assert_eq!(after(&grammars, &fixed, "{").unwrap(), ids("\""));
-        let free = grammar(json!({"json": schema}));
+        let free = grammar(&json!({"json": schema}));
         assert_eq!(after(&grammars, &free, "{").unwrap(), ids("\n \""));
         assert_eq!(after(&grammars, &free, "{ ").unwrap(), ids("\""), "not for ever");
         assert_eq!(after(&grammars, &free, "{\n").unwrap(), ids(" \""));
-        let any = grammar(json!({"json_object": true}));
+        let any = grammar(&json!({"json_object": true}));
         assert_eq!(after(&grammars, &any, "").unwrap(), ids("{"));
     }
 
     #[test]
     fn a_place_is_the_same_whether_its_beginning_was_kept_or_not() {
-        let regex = grammar(json!({"regex": "(ab|ac)*"}));
+        let regex = grammar(&json!({"regex": "(ab|ac)*"}));
         let kept = grammars();
         for len in 0..40 {
             let text = "abac".repeat(10)[..len].to_owned();
@@ -328,14 +328,14 @@ mod tests {
     #[test]
     fn what_cannot_be_followed_is_an_error_in_words() {
         let grammars = grammars();
-        let choice = grammar(json!({"choice": ["a"]}));
+        let choice = grammar(&json!({"choice": ["a"]}));
         assert!(after(&grammars, &choice, "b").unwrap_err().contains("does not allow"));
         for wrong in [
             json!({"regex": "("}),
             json!({"grammar": "start: unknown"}),
             json!({"json": {"type": "nothing"}}),
         ] {
-            let error = after(&grammars, &grammar(wrong.clone()), "").unwrap_err();
+            let error = after(&grammars, &grammar(&wrong), "").unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
         }
     }
@@ -343,11 +343,11 @@ mod tests {
     #[test]
     fn after_the_end_nothing_is_bound() {
         let grammars = grammars();
-        let mut place = grammars.place(&grammar(json!({"choice": ["a"]})), &ids("a")).unwrap();
+        let mut place = grammars.place(&grammar(&json!({"choice": ["a"]})), &ids("a")).unwrap();
         assert!(place.allowed().unwrap().unwrap().is_within(&[END]));
         place.push(END);
         assert!(place.allowed().unwrap().is_none());
-        let mut lost = grammars.place(&grammar(json!({"choice": ["a"]})), &[]).unwrap();
+        let mut lost = grammars.place(&grammar(&json!({"choice": ["a"]})), &[]).unwrap();
         lost.push(7);
         assert!(lost.is_lost() && lost.allowed().is_err());
     }

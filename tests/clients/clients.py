@@ -48,7 +48,7 @@ RELAYED = {
     ("openai-agents", "output type"): FORMAT,
 }
 # What our own target verifies under the grammar of its place.
-BOUND = {call for call, why in RELAYED.items() if why == FORMAT}
+BOUND = {call for call, why in RELAYED.items() if why in (FORMAT, FORCE)}
 # Sampled, without a seed: only the number of choices is compared.
 SAMPLED = {("openai-python", "n")}
 

@@ -433,12 +433,49 @@ async fn our_own_target_has_the_same_parts_direct_and_through(#[case] text: &str
     }
 }
 
+/// The model would rather write a text.
+#[rstest]
+#[case::any(json!("required"))]
+#[case::named(json!({"type": "function", "function": {"name": "weather"}}))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_target_makes_the_calls_that_are_forced(#[case] choice: Value) {
+    let scene = Scene::of(Server::own("There is no tool for this, so here is a text.").await).await;
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["city", "days"],
+        "properties": {"city": {"enum": ["Bern", "Basel"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}});
+    let function = |name: &str| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": schema}});
+    let tools = json!([function("weather"), function("climate")]);
+    let mut told = BTreeSet::new();
+    for temperature in [0.0, 0.0, 0.0, 0.0, 0.8, 1.2] {
+        let more = json!({"tools": tools, "tool_choice": choice, "temperature": temperature, "seed": 5});
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!(got.parts, want.parts, "{temperature}");
+        assert!(!want.parts.calls.is_empty() && want.parts.content.is_empty(), "{:?}", want.parts);
+        // Where several calls are allowed, the model makes them until the limit.
+        let cut = usize::from(want.parts.finish == "length");
+        for (name, arguments) in want.parts.calls.iter().rev().skip(cut) {
+            assert!(
+                ["weather", "climate"].contains(&name.as_str())
+                    && (name == "weather" || choice == "required")
+            );
+            let arguments: Value = serde_json::from_str(arguments).unwrap();
+            assert!(arguments["city"].is_string() && arguments["days"].is_u64(), "{arguments}");
+        }
+        let (want, _) = ask_whole(scene.server.address(), &more).await;
+        assert_eq!(ask_whole(scene.proxy.gateway.addresses[0], &more).await.0, want, "{temperature}");
+        told.insert(got.told);
+    }
+    scene.has_speculated(&told);
+}
+
 #[rstest]
 #[case::strict(json!({"tools": [{"type": "function", "function": {"name": "f", "strict": true}}]}), "tools")]
-#[case::forced(json!({"tool_choice": "required"}), "tool_choice")]
+#[case::not_offered(json!({"tool_choice": {"type": "function", "function": {"name": "g"}}}), "tool_choice")]
+#[case::none_to_force(json!({"tools": [], "tool_choice": "required"}), "tool_choice")]
+#[case::a_format(json!({"response_format": {"type": "json_object"}}), "response_format")]
+#[case::a_format_and_forced(json!({"response_format": {"type": "json_object"}, "tool_choice": "required"}), "response_format")]
 #[case::one_call(json!({"parallel_tool_calls": false}), "parallel_tool_calls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn our_own_target_refuses_what_needs_a_grammar(#[case] more: Value, #[case] parameter: &str) {
+async fn our_own_target_refuses_what_it_cannot_bind(#[case] more: Value, #[case] parameter: &str) {
     let server = Server::own(CALL).await;
     let mut body =
         json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "tools": [weather()]});

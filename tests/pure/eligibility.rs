@@ -79,7 +79,7 @@ fn samples(field: Field) -> (Value, Value, R) {
         }
         Field::Choices => (json!(1), json!(2), R::Choices),
         Field::Tools => (json!([{"type": "function"}]), json!({}), R::Tools),
-        Field::ToolChoice => (json!("auto"), json!("required"), R::Tools),
+        Field::ToolChoice => (json!("required"), json!("sometimes"), R::Tools),
         Field::ResponseFormat => (json!({"type": "json_object"}), json!({"type": "grammar"}), R::Structured),
         Field::StructuredOutputs => (json!({"regex": "a+"}), json!({"structural_tag": "x"}), R::Structured),
     }

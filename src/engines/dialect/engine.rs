@@ -1,5 +1,7 @@
 //! An identified engine: everything about one server that decides which requests may be sent to it.
 
+use std::sync::Arc;
+
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
@@ -216,10 +218,16 @@ impl Engine {
 
     /// The request's sampling with this server's defaults; true if nothing in it is a guess.
     pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
-        match &self.defaults {
+        let (mut sampling, known) = match &self.defaults {
             Some(defaults) => (request.sampling.with_defaults(defaults), true),
             None => (request.sampling.clone(), request.sampling.sets_all()),
+        };
+        if let Some(forced) = request.forced.as_ref().filter(|_| self.continues_grammar) {
+            let tools = request.body.get("tools").and_then(Value::as_array);
+            let grammar = tools.and_then(|tools| forced.grammar(self.parsers.tools, tools));
+            sampling.grammar = grammar.map(Arc::new);
         }
+        (sampling, known)
     }
 
     /// True if a drafter can draw with this engine's own noise: it is a function that is known
@@ -235,6 +243,9 @@ impl Engine {
         }
         if let Some(grammar) = sampling.grammar.as_ref().filter(|_| !self.continues_grammar) {
             return Some(Refused::by(RelayReason::Structured, grammar.parameter));
+        }
+        if request.forced.is_some() && (sampling.grammar.is_none() || !self.continues_grammar) {
+            return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {

@@ -12,6 +12,7 @@ use super::messages;
 use super::parameters::Field;
 use super::request::{Prompt, Request};
 use super::sampling::{Sampling, SamplingField};
+use crate::parse::Forced;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason as R};
 
@@ -44,7 +45,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         Field::ToolChoice => match value.as_str() {
             Some("auto") => {}
             Some("none") => request.bars_tools = true,
-            _ => return Err(R::Tools),
+            _ => request.forced = Some(Forced::read(value).ok_or(R::Tools)?),
         },
         // `max_completion_tokens` wins, in any order of the members.
         Field::MaxTokens => {

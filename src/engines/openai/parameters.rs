@@ -100,7 +100,8 @@ pub enum Field {
     /// One choice is carried, several are not.
     Choices,
     Tools,
-    /// `auto` and `none` are carried, other choices are not.
+    /// `auto` and `none` are carried; a forced call where the server's grammar goes on from an
+    /// output that was sent.
     ToolChoice,
     /// Carried where the server's grammar goes on from an output that was sent.
     ResponseFormat,

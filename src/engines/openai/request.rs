@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::messages;
 use super::sampling::Sampling;
+use crate::parse::Forced;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
 
@@ -128,6 +129,8 @@ pub struct Request {
     pub tools: bool,
     /// No tool may be called (`tool_choice: none`).
     pub bars_tools: bool,
+    /// Calls that must be made; `None` if none must.
+    pub forced: Option<Forced>,
     /// Parameters that change the prompt, and perhaps more, each with the reason to relay where the
     /// engine does not tell the prompt and the sampling of exactly this request.
     pub rendered: Vec<Refused>,

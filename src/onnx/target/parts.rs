@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::target::words::Words;
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::parse::{self, Call, Parsers, Unsure, Whole};
+use foretell_engines::parse::{self, Call, Forced, Parsers, Unsure, Whole};
 
 /// Fields of a chat request that decide how its answer is parsed.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +19,8 @@ pub(super) struct Asked {
     pub(super) tools: Vec<Value>,
     /// One of them may be called.
     pub(super) may_call: bool,
+    /// Calls that must be made.
+    pub(super) forced: Option<Forced>,
     /// Variables of the chat template.
     pub(super) template: Option<Map<String, Value>>,
 }

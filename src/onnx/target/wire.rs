@@ -1,6 +1,8 @@
 //! Parses requests strictly: every field is either used, refused as unsupported, or refused as
 //! unknown, always by name.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 mod prompt;
@@ -16,7 +18,7 @@ use crate::target::wire::sampling::sampling;
 pub(super) use crate::target::wire::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, Sampling};
-use foretell_engines::parse::Parsers;
+use foretell_engines::parse::{Parsers, ToolFormat};
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
@@ -189,19 +191,34 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
         ..common(&mut fields, served, Route::Chat)?
     };
     fields.finish()?;
-    if let Some(grammar) = &ask.sampling.grammar {
-        let (tools, reasoning) = (ask.asked.may_call, served.parsers.reasoning.is_some());
-        let message = match (tools, reasoning) {
-            (true, _) => "not with tools that may be called",
-            (_, true) => "not with --reasoning-parser: it would bind the reasoning",
-            _ => "",
-        };
-        if tools || reasoning {
-            return Err(Refusal::Unsupported { param: grammar.parameter.to_owned(), message });
-        }
-    }
+    let ask = bound(ask, served)?;
     let logprobs = wanted.then(|| top.unwrap_or(0));
     Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
+}
+
+/// A chat with the grammar of the calls that it forces.
+fn bound(mut ask: Ask, served: Served<'_>) -> Result<Ask, Refusal> {
+    let unsupported = |param: &str, message| Err(Refusal::Unsupported { param: param.to_owned(), message });
+    let own = ask.sampling.grammar.as_ref().map(|grammar| grammar.parameter);
+    let forced = ask.asked.forced.as_ref();
+    let Some(parameter) = own.or(forced.map(|_| "tool_choice")) else { return Ok(ask) };
+    if served.parsers.reasoning.is_some() {
+        return unsupported(parameter, "not with --reasoning-parser: it would bind the reasoning");
+    }
+    let Some(forced) = forced else {
+        let message = "not with tools that may be called";
+        return if ask.asked.may_call { unsupported(parameter, message) } else { Ok(ask) };
+    };
+    if own.is_some() {
+        return unsupported(parameter, "not with a forced call");
+    }
+    if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
+        return unsupported(parameter, "a call is forced with --tool-parser hermes only");
+    }
+    let grammar = forced.grammar(served.parsers.tools, &ask.asked.tools);
+    let grammar = grammar.ok_or_else(|| invalid("tool_choice", "no such function is offered"))?;
+    ask.sampling.grammar = Some(Arc::new(grammar));
+    Ok(ask)
 }
 
 /// Reads the fields that both routes share.

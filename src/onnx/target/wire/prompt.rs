@@ -8,7 +8,7 @@ use crate::target::fields::{Fields, invalid};
 use crate::target::parts::Asked;
 use crate::target::wire::{Prompt, Served};
 use foretell_core::units::TokenId;
-use foretell_engines::parse::Parsers;
+use foretell_engines::parse::{Forced, Parsers};
 
 /// Maximum number of prompts in one request, as in vLLM.
 const PROMPTS_MAX: usize = 1024;
@@ -126,18 +126,19 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
     }
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let choice = fields.take::<Value>("tool_choice")?;
+    let forced = choice.as_ref().and_then(Forced::read);
     let may_call = match &choice {
         None => !tools.is_empty(),
         Some(choice) if choice == "none" => false,
-        Some(choice) if choice == "auto" && !tools.is_empty() => true,
+        Some(choice) if (choice == "auto" || forced.is_some()) && !tools.is_empty() => true,
         Some(_) => {
-            let message = "only auto, with tools, and none";
+            let message = "only none, and with tools auto, required or a function";
             return Err(Refusal::Unsupported { param: "tool_choice".to_owned(), message });
         }
     };
     let strict = |tool: &Value| tool.pointer("/function/strict") == Some(&Value::Bool(true));
-    if may_call && tools.iter().any(strict) {
-        let message = "only functions that are not strict: no grammar binds the sampling here";
+    if may_call && forced.is_none() && tools.iter().any(strict) {
+        let message = "only functions that are not strict, unless tool_choice forces a call";
         return Err(Refusal::Unsupported { param: "tools".to_owned(), message });
     }
     if may_call {
@@ -151,5 +152,5 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
         variables.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
         variables.insert("reasoning_effort".to_owned(), Value::String(effort));
     }
-    Ok(Asked { tools, may_call, template })
+    Ok(Asked { tools, may_call, forced, template })
 }
