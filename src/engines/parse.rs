@@ -9,7 +9,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | `formats` | the formats by their names, and how each is parsed |
-//! | `forced` | the grammar of calls that a request forces |
+//! | `forced` | the grammar of calls that a request forces or wants strict |
 //! | `grammar` | the formats of most families, as tables |
 //! | `machine` | runs a table over tokens and text |
 //! | `arguments` | marked-up arguments to JSON, with the types of the function's schema |
@@ -37,7 +37,7 @@ mod think;
 #[cfg(test)]
 mod tests;
 
-pub use forced::{FORCED_FORM, Forced};
+pub use forced::{CALL_GRAMMAR, Forced, call_grammar, is_strict};
 pub use formats::{ReasoningFormat, ToolFormat};
 
 use deepseek::Deepseek;

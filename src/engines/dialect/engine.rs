@@ -6,7 +6,7 @@ use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
-use crate::parse::Parsers;
+use crate::parse::{Parsers, call_grammar};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{VerifyMethod, VerifyResult};
@@ -222,10 +222,12 @@ impl Engine {
             Some(defaults) => (request.sampling.with_defaults(defaults), true),
             None => (request.sampling.clone(), request.sampling.sets_all()),
         };
-        if let Some(forced) = request.forced.as_ref().filter(|_| self.continues_grammar) {
+        if self.continues_grammar && request.tools && !request.bars_tools {
             let tools = request.body.get("tools").and_then(Value::as_array);
-            let grammar = tools.and_then(|tools| forced.grammar(self.parsers.tools, tools));
-            sampling.grammar = grammar.map(Arc::new);
+            let forced = request.forced.as_ref();
+            let grammar = tools.and_then(|tools| call_grammar(self.parsers.tools, tools, forced));
+            // Together with another one the server refuses it.
+            sampling.grammar = grammar.map(Arc::new).or(sampling.grammar);
         }
         (sampling, known)
     }
@@ -244,7 +246,7 @@ impl Engine {
         if let Some(grammar) = sampling.grammar.as_ref().filter(|_| !self.continues_grammar) {
             return Some(Refused::by(RelayReason::Structured, grammar.parameter));
         }
-        if request.forced.is_some() && (sampling.grammar.is_none() || !self.continues_grammar) {
+        if request.forced.is_some() && sampling.grammar.is_none() {
             return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);

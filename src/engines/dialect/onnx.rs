@@ -17,7 +17,7 @@ use super::{
     Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling};
-use crate::parse::{FORCED_FORM, Parsers, ReasoningFormat, ToolFormat};
+use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
@@ -82,7 +82,7 @@ impl Codec for Onnx {
             parsers,
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
-            continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(FORCED_FORM),
+            continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR),
             ..Engine::new(Dialect::Onnx, model, version)
         })
     }

@@ -1,4 +1,4 @@
-//! The grammar of calls that a request forces, in the form in which the model makes calls by itself:
+//! The grammar of calls that a request forces or wants strict, in the form in which the model makes calls by itself:
 //! so the output parser needs no other way, and what a model was trained on stays likely.
 
 use std::fmt::Write;
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::ToolFormat;
 use crate::openai::{Grammar, Language};
 
-/// The version of the grammar of forced calls, which a server and the proxy before it have to share.
-pub const FORCED_FORM: u64 = 1;
+/// The version of the grammar of calls, which a server and the proxy before it have to share.
+pub const CALL_GRAMMAR: u64 = 1;
 
 /// The calls that a request forces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,41 +29,56 @@ impl Forced {
         let name = (choice.get("type")? == "function").then(|| choice.pointer("/function/name"))?;
         Some(Self::Function(name?.as_str()?.to_owned()))
     }
-
-    /// The grammar that forces calls of these tools; `None` if no such function is offered, or the
-    /// format has no grammar here.
-    pub fn grammar(&self, format: Option<ToolFormat>, tools: &[Value]) -> Option<Grammar> {
-        // Others write arguments in a form of their own.
-        if format != Some(ToolFormat::Hermes) {
-            return None;
-        }
-        let functions = tools.iter().filter_map(|tool| tool.get("function"));
-        let named = functions.filter_map(|function| Some((function.get("name")?.as_str()?, function)));
-        let offered = named.filter(|(name, _)| match self {
-            Self::Any => true,
-            Self::Function(wanted) => name == wanted,
-        });
-        let calls: Vec<String> = offered.map(|(name, function)| call(name, function)).collect();
-        if calls.is_empty() {
-            return None;
-        }
-        let start = match self {
-            Self::Any => r#"call ("\n" call)*"#,
-            Self::Function(_) => "call",
-        };
-        let mut lark = format!("start: {start}\n");
-        for (at, schema) in calls.iter().enumerate() {
-            let _ = writeln!(lark, "json_{at}: %json {schema}");
-        }
-        let any: Vec<String> = (0..calls.len()).map(|at| format!("json_{at}")).collect();
-        let _ = writeln!(lark, r#"call: "<tool_call>\n" ({}) "\n</tool_call>""#, any.join(" | "));
-        Some(Grammar { parameter: "tool_choice", language: Language::Lark(lark), any_whitespace: false })
-    }
 }
 
-/// The schema of a call of one function.
-fn call(name: &str, function: &Value) -> String {
-    let arguments = function.get("parameters").filter(|schema| schema.is_object());
+/// The grammar of the calls of a request; `None` if nothing binds them, if no such function is
+/// offered, or if the format has no grammar here.
+///
+/// Calls that are not forced are bound where a function is strict: text may be written before,
+/// between and after them.
+pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<&Forced>) -> Option<Grammar> {
+    // Others write arguments in a form of their own.
+    if format != Some(ToolFormat::Hermes) || (forced.is_none() && !tools.iter().any(is_strict)) {
+        return None;
+    }
+    let named = tools.iter().filter_map(|tool| Some((tool.pointer("/function/name")?.as_str()?, tool)));
+    let offered = named.filter(|(name, _)| match forced {
+        Some(Forced::Function(wanted)) => name == wanted,
+        Some(Forced::Any) | None => true,
+    });
+    let bound = |tool| forced.is_some() || is_strict(tool);
+    let calls: Vec<String> = offered.map(|(name, tool)| call(name, tool, bound(tool))).collect();
+    if calls.is_empty() {
+        return None;
+    }
+    let (parameter, start) = match forced {
+        Some(Forced::Any) => ("tool_choice", r#"start: "<tool_call>" call ("\n<tool_call>" call)*"#),
+        Some(Forced::Function(_)) => ("tool_choice", r#"start: "<tool_call>" call"#),
+        None => ("tools", FREE),
+    };
+    let any: Vec<String> = (0..calls.len()).map(|at| format!("json_{at}")).collect();
+    let any = any.join(" | ");
+    let mut lark = format!("{start}\ncall: \"\\n\" ({any}) \"\\n</tool_call>\"\n");
+    for (at, schema) in calls.iter().enumerate() {
+        let _ = writeln!(lark, "json_{at}: %json {schema}");
+    }
+    Some(Grammar { parameter, language: Language::Lark(lark), any_whitespace: false })
+}
+
+/// Calls among text. The text before a call ends with the first marker; that after the last one has
+/// none.
+const FREE: &str = r"start: (open call)* TEXT
+open[lazy]: /(.|\n)*<tool_call>/
+TEXT: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/";
+
+/// True if the arguments of a tool's calls have to be of its schema.
+pub fn is_strict(tool: &Value) -> bool {
+    tool.pointer("/function/strict") == Some(&Value::Bool(true))
+}
+
+/// The schema of a call of one function, whose arguments may be any unless `bound`.
+fn call(name: &str, tool: &Value, bound: bool) -> String {
+    let arguments = tool.pointer("/function/parameters").filter(|schema| bound && schema.is_object());
     let arguments = arguments.cloned().unwrap_or_else(|| json!({"type": "object"}));
     json!({
         "type": "object",
@@ -100,23 +115,25 @@ mod tests {
     #[test]
     fn a_named_function_is_called_once_and_any_of_them_one_or_more_times() {
         let text =
-            |forced: &Forced| match forced.grammar(Some(ToolFormat::Hermes), &tools()).unwrap().language {
+            |forced| match call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced)).unwrap().language {
                 Language::Lark(text) => text,
                 other => panic!("{other:?}"),
             };
         let named = text(&Forced::Function("g".to_owned()));
-        assert!(named.starts_with("start: call\n") && named.contains(r#"{"const":"g"}"#), "{named}");
+        assert!(!named.contains('*') && named.contains(r#"{"const":"g"}"#), "{named}");
         assert!(!named.contains(r#"{"const":"f"}"#), "{named}");
         let any = text(&Forced::Any);
-        assert!(any.starts_with("start: call (") && any.contains("(json_0 | json_1)"), "{any}");
+        assert!(any.contains("call)*") && any.contains("(json_0 | json_1)"), "{any}");
     }
 
     #[test]
     fn what_is_not_offered_or_not_known_has_no_grammar() {
-        let unknown = Forced::Function("h".to_owned());
-        assert_eq!(unknown.grammar(Some(ToolFormat::Hermes), &tools()), None);
-        assert_eq!(Forced::Any.grammar(Some(ToolFormat::Hermes), &[]), None);
-        assert_eq!(Forced::Any.grammar(Some(ToolFormat::Mistral), &tools()), None);
-        assert_eq!(Forced::Any.grammar(None, &tools()), None);
+        let of = |format, tools: &[Value], forced: &Forced| call_grammar(format, tools, Some(forced));
+        let hermes = Some(ToolFormat::Hermes);
+        assert_eq!(of(hermes, &tools(), &Forced::Function("h".to_owned())), None);
+        assert_eq!(of(hermes, &[], &Forced::Any), None);
+        assert_eq!(of(Some(ToolFormat::Mistral), &tools(), &Forced::Any), None);
+        assert_eq!(of(None, &tools(), &Forced::Any), None);
+        assert_eq!(call_grammar(hermes, &tools(), None), None, "nothing is forced or strict");
     }
 }

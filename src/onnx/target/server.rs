@@ -32,7 +32,7 @@ use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{RESPONSE_FORMAT, Route, STRUCTURED_OUTPUTS, Sampling};
-use foretell_engines::parse::{FORCED_FORM, Parsers, ReasoningFormat, ToolFormat, Unsure};
+use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -154,7 +154,7 @@ impl App {
         json!({
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
             "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
-            "system_fingerprint": &*self.mark, "grammars": self.served().grammars.then_some(FORCED_FORM), "tool_parser": self.parsers.tools.map(ToolFormat::name),
+            "system_fingerprint": &*self.mark, "grammars": self.served().grammars.then_some(CALL_GRAMMAR), "tool_parser": self.parsers.tools.map(ToolFormat::name),
             "reasoning_parser": self.parsers.reasoning.map(ReasoningFormat::name),
         })
     }

@@ -18,7 +18,7 @@ use crate::target::wire::sampling::sampling;
 pub(super) use crate::target::wire::tokens::{TokenizeAsk, VerifyAsk, detokenize, tokenize, verify};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::{Route, Sampling};
-use foretell_engines::parse::{Parsers, ToolFormat};
+use foretell_engines::parse::{Parsers, ToolFormat, call_grammar, is_strict};
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
@@ -196,27 +196,26 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
     Ok(Ask { show: Show { logprobs, ..ask.show }, ..ask })
 }
 
-/// A chat with the grammar of the calls that it forces.
+/// A chat with the grammar of its calls, where they are forced or strict.
 fn bound(mut ask: Ask, served: Served<'_>) -> Result<Ask, Refusal> {
     let unsupported = |param: &str, message| Err(Refusal::Unsupported { param: param.to_owned(), message });
+    let Asked { tools, may_call, forced, .. } = &ask.asked;
     let own = ask.sampling.grammar.as_ref().map(|grammar| grammar.parameter);
-    let forced = ask.asked.forced.as_ref();
-    let Some(parameter) = own.or(forced.map(|_| "tool_choice")) else { return Ok(ask) };
+    let strict = *may_call && tools.iter().any(is_strict);
+    let calls = forced.as_ref().map(|_| "tool_choice").or(strict.then_some("tools"));
+    let Some(parameter) = own.or(calls) else { return Ok(ask) };
     if served.parsers.reasoning.is_some() {
         return unsupported(parameter, "not with --reasoning-parser: it would bind the reasoning");
     }
-    let Some(forced) = forced else {
-        let message = "not with tools that may be called";
-        return if ask.asked.may_call { unsupported(parameter, message) } else { Ok(ask) };
-    };
     if own.is_some() {
-        return unsupported(parameter, "not with a forced call");
+        let message = "not with tools that may be called";
+        return if *may_call { unsupported(parameter, message) } else { Ok(ask) };
     }
     if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
-        return unsupported(parameter, "a call is forced with --tool-parser hermes only");
+        return unsupported(parameter, "calls are bound with --tool-parser hermes only");
     }
-    let grammar = forced.grammar(served.parsers.tools, &ask.asked.tools);
-    let grammar = grammar.ok_or_else(|| invalid("tool_choice", "no such function is offered"))?;
+    let grammar = call_grammar(served.parsers.tools, tools, forced.as_ref());
+    let grammar = grammar.ok_or_else(|| invalid(parameter, "no such function is offered"))?;
     ask.sampling.grammar = Some(Arc::new(grammar));
     Ok(ask)
 }

@@ -136,11 +136,6 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
             return Err(Refusal::Unsupported { param: "tool_choice".to_owned(), message });
         }
     };
-    let strict = |tool: &Value| tool.pointer("/function/strict") == Some(&Value::Bool(true));
-    if may_call && forced.is_none() && tools.iter().any(strict) {
-        let message = "only functions that are not strict, unless tool_choice forces a call";
-        return Err(Refusal::Unsupported { param: "tools".to_owned(), message });
-    }
     if may_call {
         fields.only("parallel_tool_calls", &["true"], "only true")?;
     } else {
