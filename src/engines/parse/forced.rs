@@ -112,17 +112,19 @@ mod tests {
         }
     }
 
+    fn lark(forced: &Forced) -> String {
+        match call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced)).unwrap().language {
+            Language::Lark(text) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn a_named_function_is_called_once_and_any_of_them_one_or_more_times() {
-        let text =
-            |forced| match call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced)).unwrap().language {
-                Language::Lark(text) => text,
-                other => panic!("{other:?}"),
-            };
-        let named = text(&Forced::Function("g".to_owned()));
+        let named = lark(&Forced::Function("g".to_owned()));
         assert!(!named.contains('*') && named.contains(r#"{"const":"g"}"#), "{named}");
         assert!(!named.contains(r#"{"const":"f"}"#), "{named}");
-        let any = text(&Forced::Any);
+        let any = lark(&Forced::Any);
         assert!(any.contains("call)*") && any.contains("(json_0 | json_1)"), "{any}");
     }
 
