@@ -5,13 +5,16 @@ The Berkeley Function Calling Leaderboard as `bfcl_eval/data` has it:
 single      one call, of one function or of several to choose from
 parallel    several calls in one answer
 multi-turn  questions one after the other, about files, tickets, orders, cars, …
+forced      as single; the request forces a call
+schema      as single; the answer has to be of the schema of the first function's arguments
 """
 
 import ast
 import collections
 import json
 
-SETS = {"single": ("simple_python", "multiple"), "parallel": ("parallel", "parallel_multiple"), "multi-turn": ("multi_turn_base",)}
+SINGLE = ("simple_python", "multiple")
+SETS = {"single": SINGLE, "forced": SINGLE, "schema": SINGLE, "parallel": ("parallel", "parallel_multiple"), "multi-turn": ("multi_turn_base",)}
 DOCS = {"GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api", "MessageAPI": "message_api", "TwitterAPI": "posting_api",
         "TicketAPI": "ticket_api", "TradingBot": "trading_bot", "TravelAPI": "travel_booking",
         "VehicleControlAPI": "vehicle_control"}
@@ -104,6 +107,14 @@ def multi_turn(folder, name):
         turns = [[written(text, functions) for text in calls] for calls in truth]
         needed = {tool for calls in turns for tool, _ in calls}
         yield Case(offered(few(functions, needed)), list(zip(asked["question"], turns)))
+
+
+def bound(kind, tools):
+    """Fields of a request with these tools: what binds its answer, if something does."""
+    if kind == "schema":
+        schema = {"name": "answer", "schema": tools[0]["function"]["parameters"]}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"tools": tools, **({"tool_choice": "required"} if kind == "forced" else {})}
 
 
 def cases(folder, kind):

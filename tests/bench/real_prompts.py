@@ -20,7 +20,11 @@ import bfcl
 
 NAMES = ("edit", "chat", "completion", "talk", "tools")
 CALLS = "calls"
-MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96, CALLS: 128}
+# kinds of BFCL in CALLS
+MIXED = ("single", "parallel", "multi-turn")
+# what binds an answer: before our own target only
+BOUND = ("forced", "schema")
+MOST = {"edit": 192, "chat": 128, "completion": 128, "talk": 128, "tools": 96, CALLS: 128, "forced": 128, "schema": 128}
 STOPS = ["\nclass", "\ndef", "\n#", "\nif"]
 NEW_NAME = "renamed_value"
 TOOLS = ("You have these functions, given as JSON:\n{functions}\n\nAnswer with the calls that the question needs and nothing "
@@ -77,8 +81,8 @@ def tools(case):
     return asked(TOOLS.format(functions=functions, question=case["question"][0][0]["content"]))
 
 
-def calls(case):
-    return {"route": "chat", "body": {"messages": case.turns[0][0], "tools": case.tools}}
+def calls(case, kind=None):
+    return {"route": "chat", "body": {"messages": case.turns[0][0], **bfcl.bound(kind, case.tools)}}
 
 
 def load(folder, name, count, most=None, **fields):
@@ -88,8 +92,10 @@ def load(folder, name, count, most=None, **fields):
     elif name == "tools":
         found = [tools(case) for case in spread(lines(folder / "bfcl.jsonl"), count)]
     elif name == CALLS:
-        every = [case for kind in bfcl.SETS for case in bfcl.cases(folder.parent / "bfcl", kind)]
+        every = [case for kind in MIXED for case in bfcl.cases(folder.parent / "bfcl", kind)]
         found = [calls(case) for case in spread(every, count)]
+    elif name in BOUND:
+        found = [calls(case, name) for case in spread(bfcl.cases(folder.parent / "bfcl", name), count)]
     else:
         problems = lines(folder / "human-eval.jsonl.gz")
         if name == "edit":

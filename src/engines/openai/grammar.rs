@@ -22,7 +22,7 @@ pub enum Language {
 pub struct Grammar {
     /// The parameter that asks for it.
     pub parameter: &'static str,
-    /// What an output may be.
+    /// Texts that an output may be.
     pub language: Language,
     /// False if JSON has a fixed layout, without spaces of the model's choice.
     pub any_whitespace: bool,

@@ -121,7 +121,7 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// The end-of-text token does not end the output.
     pub ignore_eos: bool,
-    /// What binds the output; `None` if nothing does.
+    /// The grammar that binds the output; `None` if none does.
     pub grammar: Option<Arc<Grammar>>,
     /// The fields that the client has set; the others have the server's default, or OpenAI's if the
     /// server's is not known.
@@ -158,8 +158,8 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The numbers by which a logit depends on the output so far, so that output must not be sent as
-    /// prompt; each is true if it does here.
+    /// The numbers by which a logit depends on the output so far, so that output must not be sent
+    /// as prompt; each is true if it does here.
     pub fn counting(&self) -> [(bool, &'static str); 3] {
         let [presence, frequency] = self.output_penalties();
         [presence, frequency, (self.min_tokens > 0, "min_tokens")]

@@ -1,5 +1,6 @@
-//! The grammar of calls that a request forces or wants strict, in the form in which the model makes calls by itself:
-//! so the output parser needs no other way, and what a model was trained on stays likely.
+//! The grammar of calls that a request forces or wants strict, in the form in which the model makes
+//! calls by itself: so the output parser needs no other way, and what a model was trained on stays
+//! likely.
 
 use std::fmt::Write;
 

@@ -58,8 +58,8 @@ impl Ruling {
         let lookups = parts
             .iter()
             .filter_map(|part| if let Part::Inline(spec) = part { Some(spec.clone()) } else { None });
-        // A seeded request asks for a reproducible text, which no rule may change; a rule that takes
-        // a token for another does not know a grammar.
+        // A seeded request asks for a reproducible text, which no rule may change; a rule that
+        // takes a token for another does not know a grammar.
         let exact = sampling.seed.is_some() || sampling.grammar.is_some();
         let accept = if exact { Accept::default() } else { policy.accept.clone() };
         let rules = Rules {

@@ -198,8 +198,8 @@ impl App {
         }
     }
 
-    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long, and
-    /// so is one with a grammar.
+    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long,
+    /// and so is one with a grammar.
     async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
