@@ -428,6 +428,43 @@ def resources() -> tuple[Panel, ...]:
     )
 
 
+def store() -> tuple[Panel, ...]:
+    """The row “Fleet store”."""
+    return (
+        timeline(
+            "Store",
+            Query(f"min by (instance) ({of('foretell_store_up')})", "{{instance}}"),
+            states={0: ("not exchanged", "red"), 1: ("exchanged", "green")},
+            absent="no fleet.store",
+            width=8,
+            says="`exchanged` if the last exchange with the store succeeded.",
+            good="exchanged.",
+            otherwise="the sidecar goes on with what it has; see “Failed exchanges”.",
+        ),
+        lines(
+            "Age of others' measurements",
+            "s",
+            Query(f"max by (instance) ({of('foretell_store_age_seconds')})", "{{instance}}"),
+            absent="no fleet.store",
+            width=8,
+            says="Time since the measurements of other sidecars were last read.",
+            good="at most twice `fleet.sync`.",
+            otherwise="rises: the store is not reached, or refuses.",
+        ),
+        lines(
+            "Failed exchanges",
+            "short",
+            Query(increase("foretell_store_errors_total", by="kind", over="$__rate_interval"), "{{kind}}"),
+            absent="no fleet.store",
+            width=8,
+            says="Exchanges with the store that failed, by kind.",
+            good="none.",
+            otherwise="`connect`, `timeout`: the server or the network; `password`: the login; `full`: its memory; `version`: "
+            "sidecars of another version of Foretell.",
+        ),
+    )
+
+
 def board() -> Dashboard:
     """The dashboard."""
     return Dashboard(
@@ -440,5 +477,6 @@ def board() -> Dashboard:
             ("Own work", own()),
             ("Replicas", replicas()),
             ("Resources and configuration", resources()),
+            ("Fleet store", store()),
         ),
     )

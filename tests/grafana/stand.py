@@ -48,6 +48,7 @@ backends:
     verify: {{ allow: [prediction] }}
 drafters: {{ draft-same: {{ path: {root}/onnx/models/draft-same, slots: 1, context: 1024 }} }}
 corpus: {{ bytes: 16MiB, ttl: 1m }}
+fleet: {{ store: "redis://127.0.0.1:9", sync: 1s }}  # nobody answers there
 policies: {{ dir: policies }}
 observe: {{ log: text, level: error, otlp: "http://127.0.0.1:{nobody}" }}
 """

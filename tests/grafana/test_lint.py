@@ -10,7 +10,8 @@ import yaml
 RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runbooks-service")]
 TESTS = dashboards.RULES.with_name("foretell.rules.test.yaml")
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
-          "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh"}
+          "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
+          "ForetellStoreDown"}
 PARTS = ("What it means", "What users notice", "What to look at", "What to do", "When it clears")
 
 

@@ -23,7 +23,7 @@ LAST = 15
 # The second replica is killed once this share of the expressions has returned data.
 ENOUGH = 0.9
 # Alerts whose causes occur in this test: their expressions have to match too.
-CAUSED = ("ForetellReplicaDown", "ForetellBreakerOpen", "ForetellConfigNotSynchronized")
+CAUSED = ("ForetellReplicaDown", "ForetellBreakerOpen", "ForetellConfigNotSynchronized", "ForetellStoreDown")
 
 
 def holds(result):
