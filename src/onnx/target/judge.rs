@@ -42,7 +42,7 @@ pub(super) fn judge<'a>(
 ) -> Result<(Vec<VerifiedRow>, Vec<usize>), String> {
     let positions = draft.tokens.len() + 1;
     let mut rows: Vec<VerifiedRow> = Vec::with_capacity(positions);
-    let mut pasts: Vec<History> = Vec::with_capacity(positions);
+    let mut pasts: Vec<Option<History>> = Vec::with_capacity(positions);
     let mut draft_logprobs = vec![None; draft.tokens.len()];
     for position in 0..positions {
         let node = position.checked_sub(1);
@@ -50,7 +50,11 @@ pub(super) fn judge<'a>(
             None => context.clone(),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
-                let mut context = pasts.get(parent.map_or(0, |parent| parent + 1)).ok_or(FEWER)?.clone();
+                let past = pasts.get_mut(parent.map_or(0, |parent| parent + 1)).ok_or(FEWER)?;
+                // A copy costs something under a grammar; the last child needs none.
+                let is_last = !draft.parents.iter().skip(node + 1).any(|other| *other == parent);
+                let past = if is_last { past.take() } else { past.clone() };
+                let mut context = past.ok_or(FEWER)?;
                 context.push(*draft.tokens.get(node).ok_or(FEWER)?);
                 context
             }
@@ -71,7 +75,7 @@ pub(super) fn judge<'a>(
         let entropy = (top > 0).then(|| processed.entropy());
         let (sample, logprob) = (Some(sample), Some(logprob));
         rows.push(VerifiedRow { entropy, sample, logprob, top: processed.top(top), draft_logprob });
-        pasts.push(context);
+        pasts.push(Some(context));
     }
     let accepted = walk(draft, &rows);
     Ok((rows, accepted))
