@@ -21,22 +21,29 @@ use foretell_engines::text::Tokenizer;
 const KEPT: usize = 32;
 /// Maximum lexer states of a grammar, 1 to 2 kB each.
 const LEXER_STATES: usize = 10_000;
+/// Maximum items of the parser at one byte: steps of a very ambiguous grammar get longer with each
+/// token, and all requests wait for them.
+const ROW_ITEMS: usize = 300;
+/// Length of an error of llguidance in an answer, characters.
+const ERROR_LENGTH: usize = 400;
 
 const TOO_LARGE: &str = "the grammar needs too much memory or time";
 /// Whitespace between the tokens of JSON: a space, or a new line with its indentation. Without a
 /// bound a small model writes it for ever.
 const WHITESPACE: &str = " |\\n {0,32}";
 
+/// Text that is a token of its own in some vocabularies, and part of the output in all.
+const MARKERS: [&[u8]; 2] = [b"<tool_call>", b"</tool_call>"];
+
 /// The grammars of one vocabulary, and places in the texts of recent requests.
 pub struct Grammars {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
     /// The last used first.
     kept: Mutex<Vec<Kept>>,
 }
 
 struct Kept {
     grammar: Arc<str>,
-    output: Vec<TokenId>,
     place: Place,
 }
 
@@ -49,12 +56,9 @@ impl Grammars {
         let spelled = |id: usize| {
             let id = id as TokenId;
             let bytes = tokenizer.spelling(id).filter(|_| id < tokenizer.end()).unwrap_or_default();
-            // A special token is no text, whatever its name.
-            if tokenizer.is_special(id) {
-                [&[TokTrie::SPECIAL_TOKEN_MARKER], &*bytes].concat()
-            } else {
-                bytes
-            }
+            // Other special tokens are no text, whatever their names.
+            let is_text = !tokenizer.is_special(id) || MARKERS.contains(&&*bytes);
+            if is_text { bytes } else { [&[TokTrie::SPECIAL_TOKEN_MARKER], &*bytes].concat() }
         };
         let words: Vec<Vec<u8>> = (0..vocabulary).map(spelled).collect();
         let end = ends.first().ok_or("the model has no token that ends an output")?;
@@ -64,68 +68,55 @@ impl Grammars {
         let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| error.to_string())?;
         factory.quiet();
-        factory.limits_mut().max_lexer_states = LEXER_STATES;
-        factory.limits_mut().verbose_errors = false;
-        Ok(Self { factory, kept: Mutex::default() })
+        let limits = factory.limits_mut();
+        (limits.max_lexer_states, limits.max_items_in_row) = (LEXER_STATES, ROW_ITEMS);
+        limits.verbose_errors = false;
+        Ok(Self { factory: Arc::new(factory), kept: Mutex::default() })
     }
 
-    /// The place after `output`. Takes milliseconds for a grammar that is new here.
+    /// The place after `output`, which is lost where the grammar does not allow that. Takes
+    /// milliseconds for a grammar that is new here. `keep`: later requests go on from there.
     ///
     /// # Errors
-    /// The grammar cannot be used, or does not allow this output; the reason in words.
-    pub fn place(&self, grammar: &Grammar, output: &[TokenId]) -> Result<Place, String> {
+    /// The grammar cannot be used; the reason in words.
+    pub fn place(&self, grammar: &Grammar, output: &[TokenId], keep: bool) -> Result<Place, String> {
         let key: Arc<str> = grammar.to_json().to_string().into();
-        let nearest = self.nearest(&key, output);
-        let is_new = nearest.as_ref().is_none_or(|(at, _)| *at < output.len());
-        let (from, mut place) = match nearest {
-            Some(nearest) => nearest,
-            None => (0, self.start(grammar)?),
+        let mut place = match self.nearest(&key, output) {
+            Some(place) => place,
+            None => Place::start(grammar, &self.factory)?,
         };
+        let from = place.output.len();
         for &token in output.get(from..).unwrap_or_default() {
             place.push(token);
         }
-        if place.is_lost() {
-            return Err("the grammar does not allow the output so far".to_owned());
-        }
-        if is_new {
+        if keep && !place.is_lost() && (from == 0 || from < output.len()) {
             let mut kept = self.kept.lock();
-            kept.insert(0, Kept { grammar: key, output: output.to_vec(), place: place.clone() });
+            kept.retain(|kept| *kept.grammar != *key || kept.place.output != output);
+            kept.insert(0, Kept { grammar: key, place: place.clone() });
             kept.truncate(KEPT);
         }
         Ok(place)
     }
 
-    /// The kept place with the longest beginning of `output`, and its length.
-    fn nearest(&self, grammar: &str, output: &[TokenId]) -> Option<(usize, Place)> {
+    /// The kept place with the longest beginning of `output`.
+    fn nearest(&self, grammar: &str, output: &[TokenId]) -> Option<Place> {
         let mut kept = self.kept.lock();
-        let fits = |kept: &Kept| &*kept.grammar == grammar && output.starts_with(&kept.output);
-        let (at, _) = kept
-            .iter()
-            .enumerate()
-            .filter(|(_, kept)| fits(kept))
-            .max_by_key(|(_, kept)| kept.output.len())?;
+        let fits = |kept: &Kept| &*kept.grammar == grammar && output.starts_with(&kept.place.output);
+        let all = kept.iter().enumerate().filter(|(_, kept)| fits(kept));
+        let (at, _) = all.max_by_key(|(_, kept)| kept.place.output.len())?;
         let found = kept.remove(at);
-        let nearest = (found.output.len(), found.place.clone());
+        let place = found.place.clone();
         kept.insert(0, found);
-        Some(nearest)
-    }
-
-    fn start(&self, grammar: &Grammar) -> Result<Place, String> {
-        let mut matcher = Matcher::new(self.factory.create_parser(top_level(grammar)));
-        match matcher.get_error() {
-            Some(error) => Err(error.lines().next().unwrap_or_default().to_owned()),
-            None if matcher.compute_mask().is_err() => Err(TOO_LARGE.to_owned()),
-            None => Ok(Place::Within(Box::new(matcher))),
-        }
+        Some(place)
     }
 }
 
 /// A grammar in llguidance's form.
 fn top_level(grammar: &Grammar) -> TopLevelGrammar {
     let layout = if grammar.any_whitespace {
-        json!({ "whitespace_pattern": WHITESPACE })
+        json!({ "whitespace_pattern": WHITESPACE, "coerce_one_of": true })
     } else {
-        json!({ "whitespace_flexible": false })
+        json!({ "whitespace_flexible": false, "coerce_one_of": true })
     };
     let schema = |mut schema: Value| {
         if let Some(members) = schema.as_object_mut() {
@@ -141,7 +132,9 @@ fn top_level(grammar: &Grammar) -> TopLevelGrammar {
             TopLevelGrammar::from_grammar(GrammarWithLexer::from_lark(grammar.clone()))
         }
         Language::Choice(texts) => {
-            let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
+            // Lark takes no control character in a text, and JSON does not escape this one.
+            let quoted = |text: &String| json!(text).to_string().replace('\u{7f}', "\\u007f");
+            let texts: Vec<String> = texts.iter().map(quoted).collect();
             // As one terminal: ten thousand rules would be more than its limits.
             TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {}", texts.join(" | ")))
         }
@@ -150,42 +143,87 @@ fn top_level(grammar: &Grammar) -> TopLevelGrammar {
 
 /// A place in a text of a grammar.
 #[derive(Clone)]
-pub enum Place {
-    /// Within it, or at its end.
+pub struct Place {
+    source: Arc<Source>,
+    /// The tokens before it.
+    output: Vec<TokenId>,
+    state: State,
+}
+
+struct Source {
+    grammar: Grammar,
+    factory: Arc<ParserFactory>,
+}
+
+#[derive(Clone)]
+enum State {
+    /// Within the text, or at its end.
     Within(Box<Matcher>),
     /// Behind the token that ended the output: nothing is bound any more.
     Ended,
-    /// Behind a token that the grammar does not allow, which is never sampled.
+    /// Behind a token that the grammar does not allow.
     Lost,
 }
 
 impl std::fmt::Debug for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Within(_) => "Within",
-            Self::Ended => "Ended",
-            Self::Lost => "Lost",
-        })
+        f.debug_struct("Place").field("output", &self.output).finish_non_exhaustive()
+    }
+}
+
+impl Source {
+    fn start(&self) -> Result<Box<Matcher>, String> {
+        let mut matcher = Matcher::new(self.factory.create_parser(top_level(&self.grammar)));
+        // The first set of tokens takes longest, and shows a grammar without any text.
+        let _ = matcher.compute_mask();
+        match matcher.get_error() {
+            None => Ok(Box::new(matcher)),
+            Some(error) => {
+                let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
+                Err(words.join(" ").chars().take(ERROR_LENGTH).collect())
+            }
+        }
+    }
+
+    /// Begins anew. All places of a grammar share one lexer, whose states have a limit; a new one
+    /// has them all.
+    fn anew(&self, output: &[TokenId]) -> Option<Box<Matcher>> {
+        let mut matcher = self.start().ok()?;
+        matcher.consume_tokens(output).ok().map(|()| matcher)
     }
 }
 
 impl Place {
+    fn start(grammar: &Grammar, factory: &Arc<ParserFactory>) -> Result<Self, String> {
+        let source = Source { grammar: grammar.clone(), factory: Arc::clone(factory) };
+        let state = State::Within(source.start()?);
+        Ok(Self { source: Arc::new(source), output: Vec::new(), state })
+    }
+
     /// Goes on by a token.
     pub fn push(&mut self, token: TokenId) {
-        let Self::Within(matcher) = self else { return };
+        self.output.push(token);
+        let State::Within(matcher) = &mut self.state else { return };
         // A text that cannot be continued is followed by a token that ends the output.
-        if matcher.is_stopped() {
-            *self = Self::Ended;
-        } else if matcher.consume_token(token).is_err() {
-            *self = Self::Lost;
-        } else if matcher.stop_reason() == StopReason::EndOfSentence {
-            *self = Self::Ended;
+        if is_complete(matcher) {
+            self.state = State::Ended;
+            return;
+        }
+        match matcher.try_consume_tokens(&[token]) {
+            Ok(1) => {}
+            Ok(_) => self.state = State::Lost,
+            Err(_) => self.state = self.source.anew(&self.output).map_or(State::Lost, State::Within),
+        }
+        if let State::Within(matcher) = &self.state
+            && matcher.stop_reason() == StopReason::EndOfSentence
+        {
+            self.state = State::Ended;
         }
     }
 
     /// True behind a token that the grammar does not allow.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Lost)
+        matches!(self.state, State::Lost)
     }
 
     /// The tokens that may follow; `None` if all may.
@@ -193,16 +231,27 @@ impl Place {
     /// # Errors
     /// The grammar needs more than its limits allow, or the place is lost.
     pub fn allowed(&mut self) -> Result<Option<Allowed>, String> {
-        let matcher = match self {
-            Self::Within(matcher) => matcher,
-            Self::Ended => return Ok(None),
-            Self::Lost => return Err(TOO_LARGE.to_owned()),
-        };
-        let mask = matcher.compute_mask_or_eos();
-        let failed = [StopReason::InternalError, StopReason::LexerTooComplex, StopReason::ParserTooComplex];
-        let mask = mask.ok().filter(|_| !failed.contains(&matcher.stop_reason()));
-        mask.map(|mask| Some(Allowed(mask))).ok_or_else(|| TOO_LARGE.to_owned())
+        for is_new in [false, true] {
+            let State::Within(matcher) = &mut self.state else { break };
+            if is_new {
+                let Some(anew) = self.source.anew(&self.output) else { break };
+                *matcher = anew;
+            }
+            let mask = matcher.compute_mask_or_eos();
+            if let Ok(mask) = mask
+                && (is_complete(matcher) || !matcher.is_stopped())
+            {
+                return Ok(Some(Allowed(mask)));
+            }
+        }
+        if matches!(self.state, State::Ended) { Ok(None) } else { Err(TOO_LARGE.to_owned()) }
     }
+}
+
+/// True if nothing can follow but the end of the output.
+fn is_complete(matcher: &Matcher) -> bool {
+    use StopReason::{EndOfSentence, NoExtension, NoExtensionBias};
+    matches!(matcher.stop_reason(), EndOfSentence | NoExtension | NoExtensionBias)
 }
 
 /// A set of tokens.
@@ -280,7 +329,8 @@ mod tests {
 
     /// The tokens that may follow a text.
     fn after(grammars: &Grammars, grammar: &Grammar, text: &str) -> Result<Vec<TokenId>, String> {
-        let allowed = grammars.place(grammar, &ids(text))?.allowed()?.expect("something is bound");
+        let place = grammars.place(grammar, &ids(text), true)?;
+        let allowed = place.clone().allowed()?.expect("something is bound");
         let mut logits = vec![0.0; 259];
         allowed.apply(&mut logits);
         Ok((0..).zip(logits).filter(|&(_, logit): &(TokenId, f32)| logit == 0.0).map(|(id, _)| id).collect())
@@ -330,11 +380,13 @@ mod tests {
     fn what_cannot_be_followed_is_an_error_in_words() {
         let grammars = grammars();
         let choice = grammar(&json!({"choice": ["a"]}));
-        assert!(after(&grammars, &choice, "b").unwrap_err().contains("does not allow"));
+        assert!(grammars.place(&choice, &ids("b"), true).unwrap().is_lost());
         for wrong in [
             json!({"regex": "("}),
             json!({"grammar": "start: unknown"}),
             json!({"json": {"type": "nothing"}}),
+            json!({"json": {"$ref": "#"}}),
+            json!({"regex": "[^\\s\\S]"}),
         ] {
             let error = after(&grammars, &grammar(&wrong), "").unwrap_err();
             assert!(!error.is_empty() && !error.contains('\n'), "{wrong}: {error}");
@@ -342,13 +394,41 @@ mod tests {
     }
 
     #[test]
+    fn a_lexer_that_has_no_states_left_is_replaced() {
+        let grammars = grammars();
+        let regex = grammar(&json!({"regex": "(a|b)*a(a|b){18}c"}));
+        let mut random = foretell_core::units::SplitMix64::new(7);
+        for _ in 0..60 {
+            let text: String = (0..200).map(|_| if random.unit() < 0.5 { 'a' } else { 'b' }).collect();
+            let mut place = grammars.place(&regex, &[], true).unwrap();
+            for token in ids(&text) {
+                assert!(place.allowed().unwrap().is_some());
+                place.push(token);
+            }
+            assert!(!place.is_lost());
+        }
+    }
+
+    #[test]
+    fn a_very_ambiguous_grammar_ends_in_an_error() {
+        let grammars = grammars();
+        let lark = "start: a\na: a a a | a a | \"a\" | \"b\" | a b a\nb: \"\" | \"a\" b";
+        let mut place = grammars.place(&grammar(&json!({"grammar": lark})), &[], true).unwrap();
+        let failed = (0..2_000).any(|_| {
+            place.push(TokenId::from(b'a'));
+            place.is_lost() || place.allowed().is_err()
+        });
+        assert!(failed);
+    }
+
+    #[test]
     fn after_the_end_nothing_is_bound() {
         let grammars = grammars();
-        let mut place = grammars.place(&grammar(&json!({"choice": ["a"]})), &ids("a")).unwrap();
+        let mut place = grammars.place(&grammar(&json!({"choice": ["a"]})), &ids("a"), true).unwrap();
         assert!(place.allowed().unwrap().unwrap().is_within(&[END]));
         place.push(END);
         assert!(place.allowed().unwrap().is_none());
-        let mut lost = grammars.place(&grammar(&json!({"choice": ["a"]})), &[]).unwrap();
+        let mut lost = grammars.place(&grammar(&json!({"choice": ["a"]})), &[], true).unwrap();
         lost.push(7);
         assert!(lost.is_lost() && lost.allowed().is_err());
     }

@@ -34,7 +34,7 @@ pub struct Sampler {
     ends: Vec<TokenId>,
 }
 
-/// The state that the penalties need of the context, updated as it grows. Without penalties it
+/// The state that penalties and grammar need of the context, updated as it grows. Without them it
 /// counts nothing and a copy costs nothing.
 #[derive(Clone, Debug, Default)]
 pub struct History {

@@ -436,7 +436,8 @@ async fn our_own_target_has_the_same_parts_direct_and_through(#[case] text: &str
 /// The functions `weather` and `climate`; the city is one of two.
 fn strict_tools() -> Value {
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["city", "days"],
-        "properties": {"city": {"enum": ["Bern", "Basel"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}});
+        "$defs": {"City": {"enum": ["Bern", "Basel"]}},
+        "properties": {"city": {"$ref": "#/$defs/City"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}});
     let function = |name: &str| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": schema}});
     json!([function("weather"), function("climate")])
 }

@@ -105,6 +105,7 @@ pub enum Field {
     ToolChoice,
     /// Carried where the server's grammar goes on from an output that was sent.
     ResponseFormat,
+    /// As [`Field::ResponseFormat`].
     StructuredOutputs,
 }
 

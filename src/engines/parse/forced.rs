@@ -48,7 +48,8 @@ pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<
         Some(Forced::Any) | None => true,
     });
     let bound = |tool| forced.is_some() || is_strict(tool);
-    let calls: Vec<String> = offered.map(|(name, tool)| call(name, tool, bound(tool))).collect();
+    let calls: Vec<(&str, Value)> =
+        offered.map(|(name, tool)| (name, arguments(tool, bound(tool)))).collect();
     if calls.is_empty() {
         return None;
     }
@@ -57,11 +58,12 @@ pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<
         Some(Forced::Function(_)) => ("tool_choice", r#"start: "<tool_call>" call"#),
         None => ("tools", FREE),
     };
-    let any: Vec<String> = (0..calls.len()).map(|at| format!("json_{at}")).collect();
-    let any = any.join(" | ");
-    let mut lark = format!("{start}\ncall: \"\\n\" ({any}) \"\\n</tool_call>\"\n");
-    for (at, schema) in calls.iter().enumerate() {
-        let _ = writeln!(lark, "json_{at}: %json {schema}");
+    let any: Vec<String> = (0..calls.len()).map(|at| format!("call_{at}")).collect();
+    let mut lark = format!("{start}\ncall: \"\\n\" ({}) \"}}\\n</tool_call>\"\n", any.join(" | "));
+    for (at, (name, schema)) in calls.iter().enumerate() {
+        // A schema of its own, so that its references are those of the function.
+        let begin = Value::from(format!("{{\"name\": {}, \"arguments\": ", Value::from(*name)));
+        let _ = writeln!(lark, "call_{at}: {begin} arguments_{at}\narguments_{at}: %json {schema}");
     }
     Some(Grammar { parameter, language: Language::Lark(lark), any_whitespace: false })
 }
@@ -77,19 +79,17 @@ pub fn is_strict(tool: &Value) -> bool {
     tool.pointer("/function/strict") == Some(&Value::Bool(true))
 }
 
-/// The schema of a call of one function, whose arguments may be any unless `bound`.
-fn call(name: &str, tool: &Value, bound: bool) -> String {
-    let arguments = tool.pointer("/function/parameters").filter(|schema| bound && schema.is_object());
-    let arguments = arguments.cloned().unwrap_or_else(|| json!({"type": "object"}));
-    json!({
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": false,
+/// The schema of a function's arguments; any object unless `bound`.
+fn arguments(tool: &Value, bound: bool) -> Value {
+    let schema = tool.pointer("/function/parameters").filter(|_| bound).cloned();
+    let mut schema = schema.filter(Value::is_object).unwrap_or_else(|| json!({"type": "object"}));
+    if let Some(members) = schema.as_object_mut() {
         // One space after a colon or a comma, as chat templates write calls.
-        "x-guidance": {"whitespace_flexible": false, "key_separator": ": ", "item_separator": ", "},
-    })
-    .to_string()
+        let layout = json!({"whitespace_flexible": false, "key_separator": ": ", "item_separator": ", ",
+            "coerce_one_of": true});
+        members.insert("x-guidance".to_owned(), layout);
+    }
+    schema
 }
 
 #[cfg(test)]
@@ -123,10 +123,25 @@ mod tests {
     #[test]
     fn a_named_function_is_called_once_and_any_of_them_one_or_more_times() {
         let named = lark(&Forced::Function("g".to_owned()));
-        assert!(!named.contains('*') && named.contains(r#"{"const":"g"}"#), "{named}");
-        assert!(!named.contains(r#"{"const":"f"}"#), "{named}");
+        assert!(!named.contains('*') && named.contains(r#"\"name\": \"g\""#), "{named}");
+        assert!(!named.contains(r#"\"f\""#), "{named}");
         let any = lark(&Forced::Any);
-        assert!(any.contains("call)*") && any.contains("(json_0 | json_1)"), "{any}");
+        assert!(any.contains("call)*") && any.contains("(call_0 | call_1)"), "{any}");
+    }
+
+    /// A change needs another `CALL_GRAMMAR`.
+    #[test]
+    fn the_form_of_calls_is_that_of_its_version() {
+        assert_eq!(CALL_GRAMMAR, 1);
+        let layout = r#""x-guidance":{"whitespace_flexible":false,"key_separator":": ","item_separator":", ","coerce_one_of":true}"#;
+        let rules = [
+            r#"call: "\n" (call_0) "}\n</tool_call>""#,
+            r#"call_0: "{\"name\": \"f\", \"arguments\": " arguments_0"#,
+            &format!(r#"arguments_0: %json {{"type":"object",{layout}}}"#),
+        ];
+        let rules = rules.join("\n");
+        let named = lark(&Forced::Function("f".to_owned()));
+        assert_eq!(named, format!("start: \"<tool_call>\" call\n{rules}\n"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::forward::{Feed, Lane, Logits, Rows};
 use crate::sampler::History;
 use crate::target::job::{
-    Ending, Event, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
+    Ending, Event, Failure, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
 };
 use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
 use crate::target::metrics::Metrics;
@@ -120,7 +120,7 @@ impl Active {
     }
 
     /// Uses the logits of a run in which `piece` was the feed number `feed`.
-    pub(super) fn take(&mut self, piece: &Piece, logits: &Logits, feed: usize) -> Result<Next, String> {
+    pub(super) fn take(&mut self, piece: &Piece, logits: &Logits, feed: usize) -> Result<Next, Failure> {
         let before = self.fed;
         self.fed += piece.sequence;
         if let Job::Verify(_) = self.job {
@@ -135,12 +135,12 @@ impl Active {
     }
 
     /// Scores `count` prompt tokens, starting with the one after index `at`.
-    fn score_prompt(&mut self, logits: &Logits, feed: usize, at: usize, count: usize) -> Result<(), String> {
+    fn score_prompt(&mut self, logits: &Logits, feed: usize, at: usize, count: usize) -> Result<(), Failure> {
         let Job::Generate(job) = &self.job else { return Ok(()) };
         let Some(PromptLogprobs { top, .. }) = job.prompt_logprobs else { return Ok(()) };
         for index in 0..count {
             let (Some(&id), Some(row)) = (self.tokens.get(at + index + 1), logits.row(feed, index)) else {
-                return Err("the model gave fewer rows than requested".to_owned());
+                return Err("the model gave fewer rows than requested".into());
             };
             self.scored.push(prompt_row(row, id, top));
         }
@@ -148,7 +148,7 @@ impl Active {
     }
 
     /// Samples the next token, reports it, and returns whether the output continues.
-    fn grow(&mut self, row: Option<&[f32]>) -> Result<Next, String> {
+    fn grow(&mut self, row: Option<&[f32]>) -> Result<Next, Failure> {
         let Job::Generate(job) = &self.job else { return Ok(Next::Done) };
         let row = row.ok_or("the model gave no row to sample from")?;
         if self.produced == 0 {
@@ -158,7 +158,11 @@ impl Active {
         if job.limits.max_tokens == 0 {
             return Ok(Next::Done);
         }
-        self.token_context.look()?;
+        // A draft that the grammar does not allow: see `Generate::place`.
+        let lost = self.token_context.is_lost();
+        if !lost {
+            self.token_context.look().map_err(Failure::Grammar)?;
+        }
         let processed = job.sampler.process(row, &self.token_context);
         let id = processed.draw();
         let scores =
@@ -166,6 +170,9 @@ impl Active {
         self.produced += 1;
         let ending = ending(job, id, self.produced);
         self.token_context.push(id);
+        if !lost && self.token_context.is_lost() {
+            self.token_context.look().map_err(Failure::Grammar)?;
+        }
         self.tokens.push(id);
         // If the receiver is gone, the scheduler drops this job at its next turn.
         let _ = job.events.send(Event::Token(Token { id, scores, ending }));
@@ -173,7 +180,7 @@ impl Active {
     }
 
     /// Samples at every position of a draft; the answer is sent once the job is finished.
-    fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, String> {
+    fn judge(&mut self, logits: &Logits, feed: usize) -> Result<Next, Failure> {
         let Job::Verify(job) = &self.job else { return Ok(Next::Done) };
         let row = |position| logits.row(feed, position);
         let judged = if let Some(drawn) = &job.sampled {

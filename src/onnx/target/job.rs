@@ -28,7 +28,8 @@ pub struct Generate {
     pub generated: usize,
     /// Sampling parameters and random noise.
     pub sampler: Sampler,
-    /// The place in the text of the grammar; `None` if none binds the output.
+    /// The place in the text of the grammar; `None` if none binds the output. Behind a draft that
+    /// the grammar does not allow any token is sampled.
     pub place: Option<Place>,
     /// Limits of the output.
     pub limits: Limits,
@@ -73,8 +74,29 @@ pub enum Event {
     },
     /// A new token.
     Token(Token),
-    /// A run of the model failed, with the reason.
-    Failed(String),
+    /// It failed.
+    Failed(Failure),
+}
+
+/// Reason that a job failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A run of the model failed.
+    Run(String),
+    /// The grammar of the request needs more than its limits allow.
+    Grammar(String),
+}
+
+impl From<String> for Failure {
+    fn from(why: String) -> Self {
+        Self::Run(why)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(why: &str) -> Self {
+        Self::Run(why.to_owned())
+    }
 }
 
 /// One new token.
@@ -140,8 +162,8 @@ pub struct Verify {
     pub top: usize,
     /// The draft is a chain that was drawn from known distributions, and is verified by them.
     pub sampled: Option<Drawn>,
-    /// Receives the answer, or the reason that the run failed.
-    pub reply: oneshot::Sender<Result<Verified, String>>,
+    /// Receives the answer, or the reason that there is none.
+    pub reply: oneshot::Sender<Result<Verified, Failure>>,
 }
 
 /// A sampled draft.
@@ -206,11 +228,11 @@ impl Job {
         }
     }
 
-    /// Reports that a run of the model failed.
-    pub(super) fn fail(self, why: &str) {
+    /// Reports that the job failed.
+    pub(super) fn fail(self, why: Failure) {
         match self {
-            Self::Generate(job) => drop(job.events.send(Event::Failed(why.to_owned()))),
-            Self::Verify(job) => drop(job.reply.send(Err(why.to_owned()))),
+            Self::Generate(job) => drop(job.events.send(Event::Failed(why))),
+            Self::Verify(job) => drop(job.reply.send(Err(why))),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! client that walks the rows by samples finds them.
 
 use crate::sampler::{History, NEVER, Sampler};
-use crate::target::job::{Drawn, PromptRow, VerifiedRow};
+use crate::target::job::{Drawn, Failure, PromptRow, VerifiedRow};
 use foretell_core::session::accept::sampled::{Test, verify};
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::Distribution;
@@ -29,7 +29,7 @@ impl Draft<'_> {
 }
 
 /// Samples after the context and after every node, each with the noise of its position. Returns the
-/// rows and the accepted nodes.
+/// rows and the accepted nodes. A grammar binds the rows that the samples reach, and no others.
 ///
 /// # Errors
 /// A row or a parent is missing, or the grammar exceeds its limits.
@@ -39,28 +39,35 @@ pub(super) fn judge<'a>(
     draft: &Draft<'_>,
     top: usize,
     row: impl Fn(usize) -> Option<&'a [f32]>,
-) -> Result<(Vec<VerifiedRow>, Vec<usize>), String> {
+) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
     let positions = draft.tokens.len() + 1;
     let mut rows: Vec<VerifiedRow> = Vec::with_capacity(positions);
     let mut pasts: Vec<Option<History>> = Vec::with_capacity(positions);
+    let mut reached = vec![false; positions];
     let mut draft_logprobs = vec![None; draft.tokens.len()];
     for position in 0..positions {
         let node = position.checked_sub(1);
-        let mut context = match node {
-            None => context.clone(),
+        let (mut context, is_reached) = match node {
+            None => (context.clone(), true),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
-                let past = pasts.get_mut(parent.map_or(0, |parent| parent + 1)).ok_or(FEWER)?;
+                let before = parent.map_or(0, |parent| parent + 1);
+                let token = draft.tokens.get(node).copied();
+                let is_sampled = rows.get(before).is_some_and(|row| row.sample == token);
+                let past = pasts.get_mut(before).ok_or(FEWER)?;
                 // A copy costs something under a grammar; the last child needs none.
                 let is_last = !draft.parents.iter().skip(node + 1).any(|other| *other == parent);
                 let past = if is_last { past.take() } else { past.clone() };
                 let mut context = past.ok_or(FEWER)?;
-                context.push(*draft.tokens.get(node).ok_or(FEWER)?);
-                context
+                context.push(token.ok_or(FEWER)?);
+                (context, is_sampled && reached.get(before).copied().unwrap_or(false))
             }
         };
-        if !context.is_lost() {
-            context.look()?;
+        if is_reached {
+            context.look().map_err(Failure::Grammar)?;
+        }
+        if let Some(reached) = reached.get_mut(position) {
+            *reached = is_reached;
         }
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         let sample = processed.draw();
@@ -91,12 +98,13 @@ pub(super) fn judge_drawn<'a>(
     context: &History,
     drawn: &Drawn,
     row: impl Fn(usize) -> Option<&'a [f32]>,
-) -> Result<(Vec<VerifiedRow>, Vec<usize>), String> {
+) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
     let chain = drawn.draft.chain();
     let (mut context, mut distributions) = (context.clone(), Vec::with_capacity(chain.len() + 1));
     for position in 0..=chain.len() {
+        // Behind a token that the grammar does not allow nothing is accepted.
         if !context.is_lost() {
-            context.look()?;
+            context.look().map_err(Failure::Grammar)?;
         }
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         distributions.push(processed.distribution().ok_or("the model's logits are not numbers")?);

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use crate::forward::{Feed, Forward, Lane, ModelConfig};
 use crate::target::active::{Active, Next, Piece};
-use crate::target::job::Job;
+use crate::target::job::{Failure, Job};
 use crate::target::metrics::{Kind, Metrics};
 use crate::target::prefix::{Lanes, common};
 
@@ -145,7 +145,7 @@ impl Scheduler {
                     later.push_back(job);
                     break;
                 }
-                Err(error) => job.fail(&error.to_string()),
+                Err(error) => job.fail(error.to_string().into()),
             }
         }
         later.append(&mut self.waiting);
@@ -161,7 +161,7 @@ impl Scheduler {
 
     /// Runs one batch of these jobs, with at most `budget` tokens of their sequences. Returns the
     /// finished jobs with their results.
-    fn step(&mut self, jobs: &[usize], mut budget: usize) -> Vec<(usize, Result<Next, String>)> {
+    fn step(&mut self, jobs: &[usize], mut budget: usize) -> Vec<(usize, Result<Next, Failure>)> {
         let mut batch: Vec<(usize, Lane, Piece)> = Vec::with_capacity(jobs.len());
         for &at in jobs {
             let Some(active) = self.active.get(at) else { continue };
@@ -179,7 +179,7 @@ impl Scheduler {
         self.run(&batch)
     }
 
-    fn run(&mut self, batch: &[(usize, Lane, Piece)]) -> Vec<(usize, Result<Next, String>)> {
+    fn run(&mut self, batch: &[(usize, Lane, Piece)]) -> Vec<(usize, Result<Next, Failure>)> {
         let feeds: Vec<Feed<'_>> = batch.iter().map(|(_, lane, piece)| piece.feed(*lane)).collect();
         let started = Instant::now();
         let logits = self.model.run(&feeds);
@@ -196,7 +196,7 @@ impl Scheduler {
                     self.lanes.append(active.slot, &piece.tokens);
                     active.take(piece, logits, feed)
                 }
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(error.to_string().into()),
             };
             if !matches!(next, Ok(Next::Continue)) {
                 over.push((*at, next));
@@ -206,7 +206,7 @@ impl Scheduler {
     }
 
     /// Sends the answer first and tidies up the lane afterwards.
-    fn end(&mut self, job: Active, next: Result<Next, String>) {
+    fn end(&mut self, job: Active, next: Result<Next, Failure>) {
         let slot = job.slot;
         match next {
             Ok(Next::Commit { base, path }) => {
@@ -224,9 +224,11 @@ impl Scheduler {
                 self.lanes.free(slot);
             }
             Err(why) => {
-                tracing::error!(%why, "a run of the model failed");
+                if let Failure::Run(why) = &why {
+                    tracing::error!(%why, "a run of the model failed");
+                }
                 self.lanes.discard(self.model.as_mut(), slot);
-                job.job.fail(&why);
+                job.job.fail(why);
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::grammar::{Grammars, Place};
 use crate::sampler::Sampler;
 use crate::target::errors::Refusal;
 use crate::target::fields::invalid;
-use crate::target::job::{Drawn, Generate, Job, Limits, Verify};
+use crate::target::job::{Drawn, Failure, Generate, Job, Limits, Verify};
 use crate::target::metrics::Metrics;
 use crate::target::output::Output;
 use crate::target::parts::{Derender, Generated, Parsing};
@@ -31,7 +31,7 @@ use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{RESPONSE_FORMAT, Route, STRUCTURED_OUTPUTS, Sampling};
+use foretell_engines::openai::{Route, Sampling};
 use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
@@ -168,24 +168,16 @@ impl App {
         enclosed: Option<Arc<Sampled>>,
     ) -> Result<Response<Body>, Refusal> {
         match path {
-            "/v1/completions" => {
-                let begun =
-                    self.off_thread(body, |app, body| app.begin(wire::completions(body, app.served())?));
-                answered(begun.await?).await
-            }
-            "/v1/chat/completions" => {
-                let begun = self.off_thread(body, |app, body| app.begin(wire::chat(body, app.served())?));
-                answered(begun.await?).await
-            }
+            "/v1/completions" => answered(self.begun(body, wire::completions).await?).await,
+            "/v1/chat/completions" => answered(self.begun(body, wire::chat).await?).await,
             RENDER => self.off_thread(body, |app, body| app.render(wire::chat(body, app.served())?)).await,
             DERENDER => self.off_thread(body, Self::derender).await,
             "/v1/verify" => {
-                let read = |app: &Self, body: &[u8]| {
-                    let ask = wire::verify(body, app.served())?;
-                    let (_, output) = ask.context.split_at(ask.context.len().saturating_sub(ask.generated));
-                    Ok((app.place(&ask.sampling, output)?, ask))
+                let ask = wire::verify(&body, self.served())?;
+                let place = |app: &Self, ask: wire::VerifyAsk| {
+                    Ok((app.place(&ask.sampling, ask.output(), true)?, ask))
                 };
-                let (place, ask) = self.off_thread(body, read).await?;
+                let (place, ask) = self.apart(ask.sampling.grammar.is_some(), ask, place).await?;
                 self.verify(ask, place, enclosed).await
             }
             "/tokenize" => {
@@ -198,20 +190,42 @@ impl App {
         }
     }
 
-    /// Parses a body. A long one is parsed on a blocking thread, since tokenizing it takes long,
-    /// and so is one with a grammar.
+    /// Parses a request for text and begins with it: a long body, and one with a grammar, apart from
+    /// the network.
+    async fn begun(
+        self: &Arc<Self>,
+        body: Bytes,
+        read: fn(&[u8], Served<'_>) -> Result<Ask, Refusal>,
+    ) -> Result<Answer, Refusal> {
+        if body.len() > BODY_SHORT {
+            let begin = move |app: &Self, body: Bytes| app.begin(read(&body, app.served())?);
+            return self.apart(true, body, begin).await;
+        }
+        let ask = read(&body, self.served())?;
+        self.apart(ask.sampling.grammar.is_some(), ask, Self::begin).await
+    }
+
+    /// Parses a body: a long one apart from the network, since tokenizing it takes long.
     async fn off_thread<T: Send + 'static>(
         self: &Arc<Self>,
         body: Bytes,
         read: fn(&Self, &[u8]) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let text = std::str::from_utf8(&body).unwrap_or_default();
-        let bound = [RESPONSE_FORMAT, STRUCTURED_OUTPUTS].iter().any(|name| text.contains(name));
-        if body.len() <= BODY_SHORT && !bound {
-            return read(self, &body);
+        self.apart(body.len() > BODY_SHORT, body, move |app, body| read(app, &body)).await
+    }
+
+    /// Calls `act` with what is `given`, on a blocking thread if that may take `long`.
+    async fn apart<G: Send + 'static, T: Send + 'static>(
+        self: &Arc<Self>,
+        long: bool,
+        given: G,
+        act: impl FnOnce(&Self, G) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if !long {
+            return act(self, given);
         }
         let app = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || read(&app, &body)).await;
+        let done = tokio::task::spawn_blocking(move || act(&app, given)).await;
         done.unwrap_or_else(|error| Err(Refusal::Fault(error.to_string())))
     }
 
@@ -222,15 +236,18 @@ impl App {
     }
 
     /// The place after `output` in the text of the request's grammar; `None` if it has none.
-    fn place(&self, sampling: &Sampling, output: &[TokenId]) -> Result<Option<Place>, Refusal> {
+    /// `keep`: later requests go on from there.
+    fn place(&self, sampling: &Sampling, output: &[TokenId], keep: bool) -> Result<Option<Place>, Refusal> {
         let Some(grammar) = &sampling.grammar else { return Ok(None) };
         let config = self.engine.config();
         let grammars = self.grammars.get_or_init(|| {
             let tokenizer = self.words.tokenizer().ok_or("the model has no tokenizer")?;
             Grammars::new(tokenizer, config.vocabulary, &config.eos)
         });
-        let place =
-            grammars.as_ref().map_err(Clone::clone).and_then(|grammars| grammars.place(grammar, output));
+        let place = grammars
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|grammars| grammars.place(grammar, output, keep));
         place.map(Some).map_err(|why| invalid(grammar.parameter, why))
     }
 
@@ -245,10 +262,15 @@ impl App {
         let parses = ask.route == Route::Chat && parsing.applies(&ask.asked);
         let special = parses && parsing.decodes_special(&ask.asked);
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
-        for (prompt, &generated) in prompts.iter().zip(&ask.generated) {
+        for (index, (prompt, &generated)) in prompts.iter().zip(&ask.generated).enumerate() {
             let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
             let (_, output) = prompt.split_at(prompt.len().saturating_sub(generated));
-            let place = self.place(&ask.sampling, output)?;
+            // Prompts behind the first are those of a fan-out, where a draft may not be allowed:
+            // the token that follows it is never used.
+            let place = self.place(&ask.sampling, output, index == 0)?;
+            if place.as_ref().is_some_and(Place::is_lost) && max_tokens > 1 {
+                return Err(invalid("generated", "the grammar does not allow this output"));
+            }
             for choice in 0..ask.choices {
                 let seed = ask.sampling.seed.unwrap_or_else(|| self.fresh_seed());
                 let (events, receiver) = mpsc::unbounded_channel();
@@ -368,7 +390,7 @@ impl App {
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);
         let verified = result.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
-        let verified = verified.map_err(Refusal::Fault)?;
+        let verified = verified.map_err(|why| failed(why, &ask.sampling))?;
         let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
         let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
         Ok(whole(StatusCode::OK, "application/json", body))
@@ -435,9 +457,18 @@ async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
     if answer.ask.stream {
         return Ok(stream_of(answer));
     }
+    let sampling = answer.ask.sampling.clone();
     match answer.whole().await {
         Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
-        Err(why) => Err(Refusal::Fault(why)),
+        Err(why) => Err(failed(why, &sampling)),
+    }
+}
+
+/// The refusal of a job that failed: a grammar that needs too much is the client's.
+fn failed(why: Failure, sampling: &Sampling) -> Refusal {
+    match (why, &sampling.grammar) {
+        (Failure::Grammar(why), Some(grammar)) => invalid(grammar.parameter, why),
+        (Failure::Grammar(why) | Failure::Run(why), _) => Refusal::Fault(why),
     }
 }
 
@@ -480,7 +511,8 @@ fn stream_of(answer: Answer) -> Response<Body> {
                 }
                 Some((_, News::Prompt | News::Over)) => {}
                 Some((_, News::Failed(why))) => {
-                    let error = String::from_utf8_lossy(&Refusal::Fault(why).body()).into_owned();
+                    let refusal = failed(why, &answer.ask.sampling);
+                    let error = String::from_utf8_lossy(&refusal.body()).into_owned();
                     return Some((data(format!("data: {error}\n\ndata: [DONE]\n\n")), None));
                 }
                 None => return Some((data(answer.last()), None)),

@@ -6,7 +6,7 @@ use std::task::Poll;
 use futures_util::future::poll_fn;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::target::job::{Event, PromptRow};
+use crate::target::job::{Event, Failure, PromptRow};
 use crate::target::output::{Finish, Output, Step};
 use crate::target::parts::Parsing;
 use crate::target::reply::{Choice, Envelope, OutputDetails, Scored, Speller, Usage};
@@ -68,8 +68,8 @@ pub(super) enum News {
     Step(Step),
     /// It ended without a token: `max_tokens` was 0.
     Over,
-    /// A run of the model failed.
-    Failed(String),
+    /// It failed.
+    Failed(Failure),
 }
 
 /// An answer in progress.
@@ -153,7 +153,7 @@ impl Answer {
                 choice.events = None;
                 News::Over
             }
-            None => News::Failed("the model's thread has ended".to_owned()),
+            None => News::Failed("the model's thread has ended".into()),
         }
     }
 
@@ -284,7 +284,7 @@ impl Answer {
     }
 
     /// Waits for every choice to end and returns the whole answer as JSON.
-    pub(super) async fn whole(mut self) -> Result<Vec<u8>, String> {
+    pub(super) async fn whole(mut self) -> Result<Vec<u8>, Failure> {
         let mut done: Vec<Complete> = self.choices.iter().map(|_| Complete::default()).collect();
         while let Some((index, news)) = self.next().await {
             match news {
@@ -311,7 +311,7 @@ impl Answer {
                 (choice.prompt_token_ids, choice.prompt_logprobs) = (None, None);
             }
         }
-        serde_json::to_vec(&envelope).map_err(|error| error.to_string())
+        serde_json::to_vec(&envelope).map_err(|error| Failure::Run(error.to_string()))
     }
 
     fn choice(&mut self, index: usize, whole: Complete) -> Choice {

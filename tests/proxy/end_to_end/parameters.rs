@@ -34,6 +34,8 @@ fn settings(house: &House) -> Vec<Value> {
             "type": "object", "properties": {"taken": {"type": "string"}, "fox": {"type": "integer"}},
             "required": ["fox", "taken"], "additionalProperties": false}}}}),
         json!({"temperature": 1.0, "structured_outputs": {"regex": "(take the (fox|dog), ){1,9}end"}}),
+        // Drafts from the prompt break it.
+        json!({"temperature": 0, "structured_outputs": {"regex": "(take the (fox|cat), )*end"}}),
         json!({"temperature": 0.8, "min_tokens": 20, "structured_outputs": {"choice": ["take the fox", "take"]}}),
         json!({"temperature": 0.8, "presence_penalty": 0.5, "structured_outputs":
             {"json": {"enum": [{"take": "fox"}, {"take": "dog"}]}, "disable_any_whitespace": true}}),
@@ -63,6 +65,7 @@ async fn every_carried_parameter_keeps_the_text(#[case] methods: &str) {
                     let foretell = answer.foretell();
                     wrong.push(format!("{setting} {ask:?}\n  {foretell}\n  {answer:?}\n  {plain:?}"));
                 }
+                assert_ne!(answer.foretell()["reason"], "verify_fault", "{setting}");
                 speculated += usize::from(answer.foretell()["path"] == "speculated");
                 accepted += answer.foretell()["accepted"].as_u64().unwrap_or(0);
             }
