@@ -190,8 +190,8 @@ impl App {
         }
     }
 
-    /// Parses a request for text and begins with it: a long body, and one with a grammar, apart from
-    /// the network.
+    /// Parses a request for text and begins with it: apart from the network if the body is long or
+    /// has a grammar.
     async fn begun(
         self: &Arc<Self>,
         body: Bytes,
