@@ -90,7 +90,7 @@ async fn the_report_holds_the_figures_of_the_servers() {
     assert!((run["gain_over_formula"].as_f64().unwrap() - over).abs() < 1e-6, "{run}");
     let html = std::fs::read_to_string(html).unwrap();
     let (url, version) = (direct.url.to_string(), foretell::cli::VERSION);
-    for part in ["code, T=0, 1 client", &url, version, "<dt>Date</dt>", "<dt>Command</dt>", " cores"] {
+    for part in ["code, T=0, 1 client", &url, version, "<dt>Date</dt>", "<dt>Command</dt>", " core"] {
         assert!(html.contains(part), "{part}");
     }
     assert!(out.contains("100 %") && out.contains("paths: speculated 20"), "{out}");
