@@ -165,7 +165,8 @@ class Stand(unittest.TestCase):
         (home / "policies/all.yaml").write_text("version: 1\nname: all\ndrafters: [{ kind: prompt_lookup }]\n")
         (home / "foretell.yaml").write_text(
             f"version: 1\nlisten: [{{ address: '127.0.0.1:{cls.front}' }}]\nadmin: {{ address: '127.0.0.1:{cls.admin}' }}\n"
-            f"backends: [{{ name: here, replicas: ['http://127.0.0.1:{cls.engine}'] }}]\npolicies: {{ dir: policies }}\n")
+            f"backends: [{{ name: here, replicas: ['http://127.0.0.1:{cls.engine}'] }}]\npolicies: {{ dir: policies }}\n"
+            "fleet: { store: 'redis://127.0.0.1:9' }\n")
         (home / "body.json").write_text(json.dumps(
             {"model": "foretell-target", "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}))
         cls.start("target", "--model", str(ROOT / "onnx/models/target"), "--name", "foretell-target", "--listen",

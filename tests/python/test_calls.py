@@ -91,7 +91,7 @@ class Conversations(unittest.TestCase):
             return [{"content": "" if calling else "Done.", "calls": [["mv", arguments]] if calling else []}], {}
 
         with mock.patch.object(calls, "ask", ask):
-            pairs = list(calls.converse("direct", "through", "multi-turn", "whole", [], [TALK, TALK]))
+            pairs = list(calls.converse("direct", "through", "multi-turn", "whole", {}, [TALK, TALK]))
         return pairs, [roles for address, roles in asked if address == "through"]
 
     def test_the_direct_answers_and_results_are_the_history(self):
