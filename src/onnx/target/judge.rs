@@ -48,7 +48,9 @@ pub(super) fn judge<'a>(
     for position in 0..positions {
         let node = position.checked_sub(1);
         let (mut context, is_reached) = match node {
-            None => (context.clone(), true),
+            // A context that assumes a draft may be behind what the grammar allows: its rows are
+            // never used.
+            None => (context.clone(), !context.is_lost()),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
                 let before = parent.map_or(0, |parent| parent + 1);
