@@ -22,8 +22,8 @@ const KEPT: usize = 32;
 /// Maximum lexer states of a grammar, 1 to 2 kB each.
 const LEXER_STATES: usize = 10_000;
 /// Maximum items of the parser at one byte: steps of a very ambiguous grammar get longer with each
-/// token, and all requests wait for them.
-const ROW_ITEMS: usize = 300;
+/// token, and all requests wait for them. An object of 200 optional properties is below it.
+const ROW_ITEMS: usize = 1_000;
 /// Length of an error of llguidance in an answer, characters.
 const ERROR_LENGTH: usize = 400;
 
@@ -80,18 +80,17 @@ impl Grammars {
     /// # Errors
     /// The grammar cannot be used; the reason in words.
     pub fn place(&self, grammar: &Grammar, output: &[TokenId], keep: bool) -> Result<Place, String> {
+        // As text: the order of members counts.
         let key: Arc<str> = grammar.to_json().to_string().into();
-        let mut place = match self.nearest(&key, output) {
-            Some(place) => place,
-            None => Place::start(grammar, &self.factory)?,
-        };
+        let nearest = self.nearest(&key, output);
+        let is_kept = nearest.as_ref().is_some_and(|place| place.output.len() == output.len());
+        let mut place = nearest.map_or_else(|| Place::start(grammar, &self.factory), Ok)?;
         let from = place.output.len();
         for &token in output.get(from..).unwrap_or_default() {
             place.push(token);
         }
-        if keep && !place.is_lost() && (from == 0 || from < output.len()) {
+        if keep && !is_kept && !place.is_lost() {
             let mut kept = self.kept.lock();
-            kept.retain(|kept| *kept.grammar != *key || kept.place.output != output);
             kept.insert(0, Kept { grammar: key, place: place.clone() });
             kept.truncate(KEPT);
         }
@@ -407,6 +406,15 @@ mod tests {
             }
             assert!(!place.is_lost());
         }
+    }
+
+    #[test]
+    fn an_object_may_have_many_optional_properties() {
+        let properties: serde_json::Map<String, Value> =
+            (0..200).map(|at| (format!("p{at}"), json!({"type": "integer"}))).collect();
+        let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+        let any = grammar(&json!({"json": schema}));
+        assert_eq!(after(&grammars(), &any, "{\"p199\": 1").unwrap(), ids("\n 0123456789}"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, Sampling};
+use foretell_engines::openai::{Grammar, Route, Sampling};
 use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
@@ -390,7 +390,7 @@ impl App {
         };
         self.engine.submit(vec![Job::Verify(Box::new(job))]);
         let verified = result.await.map_err(|_| Refusal::Fault("the model's thread has ended".to_owned()))?;
-        let verified = verified.map_err(|why| failed(why, &ask.sampling))?;
+        let verified = verified.map_err(|why| failed(why, ask.sampling.grammar.as_deref()))?;
         let reply = VerifyReply::new((&self.name, &self.mark), seed, context, &verified);
         let body = serde_json::to_vec(&reply).map_err(|error| Refusal::Fault(error.to_string()))?;
         Ok(whole(StatusCode::OK, "application/json", body))
@@ -457,16 +457,16 @@ async fn answered(answer: Answer) -> Result<Response<Body>, Refusal> {
     if answer.ask.stream {
         return Ok(stream_of(answer));
     }
-    let sampling = answer.ask.sampling.clone();
+    let grammar = answer.ask.sampling.grammar.clone();
     match answer.whole().await {
         Ok(body) => Ok(whole(StatusCode::OK, "application/json", body)),
-        Err(why) => Err(failed(why, &sampling)),
+        Err(why) => Err(failed(why, grammar.as_deref())),
     }
 }
 
 /// The refusal of a job that failed: a grammar that needs too much is the client's.
-fn failed(why: Failure, sampling: &Sampling) -> Refusal {
-    match (why, &sampling.grammar) {
+fn failed(why: Failure, grammar: Option<&Grammar>) -> Refusal {
+    match (why, grammar) {
         (Failure::Grammar(why), Some(grammar)) => invalid(grammar.parameter, why),
         (Failure::Grammar(why) | Failure::Run(why), _) => Refusal::Fault(why),
     }
@@ -511,7 +511,7 @@ fn stream_of(answer: Answer) -> Response<Body> {
                 }
                 Some((_, News::Prompt | News::Over)) => {}
                 Some((_, News::Failed(why))) => {
-                    let refusal = failed(why, &answer.ask.sampling);
+                    let refusal = failed(why, answer.ask.sampling.grammar.as_deref());
                     let error = String::from_utf8_lossy(&refusal.body()).into_owned();
                     return Some((data(format!("data: {error}\n\ndata: [DONE]\n\n")), None));
                 }
