@@ -72,13 +72,11 @@ def read_safetensors(path):
     return weights
 
 
-def write_onnx(folder, weights, config):
-    """Writes the committed form with the graph builder."""
+def write_onnx(folder, weights, config, **form):
+    """Writes the committed form with the graph builder; `form`: what else its `build` takes."""
     import sys
-
-    import onnx
 
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "train"))
     import graph
 
-    onnx.save(graph.build(weights, config), pathlib.Path(folder) / "model.onnx")
+    graph.save(graph.build(weights, config, **form), pathlib.Path(folder) / "model.onnx")

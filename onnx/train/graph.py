@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Builds the slot-cache ONNX graph of a Llama model from HF-named arrays and the HF config.
 
-    build(weights, config, plain_attention=False) -> onnx.ModelProto     (needs numpy and onnx)
+    build(weights, config, plain_attention=False, taps=()) -> onnx.ModelProto     (needs numpy and onnx)
 
-The contract of the graph, which `src/onnx/model.rs` runs (B lanes, T new tokens, L cache length, R rows):
+The contract of the graph, which `src/onnx/runtime/model.rs` runs (B lanes, T new tokens, L cache length, R rows):
 
     input_ids   i64 [B,T]     new tokens; shorter lanes are padded at the end with any valid token
     positions   i64 [B,T]     absolute positions, 0 <= p < max_position_embeddings; in a tree, depth and not
@@ -18,6 +18,7 @@ The contract of the graph, which `src/onnx/model.rs` runs (B lanes, T new tokens
                               output projection for every token
     past_k.{i}, past_v.{i}        f32 [B,kv_heads,L,head_dim]
     -> logits   f32 [B,R,V]
+    -> taps     f32 [B,R,n*hidden]  of the same rows, the states after n of the layers; only where a head reads them
     -> present_k.{i}, present_v.{i}  the same tensors with T rows written; bind them to the same memory
 
 Cache rows beyond a length must hold finite numbers (start zeroed): NaN leaks through the masked product.
@@ -37,6 +38,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 24
 IR_VERSION = 11
+MOST_BYTES = 1_900_000_000  # of one protobuf message, which ends at 2 GiB
 
 
 class Graph:
@@ -80,8 +82,8 @@ def rope_cache(config):
 class Builder:
     """One Llama graph: `run` walks the layers in order."""
 
-    def __init__(self, weights, config, plain_attention):
-        self.g, self.w, self.c, self.plain = Graph(), weights, config, plain_attention
+    def __init__(self, weights, config, plain_attention, taps):
+        self.g, self.w, self.c, self.plain, self.taps = Graph(), weights, config, plain_attention, taps
         self.heads = config["num_attention_heads"]
         self.kv = config.get("num_key_value_heads") or self.heads
         self.d = head_dim(config)
@@ -150,11 +152,16 @@ class Builder:
         g = self.g
         embedding = self.stored("model.embed_tokens.weight")
         x = g.op("Cast", g.op("Gather", embedding, "input_ids", axis=0), to=TensorProto.FLOAT)
+        rows, tapped = g.op("Unsqueeze", "rows", g.ints(2)), []
         for layer in range(self.c["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
             x = g.op("Add", x, self.attention(self.norm(x, prefix + "input_layernorm.weight"), layer))
             x = g.op("Add", x, self.feed_forward(self.norm(x, prefix + "post_attention_layernorm.weight"), layer))
-        x = g.op("GatherND", x, g.op("Unsqueeze", "rows", g.ints(2)), batch_dims=1)
+            if layer in self.taps:
+                tapped.append(g.op("GatherND", x, rows, batch_dims=1))
+        if tapped:
+            g.op("Concat", *tapped, axis=-1, outputs=["taps"])
+        x = g.op("GatherND", x, rows, batch_dims=1)
         x = self.norm(x, "model.norm.weight")
         tied = self.c.get("tie_word_embeddings", False) or "lm_head.weight" not in self.w
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"
@@ -162,7 +169,7 @@ class Builder:
         return g
 
 
-def signature(config):
+def signature(config, taps):
     """The graph's inputs and outputs."""
     i64, f32 = TensorProto.INT64, TensorProto.FLOAT
     kv, d = config.get("num_key_value_heads") or config["num_attention_heads"], head_dim(config)
@@ -170,6 +177,8 @@ def signature(config):
     inputs = [info("input_ids", i64, ["B", "T"]), info("positions", i64, ["B", "T"]), info("write_index", i64, ["B"]),
               info("kv_len", i64, ["B"]), info("mask", f32, ["B", 1, "T", "L"]), info("rows", i64, ["B", "R"])]
     outputs = [info("logits", f32, ["B", "R", config["vocab_size"]])]
+    if taps:
+        outputs.append(info("taps", f32, ["B", "R", len(taps) * config["hidden_size"]]))
     for layer in range(config["num_hidden_layers"]):
         for kind in ("k", "v"):
             inputs.append(info(f"past_{kind}.{layer}", f32, ["B", kv, "L", d]))
@@ -177,15 +186,25 @@ def signature(config):
     return inputs, outputs
 
 
-def build(weights, config, plain_attention=False):
-    """The model as a ModelProto. `plain_attention` spells attention out as MatMul and Softmax."""
-    graph = Builder(weights, config, plain_attention).run()
-    inputs, outputs = signature(config)
+def build(weights, config, plain_attention=False, taps=()):
+    """The model as a ModelProto. `plain_attention` spells attention out as MatMul and Softmax; `taps` are
+    the layers whose states are an output."""
+    graph = Builder(weights, config, plain_attention, taps).run()
+    inputs, outputs = signature(config, taps)
     proto = helper.make_graph(graph.nodes, "foretell", inputs, outputs, list(graph.initializers.values()))
     model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
                               producer_name="foretell")
-    onnx.checker.check_model(model)
+    if sum(array.nbytes for array in weights.values()) < MOST_BYTES:
+        onnx.checker.check_model(model)
     return model
+
+
+def save(model, path):
+    """Writes the file, and weights that it cannot hold beside it."""
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < MOST_BYTES:
+        onnx.save(model, path)
+    else:
+        onnx.save(model, path, save_as_external_data=True, location=path.name + ".data")
 
 
 def random_weights(config, seed=0):

@@ -39,7 +39,7 @@ class Muon:
         self.groups = {}
         for p in parameters:
             self.groups.setdefault(tuple(p.shape), []).append(p)
-        self.momenta = {s: torch.zeros(len(ps), *s) for s, ps in self.groups.items()}
+        self.momenta = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.groups.items()}
 
     @torch.no_grad()
     def step(self, rate, momentum, decay=0.02):

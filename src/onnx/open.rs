@@ -38,11 +38,14 @@ pub struct Options {
     /// True if idle threads spin. A few percent faster alone, several times slower where others
     /// need the cores.
     pub spinning: bool,
+    /// Prefix of a file that gets the duration and the device of every node that runs; `None`: none
+    /// is written.
+    pub profile: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, lanes: 16, context: None, threads: 0, spinning: false }
+        Self { device: DeviceChoice::Auto, lanes: 16, context: None, threads: 0, spinning: false, profile: None }
     }
 }
 

@@ -229,7 +229,7 @@ fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
         lanes: model.slots as usize,
         context: Some(model.context as usize),
         threads: 1,
-        spinning: false,
+        ..Options::default()
     };
     let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
     service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;

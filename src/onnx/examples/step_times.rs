@@ -1,55 +1,150 @@
-//! Prints the duration of a run of a model, by number of lanes and tokens.
+//! Prints the duration of a run of a model, by number of lanes and tokens; with `--compare`, how
+//! far the logits of the device are from those of the CPU.
 //!
-//! `cargo run --release --example step_times -- MODEL_DIR [THREADS] [SPIN 0|1] [CONTEXT]`
+//! `cargo run --release --example step_times -- MODEL_DIR [--device cpu|cuda] [--threads N]
+//! [--spin] [--context TOKENS] [--lanes 1,2,4] [--tokens 1,5,9] [--rounds N] [--profile PREFIX]
+//! [--compare]`
 
-#[cfg(not(feature = "onnx"))]
-fn main() {
-    eprintln!("built without the feature onnx");
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use foretell_onnx::forward::{Feed, Forward, Lane, Rows};
+use foretell_onnx::open::{DeviceChoice, Options, open_own};
+
+/// Longest prompt of one feed of the comparison, tokens.
+const COMPARED: usize = 96;
+
+struct Arguments {
+    folder: PathBuf,
+    options: Options,
+    context: usize,
+    lanes: Vec<usize>,
+    tokens: Vec<usize>,
+    rounds: usize,
+    compare: bool,
 }
 
-#[cfg(feature = "onnx")]
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    use foretell_onnx::forward::{Feed, Forward, Lane, Rows};
-    use foretell_onnx::open::DeviceChoice;
-    use foretell_onnx::open::Options;
-    use foretell_onnx::runtime::model::Model;
-    use std::time::Instant;
-
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let folder = arguments.first().ok_or("usage: step_times MODEL_DIR [THREADS] [SPIN] [CONTEXT]")?;
-    let number = |index: usize, default: usize| arguments.get(index).map_or(Ok(default), |text| text.parse());
-    let (threads, spinning, context) = (number(1, 0)?, number(2, 0)? == 1, number(3, 300)?);
-    let options = Options { device: DeviceChoice::Cpu, lanes: 4, threads, spinning, ..Options::default() };
-    let mut model = Model::open(folder.as_ref(), &options)?;
-    let lanes: Vec<Lane> = (0..4).filter_map(|_| model.reserve()).collect();
-    let prompt: Vec<u32> =
-        (0..context as u32).map(|token| token * 7 % model.config().vocabulary as u32).collect();
-    for &lane in &lanes {
-        let started = Instant::now();
-        model.run(&[Feed { lane, tokens: &prompt, parents: None, rows: Rows::Last, draft: None }])?;
-        println!("prefill {context}: {:.2} ms", started.elapsed().as_secs_f64() * 1e3);
-    }
-    println!("lanes x tokens: median, minimum [ms]");
-    for (count, tokens) in [(1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (1, 17), (1, 33), (2, 1), (4, 1), (4, 5)]
-    {
-        let text: Vec<u32> = prompt.iter().copied().take(tokens).collect();
-        let mut times = Vec::new();
-        for _ in 0..80 {
-            let feeds: Vec<Feed<'_>> = lanes
-                .iter()
-                .take(count)
-                .map(|&lane| Feed { lane, tokens: &text, parents: None, rows: Rows::From(0), draft: None })
-                .collect();
-            let started = Instant::now();
-            model.run(&feeds)?;
-            times.push(started.elapsed().as_secs_f64() * 1e3);
-            for &lane in lanes.iter().take(count) {
-                model.rewind(lane, context);
+fn arguments() -> Result<Arguments, Box<dyn Error>> {
+    let mut given = std::env::args().skip(1);
+    let folder = given.next().ok_or("usage: step_times MODEL_DIR [FLAGS]")?.into();
+    let options = Options { device: DeviceChoice::Cpu, ..Options::default() };
+    let mut read = Arguments {
+        folder,
+        options,
+        context: 300,
+        lanes: vec![1, 2, 4],
+        tokens: vec![1, 2, 3, 5, 9, 17, 33],
+        rounds: 80,
+        compare: false,
+    };
+    let list = |text: String| text.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+    while let Some(flag) = given.next() {
+        match flag.as_str() {
+            "--spin" => read.options.spinning = true,
+            "--compare" => read.compare = true,
+            _ => {
+                let value = given.next().ok_or_else(|| format!("{flag} needs a value"))?;
+                match flag.as_str() {
+                    "--device" => {
+                        let known = DeviceChoice::NAMES.iter().find(|(name, _)| *name == value);
+                        read.options.device = known.ok_or("unknown device")?.1;
+                    }
+                    "--threads" => read.options.threads = value.parse()?,
+                    "--context" => read.context = value.parse()?,
+                    "--lanes" => read.lanes = list(value)?,
+                    "--tokens" => read.tokens = list(value)?,
+                    "--rounds" => read.rounds = value.parse()?,
+                    "--profile" => read.options.profile = Some(value.into()),
+                    _ => return Err(format!("unknown flag {flag}").into()),
+                }
             }
         }
-        times.sort_by(f64::total_cmp);
-        let (least, median) = (times.first(), times.get(times.len() / 2));
-        println!("{count} x {tokens}: {:.3}, {:.3}", median.unwrap_or(&0.0), least.unwrap_or(&0.0));
     }
+    read.options.lanes = read.lanes.iter().copied().max().unwrap_or(1);
+    Ok(read)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = arguments()?;
+    let started = Instant::now();
+    let opened = open_own(&arguments.folder, &arguments.options)?;
+    println!("{}; loaded in {:.1} s", opened.device, started.elapsed().as_secs_f64());
+    let mut model = opened.model;
+    if arguments.compare {
+        let options = Options { device: DeviceChoice::Cpu, ..arguments.options.clone() };
+        let mut reference = open_own(&arguments.folder, &options)?.model;
+        return compare(reference.as_mut(), model.as_mut());
+    }
+    times(model.as_mut(), &arguments)
+}
+
+/// Tokens that mean nothing.
+fn text(model: &dyn Forward, count: usize, salt: usize) -> Vec<u32> {
+    (0..count).map(|index| ((index * 7 + salt * 31) % model.config().vocabulary) as u32).collect()
+}
+
+fn times(model: &mut dyn Forward, arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let prompt = text(model, arguments.context, 0);
+    let lanes: Vec<Lane> = (0..arguments.options.lanes).filter_map(|_| model.reserve()).collect();
+    let started = Instant::now();
+    for &lane in &lanes {
+        model.run(&[Feed { lane, tokens: &prompt, parents: None, rows: Rows::Last, draft: None }])?;
+    }
+    let each = started.elapsed().as_secs_f64() * 1e3 / lanes.len().max(1) as f64;
+    println!("prefill of {}: {each:.2} ms", arguments.context);
+    println!("lanes x tokens: median, minimum [ms]");
+    for &count in &arguments.lanes {
+        for &tokens in &arguments.tokens {
+            let fed = text(model, tokens, 1);
+            let mut times = Vec::new();
+            for _ in 0..arguments.rounds {
+                let feed = |&lane| Feed { lane, tokens: &fed, parents: None, rows: Rows::From(0), draft: None };
+                let feeds: Vec<Feed<'_>> = lanes.iter().take(count).map(feed).collect();
+                let started = Instant::now();
+                model.run(&feeds)?;
+                times.push(started.elapsed().as_secs_f64() * 1e3);
+                for &lane in lanes.iter().take(count) {
+                    model.rewind(lane, arguments.context);
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            let (least, median) = (times.first(), times.get(times.len() / 2));
+            println!("{count} x {tokens}: {:.3}, {:.3}", median.unwrap_or(&0.0), least.unwrap_or(&0.0));
+        }
+    }
+    Ok(())
+}
+
+/// The same chain, tree, kept branch and copied lane on both models.
+fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), Box<dyn Error>> {
+    let prompt = text(model, COMPARED, 0);
+    let parents = [None, Some(0), None, Some(2), Some(2)];
+    let (mut far, mut largest, mut same, mut rows) = (0.0_f32, 0.0_f32, 0, 0);
+    let mut both = |what: &str, feed: Feed<'_>, reference: &mut dyn Forward, model: &mut dyn Forward| {
+        let (wanted, got) = (reference.run(&[feed])?, model.run(&[feed])?);
+        for row in 0..feed.wanted() {
+            let (Some(wanted), Some(got)) = (wanted.row(0, row), got.row(0, row)) else { continue };
+            let best = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            rows += 1;
+            same += usize::from(best(wanted) == best(got));
+            for (a, b) in wanted.iter().zip(got) {
+                largest = largest.max(a.abs());
+                far = if b.is_finite() { far.max((a - b).abs()) } else { f32::INFINITY };
+            }
+        }
+        println!("{what}: {same} of {rows} rows choose the same, at most {far:.2e} apart (logits to {largest:.1})");
+        Ok::<(), Box<dyn Error>>(())
+    };
+    let (Some(lane), Some(_)) = (reference.reserve(), model.reserve()) else { return Err("no lane".into()) };
+    let chain = Feed { lane, tokens: &prompt, parents: None, rows: Rows::From(0), draft: None };
+    both("chain", chain, reference, model)?;
+    let nodes = text(model, parents.len(), 2);
+    let tree = Feed { tokens: &nodes, parents: Some(&parents), ..chain };
+    both("tree", tree, reference, model)?;
+    reference.commit(lane, COMPARED, &[2, 4])?;
+    model.commit(lane, COMPARED, &[2, 4])?;
+    let after = text(model, 3, 3);
+    both("after a kept branch", Feed { tokens: &after, parents: None, ..chain }, reference, model)?;
     Ok(())
 }

@@ -76,6 +76,10 @@ fn tuned(builder: SessionBuilder, options: &Options) -> ort::Result<SessionBuild
         0 => thread::available_parallelism().map_or(1, usize::from),
         threads => threads,
     };
+    let builder = match &options.profile {
+        Some(prefix) => builder.with_profiling(prefix)?,
+        None => builder,
+    };
     Ok(builder
         .with_intra_threads(threads)?
         .with_inter_threads(1)?
