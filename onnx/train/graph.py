@@ -190,18 +190,28 @@ def build(weights, config, plain_attention=False, taps=()):
     """The model as a ModelProto. `plain_attention` spells attention out as MatMul and Softmax; `taps` are
     the layers whose states are an output."""
     graph = Builder(weights, config, plain_attention, taps).run()
-    inputs, outputs = signature(config, taps)
+    return model(graph, *signature(config, taps))
+
+
+def model(graph, inputs, outputs):
+    """A graph as a ModelProto."""
     proto = helper.make_graph(graph.nodes, "foretell", inputs, outputs, list(graph.initializers.values()))
-    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
-                              producer_name="foretell")
-    if sum(array.nbytes for array in weights.values()) < MOST_BYTES:
-        onnx.checker.check_model(model)
-    return model
+    opsets = [helper.make_opsetid(domain, version) for domain, version in (("", OPSET), ("com.microsoft", 1))
+              if domain in {node.domain for node in graph.nodes}]
+    made = helper.make_model(proto, opset_imports=opsets, ir_version=IR_VERSION, producer_name="foretell")
+    if size(made) < MOST_BYTES:
+        onnx.checker.check_model(made)
+    return made
+
+
+def size(model):
+    """Bytes of its weights."""
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
 def save(model, path):
     """Writes the file, and weights that it cannot hold beside it."""
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < MOST_BYTES:
+    if size(model) < MOST_BYTES:
         onnx.save(model, path)
     else:
         onnx.save(model, path, save_as_external_data=True, location=path.name + ".data")

@@ -14,7 +14,7 @@ Python standard library's source.
 
     head.py write MODEL_DIR OUT.npz --tokens N       text of the model's own
     head.py train MODEL_DIR OUT.npz HEAD_DIR --minutes M [--resume]
-    head.py export MODEL_DIR HEAD_DIR OUT_DIR        the graph that `foretell target` runs
+    head.py export MODEL_DIR HEAD_DIR                MODEL_DIR/heads, and the model's graph with taps
 
 MODEL_DIR is an export with `model.onnx` and `tokenizer.json`. CUDA is used where torch finds it.
 """
@@ -35,6 +35,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "export")]
 
 SEED = 28
 STEPS = 5  # tokens that are predicted in training, one after the other
+WIDTH = 2  # tokens that the graph gives for each step
+BLOCK = 32  # weights that share a scale
 FREQUENT = 8192  # tokens that the head can draft
 PROMPT, LENGTH = 160, 416  # tokens of a prompt, and of a prompt with its output, at most
 TURN = 96  # tokens of a question that the model writes itself, at most
@@ -440,10 +442,8 @@ def train(args, device):
     head = make_head(target.config["hidden_size"], len(taps), args.inner, target.output[frequent] *
                      target.w["model.norm.weight"], device)
     if args.start:
-        begun = np.load(args.start)
-        if not (begun["frequent"] == frequent.cpu().numpy()).all():
-            frequent = torch.from_numpy(begun["frequent"].astype(np.int64)).to(device)
-        head = {name: torch.from_numpy(begun[name].astype(np.float32)).to(device) for name in head}
+        begun = {name: torch.from_numpy(array).to(device) for name, array in restored(np.load(args.start)).items()}
+        frequent, head = begun.pop("frequent"), begun
     matrices = [n for n, p in head.items() if p.ndim == 2 and n not in ("out.weight", "taps.norm")]
     for p in head.values():
         p.requires_grad_(True)
@@ -506,19 +506,122 @@ def train(args, device):
     report = checked()
     card = {"taps": taps, "steps": STEPS, "inner": args.inner, "covered": round(float(covered), 4), "written": len(written),
             "seen": seen, "held_out": report, "curve": curve, "minutes": args.minutes, "device": device}
-    np.savez(out / "head.npz", frequent=frequent.cpu().numpy().astype(np.int32),
-             **{name: p.detach().float().cpu().numpy().astype(np.float16) for name, p in head.items()})
+    kept(out / "head.npz", {name: p.detach().float().cpu().numpy() for name, p in head.items()}, frequent.cpu().numpy())
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     print("final", step, seen, report, flush=True)
+
+
+# -------------------------------------------------------------------------------------------- files
+
+def kept(path, head, frequent):
+    """Writes a head: matrices in 8 bits by blocks of their rows, as the operator MatMulNBits takes them."""
+    arrays = {"frequent": frequent.astype(np.int32)}
+    for name, array in head.items():
+        if array.ndim == 1 or name == "taps.norm":
+            arrays[name] = array.astype(np.float16)
+            continue
+        blocks = array.reshape(len(array), -1, BLOCK)
+        scales = (np.maximum(np.abs(blocks).max(-1, keepdims=True), 1e-5) / 127).astype(np.float16)
+        arrays[name] = (np.round(blocks / scales.astype(np.float32)).clip(-127, 127) + 128).astype(np.uint8)
+        arrays[name + ".scales"] = scales
+    np.savez_compressed(path, **arrays)
+
+
+def restored(file):
+    """The arrays of a head in 32 bits."""
+    head = {"frequent": file["frequent"].astype(np.int64)}
+    for name in file.files:
+        if name + ".scales" in file.files:
+            array = (file[name].astype(np.float32) - 128) * file[name + ".scales"].astype(np.float32)
+            head[name] = array.reshape(len(array), -1)
+        elif name != "frequent" and not name.endswith(".scales"):
+            head[name] = file[name].astype(np.float32)
+    return head
+
+
+# ------------------------------------------------------------------------------------------- export
+
+def build(head, embedding, config):
+    """The graph of a head: all steps in one run.
+
+        taps   f32 [B, n*hidden]  the target's states where the last token was chosen
+        token  i64 [B]            that token
+        -> tokens  i64 [B, STEPS, WIDTH]  the likeliest tokens of each step, behind the first one of the step before
+        -> shares  f32 [B, STEPS, WIDTH]  their probabilities
+    """
+    import graph
+    from onnx import TensorProto, helper
+
+    g = graph.Graph()
+    hidden, eps = config["hidden_size"], float(config["rms_norm_eps"])
+    count = head["taps.norm"].shape[0]
+
+    def stored(name, array=None):
+        array = head[name] if array is None else array
+        return g.op("Cast", g.constant(name, array.astype(np.float16)), to=TensorProto.FLOAT)
+
+    def multiply(x, *names):
+        """A product with weights in 8 bits: a head is right often, not always, and time is what it costs."""
+        values = np.concatenate([head[name] for name in names])
+        scales = np.concatenate([head[name + ".scales"] for name in names]).astype(np.float32).reshape(-1)
+        out, blocks, block = values.shape
+        return g.op("MatMulNBits", x, g.constant(names[0], values), g.constant(names[0] + ".scales", scales),
+                    K=blocks * block, N=out, bits=8, block_size=block, accuracy_level=4, domain="com.microsoft")
+
+    def norm(x, scale):
+        return g.op("RMSNormalization", x, scale, axis=-1, epsilon=eps)
+
+    weights = {name: stored(name) for name in ("step.token_norm", "step.state_norm", "out.norm")}
+    table = g.constant("embedding", embedding.astype(np.float16))
+    frequent = g.constant("frequent", head["frequent"].astype(np.int64))
+    inner = len(head["step.gate"])
+    x = norm(g.op("Reshape", "taps", g.ints(0, count, hidden)), stored("ones", np.ones(hidden)))
+    x = g.op("Reshape", g.op("Mul", x, stored("taps.norm")), g.ints(0, count * hidden))
+    state, token, tokens, shares = multiply(x, "taps.weight"), "token", [], []
+    for step in range(STEPS):
+        x = g.op("Cast", g.op("Gather", table, token, axis=0), to=TensorProto.FLOAT)
+        x = g.op("Concat", norm(x, weights["step.token_norm"]), norm(state, weights["step.state_norm"]), axis=-1)
+        gate, up = g.op("Split", multiply(x, "step.gate", "step.up"), g.ints(inner, inner), axis=-1,
+                        outputs=[f"gate.{step}", f"up.{step}"])
+        x = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
+        state = g.op("Add", state, multiply(x, "step.down"))
+        logits = multiply(norm(state, weights["out.norm"]), "out.weight")
+        best, places = g.op("TopK", g.op("Softmax", logits, axis=-1), g.ints(WIDTH), axis=-1,
+                            outputs=[f"best.{step}", f"places.{step}"])
+        chosen = g.op("Gather", frequent, places, axis=0)
+        tokens.append(g.op("Unsqueeze", chosen, g.ints(1)))
+        shares.append(g.op("Unsqueeze", best, g.ints(1)))
+        token = g.op("Squeeze", g.op("Gather", chosen, g.ints(0), axis=1), g.ints(1))
+    g.op("Concat", *tokens, axis=1, outputs=["tokens"])
+    g.op("Concat", *shares, axis=1, outputs=["shares"])
+    info, i64, f32 = helper.make_tensor_value_info, TensorProto.INT64, TensorProto.FLOAT
+    inputs = [info("taps", f32, ["B", count * hidden]), info("token", i64, ["B"])]
+    outputs = [info("tokens", i64, ["B", STEPS, WIDTH]), info("shares", f32, ["B", STEPS, WIDTH])]
+    return graph.model(g, inputs, outputs)
+
+
+def export(args):
+    import bundle
+    import graph
+
+    weights, config = bundle.load(args.model)
+    head, card = np.load(args.head / "head.npz"), json.loads((args.head / "card.json").read_text())
+    folder = args.model / "heads"
+    folder.mkdir(exist_ok=True)
+    graph.save(build(head, weights["model.embed_tokens.weight"], config), folder / "model.onnx")
+    bundle.write_onnx(args.model, weights, config, taps=card["taps"])
+    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    writer, trainer = commands.add_parser("write"), commands.add_parser("train")
-    for command in (writer, trainer):
+    writer, trainer, exporter = map(commands.add_parser, ("write", "train", "export"))
+    for command in (writer, trainer, exporter):
         command.add_argument("model", type=pathlib.Path)
+    for command in (writer, trainer):
         command.add_argument("text")
+    exporter.add_argument("head", type=pathlib.Path)
     writer.add_argument("--tokens", type=int, default=1_600_000)
     writer.add_argument("--minutes", type=float, default=0, help="stop earlier, after this time")
     writer.add_argument("--lanes", type=int, default=0)
@@ -532,6 +635,8 @@ def main():
     trainer.add_argument("--start", type=pathlib.Path, help="head.npz to begin with")
     trainer.add_argument("--resume", action="store_true")
     args = parser.parse_args()
+    if args.command == "export":
+        return export(args)
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

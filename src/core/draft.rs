@@ -6,6 +6,7 @@
 
 pub mod automaton;
 pub mod corpus;
+pub mod head;
 pub mod merge;
 pub mod phrasebook;
 pub mod prediction;
@@ -16,6 +17,7 @@ pub mod stop;
 pub mod suffix;
 pub mod tree;
 
+pub use head::Head;
 pub use merge::Merged;
 pub use phrasebook::{Phrasebook, Phrases, Spelling};
 pub use prediction::Prediction;
@@ -32,7 +34,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::units::TokenId;
-use crate::words::VerifyResult;
+use crate::words::{Proposal, VerifyResult};
 
 /// A draft for the backend. Both kinds can be read as a tree; only a tree can be merged or cut.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +145,13 @@ pub trait Lookup: Send {
     /// Learns the verification result of a draft, whoever proposed it, before its accepted tokens
     /// are observed.
     fn observe_result(&mut self, _told: &VerifyFeedback<'_>) {}
+    /// Learns a proposal of the backend that follows the first `context` tokens of the context and
+    /// then [`Proposal::behind`], which are not observed yet.
+    fn observe_proposal(&mut self, _proposal: &Proposal, _context: usize) {}
+    /// False while it lacks what it drafts from, so that an empty draft says nothing about it.
+    fn is_informed(&self) -> bool {
+        true
+    }
     /// Proposes tokens after everything observed so far; an empty tree if it has no proposal.
     fn draft(&self, budget: Budget) -> Tree;
     /// Bytes allocated for this session alone; data that sessions share is accounted by its owner.
@@ -179,6 +188,8 @@ pub enum Source {
     Phrasebook,
     /// The target's likeliest successors of the last token.
     Recycling,
+    /// The target's own head.
+    Head,
     /// A local language model.
     Model,
 }
@@ -189,8 +200,15 @@ pub const BUCKETS: usize = 6;
 
 impl Source {
     /// Every source.
-    pub const ALL: [Self; 6] =
-        [Self::PromptLookup, Self::Suffix, Self::Prediction, Self::Phrasebook, Self::Recycling, Self::Model];
+    pub const ALL: [Self; 7] = [
+        Self::PromptLookup,
+        Self::Suffix,
+        Self::Prediction,
+        Self::Phrasebook,
+        Self::Recycling,
+        Self::Head,
+        Self::Model,
+    ];
 
     /// Its index in [`Source::ALL`].
     pub const fn index(self) -> usize {
@@ -205,6 +223,7 @@ impl Source {
             Self::Prediction => "prediction",
             Self::Phrasebook => "phrasebook",
             Self::Recycling => "recycling",
+            Self::Head => "head",
             Self::Model => "model",
         }
     }
@@ -236,6 +255,15 @@ impl Source {
                 share if share < 0.9 => 4,
                 _ => 5,
             },
+            // By its own probability, which is near the truth.
+            Self::Head => match features.share {
+                share if share < 0.1 => 0,
+                share if share < 0.3 => 1,
+                share if share < 0.5 => 2,
+                share if share < 0.7 => 3,
+                share if share < 0.9 => 4,
+                _ => 5,
+            },
             Self::Model => match features.margin {
                 margin if margin <= 0.0 => 0,
                 margin if margin < 0.5 => 1,
@@ -254,6 +282,7 @@ impl Source {
             Self::Suffix => [0.15, 0.4, 0.65, 0.7, 0.75, 0.85],
             Self::Phrasebook => [0.7; BUCKETS],
             Self::Recycling => [0.02, 0.05, 0.15, 0.5, 0.6, 0.75],
+            Self::Head => [0.05, 0.25, 0.5, 0.7, 0.85, 0.95],
             Self::Model => [0.5; BUCKETS],
         }
     }
@@ -288,6 +317,8 @@ pub enum LookupSpec {
     },
     /// The target's likeliest successors of the last token.
     Recycling,
+    /// The target's own head.
+    Head,
 }
 
 impl LookupSpec {
@@ -299,6 +330,7 @@ impl LookupSpec {
             Self::Prediction => Source::Prediction,
             Self::Phrasebook { .. } => Source::Phrasebook,
             Self::Recycling => Source::Recycling,
+            Self::Head => Source::Head,
         }
     }
 
@@ -306,7 +338,11 @@ impl LookupSpec {
     pub const fn corpus_scope(&self) -> Option<Scope> {
         match self {
             Self::Suffix(scope) => Some(*scope),
-            Self::PromptLookup(_) | Self::Prediction | Self::Phrasebook { .. } | Self::Recycling => None,
+            Self::PromptLookup(_)
+            | Self::Prediction
+            | Self::Phrasebook { .. }
+            | Self::Recycling
+            | Self::Head => None,
         }
     }
 
@@ -320,6 +356,7 @@ impl LookupSpec {
         match self {
             Self::PromptLookup(_) | Self::Suffix(_) | Self::Recycling => true,
             Self::Prediction => !shared.prediction.is_empty(),
+            Self::Head => shared.proposes,
             Self::Phrasebook { phrases, schemas } => {
                 shared.spelling.is_some() && (*schemas || !phrases.texts().is_empty())
             }
@@ -335,6 +372,7 @@ impl LookupSpec {
             Self::PromptLookup(ngram) => Box::new(PromptLookup::new(*ngram, &shared.prediction, id)),
             Self::Suffix(scope) => Box::new(Suffix::new(shared.earlier(*scope), id)),
             Self::Recycling => Box::new(Recycling::new(Arc::clone(&shared.successors), id)),
+            Self::Head => Box::new(Head::new(id)),
             Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
             Self::Phrasebook { phrases, schemas } => {
                 let spelling = Arc::clone(shared.spelling.as_ref()?);
@@ -356,6 +394,8 @@ pub struct Shared {
     pub successors: Arc<Successors>,
     /// The client's own prediction, in the target's tokens.
     pub prediction: Arc<[TokenId]>,
+    /// True if the backend sends proposals of a head.
+    pub proposes: bool,
     /// The target's tokens as bytes; `None` where that is not known.
     pub spelling: Option<Arc<dyn Spelling>>,
 }
@@ -464,7 +504,7 @@ mod tests {
             Source::Suffix => 16,
             Source::Prediction => 9,
             Source::Recycling => 400,
-            Source::Phrasebook | Source::Model => 0,
+            Source::Phrasebook | Source::Head | Source::Model => 0,
         };
         let mut rng = crate::units::SplitMix64::new(7);
         // Every other run of tokens is a repetition, as in real texts; the rest is random, unlike

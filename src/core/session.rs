@@ -21,7 +21,7 @@ pub use start::{Ending, GAMMA_MAX, Hold, Limit, Permission, Rules, Start, StopOr
 use crate::control::costs::Basis;
 use crate::draft::Draft;
 use crate::units::TokenId;
-use crate::words::{Ledger, PlainReason, VerifyMethod, VerifyResult};
+use crate::words::{Ledger, PlainReason, Proposal, VerifyMethod, VerifyResult};
 
 /// Estimated memory of a session with `tokens` tokens of prompt and output, bytes, without its
 /// lookups, which report their own: the ids, their text, and a verify request in flight.
@@ -59,6 +59,8 @@ pub enum Event {
         /// Marks the last event of the plain request; `PlainEnded` follows then.
         tail: Tail,
     },
+    /// The backend proposes what follows the tokens of the next [`Event::Token`].
+    Proposal(Proposal),
     /// The ids of this request cannot be trusted: decode plainly to the end, never speculate.
     Doubt,
     /// The backend has rendered the request ([`Start::unconfirmed`]).

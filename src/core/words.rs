@@ -28,4 +28,4 @@ pub use plain_reason::PlainReason;
 pub use reason::Reason;
 pub use relay_reason::{Refused, RelayReason};
 pub use structure::Structure;
-pub use verify_result::{Dist, Put, Row, Shape, VerifyMethod, VerifyResult};
+pub use verify_result::{Dist, Proposal, Put, Row, Shape, VerifyMethod, VerifyResult};

@@ -71,7 +71,7 @@ impl Fake {
     /// A model with `vocabulary` token ids, whose last id ends a text.
     pub fn new(vocabulary: usize, context: usize, lanes: usize) -> Self {
         let eos = vec![vocabulary.saturating_sub(1) as TokenId];
-        let config = ModelConfig { vocabulary, context, lanes, eos };
+        let config = ModelConfig { vocabulary, context, lanes, eos, proposes: 0 };
         Self { config, lanes: vec![None; lanes], controls: Controls::default(), seed: 0 }
     }
 

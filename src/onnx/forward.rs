@@ -84,6 +84,8 @@ pub struct ModelConfig {
     pub lanes: usize,
     /// Token ids that end an output.
     pub eos: Vec<TokenId>,
+    /// Number of tokens that its head drafts ([`Forward::propose`]); 0 if it has no head.
+    pub proposes: usize,
 }
 
 /// The rows of one run: per feed the requested ones, in order.
@@ -93,12 +95,16 @@ pub struct Logits {
     values: Vec<f32>,
     /// First row of each feed, and the end of the last feed.
     starts: Vec<usize>,
+    /// Hidden states of the same rows that a head reads, `tap_width` numbers each; empty without a
+    /// head.
+    taps: Vec<f32>,
+    tap_width: usize,
 }
 
 impl Logits {
     /// No rows yet, of this many logits each.
     pub fn new(vocabulary: usize) -> Self {
-        Self { vocabulary, values: Vec::new(), starts: vec![0] }
+        Self { vocabulary, starts: vec![0], ..Self::default() }
     }
 
     /// Zeroed rows for each feed, to be written in any order.
@@ -109,7 +115,37 @@ impl Logits {
             end += count;
             end
         }));
-        Self { vocabulary, values: vec![0.0; end * vocabulary], starts }
+        Self { vocabulary, values: vec![0.0; end * vocabulary], starts, ..Self::default() }
+    }
+
+    /// The same with `width` numbers of hidden state for each row.
+    #[must_use]
+    pub fn with_taps(mut self, width: usize) -> Self {
+        self.tap_width = width;
+        self.taps = vec![0.0; self.starts.last().map_or(0, |end| end * width)];
+        self
+    }
+
+    /// Writes the hidden states of whole rows of a feed from row `row` on. Rows that do not fit are
+    /// dropped.
+    pub fn write_taps(&mut self, feed: usize, row: usize, states: &[f32]) {
+        let Some(&start) = self.starts.get(feed) else { return };
+        let from = (start + row) * self.tap_width;
+        if let Some(position) = self.taps.get_mut(from..from + states.len()) {
+            position.copy_from_slice(states);
+        }
+    }
+
+    /// The hidden state of row `row` of feed `feed`; `None` without a head.
+    pub fn taps(&self, feed: usize, row: usize) -> Option<&[f32]> {
+        let index = self.index(feed, row)?;
+        self.taps.get(index * self.tap_width..(index + 1) * self.tap_width).filter(|taps| !taps.is_empty())
+    }
+
+    /// Index of a row among those of all feeds.
+    fn index(&self, feed: usize, row: usize) -> Option<usize> {
+        let index = self.starts.get(feed)?.checked_add(row)?;
+        (index < *self.starts.get(feed + 1)?).then_some(index)
     }
 
     /// Writes whole rows of a feed from row `row` on. Rows that do not fit are dropped.
@@ -133,10 +169,7 @@ impl Logits {
 
     /// Row `row` of feed `feed`, counted among its requested rows.
     pub fn row(&self, feed: usize, row: usize) -> Option<&[f32]> {
-        let index = self.starts.get(feed)?.checked_add(row)?;
-        if index >= *self.starts.get(feed + 1)? {
-            return None;
-        }
+        let index = self.index(feed, row)?;
         self.values.get(index * self.vocabulary..(index + 1) * self.vocabulary)
     }
 }
@@ -160,6 +193,19 @@ pub enum ModelError {
     Runtime(String),
 }
 
+/// A draft of a head: for each position the likeliest tokens with their probabilities, best first.
+/// Each position follows the first token of the one before it.
+pub type HeadDraft = Vec<Vec<(TokenId, f32)>>;
+
+/// What a head drafts from.
+#[derive(Clone, Copy, Debug)]
+pub struct Behind<'a> {
+    /// The hidden state that the token was chosen by ([`Logits::taps`]).
+    pub taps: &'a [f32],
+    /// The token.
+    pub token: TokenId,
+}
+
 /// A language model over a slot cache.
 pub trait Forward: Send {
     /// Its sizes and end tokens.
@@ -179,6 +225,11 @@ pub trait Forward: Send {
     fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
     /// Appends tokens to lanes, and returns the requested logits.
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
+    /// The drafts of the model's head behind each of these tokens. None without a head, or where it
+    /// failed: a draft is never owed.
+    fn propose(&mut self, _behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        Vec::new()
+    }
     /// Called when there is nothing to run until the next request.
     fn rest(&mut self) {}
 }

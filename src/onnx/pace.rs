@@ -13,7 +13,7 @@ mod text;
 
 use std::time::{Duration, Instant};
 
-use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use crate::forward::{Behind, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, Rows};
 use foretell_core::units::Tick;
 
 use curve::{Batch, Curve, Steps};
@@ -142,6 +142,13 @@ impl Forward for Paced {
         self.watch.wait_until(due);
         self.due = Some(due);
         logits
+    }
+
+    fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        let proposed = self.model.propose(behind);
+        // The pace does not know a head: its time is added as it is here.
+        self.due = Some(self.watch.now());
+        proposed
     }
 
     fn rest(&mut self) {

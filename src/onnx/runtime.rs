@@ -5,6 +5,7 @@ pub mod cache;
 pub mod description;
 pub mod device;
 pub mod foreign;
+mod head;
 pub mod library;
 pub mod load;
 pub mod model;

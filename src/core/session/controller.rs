@@ -22,7 +22,7 @@ pub use crate::control::costs::Turn;
 use crate::control::{Class, Control, Measurements, Quote, RoundCosts, TemperatureBucket, Tuning, Way};
 use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
-use crate::words::{PlainReason, Put, Shape, VerifyMethod, VerifyResult};
+use crate::words::{PlainReason, Proposal, Put, Shape, VerifyMethod, VerifyResult};
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
@@ -265,7 +265,7 @@ impl SpeculationController {
                 .slots
                 .get(position)
                 .and_then(SessionDrafter::inline)
-                .filter(|inline| inline.virtual_round.is_none());
+                .filter(|inline| inline.virtual_round.is_none() && inline.lookup.is_informed());
             let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
             let (mut draft, quote) = self.control.with(|learnt| {
                 let round_costs = self.round_costs(learnt, true);
@@ -338,6 +338,18 @@ impl SpeculationController {
         };
         for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
             inline.lookup.observe_result(&VerifyFeedback { after, draft, result });
+        }
+        if let Some(proposal) = &result.proposal {
+            self.observe_proposal(proposal, output.len());
+        }
+    }
+
+    /// Passes a proposal of the backend to the lookups: its tokens follow `output` tokens of the
+    /// output and [`Proposal::behind`].
+    pub fn observe_proposal(&mut self, proposal: &Proposal, output: usize) {
+        let Some(prompt) = self.prompt.as_ref().map(Vec::len) else { return };
+        for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
+            inline.lookup.observe_proposal(proposal, prompt + output);
         }
     }
 

@@ -139,6 +139,19 @@ pub struct VerifyResult {
     /// How the draft was sent to the backend, the key under which its cost is noted; `None` where
     /// no request was made.
     pub put: Option<Put>,
+    /// The backend's proposal for what follows; `None` if it made none.
+    pub proposal: Option<Proposal>,
+}
+
+/// Tokens that the backend itself proposes: a head drafted them from the hidden state behind the
+/// last token of a context.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    /// The last tokens of that context. Behind others it says nothing.
+    pub behind: Vec<TokenId>,
+    /// For each next position the likeliest tokens with their probabilities, best first. Each
+    /// position follows the first token of the one before it.
+    pub steps: Vec<Vec<(TokenId, f32)>>,
 }
 
 /// How a draft was sent to the backend.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use crate::openai::parts;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
+use foretell_core::words::Proposal;
 
 /// One event of a plain request's stream.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,6 +35,8 @@ pub struct Chunk {
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
+    /// What the backend proposes to follow these tokens; `None` if nothing.
+    pub proposal: Option<Proposal>,
     /// The event carries text whose ids are not known, or several choices.
     pub doubtful: bool,
 }

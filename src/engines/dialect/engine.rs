@@ -138,6 +138,8 @@ pub struct Engine {
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
+    /// Tokens that a head of its model can propose with an answer; 0 if it has none.
+    pub proposes: usize,
     /// Its own speculative decoding is switched on.
     pub speculates: bool,
     /// Fields that a client leaves out get the operator's values, which are not known here
@@ -195,6 +197,7 @@ impl Engine {
             derenders: false,
             parsers: Parsers::default(),
             continues_grammar: false,
+            proposes: 0,
             speculates: false,
             own_defaults: false,
             seeded: false,

@@ -21,12 +21,15 @@ use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
-use foretell_core::words::{Dist, Row, VerifyMethod, VerifyResult};
+use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 
 const VERIFY: &str = "/v1/verify";
 const TOKENIZER_INFO: &str = "/tokenizer_info";
 /// Number of most probable tokens that a lossy accept rule asks for: FLy uses three.
 const TOP: usize = 3;
+/// The field that asks for a head's proposal of so many tokens, and the member that has it.
+const PROPOSE: &str = "propose";
+const PROPOSAL: &str = "proposal";
 
 /// The codec of `foretell target`.
 pub struct Onnx;
@@ -82,6 +85,7 @@ impl Codec for Onnx {
             parsers,
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
+            proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
             continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR),
             ..Engine::new(Dialect::Onnx, model, version)
         })
@@ -103,9 +107,12 @@ impl Codec for Onnx {
     }
 
     /// Adds `return_token_ids` and, above temperature 0 if the client sent none, `seed`.
-    fn first_request(&self, _: &Engine, request: &Request, seed: u64) -> Call {
+    fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call {
         let mut body = shared::streamed(request, shared::continuous_usage());
         body.insert("return_token_ids".into(), Value::Bool(true));
+        if engine.proposes > 0 {
+            body.insert(PROPOSE.into(), engine.proposes.into());
+        }
         if request.sampling.temperature > 0.0 && request.sampling.seed.is_none() {
             body.insert("seed".into(), seed.into());
         }
@@ -113,7 +120,7 @@ impl Codec for Onnx {
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
-        Additive { usage: true, ..Additive::of(request) }
+        Additive { usage: true, choice: &[PROPOSAL], ..Additive::of(request) }
     }
 
     /// The seed stands last in a choice, behind the ids.
@@ -124,20 +131,35 @@ impl Codec for Onnx {
         }
     }
 
-    fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
+    fn plain_request(
+        &self,
+        engine: &Engine,
+        context: &Context<'_>,
+        sampling: &Sampling,
+        max_tokens: u32,
+    ) -> Call {
         let mut fields = fields(sampling);
+        if engine.proposes > 0 {
+            fields.insert(PROPOSE.into(), engine.proposes.into());
+        }
         fields.insert("generated".into(), vec![context.output.len()].into());
         shared::plain_request(context, max_tokens, &fields)
     }
 
     fn chunk(&self, _: &Engine, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
-        shared::chunk(event)
+        let mut chunk = shared::chunk(event)?;
+        let proposal = event.pointer("/choices/0").and_then(|choice| choice.get(PROPOSAL));
+        let proposal = proposal.and_then(|proposal| Proposed::deserialize(proposal).ok());
+        chunk.proposal = proposal.map(|proposal| proposal.behind(chunk.tokens.clone()));
+        Ok(chunk)
     }
 
     /// Sends the tree itself, or one prompt per node.
-    fn verify(&self, _: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
+    fn verify(&self, engine: &Engine, round: &Round<'_>) -> Result<VerifyRequest, Refusal> {
         match round.method {
-            VerifyMethod::Tree => Ok(VerifyRequest { calls: vec![tree(round)], nodes: round.draft.len() }),
+            VerifyMethod::Tree => {
+                Ok(VerifyRequest { calls: vec![tree(engine, round)], nodes: round.draft.len() })
+            }
             VerifyMethod::FanOut => Ok(fan_out(round)),
             VerifyMethod::Score | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
@@ -153,7 +175,7 @@ impl Codec for Onnx {
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
         let result = match round.method {
-            VerifyMethod::Tree => tree_result(round.context.len(), body)?,
+            VerifyMethod::Tree => tree_result(round, body)?,
             _ => shared::fan_out_result(asked.nodes + 1, shared::fan_out_tokens(round, asked.nodes), body)?,
         };
         if result.rows.len() != asked.nodes + 1 {
@@ -176,7 +198,7 @@ fn fields(sampling: &Sampling) -> Map<String, Value> {
     fields
 }
 
-fn tree(round: &Round<'_>) -> Call {
+fn tree(engine: &Engine, round: &Round<'_>) -> Call {
     let (draft, ids) = (round.draft.nodes(), round.context.ids());
     let tokens: Vec<TokenId> = draft.iter().map(|node| node.token).collect();
     let parents: Vec<i64> = draft.iter().map(|node| node.parent.map_or(-1, |parent| parent as i64)).collect();
@@ -187,6 +209,7 @@ fn tree(round: &Round<'_>) -> Call {
         .put("tokens", tokens)
         .put("parents", parents)
         .all(&non_default_fields(round.sampling));
+    let body = if engine.proposes > 0 { body.put(PROPOSE, engine.proposes) } else { body };
     let body = if round.weighs { body.put("top_logprobs", TOP) } else { body };
     Call { path: VERIFY, body: body.end() }
 }
@@ -207,6 +230,33 @@ fn fan_out(round: &Round<'_>) -> VerifyRequest {
 struct VerifyAnswer {
     rows: Vec<VerifyRow>,
     usage: Option<PromptUsage>,
+    #[serde(default)]
+    accepted: Vec<usize>,
+    proposal: Option<Proposed>,
+}
+
+/// A proposal as it is sent: for each position the likeliest tokens and their probabilities.
+#[derive(Deserialize)]
+struct Proposed {
+    tokens: Vec<Vec<TokenId>>,
+    shares: Vec<Vec<f32>>,
+}
+
+impl Proposed {
+    fn behind(self, behind: Vec<TokenId>) -> Proposal {
+        let paired = |(tokens, shares): (Vec<_>, Vec<_>)| tokens.into_iter().zip(shares).collect();
+        Proposal { behind, steps: self.tokens.into_iter().zip(self.shares).map(paired).collect() }
+    }
+}
+
+impl VerifyAnswer {
+    /// The tokens that the target's proposal follows: the accepted nodes and the token after them.
+    fn accepted(&self, round: &Round<'_>) -> Option<Vec<TokenId>> {
+        let row = self.accepted.last().map_or(0, |node| node + 1);
+        let sample = self.rows.get(row)?.sample?;
+        let nodes = self.accepted.iter().map(|&node| Some(round.draft.nodes().get(node)?.token));
+        nodes.chain(std::iter::once(Some(sample))).collect()
+    }
 }
 
 #[derive(Deserialize)]
@@ -232,9 +282,11 @@ impl VerifyRow {
     }
 }
 
-fn tree_result(context: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> {
-    let answer: VerifyAnswer = serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
-    shared::check_prompt(answer.usage.as_ref(), context)?;
+fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadable> {
+    let mut answer: VerifyAnswer =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
+    shared::check_prompt(answer.usage.as_ref(), round.context.len())?;
+    let proposal = answer.proposal.take().zip(answer.accepted(round));
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were
     // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -243,6 +295,7 @@ fn tree_result(context: usize, body: &[u8]) -> Result<VerifyResult, Unreadable> 
     Ok(VerifyResult {
         rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
         computed,
+        proposal: proposal.map(|(proposed, behind)| proposed.behind(behind)),
         ..VerifyResult::default()
     })
 }

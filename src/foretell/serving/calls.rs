@@ -149,7 +149,7 @@ impl Calls {
             Arc::new(Common {
                 replica: Arc::clone(&exchange.replica),
                 renderer: run.plan.identity.renderer.clone(),
-                engine: Arc::clone(&run.plan.identity.engine),
+                engine: run.plan.engine(),
                 tokenizer: Arc::clone(&run.plan.identity.tokenizer),
                 rounds_seen: Arc::clone(&run.plan.identity.rounds_seen),
                 headers,

@@ -11,8 +11,10 @@ use crate::fleet::identity::Identity;
 use crate::learning::comparison::Drawn;
 use crate::serving::calls::CallLimits;
 use crate::serving::grammar::Grammar;
+use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::PlainReason;
+use foretell_engines::dialect::Engine;
 use foretell_engines::openai::Sampling;
 use foretell_engines::policy::Ruling;
 
@@ -39,6 +41,16 @@ pub struct SessionPlan {
 }
 
 impl SessionPlan {
+    /// The engine, which is asked for the proposals of its head only if a drafter reads them.
+    pub fn engine(&self) -> Arc<Engine> {
+        let engine = &self.identity.engine;
+        let reads = self.rules.lookups.contains(&LookupSpec::Head);
+        if reads || engine.proposes == 0 {
+            return Arc::clone(engine);
+        }
+        Arc::new(Engine { proposes: 0, ..Engine::clone(engine) })
+    }
+
     /// Narrows the permission: it is not known which process answers.
     pub fn without_process(&mut self, closed: Option<PlainReason>) {
         self.rules.permission = untied(self.rules.permission, closed);

@@ -77,7 +77,7 @@ impl Run {
         }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
-        let call = self.plan.identity.engine.first_request(&exchange.request, self.plan.seed);
+        let call = calls.engine().first_request(&exchange.request, self.plan.seed);
         exchange.slot.record.called();
         let closed = self.gates(&exchange)();
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
@@ -179,6 +179,7 @@ impl Run {
         let (head, body) = response.into_parts();
         let mut start = self.start(&exchange.request);
         start.rules.shared.prediction = prediction.await;
+        start.rules.shared.proposes = calls.engine().proposes > 0;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
         let Some((id, Action::Plain(PlainRequest::First))) = session.poll() else {
             return Err(exchange.decline(RelayReason::Fault));

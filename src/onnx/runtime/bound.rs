@@ -108,6 +108,17 @@ pub struct Bound {
     mask: Tensor<f32>,
     rows: Tensor<i64>,
     logits: Tensor<f32>,
+    /// Hidden states of the same rows; `None` if no head reads them.
+    taps: Option<Tensor<f32>>,
+}
+
+/// Numbers of one row of the outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Widths {
+    /// Logits.
+    pub vocabulary: usize,
+    /// Hidden states that a head reads; 0 without one.
+    pub taps: usize,
 }
 
 fn host<T: PrimitiveTensorElementType + std::fmt::Debug, const N: usize>(
@@ -122,7 +133,7 @@ impl Bound {
         session: &Session,
         set: &mut TensorSet,
         cache: CacheShape,
-        vocabulary: usize,
+        widths: Widths,
         shape: RunShape,
     ) -> ort::Result<Self> {
         let (lanes, tokens) = (set.shape.lanes, shape.tokens);
@@ -136,7 +147,8 @@ impl Bound {
             kv_len: host([lanes])?,
             mask: host([lanes, 1, tokens, set.shape.rows])?,
             rows: host([lanes, shape.rows])?,
-            logits: host([lanes, shape.rows, vocabulary])?,
+            logits: host([lanes, shape.rows, widths.vocabulary])?,
+            taps: (widths.taps > 0).then(|| host([lanes, shape.rows, widths.taps])).transpose()?,
         };
         for layer in 0..cache.layers {
             for (kind, offset) in [("k", 0), ("v", 1)] {
@@ -146,6 +158,9 @@ impl Bound {
             }
         }
         bound.binding.bind_output("logits", &mut bound.logits)?;
+        if let Some(taps) = &mut bound.taps {
+            bound.binding.bind_output("taps", taps)?;
+        }
         bound.bind_inputs()?;
         Ok(bound)
     }
@@ -236,9 +251,18 @@ impl Bound {
 
     /// The first `count` rows of logits of a slot.
     pub fn logits(&self, slot: usize, count: usize) -> ort::Result<&[f32]> {
-        let (shape, data) = self.logits.try_extract_tensor::<f32>()?;
-        let vocabulary = shape.last().map_or(0, |&size| size.max(0) as usize);
-        let start = slot * self.shape.rows * vocabulary;
-        Ok(data.get(start..start + count * vocabulary).unwrap_or(&[]))
+        self.rows(&self.logits, slot, count)
+    }
+
+    /// The hidden states of the first `count` rows of a slot; empty if no head reads them.
+    pub fn taps(&self, slot: usize, count: usize) -> ort::Result<&[f32]> {
+        self.taps.as_ref().map_or(Ok(&[]), |taps| self.rows(taps, slot, count))
+    }
+
+    fn rows<'a>(&self, output: &'a Tensor<f32>, slot: usize, count: usize) -> ort::Result<&'a [f32]> {
+        let (shape, data) = output.try_extract_tensor::<f32>()?;
+        let width = shape.last().map_or(0, |&size| size.max(0) as usize);
+        let start = slot * self.shape.rows * width;
+        Ok(data.get(start..start + count * width).unwrap_or(&[]))
     }
 }

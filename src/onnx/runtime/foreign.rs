@@ -98,7 +98,7 @@ impl ForeignModel {
         let device = loaded.note.as_str();
         tracing::info!(model = %folder.display(), device, context, layers, "model of another tool loaded");
         Ok(Self {
-            config: ModelConfig { vocabulary, context, lanes: options.lanes, eos: facts.eos },
+            config: ModelConfig { vocabulary, context, lanes: options.lanes, eos: facts.eos, proposes: 0 },
             lanes: (0..options.lanes).map(|_| None).collect(),
             cutter: cutter.map_err(refused)?,
             widener,

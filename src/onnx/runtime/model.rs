@@ -8,13 +8,14 @@ use std::path::Path;
 
 use ort::session::Session;
 
-use super::bound::{Bound, RunShape, SlotFeed};
+use super::bound::{Bound, RunShape, SlotFeed, Widths};
 use super::cache::{Cache, failed};
 use super::description::Description;
 use super::device::Device;
 use super::foreign::Names;
+use super::head::Head;
 use super::load::{self, Loaded};
-use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, validate};
+use crate::forward::{Behind, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, validate};
 use crate::layout::{Layout, Step};
 use crate::open::{OpenError, Options};
 
@@ -38,6 +39,9 @@ pub struct Model {
     device: Device,
     note: String,
     session: Session,
+    head: Option<Head>,
+    /// Numbers of hidden state of each row that the head reads; 0 without one.
+    tap_width: usize,
     layout: Layout,
     cache: Cache,
     steps: Vec<Step>,
@@ -63,6 +67,8 @@ impl Model {
         let description = Description::read(folder)?;
         check_graph(&loaded.session, &description).map_err(|missing| loaded.refused(missing))?;
         let context = options.context.unwrap_or(usize::MAX).min(description.context);
+        let taps = width_of(&loaded.session, "taps");
+        let head = Head::find(folder, options, taps, description.vocabulary)?;
         tracing::info!(model = %folder.display(), device = loaded.note, context, "model loaded");
         Ok(Self {
             config: ModelConfig {
@@ -70,7 +76,10 @@ impl Model {
                 context,
                 lanes: options.lanes,
                 eos: description.eos.clone(),
+                proposes: head.as_ref().map_or(0, Head::steps),
             },
+            tap_width: taps.filter(|_| head.is_some()).unwrap_or(0),
+            head,
             device: loaded.device,
             note: loaded.note,
             session: loaded.session,
@@ -158,8 +167,8 @@ impl Model {
             if let (Some(oldest), true) = (oldest, set.bound.len() >= KEPT_RUNS) {
                 set.bound.swap_remove(oldest);
             }
-            let vocabulary = self.config.vocabulary;
-            let bound = Bound::new(&self.session, set, self.description.cache, vocabulary, shape);
+            let widths = Widths { vocabulary: self.config.vocabulary, taps: self.tap_width };
+            let bound = Bound::new(&self.session, set, self.description.cache, widths, shape);
             set.bound.push(bound.map_err(|error| failed(&error))?);
         }
         let index = known.unwrap_or(set.bound.len() - 1);
@@ -182,6 +191,8 @@ impl Model {
             let values = bound.logits(slot, rows.len()).map_err(|error| failed(&error))?;
             let first = (taken.done + rows.start).saturating_sub(taken.wanted);
             logits.write(*feed, first, values);
+            let states = bound.taps(slot, rows.len()).map_err(|error| failed(&error))?;
+            logits.write_taps(*feed, first, states);
         }
         Ok(())
     }
@@ -196,6 +207,12 @@ fn slot_feed<'a>(feed: &Feed<'a>, base: usize) -> SlotFeed<'a> {
         taking: 0,
         wanted: feed.tokens.len() - feed.wanted(),
     }
+}
+
+/// The last size of an output; `None` if the graph has no such output, or it is not fixed.
+fn width_of(session: &Session, name: &str) -> Option<usize> {
+    let outlet = session.outputs().iter().find(|outlet| outlet.name() == name)?;
+    usize::try_from(*outlet.dtype().tensor_shape()?.last()?).ok()
 }
 
 /// Checks that the graph has the inputs and outputs of the contract, and the layers of its
@@ -261,7 +278,8 @@ impl Forward for Model {
         self.pairs.extend(feeds.iter().map(|feed| (feed.lane, feed.tokens.len())));
         self.layout.prepare(&self.pairs)?;
         self.apply_steps()?;
-        let mut logits = Logits::zeroed(self.config.vocabulary, feeds.iter().map(Feed::wanted));
+        let mut logits =
+            Logits::zeroed(self.config.vocabulary, feeds.iter().map(Feed::wanted)).with_taps(self.tap_width);
         let mut sets: Vec<usize> =
             feeds.iter().filter_map(|feed| Some(self.layout.address(feed.lane)?.set)).collect();
         sets.sort_unstable();
@@ -273,5 +291,9 @@ impl Forward for Model {
             self.layout.set_len(feed.lane, self.layout.len(feed.lane) + feed.tokens.len());
         }
         Ok(logits)
+    }
+
+    fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        self.head.as_mut().map(|head| head.propose(behind)).unwrap_or_default()
     }
 }

@@ -1,6 +1,6 @@
 //! A job that has a lane: the tokens to compute next, and the use of the logits.
 
-use crate::forward::{Feed, Lane, Logits, Rows};
+use crate::forward::{Feed, HeadDraft, Lane, Logits, Rows};
 use crate::sampler::History;
 use crate::target::job::{
     Ending, Event, Failure, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
@@ -9,6 +9,10 @@ use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
 use crate::target::metrics::Metrics;
 use crate::target::prefix::SlotId;
 use foretell_core::units::TokenId;
+
+/// The head drafts behind one in so many tokens of a plain output, beginning with the first: enough
+/// to learn how often it is right, at little cost.
+const PROPOSED: usize = 16;
 
 /// A job with a lane.
 pub(super) struct Active {
@@ -20,8 +24,12 @@ pub(super) struct Active {
     cached: usize,
     token_context: History,
     produced: usize,
+    /// Index of the row of the last run that the last token was sampled from.
+    last_row: usize,
     scored: Vec<PromptRow>,
     verified: Option<Verified>,
+    /// The last token, until it is sent.
+    unsent: Option<Token>,
     pub(super) job: Job,
 }
 
@@ -76,8 +84,10 @@ impl Active {
             cached,
             token_context,
             produced: 0,
+            last_row: 0,
             scored: Vec::new(),
             verified: None,
+            unsent: None,
             job,
         }
     }
@@ -131,6 +141,7 @@ impl Active {
             last = piece.sequence.saturating_sub(skipped + 1);
             self.score_prompt(logits, feed, before + skipped, last + usize::from(!piece.whole))?;
         }
+        self.last_row = last;
         if piece.whole { self.grow(logits.row(feed, last)) } else { Ok(Next::Continue) }
     }
 
@@ -174,9 +185,42 @@ impl Active {
             self.token_context.look().map_err(Failure::Grammar)?;
         }
         self.tokens.push(id);
-        // If the receiver is gone, the scheduler drops this job at its next turn.
-        let _ = job.events.send(Event::Token(Token { id, scores, ending }));
+        self.unsent = Some(Token { id, scores, ending, proposal: None });
         Ok(if ending.is_none() { Next::Continue } else { Next::Done })
+    }
+
+    /// The row and the token that the head is to draft behind after a run; `None` if it is not asked
+    /// to.
+    pub(super) fn opening(&self) -> Option<(usize, TokenId)> {
+        match &self.job {
+            Job::Generate(job) => {
+                let token = self.unsent.as_ref().filter(|token| token.ending.is_none())?;
+                let due = job.proposes && self.produced % PROPOSED == 1;
+                due.then_some((self.last_row, token.id))
+            }
+            Job::Verify(job) => {
+                let verified = self.verified.as_ref().filter(|_| job.proposes)?;
+                let row = verified.accepted.last().map_or(0, |node| node + 1);
+                Some((row, verified.rows.get(row)?.sample?))
+            }
+        }
+    }
+
+    /// Takes the head's draft behind [`Active::opening`].
+    pub(super) fn propose(&mut self, draft: HeadDraft) {
+        if let Some(token) = &mut self.unsent {
+            token.proposal = Some(draft);
+        } else if let Some(verified) = &mut self.verified {
+            verified.proposal = Some(draft);
+        }
+    }
+
+    /// Reports the last token.
+    pub(super) fn report(&mut self) {
+        if let (Job::Generate(job), Some(token)) = (&self.job, self.unsent.take()) {
+            // If the receiver is gone, the scheduler drops this job at its next turn.
+            let _ = job.events.send(Event::Token(token));
+        }
     }
 
     /// Samples at every position of a draft; the answer is sent once the job is finished.
@@ -190,7 +234,8 @@ impl Active {
             judge(&job.sampler, &self.token_context, &draft, job.top, row)
         };
         let (rows, accepted) = judged?;
-        self.verified = Some(Verified { rows, accepted: accepted.clone(), cached: self.cached });
+        self.verified =
+            Some(Verified { rows, accepted: accepted.clone(), cached: self.cached, proposal: None });
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::forward::HeadDraft;
 use crate::grammar::Place;
 use crate::sampler::Sampler;
 use foretell_core::draft::Sampled;
@@ -37,6 +38,8 @@ pub struct Generate {
     pub logprobs: Option<usize>,
     /// Report log-probabilities of prompt tokens; `None`: report none.
     pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Let the head draft behind some of the tokens.
+    pub proposes: bool,
     /// Receives the output.
     pub events: mpsc::UnboundedSender<Event>,
 }
@@ -108,6 +111,8 @@ pub struct Token {
     pub scores: Option<Scores>,
     /// Reason that the output ends with this token; `None` if it continues.
     pub ending: Option<Ending>,
+    /// The head's draft behind this token; `None` if it was not asked for one.
+    pub proposal: Option<HeadDraft>,
 }
 
 /// Log-probabilities at one position, after temperature and other processing.
@@ -162,6 +167,8 @@ pub struct Verify {
     pub top: usize,
     /// The draft is a chain that was drawn from known distributions, and is verified by them.
     pub sampled: Option<Drawn>,
+    /// Let the head draft behind the accepted nodes and the token after them.
+    pub proposes: bool,
     /// Receives the answer, or the reason that there is none.
     pub reply: oneshot::Sender<Result<Verified, Failure>>,
 }
@@ -184,6 +191,8 @@ pub struct Verified {
     pub accepted: Vec<usize>,
     /// Number of context tokens that were in the cache.
     pub cached: usize,
+    /// The head's draft of what follows; `None` if it was not asked for one.
+    pub proposal: Option<HeadDraft>,
 }
 
 /// The target's result at one position of a draft.

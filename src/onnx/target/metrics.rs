@@ -19,6 +19,8 @@ pub(super) enum Kind {
     Verify,
     /// No draft, but at least one sequence with several tokens.
     Prefill,
+    /// A run of the head.
+    Draft,
 }
 
 impl Kind {
@@ -27,6 +29,7 @@ impl Kind {
             Self::Decode => "decode",
             Self::Verify => "verify",
             Self::Prefill => "prefill",
+            Self::Draft => "draft",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Output of one choice: turns tokens into text and looks for stop strings.
 
+use crate::forward::HeadDraft;
 use crate::target::job::{Ending, Scores, Token};
 use crate::target::stops::{Seen, Stops};
 use foretell_core::session::Decode;
@@ -12,6 +13,8 @@ pub(super) struct Step {
     pub(super) text: String,
     pub(super) scores: Option<Scores>,
     pub(super) finish: Option<Finish>,
+    /// The head's draft behind the token; `None` if there is none.
+    pub(super) proposal: Option<HeadDraft>,
 }
 
 /// Reason that a choice is finished.
@@ -57,7 +60,7 @@ impl Output {
     pub(super) fn take(&mut self, token: Token) -> Step {
         self.tokens += 1;
         let early = self.tokens <= self.spared;
-        let Token { id, scores, ending } = token;
+        let Token { id, scores, ending, proposal } = token;
         // An end token is not part of the text, unless the client asked for stop texts to be
         // included.
         let shown = match ending {
@@ -68,13 +71,13 @@ impl Output {
         let piece = if shown { self.decoder.push(id) } else { String::new() };
         let Seen { mut text, stop } = self.stops.push(&piece, early);
         if let Some(stop) = stop {
-            return Step { id, text, scores, finish: Some(Finish::StopText(stop)) };
+            return Step { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
         }
-        let Some(ending) = ending else { return Step { id, text, scores, finish: None } };
+        let Some(ending) = ending else { return Step { id, text, scores, finish: None, proposal } };
         let last = self.stops.push(&self.decoder.flush(), early);
         text.push_str(&last.text);
         if let Some(stop) = last.stop {
-            return Step { id, text, scores, finish: Some(Finish::StopText(stop)) };
+            return Step { id, text, scores, finish: Some(Finish::StopText(stop)), proposal: None };
         }
         text.push_str(&self.stops.flush());
         let finish = match ending {
@@ -82,6 +85,6 @@ impl Output {
             Ending::StopToken(id) => Finish::StopToken(id),
             Ending::Length => Finish::Length,
         };
-        Step { id, text, scores, finish: Some(finish) }
+        Step { id, text, scores, finish: Some(finish), proposal: None }
     }
 }

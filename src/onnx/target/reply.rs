@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::forward::HeadDraft;
 use crate::target::job::{PromptRow, Scores, Verified};
 use crate::target::output::Finish;
 use crate::target::words::Words;
@@ -53,6 +54,23 @@ pub(super) struct Choice {
     pub(super) prompt_logprobs: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) seed: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) proposal: Option<Proposed>,
+}
+
+/// A draft of the head: for each position the likeliest tokens and their probabilities, best first.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Proposed {
+    tokens: Vec<Vec<TokenId>>,
+    shares: Vec<Vec<f32>>,
+}
+
+impl From<&HeadDraft> for Proposed {
+    fn from(draft: &HeadDraft) -> Self {
+        let of = |step: &Vec<(TokenId, f32)>| step.iter().copied().unzip();
+        let (tokens, shares) = draft.iter().map(of).unzip();
+        Self { tokens, shares }
+    }
 }
 
 impl Choice {
@@ -262,6 +280,8 @@ pub(super) struct VerifyReply<'a> {
     usage: Usage,
     rows: Vec<VerifyRow<'a>>,
     accepted: &'a [usize],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proposal: Option<Proposed>,
 }
 
 #[derive(Serialize)]
@@ -291,6 +311,8 @@ impl<'a> VerifyReply<'a> {
             draft_logprob: row.draft_logprob,
         });
         let usage = Usage::new(context, verified.cached, verified.accepted.len() + 1);
-        Self { model, system_fingerprint, seed, usage, rows: rows.collect(), accepted: &verified.accepted }
+        let proposal = verified.proposal.as_ref().map(Proposed::from);
+        let accepted = &verified.accepted;
+        Self { model, system_fingerprint, seed, usage, rows: rows.collect(), accepted, proposal }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Instant;
 
-use crate::forward::{Feed, Forward, Lane, ModelConfig};
+use crate::forward::{Behind, Feed, Forward, Lane, Logits, ModelConfig};
 use crate::target::active::{Active, Next, Piece};
 use crate::target::job::{Failure, Job};
 use crate::target::metrics::{Kind, Metrics};
@@ -188,7 +188,7 @@ impl Scheduler {
             started.elapsed(),
             feeds.iter().map(|feed| feed.tokens.len()).sum(),
         );
-        let mut over = Vec::new();
+        let mut outcomes = Vec::new();
         for (feed, (at, _, piece)) in batch.iter().enumerate() {
             let Some(active) = self.active.get_mut(*at) else { continue };
             let next = match &logits {
@@ -198,11 +198,38 @@ impl Scheduler {
                 }
                 Err(error) => Err(error.to_string().into()),
             };
-            if !matches!(next, Ok(Next::Continue)) {
-                over.push((*at, next));
+            outcomes.push((*at, next));
+        }
+        if let Ok(logits) = &logits {
+            self.propose(batch, logits);
+        }
+        for (at, _, _) in batch {
+            if let Some(active) = self.active.get_mut(*at) {
+                active.report();
             }
         }
-        over
+        outcomes.retain(|(_, next)| !matches!(next, Ok(Next::Continue)));
+        outcomes
+    }
+
+    /// Lets the head draft, in one run, for all jobs of a batch that ask for it.
+    fn propose(&mut self, batch: &[(usize, Lane, Piece)], logits: &Logits) {
+        let asks = batch.iter().enumerate().filter_map(|(feed, (at, _, _))| {
+            let (row, token) = self.active.get(*at)?.opening()?;
+            Some((*at, Behind { taps: logits.taps(feed, row)?, token }))
+        });
+        let (asked, behind): (Vec<usize>, Vec<Behind<'_>>) = asks.unzip();
+        if behind.is_empty() {
+            return;
+        }
+        let started = Instant::now();
+        let proposed = self.model.propose(&behind);
+        self.metrics.step(Kind::Draft, started.elapsed(), 0);
+        for (at, steps) in asked.into_iter().zip(proposed) {
+            if let Some(active) = self.active.get_mut(at) {
+                active.propose(steps);
+            }
+        }
     }
 
     /// Sends the answer first and tidies up the lane afterwards.

@@ -155,6 +155,7 @@ impl App {
             "id": self.name, "object": "model", "created": self.created, "owned_by": "foretell", "root": self.name,
             "parent": null, "max_model_len": self.engine.config().context, "started": self.started,
             "system_fingerprint": &*self.mark, "grammars": self.served().grammars.then_some(CALL_GRAMMAR), "tool_parser": self.parsers.tools.map(ToolFormat::name),
+            "proposes": Some(self.engine.config().proposes).filter(|&most| most > 0),
             "reasoning_parser": self.parsers.reasoning.map(ReasoningFormat::name),
         })
     }
@@ -232,7 +233,13 @@ impl App {
     fn served(&self) -> Served<'_> {
         let vocabulary = self.engine.config().vocabulary;
         let grammars = self.words.tokenizer().is_some() && !self.engine.config().eos.is_empty();
-        Served { model: &self.name, vocabulary, parsers: self.parsers, grammars }
+        Served {
+            model: &self.name,
+            vocabulary,
+            parsers: self.parsers,
+            grammars,
+            proposes: self.engine.config().proposes,
+        }
     }
 
     /// The place after `output` in the text of the request's grammar; `None` if it has none.
@@ -282,6 +289,7 @@ impl App {
                     limits: self.limits(&ask, max_tokens),
                     logprobs: ask.show.logprobs,
                     prompt_logprobs: ask.show.prompt_logprobs,
+                    proposes: ask.propose > 0 && ask.stream,
                     events,
                 })));
                 let stops = Stops::new(&ask.stop, ask.include_stop);
@@ -382,6 +390,7 @@ impl App {
             tokens: ask.tokens,
             parents: ask.parents,
             top: ask.top,
+            proposes: ask.propose > 0,
             sampled: enclosed.map(|draft| Drawn {
                 draft,
                 seed: self.random.hash_one(("draws", self.count.fetch_add(1, Ordering::Relaxed))),

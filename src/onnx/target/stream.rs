@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::target::job::{Event, Failure, PromptRow};
 use crate::target::output::{Finish, Output, Step};
 use crate::target::parts::Parsing;
-use crate::target::reply::{Choice, Envelope, OutputDetails, Scored, Speller, Usage};
+use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Scored, Speller, Usage};
 use crate::target::server::now;
 use crate::target::wire::{Ask, StreamUsage};
 use foretell_core::session::parse::{Parse, Parsed};
@@ -245,6 +245,7 @@ impl Answer {
             None => choice.say(self.ask.route, true, first, text),
         }
         choice.token_ids = self.ask.show.token_ids.then(|| vec![step.id]);
+        choice.proposal = step.proposal.as_ref().map(Proposed::from);
         if let Some(finish) = &step.finish {
             choice.finish(finish);
             if called && *finish == Finish::Eos {

@@ -58,6 +58,8 @@ pub(super) struct Ask {
     pub(super) opening: bool,
     /// Decides how the answer to a chat is parsed.
     pub(super) asked: Asked,
+    /// Tokens that the head is to draft now and then; 0: none.
+    pub(super) propose: usize,
 }
 
 impl Ask {
@@ -105,9 +107,16 @@ pub(super) struct Served<'a> {
     pub(super) parsers: Parsers,
     /// A grammar can bind an output.
     pub(super) grammars: bool,
+    /// Number of tokens that the model's head drafts; 0 if it has none.
+    pub(super) proposes: usize,
 }
 
 impl Served<'_> {
+    /// Reads `propose`: the tokens that the head is to draft, at most as many as it can.
+    fn propose(&self, fields: &mut Fields<'_>) -> Result<usize, Refusal> {
+        Ok(fields.size("propose", u32::MAX as usize)?.unwrap_or(0).min(self.proposes))
+    }
+
     fn check_model(&self, fields: &mut Fields<'_>) -> Result<(), Refusal> {
         match fields.take::<String>("model")? {
             Some(model) if model != self.model => Err(Refusal::NoModel(model)),
@@ -266,6 +275,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
         add_special_tokens: true,
         opening: true,
         asked: Asked::default(),
+        propose: served.propose(fields)?,
     })
 }
 

@@ -130,7 +130,7 @@ impl Babble {
         let eos = tokenizer.id(EOS).unwrap();
         let vocabulary = tokenizer.size();
         let taste = (0..vocabulary as TokenId).map(|token| taste(tokenizer, token)).collect();
-        let config = ModelConfig { vocabulary, context, lanes, eos: vec![eos] };
+        let config = ModelConfig { vocabulary, context, lanes, eos: vec![eos], proposes: 0 };
         let lanes = vec![None; lanes];
         let handle = Handle::default();
         Self { config, lanes, taste, seed: 0, step: Duration::ZERO, script: None, handle }

@@ -48,7 +48,7 @@ pub struct Watch {
 
 impl Fake {
     pub fn new(lanes: usize, context: usize) -> Self {
-        let config = ModelConfig { vocabulary: VOCABULARY, context, lanes, eos: vec![EOS] };
+        let config = ModelConfig { vocabulary: VOCABULARY, context, lanes, eos: vec![EOS], proposes: 0 };
         let lanes = vec![Vec::new(); lanes];
         Self { config, lanes, reserved: 0, watch: Watch::default(), permits: None, poison: None }
     }

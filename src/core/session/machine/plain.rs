@@ -26,6 +26,9 @@ impl<W: Walk> Session<W> {
         match event {
             Event::Prompt(ids) => self.know_prompt(ids),
             Event::Token { tokens, parsed, tail } => self.token(plain, tokens, parsed, tail, now),
+            Event::Proposal(proposal) => {
+                self.controller.observe_proposal(&proposal, self.output.tokens().len());
+            }
             Event::Doubt => self.doubts(Doubted::Prompt),
             Event::Rendered { prompt, bound } => {
                 self.know_prompt(prompt);

@@ -165,6 +165,7 @@ const KINDS: &[(&str, Source)] = &[
     named(Source::Suffix),
     named(Source::Phrasebook),
     named(Source::Recycling),
+    named(Source::Head),
     named(Source::Prediction),
     named(Source::Model),
 ];
@@ -189,6 +190,7 @@ const fn says(kind: Source) -> &'static str {
         Source::Recycling => {
             "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
         }
+        Source::Head => "Drafts of a head on the target's hidden state, made by `foretell target` for a model that has one.",
         Source::Prediction => "The client's own prediction; drafting resumes after an edit.",
         Source::Model => "A language model in this process.",
     }
@@ -203,6 +205,7 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
             Source::Suffix => LookupSpec::Suffix(scope(section)),
             Source::Phrasebook => phrasebook(section)?,
             Source::Recycling => LookupSpec::Recycling,
+            Source::Head => LookupSpec::Head,
             Source::Prediction => LookupSpec::Prediction,
             Source::Model => return model(section),
         };
@@ -215,6 +218,7 @@ fn default_drafters() -> Vec<Drafter> {
     let lookups = [
         LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
         LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true },
+        LookupSpec::Head,
     ];
     lookups.map(Drafter::Lookup).into()
 }

@@ -54,6 +54,9 @@ impl SessionLoop {
                     if tail != Tail::Open {
                         self.read_usage().await;
                     }
+                    if let Some(proposal) = chunk.proposal {
+                        self.session.handle(id, Event::Proposal(proposal), now);
+                    }
                     self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
                     self.end_if(id, ended);
                 } else if let Some(reason) = chunk.finish.as_deref() {

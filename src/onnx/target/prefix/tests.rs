@@ -46,7 +46,7 @@ struct House {
 }
 
 fn house(lanes: usize) -> House {
-    let config = ModelConfig { vocabulary: 1, context: 9999, lanes, eos: Vec::new() };
+    let config = ModelConfig { vocabulary: 1, context: 9999, lanes, eos: Vec::new(), proposes: 0 };
     House { model: Lengths { config, lens: vec![0; lanes], reserved: 0, copies: 0 }, lanes: Lanes::default() }
 }
 

@@ -20,6 +20,8 @@ pub(in crate::target) struct VerifyAsk {
     pub(in crate::target) top: usize,
     pub(in crate::target) sampling: Sampling,
     pub(in crate::target) stop_token_ids: Vec<TokenId>,
+    /// Tokens that the head is to draft; 0: none.
+    pub(in crate::target) propose: usize,
 }
 
 impl VerifyAsk {
@@ -52,8 +54,9 @@ pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<Verif
     let sampling = sampling(&mut fields, served)?;
     let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
     served.check_ids("stop_token_ids", &stop_token_ids)?;
+    let propose = served.propose(&mut fields)?;
     fields.finish()?;
-    Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids })
+    Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids, propose })
 }
 
 /// Checks `parents`: −1 means that a node follows the context; if missing, the draft is a chain.

@@ -1,0 +1,141 @@
+//! `head`: the tokens that the target's own head proposes with each of its answers.
+//!
+//! A head is a small network on the target's hidden state (Medusa, arXiv 2401.10774; EAGLE, arXiv
+//! 2401.15077). It runs where that state is, inside of the target, so its drafts come with a verify
+//! result, and now and then with a plain token. They are a function of the context that they follow.
+
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, Vote};
+use crate::units::TokenId;
+use crate::words::Proposal;
+
+/// The drafter of one session.
+#[derive(Debug)]
+pub struct Head {
+    id: DrafterId,
+    /// Number of tokens of the context.
+    seen: usize,
+    /// The proposal and the number of tokens of the context that it follows.
+    proposal: Option<(Proposal, usize)>,
+    /// Tokens since the proposal came.
+    since: Vec<TokenId>,
+}
+
+impl Head {
+    /// A drafter without a proposal, which votes as `id`.
+    pub const fn new(id: DrafterId) -> Self {
+        Self { id, seen: 0, proposal: None, since: Vec::new() }
+    }
+
+    /// The proposal, if it follows the present context.
+    fn fresh(&self) -> Option<&Proposal> {
+        let (proposal, at) = self.proposal.as_ref()?;
+        (self.seen == *at && self.since == proposal.behind).then_some(proposal)
+    }
+}
+
+impl Lookup for Head {
+    fn observe(&mut self, seen: &Feedback<'_>) {
+        self.seen += seen.tokens.len();
+        match &self.proposal {
+            Some((_, at)) if self.seen <= *at => self.since.extend_from_slice(seen.tokens),
+            _ => self.proposal = None,
+        }
+    }
+
+    fn observe_proposal(&mut self, proposal: &Proposal, context: usize) {
+        self.since.clear();
+        self.proposal = Some((proposal.clone(), context + proposal.behind.len()));
+    }
+
+    fn is_informed(&self) -> bool {
+        self.fresh().is_some()
+    }
+
+    fn draft(&self, budget: Budget) -> Tree {
+        let mut tree = Tree::default();
+        let Some(proposal) = self.fresh() else { return tree };
+        let mut open: Vec<Open> = Vec::new();
+        let mut above = 1.0;
+        for (depth, step) in proposal.steps.iter().take(budget.depth).enumerate() {
+            let tokens = step.iter().enumerate();
+            open.extend(tokens.map(|(rank, &(token, share))| Open { survival: above * share, depth, rank, token, share }));
+            above *= step.first().map_or(0.0, |&(_, share)| share);
+        }
+        open.sort_by(|a, b| b.survival.total_cmp(&a.survival).then(a.depth.cmp(&b.depth)));
+        // The node of the first token of each position.
+        let mut chain: Vec<usize> = Vec::new();
+        for Open { depth, rank, token, share, .. } in open {
+            let parent = depth.checked_sub(1).map(|above| chain.get(above).copied());
+            if parent == Some(None) || tree.len() >= budget.nodes {
+                break;
+            }
+            let features = Features { share, ..Features::default() };
+            let node = tree.push(Node::new(token, parent.flatten(), Vote::new(self.id, features)));
+            if rank == 0 {
+                chain.push(node);
+            }
+        }
+        tree
+    }
+
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.since.capacity() * size_of::<TokenId>()
+    }
+}
+
+/// A proposed token.
+struct Open {
+    /// Probability that it is reached and accepted.
+    survival: f32,
+    /// Its position, and its index among the tokens of that position.
+    depth: usize,
+    rank: usize,
+    token: TokenId,
+    share: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft::{Origin, Source};
+
+    fn proposal(behind: &[TokenId]) -> Proposal {
+        let steps = vec![vec![(5, 0.6), (6, 0.3)], vec![(7, 0.9), (8, 0.05)], vec![(9, 0.5), (1, 0.4)]];
+        Proposal { behind: behind.to_vec(), steps }
+    }
+
+    fn read(head: &mut Head, tokens: &[TokenId]) {
+        head.observe(&Feedback { tokens, origin: Origin::Output });
+    }
+
+    #[test]
+    fn a_proposal_is_a_chain_with_alternatives_the_likeliest_first() {
+        let mut head = Head::new(Source::Head.into());
+        read(&mut head, &[1, 2, 3]);
+        assert!(!head.is_informed());
+        head.observe_proposal(&proposal(&[4]), 3);
+        read(&mut head, &[4]);
+        let nodes = |budget| {
+            let tree = head.draft(budget);
+            tree.nodes().iter().map(|node| (node.token, node.parent)).collect::<Vec<_>>()
+        };
+        let whole = [(5, None), (7, Some(0)), (6, None), (9, Some(1)), (1, Some(1)), (8, Some(0))];
+        assert_eq!(nodes(Budget { nodes: 9, depth: 9 }), whole);
+        assert_eq!(nodes(Budget { nodes: 1, depth: 9 }), [(5, None)]);
+        assert_eq!(nodes(Budget { nodes: 9, depth: 1 }), [(5, None), (6, None)]);
+    }
+
+    #[test]
+    fn a_proposal_behind_other_tokens_or_an_old_one_is_dropped() {
+        let everything = Budget { nodes: 9, depth: 9 };
+        for (after, speaks) in [(&[4, 2][..], true), (&[4, 3], false), (&[4], false), (&[4, 2, 1], false)] {
+            let mut head = Head::new(Source::Head.into());
+            read(&mut head, &[1]);
+            head.observe_proposal(&proposal(&[4, 2]), 1);
+            for &token in after {
+                read(&mut head, &[token]);
+            }
+            assert_eq!((head.is_informed(), !head.draft(everything).is_empty()), (speaks, speaks), "{after:?}");
+        }
+    }
+}

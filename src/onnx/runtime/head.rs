@@ -1,0 +1,106 @@
+//! A head of a model: `heads/model.onnx` in its folder, made by `onnx/train/head.py`.
+//!
+//! It drafts several tokens in one run from the hidden state of one position, so it has no cache
+//! and needs nothing of the positions before.
+
+use std::path::Path;
+
+use ort::session::Session;
+use ort::value::Tensor;
+
+use super::load;
+use crate::forward::{Behind, HeadDraft};
+use crate::open::{OpenError, Options};
+use foretell_core::units::TokenId;
+
+/// Folder of a head in the folder of its model.
+const FOLDER: &str = "heads";
+
+/// A loaded head.
+pub struct Head {
+    session: Session,
+    /// Numbers of hidden state that it reads.
+    width: usize,
+    /// Number of tokens that it drafts.
+    steps: usize,
+    vocabulary: usize,
+    /// It has failed, and is not run again.
+    failed: bool,
+}
+
+impl Head {
+    /// The head in the folder of a model whose graph has the output `taps` of this width; `None` if
+    /// there is none.
+    ///
+    /// # Errors
+    /// Its graph cannot be loaded, or was made for another model.
+    pub fn find(
+        folder: &Path,
+        options: &Options,
+        taps: Option<usize>,
+        vocabulary: usize,
+    ) -> Result<Option<Self>, OpenError> {
+        let folder = folder.join(FOLDER);
+        if !folder.is_dir() {
+            return Ok(None);
+        }
+        let loaded = load::load(&folder, &Options { profile: None, ..options.clone() })?;
+        let sizes = |name: &str| {
+            let mut outlets = loaded.session.inputs().iter().chain(loaded.session.outputs());
+            outlets.find(|outlet| outlet.name() == name)?.dtype().tensor_shape().map(|shape| shape.to_vec())
+        };
+        let last = |name: &str, from: usize| {
+            let sizes = sizes(name)?;
+            usize::try_from(*sizes.get(from)?).ok()
+        };
+        let (Some(width), Some(steps)) = (last("taps", 1), last("tokens", 1)) else {
+            return Err(loaded.refused("it is not a head of onnx/train/head.py"));
+        };
+        if taps != Some(width) {
+            let has = taps.map_or("none".to_owned(), |taps| taps.to_string());
+            let what = format!("the head reads {width} numbers of hidden state, the model gives {has}");
+            return Err(loaded.refused(what));
+        }
+        tracing::info!(head = %folder.display(), steps, "head loaded");
+        Ok(Some(Self { session: loaded.session, width, steps, vocabulary, failed: false }))
+    }
+
+    /// Number of tokens that it drafts.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// The drafts behind each of these tokens; none after a failure, which is logged once.
+    pub fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        if self.failed || behind.is_empty() {
+            return Vec::new();
+        }
+        self.run(behind).unwrap_or_else(|error| {
+            self.failed = true;
+            tracing::error!(%error, "the head failed and drafts no more");
+            Vec::new()
+        })
+    }
+
+    fn run(&mut self, behind: &[Behind<'_>]) -> ort::Result<Vec<HeadDraft>> {
+        let count = behind.len();
+        let taps: Vec<f32> = behind.iter().flat_map(|behind| behind.taps).copied().collect();
+        let tokens: Vec<i64> = behind.iter().map(|behind| i64::from(behind.token)).collect();
+        let taps = Tensor::from_array(([count, self.width], taps))?;
+        let token = Tensor::from_array(([count], tokens))?;
+        let outputs = self.session.run(ort::inputs!["taps" => taps, "token" => token])?;
+        let (shape, tokens) = outputs["tokens"].try_extract_tensor::<i64>()?;
+        let (_, shares) = outputs["shares"].try_extract_tensor::<f32>()?;
+        let wide = shape.get(2).map_or(1, |&wide| wide.max(1) as usize);
+        let named = |(&token, &share): (&i64, &f32)| {
+            let token = TokenId::try_from(token).ok().filter(|&token| (token as usize) < self.vocabulary)?;
+            share.is_finite().then_some((token, share))
+        };
+        let step = |(tokens, shares): (&[i64], &[f32])| tokens.iter().zip(shares).filter_map(named).collect();
+        let row = |(tokens, shares): (&[i64], &[f32])| {
+            tokens.chunks(wide).zip(shares.chunks(wide)).map(step).collect()
+        };
+        let each = (self.steps * wide).max(1);
+        Ok(tokens.chunks(each).zip(shares.chunks(each)).map(row).collect())
+    }
+}
