@@ -6,6 +6,7 @@ mod coverage;
 mod drift;
 mod faults;
 #[cfg(feature = "onnx")]
+mod heads;
 mod here;
 mod house;
 mod middlebox;

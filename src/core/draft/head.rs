@@ -58,8 +58,11 @@ impl Lookup for Head {
         let mut above = 1.0;
         for (depth, step) in proposal.steps.iter().take(budget.depth).enumerate() {
             let tokens = step.iter().enumerate();
-            open.extend(tokens.map(|(rank, &(token, share))| Open { survival: above * share, depth, rank, token, share }));
-            above *= step.first().map_or(0.0, |&(_, share)| share);
+            open.extend(tokens.map(|(rank, &(token, share))| {
+                let share = probability(share);
+                Open { survival: above * share, depth, rank, token, share }
+            }));
+            above *= step.first().map_or(0.0, |&(_, share)| probability(share));
         }
         open.sort_by(|a, b| b.survival.total_cmp(&a.survival).then(a.depth.cmp(&b.depth)));
         // The node of the first token of each position.
@@ -81,6 +84,11 @@ impl Lookup for Head {
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.since.capacity() * size_of::<TokenId>()
     }
+}
+
+/// What the backend calls a probability, as one.
+fn probability(share: f32) -> f32 {
+    if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) }
 }
 
 /// A proposed token.

@@ -149,7 +149,7 @@ impl Codec for Onnx {
     fn chunk(&self, _: &Engine, _: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
         let proposal = event.pointer("/choices/0").and_then(|choice| choice.get(PROPOSAL));
-        let proposal = proposal.and_then(|proposal| Proposed::deserialize(proposal).ok());
+        let proposal = proposal.cloned().and_then(Proposed::read);
         chunk.proposal = proposal.map(|proposal| proposal.behind(chunk.tokens.clone()));
         Ok(chunk)
     }
@@ -232,7 +232,8 @@ struct VerifyAnswer {
     usage: Option<PromptUsage>,
     #[serde(default)]
     accepted: Vec<usize>,
-    proposal: Option<Proposed>,
+    /// Read apart: one that cannot be read is none, and the rows are still right.
+    proposal: Option<Value>,
 }
 
 /// A proposal as it is sent: for each position the likeliest tokens and their probabilities.
@@ -243,6 +244,10 @@ struct Proposed {
 }
 
 impl Proposed {
+    fn read(proposal: Value) -> Option<Self> {
+        serde_json::from_value(proposal).ok()
+    }
+
     fn behind(self, behind: Vec<TokenId>) -> Proposal {
         let paired = |(tokens, shares): (Vec<_>, Vec<_>)| tokens.into_iter().zip(shares).collect();
         Proposal { behind, steps: self.tokens.into_iter().zip(self.shares).map(paired).collect() }
@@ -286,7 +291,8 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
     let mut answer: VerifyAnswer =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     shared::check_prompt(answer.usage.as_ref(), round.context.len())?;
-    let proposal = answer.proposal.take().zip(answer.accepted(round));
+    let proposed = answer.proposal.take().and_then(Proposed::read);
+    let proposal = proposed.zip(answer.accepted(round));
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were
     // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);

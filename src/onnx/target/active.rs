@@ -11,8 +11,12 @@ use crate::target::prefix::SlotId;
 use foretell_core::units::TokenId;
 
 /// The head drafts behind one in so many tokens of a plain output, beginning with the first: enough
-/// to learn how often it is right, at little cost.
-const PROPOSED: usize = 16;
+/// to learn how often it is right, and to leave plain decoding soon, at little cost.
+const PROPOSED: usize = 8;
+/// The same among the first tokens of an output.
+const PROPOSED_FIRST: usize = 3;
+/// Number of those first tokens.
+const FIRST: usize = 24;
 
 /// A job with a lane.
 pub(super) struct Active {
@@ -195,7 +199,8 @@ impl Active {
         match &self.job {
             Job::Generate(job) => {
                 let token = self.unsent.as_ref().filter(|token| token.ending.is_none())?;
-                let due = job.proposes && self.produced % PROPOSED == 1;
+                let every = if self.produced <= FIRST { PROPOSED_FIRST } else { PROPOSED };
+                let due = job.proposes && self.produced % every == 1;
                 due.then_some((self.last_row, token.id))
             }
             Job::Verify(job) => {

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell_core::control::Control;
-use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Source, Tree, Vote};
+use foretell_core::draft::{Features, LookupSpec, Ngram, Node, Scope, Shared, Source, Tree, Vote};
 use foretell_core::session::Parsed;
 use foretell_core::session::{
     Action, ActionId, Decode, Ending, Event, Fault, Finish, Limit, Permission, Rules, Session, Start, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
-use foretell_core::words::{PlainReason, Row, VerifyMethod, VerifyResult};
+use foretell_core::words::{PlainReason, Proposal, Row, VerifyMethod, VerifyResult};
 
 use crate::bytes::Bytes;
 
@@ -92,7 +92,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
     ];
     let lookups = [
         vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
-        vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Recycling],
+        vec![LookupSpec::Suffix(Scope::Request), LookupSpec::Recycling, LookupSpec::Head],
         Vec::new(),
     ];
     let reasons = [PlainReason::Client, PlainReason::Observe, PlainReason::Holdback];
@@ -115,6 +115,7 @@ fn rules(input: &mut Bytes<'_>) -> Rules {
         segment: input.one(&[None, Some(1), Some(5)]),
         vocabulary: input.one(&[TokenId::from(WORDS), TokenId::MAX]),
         context_max: input.one(&[8192, 12]),
+        shared: Shared { proposes: true, ..Shared::default() },
         max_gap: input.one(&[None, Some(Duration::from_millis(30))]),
         draft_timeout: input.one(&[None, Some(Duration::from_millis(5))]),
         ..Rules::default()
@@ -210,7 +211,7 @@ impl World {
 
     fn tell(&mut self, id: ActionId, event: Event) {
         // A finished action gets no more events.
-        let ends = !matches!(event, Event::Token { .. } | Event::Prompt(_) | Event::Doubt);
+        let ends = !matches!(event, Event::Token { .. } | Event::Prompt(_) | Event::Proposal(_) | Event::Doubt);
         if ends {
             self.asked.retain(|(asked, _)| *asked != id);
         }
@@ -298,6 +299,7 @@ fn answer(kind: Kind, input: &mut Bytes<'_>) -> Event {
         (Kind::Plain, 0) => Event::Prompt(input.one(&[&[0, 1, 2, 0, 1, 2][..], &[], &[3, 3]]).to_vec()),
         (Kind::Plain, 1) => Event::PlainEnded(input.one(&[Finish::Stop, Finish::Length])),
         (Kind::Plain, 2) => Event::Doubt,
+        (Kind::Plain, 3) => Event::Proposal(proposal(input)),
         (Kind::Plain, _) => tokens(input),
         (Kind::Draft(gamma), _) => Event::Draft(tree(gamma, input).into()),
         (Kind::Shadow, _) => {
@@ -331,6 +333,13 @@ fn tokens(input: &mut Bytes<'_>) -> Event {
     Event::Token { tokens, parsed: Parsed::content(text), tail }
 }
 
+fn proposal(input: &mut Bytes<'_>) -> Proposal {
+    let behind = (0..input.below(4)).map(|_| token(input)).collect();
+    let share = |input: &mut Bytes<'_>| input.one(&[0.5, 0.9, 0.0, f32::NAN]);
+    let step = |input: &mut Bytes<'_>| (0..input.below(3)).map(|_| (token(input), share(input))).collect();
+    Proposal { behind, steps: (0..input.below(5)).map(|_| step(input)).collect() }
+}
+
 fn tree(most: usize, input: &mut Bytes<'_>) -> Tree {
     let mut tree = Tree::default();
     for _ in 0..input.below(most.min(8) + 1) {
@@ -352,5 +361,7 @@ fn result(nodes: usize, input: &mut Bytes<'_>) -> Event {
         let dist = Row::undrawn(vec![(token(input), 0.75), (2, 0.25)]).dist.filter(|_| sample.is_none());
         Row { sample, dist, ends: input.below(16) == 1, ..Row::default() }
     };
-    Event::VerifyResult(VerifyResult { rows: (0..rows).map(row).collect(), ..VerifyResult::default() })
+    let rows = (0..rows).map(row).collect();
+    let proposal = (input.below(2) == 1).then(|| proposal(input));
+    Event::VerifyResult(VerifyResult { rows, proposal, ..VerifyResult::default() })
 }

@@ -15,7 +15,7 @@ use foretell_onnx::target::server::App;
 use tempfile::TempDir;
 
 use super::middlebox::Middlebox;
-use super::model::{self, Babble};
+use super::model::{self, Babble, Head};
 
 use crate::client::panics;
 pub use crate::client::{Answer, Ask, FORCED, events, get, metric, send, watch_panics};
@@ -43,6 +43,8 @@ pub struct Setup<'a> {
     pub more: String,
     pub step: Duration,
     pub drafters: Hire<'a>,
+    /// The head of the target.
+    pub head: Option<Head>,
 }
 
 impl Default for Setup<'_> {
@@ -53,6 +55,7 @@ impl Default for Setup<'_> {
             more: String::new(),
             step: Duration::ZERO,
             drafters: Box::new(|_| Drafters::default()),
+            head: None,
         }
     }
 }
@@ -62,7 +65,7 @@ impl House {
         watch_panics();
         let folder = tempfile::tempdir().unwrap();
         let tokenizer = model::words(folder.path());
-        let babble = Babble::new(&tokenizer, CONTEXT, 24).with_step(method.step);
+        let babble = Babble::new(&tokenizer, CONTEXT, 24).with_step(method.step).with_head(method.head);
         let metrics = Arc::new(Metrics::new().unwrap());
         let engine = Engine::start(Box::new(babble), Arc::clone(&metrics)).unwrap();
         let words = Arc::new(FolderWords::read(folder.path()).unwrap());

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use foretell_core::units::TokenId;
 use foretell_engines::text::Tokenizer;
-use foretell_onnx::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use foretell_onnx::forward::{Behind, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, Rows};
 use foretell_onnx::noise;
 use parking_lot::{Condvar, Mutex};
 use tokenizers::AddedToken;
@@ -110,6 +110,20 @@ impl Handle {
     }
 }
 
+/// How the drafts of a head are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Often right.
+    Trained,
+    /// Those of another model, with probabilities that are none.
+    Wrong,
+    /// What it gives are not numbers.
+    Broken,
+}
+
+/// Tokens of a draft of a head.
+const HEAD_STEPS: usize = 4;
+
 /// The token of a cached row, and the row before it.
 type Row = (TokenId, Option<usize>);
 
@@ -122,6 +136,7 @@ pub struct Babble {
     step: Duration,
     /// The token after which it writes, and what it writes; `None`: it babbles.
     script: Option<(TokenId, Vec<TokenId>)>,
+    head: Option<Head>,
     pub handle: Handle,
 }
 
@@ -133,7 +148,7 @@ impl Babble {
         let config = ModelConfig { vocabulary, context, lanes, eos: vec![eos], proposes: 0 };
         let lanes = vec![None; lanes];
         let handle = Handle::default();
-        Self { config, lanes, taste, seed: 0, step: Duration::ZERO, script: None, handle }
+        Self { config, lanes, taste, seed: 0, step: Duration::ZERO, script: None, head: None, handle }
     }
 
     /// Another model, which agrees with the first where the last token decides.
@@ -147,6 +162,41 @@ impl Babble {
         text.extend(&self.config.eos);
         self.script = Some((after, text));
         self
+    }
+
+    /// With a head.
+    pub fn with_head(mut self, head: Option<Head>) -> Self {
+        self.config.proposes = head.map_or(0, |_| HEAD_STEPS);
+        self.head = head;
+        self
+    }
+
+    /// The likeliest tokens after a token, whatever was before.
+    fn likeliest(&self, last: TokenId) -> Vec<TokenId> {
+        let score = |token: TokenId| {
+            self.taste[token as usize] + 2.0 * noise::gumbel(u64::from(last), 2, 0, token)
+        };
+        let mut tokens: Vec<TokenId> = (0..self.config.vocabulary as TokenId).collect();
+        tokens.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+        tokens.truncate(2);
+        tokens
+    }
+
+    fn head_draft(&self, head: Head, mut last: TokenId) -> HeadDraft {
+        let step = |_| {
+            let tokens = match head {
+                Head::Trained => self.likeliest(last),
+                Head::Wrong | Head::Broken => vec![last.wrapping_mul(7) % 97, 3],
+            };
+            last = tokens[0];
+            let shares = match head {
+                Head::Trained => [0.6, 0.2],
+                Head::Wrong => [0.9, 9.0],
+                Head::Broken => [f32::NAN, 0.1],
+            };
+            tokens.into_iter().zip(shares).collect()
+        };
+        (0..HEAD_STEPS).map(step).collect()
     }
 
     /// The duration of a run.
@@ -245,8 +295,10 @@ impl Forward for Babble {
         if !self.step.is_zero() {
             std::thread::sleep(self.step);
         }
-        let mut logits = Logits::new(self.config.vocabulary);
-        for feed in feeds {
+        let taps = usize::from(self.head.is_some());
+        let rows = feeds.iter().map(Feed::wanted);
+        let mut logits = Logits::zeroed(self.config.vocabulary, rows).with_taps(taps);
+        for (number, feed) in feeds.iter().enumerate() {
             let context = self.config.context;
             let rows = self.rows(feed.lane);
             let base = rows.len();
@@ -264,9 +316,17 @@ impl Forward for Babble {
                 Rows::Last => feed.tokens.len().saturating_sub(1),
                 Rows::From(first) => first,
             };
-            (first..feed.tokens.len()).for_each(|index| logits.push_row(&self.logits(&rows, base + index)));
-            logits.end_feed();
+            for (row, index) in (first..feed.tokens.len()).enumerate() {
+                logits.write(number, row, &self.logits(&rows, base + index));
+                logits.write_taps(number, row, &[1.0][..taps]);
+            }
         }
         Ok(logits)
+    }
+
+    fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        let Some(head) = self.head else { return Vec::new() };
+        assert!(behind.iter().all(|behind| behind.taps == [1.0]), "the hidden state of the token");
+        behind.iter().map(|behind| self.head_draft(head, behind.token)).collect()
     }
 }

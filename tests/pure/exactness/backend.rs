@@ -8,7 +8,7 @@ use super::world::{Case, Hooks};
 use foretell_core::draft::Draft;
 use foretell_core::session::{ActionId, Decode, Ending, Event, Fault, Finish, Hold, Parsed, Tail};
 use foretell_core::units::TokenId;
-use foretell_core::words::{Dist, Row, VerifyMethod, VerifyResult};
+use foretell_core::words::{Dist, Proposal, Row, VerifyMethod, VerifyResult};
 
 /// Bytes of every token.
 pub type Vocabulary = Arc<Vec<Vec<u8>>>;
@@ -258,6 +258,20 @@ pub fn ranked(distribution: &[f64], most: usize) -> Dist {
     Dist { top, complete, slack: 0.0 }
 }
 
+/// What a head of this target drafts behind a context and these tokens: some right tokens, some
+/// wrong ones, at times nothing, and at times behind other tokens.
+pub fn proposed(context: &[TokenId], behind: Vec<TokenId>, vocabulary: usize) -> Option<Proposal> {
+    let read = context.iter().chain(&behind);
+    let hash = read.fold(17_usize, |hash, &token| hash.wrapping_mul(31).wrapping_add(token as usize + 1));
+    let token = |at: usize| (at % vocabulary) as TokenId;
+    let steps = (0..3).map(|depth| vec![(token(hash >> depth), 0.6), (token((hash >> depth) + 1), 0.3)]);
+    let mut behind = behind;
+    if hash % 7 == 0 {
+        behind.push(token(hash));
+    }
+    (hash % 5 > 0).then(|| Proposal { behind, steps: steps.collect() })
+}
+
 /// A draft that is sent to the backend.
 pub struct Put<'a> {
     pub case: &'a Case,
@@ -285,7 +299,21 @@ impl Put<'_> {
         if hooks.wrong.refuse.is_some_and(|token| rows.iter().any(|row| row.sample == Some(token))) {
             return Event::Fault(Fault::Verify);
         }
-        Event::VerifyResult(VerifyResult { rows, ..VerifyResult::default() })
+        let proposal = self.proposal(&rows).filter(|_| self.case.rules.shared.proposes);
+        Event::VerifyResult(VerifyResult { rows, proposal, ..VerifyResult::default() })
+    }
+
+    /// The proposal behind the nodes that the samples accept, and the token after them.
+    fn proposal(&self, rows: &[Row]) -> Option<Proposal> {
+        let (mut behind, mut row) = (Vec::new(), 0);
+        loop {
+            let sample = rows.get(row)?.sample?;
+            behind.push(sample);
+            match self.draft.child(row.checked_sub(1), sample) {
+                Some(node) => row = node + 1,
+                None => return proposed(&self.context, behind, self.case.vocabulary.len()),
+            }
+        }
     }
 
     /// A sample after the context and one after each of the first nodes.

@@ -33,6 +33,8 @@ pub enum Drafter {
     Bush,
     /// The successors in verification results; this target returns them with its samples.
     Recycling,
+    /// What the target's head proposes with its answers.
+    Head,
     /// Every lookup drafter, with earlier texts, a prediction and phrases.
     Lookups,
     /// All of them, and the bush: one merged tree.
@@ -101,6 +103,7 @@ pub fn lookups() -> Vec<LookupSpec> {
         LookupSpec::Prediction,
         LookupSpec::Phrasebook { phrases: Arc::new(phrases), schemas: true },
         LookupSpec::Recycling,
+        LookupSpec::Head,
     ]
 }
 
@@ -115,6 +118,7 @@ pub fn shared() -> Shared {
         of_tenant: Arc::new([Arc::new(earlier)]),
         prediction: Arc::new([0, 1, 1, 2]),
         spelling: Some(Arc::new(Parts)),
+        proposes: true,
         ..Shared::default()
     }
 }
@@ -145,6 +149,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
     let lookups = match drafter {
         Drafter::Lookup => vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 })],
         Drafter::Recycling => vec![LookupSpec::Recycling],
+        Drafter::Head => vec![LookupSpec::Head],
         Drafter::Lookups | Drafter::Merged => lookups(),
         Drafter::Chain | Drafter::Bush => Vec::new(),
     };
@@ -170,7 +175,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
 
 pub fn draft(drafter: Drafter, target: impl Target, context: &[TokenId], gamma: usize) -> Tree {
     match drafter {
-        Drafter::Lookup | Drafter::Recycling | Drafter::Lookups => Tree::default(),
+        Drafter::Lookup | Drafter::Recycling | Drafter::Head | Drafter::Lookups => Tree::default(),
         Drafter::Chain => bush(target, context, gamma, 1),
         Drafter::Bush | Drafter::Merged => bush(target, context, gamma, 2),
     }
@@ -298,6 +303,7 @@ fn one_hot_drafts_keep_the_distribution(
         Drafter::Chain,
         Drafter::Bush,
         Drafter::Recycling,
+        Drafter::Head,
         Drafter::Lookups,
         Drafter::Merged
     )]
@@ -328,6 +334,7 @@ fn every_method_and_every_fallback_keeps_the_distribution(
         Drafter::Chain,
         Drafter::Bush,
         Drafter::Recycling,
+        Drafter::Head,
         Drafter::Lookups,
         Drafter::Merged
     )]

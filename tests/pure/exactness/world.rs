@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary};
+use super::backend::{Ask, Bytes, Manner, Plain, PlainDecoding, Put, Vocabulary, proposed};
 use foretell_core::control::Control;
 use foretell_core::draft::{Draft, Sampled, Tree};
 use foretell_core::session::Parsed;
@@ -166,6 +166,12 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
             let allowed = (hooks.allow)(world.events, unread);
             world.events += 1;
             session.handle(ActionId::WORLD, Event::Mode((!allowed).then_some(PlainReason::Observe)), now);
+        }
+        if let (Event::Token { tokens, tail: Tail::Open, .. }, true) = (&event, case.rules.shared.proposes) {
+            let proposal = proposed(&world.context(), tokens.clone(), case.vocabulary.len());
+            if let Some(proposal) = proposal {
+                session.handle(id, Event::Proposal(proposal), now);
+            }
         }
         session.handle(id, event, now);
     }
