@@ -44,7 +44,7 @@ export ORT_DYLIB_PATH := $(ORT)
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
 .PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
-.PHONY: fuzz lab wheel deb image test-packages test-clients generated
+.PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -195,6 +195,12 @@ bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines
 
 bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
+
+train-heads: $(PYPATH)/.done ## Train SmolLM2's head again, resumable, into .cache/heads (3 hours on two cores; after make real-models; needs torch of onnx/train/requirements.txt in PYTHON)
+	@mkdir -p $(CACHE)/heads
+	[ -f $(CACHE)/heads/own.npz ] || $(PYTHON) onnx/train/head.py write $(CACHE)/real-models/smollm2/onnx $(CACHE)/heads/own.npz --minutes 60
+	$(PYTHON) onnx/train/head.py train $(CACHE)/real-models/smollm2/onnx $(CACHE)/heads/own.npz $(CACHE)/heads --minutes 110 --resume
+	PYTHONPATH=$(PYPATH) $(PYTHON) onnx/train/head.py export $(CACHE)/real-models/smollm2/onnx $(CACHE)/heads
 
 models: ## Train the bundled models again (about 100 minutes on two cores)
 	onnx/train/all.sh

@@ -3,6 +3,7 @@
     make.py model WORK                a Llama of two layers with random weights, as Hugging Face keeps it
     make.py optimum WORK OUT          WORK exported by optimum: in two precisions and in three layouts
     make.py genai WORK OUT            WORK exported by the model builder of onnxruntime-genai
+    make.py head OUT                  a model of our own export with a head, both of random weights (needs numpy and onnx)
     make.py reference WORK OUT        PyTorch's results for WORK: logits of a fixed text, and its continuation
 
 The exports are the tools' own output without the files that a drafter does not read. Versions are
@@ -148,6 +149,32 @@ def merge(work, made):
     merge_decoders(*parts, save_path=made / "merged.onnx")
 
 
+def make_head(out):
+    import numpy as np
+
+    root = pathlib.Path(__file__).resolve().parent.parent.parent
+    sys.path[:0] = [str(root / "onnx/train"), str(root / "onnx/export")]
+    import graph
+    import head
+
+    config = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+              "intermediate_size": 64, "vocab_size": 96, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+              "rope_theta": 10000.0, "tie_word_embeddings": True, "eos_token_id": 0, "bos_token_id": 0}
+    rng, taps, hidden, inner = np.random.default_rng(28), [0, 2], 32, 64
+    shapes = {"taps.norm": (len(taps), hidden), "taps.weight": (hidden, len(taps) * hidden), "step.token_norm": (hidden,),
+              "step.state_norm": (hidden,), "step.gate": (inner, 2 * hidden), "step.up": (inner, 2 * hidden),
+              "step.down": (hidden, inner), "out.norm": (hidden,), "out.weight": (64, hidden)}
+    drawn = {name: rng.standard_normal(shape).astype(np.float32) * (1 if "norm" in name else shape[-1] ** -0.5)
+             for name, shape in shapes.items()}
+    made = pathlib.Path(out) / "parts"
+    made.mkdir(parents=True, exist_ok=True)
+    head.kept(made / "head.npz", drawn, np.arange(0, 96, 1.5).astype(np.int32))
+    (made / "card.json").write_text(json.dumps({"taps": taps}) + "\n")
+    (out / "config.json").write_text(json.dumps(config) + "\n")
+    graph.save(graph.build(graph.random_weights(config, 28), config), out / "model.onnx")
+    head.export(argparse.Namespace(model=out, head=made))
+
+
 def make_genai(work, out):
     made = work / "made"
     for name, precision, device, more in [
@@ -164,12 +191,12 @@ def make_genai(work, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["model", "optimum", "genai", "reference"])
+    parser.add_argument("what", choices=["model", "optimum", "genai", "head", "reference"])
     parser.add_argument("work", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path, nargs="?")
     args = parser.parse_args()
-    if args.what == "model":
-        make_model(args.work)
+    if args.what in ("model", "head"):
+        {"model": make_model, "head": make_head}[args.what](args.work)
         return
     if args.out is None:
         parser.error("OUT is missing")

@@ -23,6 +23,7 @@ import bundle  # noqa: E402
 import from_gguf  # noqa: E402
 import gguf  # noqa: E402
 import graph  # noqa: E402
+import head  # noqa: E402
 import inflate  # noqa: E402
 import reference  # noqa: E402
 import safetensors  # noqa: E402
@@ -258,6 +259,56 @@ class ForeignFiles(unittest.TestCase):
         size = struct.unpack("<Q", data[:8])[0]
         self.assertEqual(json.loads(data[8:8 + size])["lm_head.weight"]["dtype"], "BF16")
         self.assertEqual(data[8 + size:], struct.pack("<2H", 0x3FC0, 0xC040))
+
+
+class Heads(unittest.TestCase):
+    """tests/exports/head: a model with a head, both of random weights."""
+
+    FOLDER = ROOT / "tests/exports/head"
+
+    def test_the_taps_are_the_states_after_the_tapped_layers(self):
+        weights, config = bundle.load(self.FOLDER)
+        ids = [3, 14, 15, 92, 65, 35]
+        count = len(ids)
+        session = ort.InferenceSession(str(self.FOLDER / "model.onnx"))
+        feeds = {"input_ids": np.array([ids]), "positions": np.arange(count)[None], "write_index": np.array([0]),
+                 "kv_len": np.array([count]), "rows": np.arange(count)[None], "mask": np.where(causal([0], [count], count, 128), 0, -1e9).astype(np.float32)[:, None]}
+        empty = np.zeros((1, config["num_key_value_heads"], 128, config["head_dim"]), np.float32)
+        feeds |= {f"past_{kind}.{layer}": empty for layer in range(config["num_hidden_layers"]) for kind in "kv"}
+        logits, taps = session.run(["logits", "taps"], feeds)
+        self.assertLess(relative_error(logits[0], reference.logits(weights, config, ids)), 1e-3)
+        hidden = config["hidden_size"]
+        last = reference.norm(taps[0, :, hidden:].astype(np.float64), weights["model.norm.weight"].astype(np.float64),
+                              config["rms_norm_eps"])
+        again = last @ weights["model.embed_tokens.weight"].astype(np.float64).T
+        self.assertLess(relative_error(again, logits[0]), 1e-3)
+        self.assertEqual(taps.shape[-1], 2 * hidden)
+
+    def test_a_head_drafts_what_its_formula_says(self):
+        weights, config = bundle.load(self.FOLDER)
+        parts = head.restored(np.load(self.FOLDER / "parts/head.npz"))
+        rng = np.random.default_rng(5)
+        taps = rng.standard_normal((7, 2 * config["hidden_size"])).astype(np.float32)
+        token = rng.integers(0, config["vocab_size"], 7)
+        session = ort.InferenceSession(str(self.FOLDER / "heads/model.onnx"))
+        tokens, shares = session.run(None, {"taps": taps, "token": token})
+        self.assertEqual(tokens.shape, (7, head.STEPS, head.WIDTH))
+        embedding, eps = weights["model.embed_tokens.weight"].astype(np.float64), config["rms_norm_eps"]
+        states = reference.norm(taps.reshape(7, 2, -1).astype(np.float64), 1.0, eps) * parts["taps.norm"]
+        state = states.reshape(7, -1) @ parts["taps.weight"].T
+        for step in range(head.STEPS):
+            read = np.concatenate([reference.norm(embedding[token], parts["step.token_norm"], eps),
+                                   reference.norm(state, parts["step.state_norm"], eps)], -1)
+            gate, up = read @ parts["step.gate"].T, read @ parts["step.up"].T
+            state = state + (gate / (1 + np.exp(-gate)) * up) @ parts["step.down"].T
+            logits = reference.norm(state, parts["out.norm"], eps) @ parts["out.weight"].T
+            share = np.exp(logits - logits.max(-1, keepdims=True))
+            share /= share.sum(-1, keepdims=True)
+            # products with weights in 8 bits round the other factor too
+            np.testing.assert_allclose(shares[:, step, 0], share.max(-1), atol=0.05)
+            np.testing.assert_allclose(np.take_along_axis(share, np.searchsorted(parts["frequent"], tokens[:, step]), 1),
+                                       shares[:, step], atol=0.05)
+            token = tokens[:, step, 0]
 
 
 class Inflate(unittest.TestCase):

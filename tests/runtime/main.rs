@@ -3,6 +3,7 @@
 #![allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 
 mod foreign;
+mod heads;
 mod runtime_drafter;
 mod runtime_model;
 mod target_onnx;

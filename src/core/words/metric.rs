@@ -172,7 +172,8 @@ fn labels() -> Vec<Label> {
         open(
             "kind",
             "of drafts, alarms and errors of the store: as their metric says; of a replica's errors: \
-             `server_error`, or why no answer came; of model runs: `decode`, `verify`, `prefill`",
+             `server_error`, or why no answer came; of model runs: `decode`, `verify`, `prefill`, \
+             `draft` of the head",
         ),
         closed("mode", "of a backend, the process's own included", &modes),
         open(
