@@ -353,7 +353,10 @@ impl Planning<'_> {
         );
         let parts = walk.step(
             Step::Drafters,
-            || Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, self.models)),
+            || {
+                let proposes = server.map(|server| server.engine.proposes > 0);
+                Ok(parts(&policy.ok_or(NO_POLICY)?.drafters, proposes, self.models))
+            },
             |parts: &Vec<Part<'_>>| steps::say_parts(parts),
         );
         let settled = || {

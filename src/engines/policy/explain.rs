@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::decide::{self, Decision, Finding, Outcome, Relay, Step, StepResult};
-use super::facts::{Body, Facts};
+use super::facts::{Body, Facts, ServerState};
 use super::part::{Part, parts};
 use super::{Accept, Drafter, Policy, Rule, Ruling};
 use crate::openai;
@@ -432,7 +432,8 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
 const SEVERAL: &str = "the first model of the policy that can draft drafts for a request";
 
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
-    let parts = parts(&policy.drafters, facts.models);
+    let proposes = facts.server.known().and_then(ServerState::server).map(|server| server.engine.proposes > 0);
+    let parts = parts(&policy.drafters, proposes, facts.models);
     let several = parts.iter().filter(|part| matches!(part, Part::ModelDrafter(..))).count() > 1;
     let line = |(drafter, part): (&Drafter, Part<'_>)| {
         let (drafts, why) = match part {

@@ -61,9 +61,13 @@ pub enum Part<'a> {
 }
 
 impl Drafter {
-    /// How this drafter takes part; `model` gives the state of a drafter model by name.
-    pub fn part(&self, model: impl Fn(&str) -> ModelState) -> Part<'_> {
+    /// How this drafter takes part; `proposes`: the server's model has a head, `None` where that is
+    /// not known; `model` gives the state of a drafter model by name.
+    pub fn part(&self, proposes: Option<bool>, model: impl Fn(&str) -> ModelState) -> Part<'_> {
         match self {
+            Self::Lookup(LookupSpec::Head) if proposes == Some(false) => {
+                Part::Absent(Cow::Borrowed("the server's model has no head"))
+            }
             Self::Lookup(spec) => Part::Inline(spec.clone()),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
@@ -78,10 +82,15 @@ impl Drafter {
     }
 }
 
-/// How the drafters of a policy take part, in its order; `model` gives the state of each by name.
+/// How the drafters of a policy take part, in its order; `proposes`: the server's model has a head,
+/// `None` where that is not known; `model` gives the state of each by name.
 /// Of several models that can draft, the first one that is loaded drafts.
-pub fn parts(drafters: &[Drafter], model: impl Fn(&str) -> ModelState) -> Vec<Part<'_>> {
-    drafters.iter().map(|drafter| drafter.part(&model)).collect()
+pub fn parts(
+    drafters: &[Drafter],
+    proposes: Option<bool>,
+    model: impl Fn(&str) -> ModelState,
+) -> Vec<Part<'_>> {
+    drafters.iter().map(|drafter| drafter.part(proposes, &model)).collect()
 }
 
 /// Translation mode of a model with another vocabulary; an error, in words, where the policy

@@ -316,11 +316,11 @@ fn the_first_model_that_can_draft_drafts() {
     let Outcome::Serve(ruling) = decide(&facts) else { panic!("nothing stands in the way") };
     let first = ("foreign".to_owned(), TranslationMode::Tli);
     assert_eq!((ruling.model, ruling.rules.lookups.len()), (Some(first), 0));
-    let refused = set.policies()[0].drafters[0].part(states);
+    let refused = set.policies()[0].drafters[0].part(None, states);
     assert!(
         matches!(refused, Part::Absent(why) if why.ends_with("`vocabulary: same`, and one is not the other"))
     );
-    let all = parts(&set.policies()[0].drafters, states);
+    let all = parts(&set.policies()[0].drafters, None, states);
     assert!(matches!(&all[1..], [Part::ModelDrafter("foreign", _), Part::ModelDrafter("ready", _)]));
     let none = Facts { models: &|_| ModelState::NotLoaded, ..facts };
     let told = explain(&none);
