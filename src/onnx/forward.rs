@@ -197,7 +197,7 @@ pub enum ModelError {
 /// Each position follows the first token of the one before it.
 pub type HeadDraft = Vec<Vec<(TokenId, f32)>>;
 
-/// What a head drafts from.
+/// A token for a head to draft behind.
 #[derive(Clone, Copy, Debug)]
 pub struct Behind<'a> {
     /// The hidden state that the token was chosen by ([`Logits::taps`]).

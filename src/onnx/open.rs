@@ -45,7 +45,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { device: DeviceChoice::Auto, lanes: 16, context: None, threads: 0, spinning: false, profile: None }
+        Self {
+            device: DeviceChoice::Auto,
+            lanes: 16,
+            context: None,
+            threads: 0,
+            spinning: false,
+            profile: None,
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Real models and prompts: Foretell against direct and the engines' own speculation, and exactness.
 
-    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST]      PART: a part, or a prefix of parts
+    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST] [--sides LIST] [--temperature T] [--pace PACE]
+                      PART: a part, or a prefix of parts
 
 speed-onnx-smollm2    `foretell target`: lookups; SmolLM2's own head; both; lookups and
                       draft-other; lookups and MiniMind2 (these by slem)
@@ -19,7 +20,7 @@ exact-ENGINE-MODEL    32 bits, forced drafts of 8: 10,000 greedy tokens of SmolL
                       log-probabilities at that position are nearer than GAP
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
-One client, T=0, 2 threads. Each prompt goes to every side in turn, with the order changing from
+One client, T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
 prompt to prompt; it is read once, unmeasured, before. A ratio is one over the same prompts, with
 the 95 % interval of resampled prompts. Tables are printed and appended to
 .cache/real-models/results.md, figures to results.jsonl in the same folder. --short: 2 prompts of 32
@@ -66,8 +67,9 @@ PARTS = (*(f"speed-{pair}" for pair in (*PAIRS, *TOOLS)), *(f"exact-{pair}" for 
 AGREE = (("onnx", "smollm2"), ("vllm", "smollm2"), ("llama", "smollm2"))
 
 
-def fields():
-    return {"model": servers.engines.NAME}
+def fields(args=None):
+    drawn = {"temperature": args.temperature, "seed": 4} if args and args.temperature else {}
+    return {"model": servers.engines.NAME, **drawn}
 
 
 # ------------------------------------------------------------------------------------------- speed
@@ -94,14 +96,24 @@ class Proxied(sides.Side):
 def through(stack, kind, model, server, args):
     """The sides of Foretell, one per setting."""
     pair = f"{kind}-{model}"
+    def asked(name):
+        return not args.sides or name in args.sides
+
     for name in ("auto", *filter(None, [FIXED.get(pair)])):
-        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
         drafted = "lookups, corpus, schemas" if model == "fixture" else "lookups"
-        yield Proxied(drafted if name == "auto" else f"{drafted}, fixed {name}", proxy)
+        drafted = drafted if name == "auto" else f"{drafted}, fixed {name}"
+        if not asked(drafted):
+            continue
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
+        yield Proxied(drafted, proxy)
     for drafted, kinds in servers.HEADS.items() if pair == "onnx-smollm2" else ():
+        if not asked(drafted):
+            continue
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", kinds=kinds)
         yield Proxied(drafted, proxy)
     for other in servers.OTHERS if pair == "onnx-smollm2" else ():
+        if not asked(f"lookups, {other}"):
+            continue
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", [other])
         yield Proxied(f"lookups, {other}", proxy)
 
@@ -109,6 +121,7 @@ def through(stack, kind, model, server, args):
 def speeds(kind, model, args):
     """One report of every workload of a pair."""
     pair, report, extra = f"{kind}-{model}", {}, servers.WITH_TOOLS.get((kind, model), ())
+    extra = (*extra, "--pace", args.pace) if args.pace and kind == "onnx" else extra
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=extra))
         group = [sides.Side("direct", servers.address_of(server)), *through(stack, kind, model, server, args)]
@@ -121,7 +134,7 @@ def speeds(kind, model, args):
             primed.append(sides.Side("unmeasured", servers.address_of(other)))
         for name in args.workloads or ((real_prompts.CALLS,) if pair in TOOLS else real_prompts.NAMES):
             count = args.count or (SHORT["count"] if args.short else {**COUNTS, **TOOLS}[pair])
-            entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields())
+            entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields(args))
             report[name] = workload(group, primed, native, entries)
             show(table(f"{pair}, {name}", report[name]), args)
     return report
@@ -305,6 +318,9 @@ def main():
     parser.add_argument("--count", type=int, metavar="N", help="prompts of a workload")
     workloads = sides.some_of((*real_prompts.NAMES, real_prompts.CALLS, *real_prompts.BOUND))
     parser.add_argument("--workloads", type=workloads, metavar="LIST")
+    parser.add_argument("--sides", type=lambda text: text.split(";"), metavar="LIST", help="of Foretell's, by semicolons")
+    parser.add_argument("--temperature", type=float, default=0, metavar="T", help="of speed")
+    parser.add_argument("--pace", metavar="PACE", help="of our own target, see foretell target --help")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=sides.ROOT / "bench-out/real", metavar="DIR", help="for logs")
     args = parser.parse_args()

@@ -2,7 +2,8 @@
 //!
 //! A head is a small network on the target's hidden state (Medusa, arXiv 2401.10774; EAGLE, arXiv
 //! 2401.15077). It runs where that state is, inside of the target, so its drafts come with a verify
-//! result, and now and then with a plain token. They are a function of the context that they follow.
+//! result, and now and then with a plain token. They are a function of the context that they
+//! follow.
 
 use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, Vote};
 use crate::units::TokenId;
@@ -86,7 +87,7 @@ impl Lookup for Head {
     }
 }
 
-/// What the backend calls a probability, as one.
+/// A number of the backend as a probability.
 fn probability(share: f32) -> f32 {
     if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) }
 }
@@ -143,7 +144,11 @@ mod tests {
             for &token in after {
                 read(&mut head, &[token]);
             }
-            assert_eq!((head.is_informed(), !head.draft(everything).is_empty()), (speaks, speaks), "{after:?}");
+            assert_eq!(
+                (head.is_informed(), !head.draft(everything).is_empty()),
+                (speaks, speaks),
+                "{after:?}"
+            );
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct Chunk {
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
-    /// What the backend proposes to follow these tokens; `None` if nothing.
+    /// The backend's proposal for what follows these tokens; `None` if it made none.
     pub proposal: Option<Proposal>,
     /// The event carries text whose ids are not known, or several choices.
     pub doubtful: bool,

@@ -432,7 +432,8 @@ fn policy_line(policy: &Policy, subject: Option<&super::Subject<'_>>) -> PolicyL
 const SEVERAL: &str = "the first model of the policy that can draft drafts for a request";
 
 fn drafters(policy: &Policy, facts: &Facts<'_>) -> Vec<DrafterLine> {
-    let proposes = facts.server.known().and_then(ServerState::server).map(|server| server.engine.proposes > 0);
+    let proposes =
+        facts.server.known().and_then(ServerState::server).map(|server| server.engine.proposes > 0);
     let parts = parts(&policy.drafters, proposes, facts.models);
     let several = parts.iter().filter(|part| matches!(part, Part::ModelDrafter(..))).count() > 1;
     let line = |(drafter, part): (&Drafter, Part<'_>)| {

@@ -65,9 +65,10 @@ impl Drafter {
     /// not known; `model` gives the state of a drafter model by name.
     pub fn part(&self, proposes: Option<bool>, model: impl Fn(&str) -> ModelState) -> Part<'_> {
         match self {
-            Self::Lookup(LookupSpec::Head) if proposes == Some(false) => {
-                Part::Absent(Cow::Borrowed("the server's model has no head"))
-            }
+            Self::Lookup(LookupSpec::Head) if proposes != Some(true) => match proposes {
+                Some(_) => Part::Absent(Cow::Borrowed("the server's model has no head")),
+                None => Part::Unknown("it depends on the server, which is not known"),
+            },
             Self::Lookup(spec) => Part::Inline(spec.clone()),
             Self::Model { model: name, vocabulary } => match model(name) {
                 ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),

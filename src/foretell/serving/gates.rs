@@ -183,7 +183,7 @@ fn drafters(policy: &Policy) -> Vec<Drafts<'_>> {
         Part::ModelDrafter(name, _) => Some(Drafts::Model(name)),
         Part::Unknown(_) | Part::Absent(_) => None,
     };
-    policy.drafters.iter().filter_map(|drafter| of(drafter.part(None, |_| ModelState::Ready))).collect()
+    policy.drafters.iter().filter_map(|drafter| of(drafter.part(Some(true), |_| ModelState::Ready))).collect()
 }
 
 impl SessionRunner {

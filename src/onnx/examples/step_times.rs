@@ -99,7 +99,8 @@ fn times(model: &mut dyn Forward, arguments: &Arguments) -> Result<(), Box<dyn E
             let fed = text(model, tokens, 1);
             let mut times = Vec::new();
             for _ in 0..arguments.rounds {
-                let feed = |&lane| Feed { lane, tokens: &fed, parents: None, rows: Rows::From(0), draft: None };
+                let feed =
+                    |&lane| Feed { lane, tokens: &fed, parents: None, rows: Rows::From(0), draft: None };
                 let feeds: Vec<Feed<'_>> = lanes.iter().take(count).map(feed).collect();
                 let started = Instant::now();
                 model.run(&feeds)?;
@@ -125,7 +126,10 @@ fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), B
         let (wanted, got) = (reference.run(&[feed])?, model.run(&[feed])?);
         for row in 0..feed.wanted() {
             let (Some(wanted), Some(got)) = (wanted.row(0, row), got.row(0, row)) else { continue };
-            let best = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+            let best = |row: &[f32]| {
+                let best = row.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
+                best.map(|(token, _)| token)
+            };
             rows += 1;
             same += usize::from(best(wanted) == best(got));
             for (a, b) in wanted.iter().zip(got) {
@@ -133,7 +137,9 @@ fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), B
                 far = if b.is_finite() { far.max((a - b).abs()) } else { f32::INFINITY };
             }
         }
-        println!("{what}: {same} of {rows} rows choose the same, at most {far:.2e} apart (logits to {largest:.1})");
+        println!(
+            "{what}: {same} of {rows} rows choose the same, at most {far:.2e} apart (logits to {largest:.1})"
+        );
         Ok::<(), Box<dyn Error>>(())
     };
     let (Some(lane), Some(_)) = (reference.reserve(), model.reserve()) else { return Err("no lane".into()) };

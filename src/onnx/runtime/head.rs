@@ -89,8 +89,9 @@ impl Head {
         let taps = Tensor::from_array(([count, self.width], taps))?;
         let token = Tensor::from_array(([count], tokens))?;
         let outputs = self.session.run(ort::inputs!["taps" => taps, "token" => token])?;
-        let (shape, tokens) = outputs["tokens"].try_extract_tensor::<i64>()?;
-        let (_, shares) = outputs["shares"].try_extract_tensor::<f32>()?;
+        let output = |name| outputs.get(name).ok_or_else(|| ort::Error::new(format!("no output {name}")));
+        let (shape, tokens) = output("tokens")?.try_extract_tensor::<i64>()?;
+        let (_, shares) = output("shares")?.try_extract_tensor::<f32>()?;
         let wide = shape.get(2).map_or(1, |&wide| wide.max(1) as usize);
         let named = |(&token, &share): (&i64, &f32)| {
             let token = TokenId::try_from(token).ok().filter(|&token| (token as usize) < self.vocabulary)?;

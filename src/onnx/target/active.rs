@@ -193,8 +193,8 @@ impl Active {
         Ok(if ending.is_none() { Next::Continue } else { Next::Done })
     }
 
-    /// The row and the token that the head is to draft behind after a run; `None` if it is not asked
-    /// to.
+    /// The row and the token that the head is to draft behind after a run; `None` if none is asked
+    /// for.
     pub(super) fn opening(&self) -> Option<(usize, TokenId)> {
         match &self.job {
             Job::Generate(job) => {

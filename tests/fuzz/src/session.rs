@@ -211,7 +211,8 @@ impl World {
 
     fn tell(&mut self, id: ActionId, event: Event) {
         // A finished action gets no more events.
-        let ends = !matches!(event, Event::Token { .. } | Event::Prompt(_) | Event::Proposal(_) | Event::Doubt);
+        let ends =
+            !matches!(event, Event::Token { .. } | Event::Prompt(_) | Event::Proposal(_) | Event::Doubt);
         if ends {
             self.asked.retain(|(asked, _)| *asked != id);
         }

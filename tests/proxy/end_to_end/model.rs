@@ -117,7 +117,7 @@ pub enum Head {
     Trained,
     /// Those of another model, with probabilities that are none.
     Wrong,
-    /// What it gives are not numbers.
+    /// It gives no numbers.
     Broken,
 }
 
@@ -173,9 +173,8 @@ impl Babble {
 
     /// The likeliest tokens after a token, whatever was before.
     fn likeliest(&self, last: TokenId) -> Vec<TokenId> {
-        let score = |token: TokenId| {
-            self.taste[token as usize] + 2.0 * noise::gumbel(u64::from(last), 2, 0, token)
-        };
+        let score =
+            |token: TokenId| self.taste[token as usize] + 2.0 * noise::gumbel(u64::from(last), 2, 0, token);
         let mut tokens: Vec<TokenId> = (0..self.config.vocabulary as TokenId).collect();
         tokens.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
         tokens.truncate(2);

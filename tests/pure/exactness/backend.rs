@@ -258,7 +258,7 @@ pub fn ranked(distribution: &[f64], most: usize) -> Dist {
     Dist { top, complete, slack: 0.0 }
 }
 
-/// What a head of this target drafts behind a context and these tokens: some right tokens, some
+/// The draft of a head of this target behind a context and these tokens: some right tokens, some
 /// wrong ones, at times nothing, and at times behind other tokens.
 pub fn proposed(context: &[TokenId], behind: Vec<TokenId>, vocabulary: usize) -> Option<Proposal> {
     let read = context.iter().chain(&behind);

@@ -33,7 +33,7 @@ pub enum Drafter {
     Bush,
     /// The successors in verification results; this target returns them with its samples.
     Recycling,
-    /// What the target's head proposes with its answers.
+    /// Proposals of the target's head, which come with its answers.
     Head,
     /// Every lookup drafter, with earlier texts, a prediction and phrases.
     Lookups,

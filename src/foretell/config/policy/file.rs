@@ -190,7 +190,9 @@ const fn says(kind: Source) -> &'static str {
         Source::Recycling => {
             "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
         }
-        Source::Head => "Drafts of a head on the target's hidden state, made by `foretell target` for a model that has one.",
+        Source::Head => {
+            "Drafts of a head on the target's hidden state, made by `foretell target` for a model that has one."
+        }
         Source::Prediction => "The client's own prediction; drafting resumes after an edit.",
         Source::Model => "A language model in this process.",
     }
