@@ -26,12 +26,13 @@ PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").g
 PAGES = [page for page in PAGES if page.exists()]
 # records of measurements, with commands that take minutes or hours; their `make` targets are still
 # checked
-RECORDS = {"results.md", "baselines.md", "baselines-corpus.md", "reviews.md", "engines.md", "engines-llamacpp.md", "engine-runs.md"}
+RECORDS = {"results.md", "results-gpu.md", "baselines.md", "baselines-corpus.md", "reviews.md", "engines.md", "engines-llamacpp.md", "engine-runs.md"}
 
 # commands that are not run here, by prefix, with the reason
 NOT_RUN = {
     "python3 -m venv export": "fetches several GB of PyTorch",
     "export/bin/": "the same",
+    "python onnx/train/head.py": "needs PyTorch; the graphs that it exports are run by tests/python",
     "git clone": "the reader's own copy",
     "docker": "no container engine here; the files are checked by tests/deploy",
     "kubectl": "no cluster here; the manifests are checked by tests/deploy",
