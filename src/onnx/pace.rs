@@ -145,9 +145,11 @@ impl Forward for Paced {
     }
 
     fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
+        let begun = self.watch.now();
         let proposed = self.model.propose(behind);
         // The pace does not know a head: its time is added as it is here.
-        self.due = Some(self.watch.now());
+        let took = Duration::from_secs_f64(self.watch.now().seconds_since(begun));
+        self.due = self.due.map(|due| due.after(took));
         proposed
     }
 

@@ -36,9 +36,14 @@ impl Head {
 
 impl Lookup for Head {
     fn observe(&mut self, seen: &Feedback<'_>) {
+        let before = self.seen;
         self.seen += seen.tokens.len();
         match &self.proposal {
-            Some((_, at)) if self.seen <= *at => self.since.extend_from_slice(seen.tokens),
+            Some((proposal, at)) if self.seen <= *at => {
+                // A prompt may be read after the first proposal came.
+                let older = at.saturating_sub(proposal.behind.len()).saturating_sub(before);
+                self.since.extend(seen.tokens.iter().skip(older));
+            }
             _ => self.proposal = None,
         }
     }
@@ -69,12 +74,12 @@ impl Lookup for Head {
         // The node of the first token of each position.
         let mut chain: Vec<usize> = Vec::new();
         for Open { depth, rank, token, share, .. } in open {
-            let parent = depth.checked_sub(1).map(|above| chain.get(above).copied());
-            if parent == Some(None) || tree.len() >= budget.nodes {
+            if chain.len() < depth || tree.len() >= budget.nodes {
                 break;
             }
+            let parent = depth.checked_sub(1).and_then(|before| chain.get(before).copied());
             let features = Features { share, ..Features::default() };
-            let node = tree.push(Node::new(token, parent.flatten(), Vote::new(self.id, features)));
+            let node = tree.push(Node::new(token, parent, Vote::new(self.id, features)));
             if rank == 0 {
                 chain.push(node);
             }
@@ -83,7 +88,11 @@ impl Lookup for Head {
     }
 
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.since.capacity() * size_of::<TokenId>()
+        let proposal = self.proposal.as_ref().map_or(0, |(proposal, _)| {
+            let steps: usize = proposal.steps.iter().map(|step| size_of_val(step.as_slice())).sum();
+            steps + size_of_val(proposal.behind.as_slice())
+        });
+        size_of::<Self>() + proposal + self.since.capacity() * size_of::<TokenId>()
     }
 }
 
@@ -132,6 +141,18 @@ mod tests {
         assert_eq!(nodes(Budget { nodes: 9, depth: 9 }), whole);
         assert_eq!(nodes(Budget { nodes: 1, depth: 9 }), [(5, None)]);
         assert_eq!(nodes(Budget { nodes: 9, depth: 1 }), [(5, None), (6, None)]);
+    }
+
+    #[test]
+    fn a_proposal_may_come_before_the_prompt_is_read() {
+        let mut head = Head::new(Source::Head.into());
+        head.observe_proposal(&proposal(&[4]), 5);
+        for piece in [&[1, 2, 3][..], &[9, 9, 4]] {
+            assert!(!head.is_informed());
+            read(&mut head, piece);
+        }
+        assert!(head.is_informed());
+        assert!(head.bytes() < 512, "the prompt is not kept");
     }
 
     #[test]

@@ -117,6 +117,8 @@ pub struct SpeculationController {
     slots: Vec<SessionDrafter>,
     /// The model that drafts for this session, if one does.
     model: DrafterId,
+    /// Number of token ids.
+    vocabulary: TokenId,
     prompt: Option<Vec<TokenId>>,
     /// Tokens of prompt and output that the lookups have been fed.
     fed: usize,
@@ -153,6 +155,7 @@ impl SpeculationController {
             methods: rules.methods.clone(),
             slots: if drafts { SessionDrafter::all(rules) } else { Vec::new() },
             model: DrafterId::model(rules.model.unwrap_or_default()),
+            vocabulary: rules.vocabulary,
             prompt: None,
             fed: 0,
             gamma_max: rules.gamma_max,
@@ -348,6 +351,11 @@ impl SpeculationController {
     /// output and [`Proposal::behind`].
     pub fn observe_proposal(&mut self, proposal: &Proposal, output: usize) {
         let Some(prompt) = self.prompt.as_ref().map(Vec::len) else { return };
+        // A verify request with a token that does not exist would fail.
+        let known = |&(token, _): &(TokenId, f32)| token < self.vocabulary;
+        if !proposal.steps.iter().flatten().all(known) {
+            return;
+        }
         for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
             inline.lookup.observe_proposal(proposal, prompt + output);
         }

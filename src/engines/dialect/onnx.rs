@@ -230,9 +230,8 @@ fn fan_out(round: &Round<'_>) -> VerifyRequest {
 struct VerifyAnswer {
     rows: Vec<VerifyRow>,
     usage: Option<PromptUsage>,
-    #[serde(default)]
-    accepted: Vec<usize>,
-    /// Read apart: one that cannot be read is none, and the rows are still right.
+    /// These two are read apart: what cannot be read is no proposal, and the rows are still right.
+    accepted: Option<Value>,
     proposal: Option<Value>,
 }
 
@@ -255,12 +254,15 @@ impl Proposed {
 }
 
 impl VerifyAnswer {
-    /// The tokens that the target's proposal follows: the accepted nodes and the token after them.
-    fn accepted(&self, round: &Round<'_>) -> Option<Vec<TokenId>> {
-        let row = self.accepted.last().map_or(0, |node| node + 1);
-        let sample = self.rows.get(row)?.sample?;
-        let nodes = self.accepted.iter().map(|&node| Some(round.draft.nodes().get(node)?.token));
-        nodes.chain(std::iter::once(Some(sample))).collect()
+    /// The target's proposal, behind the accepted nodes and the token after them.
+    fn proposal(&mut self, round: &Round<'_>) -> Option<Proposal> {
+        let proposed = Proposed::read(self.proposal.take()?)?;
+        let accepted: Vec<usize> = serde_json::from_value(self.accepted.take()?).ok()?;
+        let nodes = accepted.iter().map(|&node| Some(round.draft.nodes().get(node)?.token));
+        let mut behind: Vec<TokenId> = nodes.collect::<Option<_>>()?;
+        let row = accepted.last().map_or(Some(0), |node| node.checked_add(1))?;
+        behind.push(self.rows.get(row)?.sample?);
+        Some(proposed.behind(behind))
     }
 }
 
@@ -291,8 +293,7 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
     let mut answer: VerifyAnswer =
         serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     shared::check_prompt(answer.usage.as_ref(), round.context.len())?;
-    let proposed = answer.proposal.take().and_then(Proposed::read);
-    let proposal = proposed.zip(answer.accepted(round));
+    let proposal = answer.proposal(round);
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were
     // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -301,7 +302,7 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
     Ok(VerifyResult {
         rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
         computed,
-        proposal: proposal.map(|(proposed, behind)| proposed.behind(behind)),
+        proposal,
         ..VerifyResult::default()
     })
 }
@@ -365,6 +366,42 @@ mod tests {
             std::str::from_utf8(&call.body).unwrap(),
             r#"{"model":"m","prompt":[[1,2,3]],"max_tokens":7,"stream":true,"temperature":0.0,"return_token_ids":true,"generated":[1]}"#
         );
+    }
+
+    #[test]
+    fn an_unreadable_proposal_leaves_the_rows() {
+        let (sampling, draft) = (Sampling::default(), Tree::chain(&[4], Source::Model, Features::default()));
+        let round = Round {
+            context: CONTEXT,
+            draft: &draft,
+            sampling: &sampling,
+            method: VerifyMethod::Tree,
+            weighs: false,
+        };
+        let asked = Onnx.verify(&engine(), &round).unwrap();
+        let good = r#"{"tokens":[[9,2]],"shares":[[0.5,0.25]]}"#;
+        for (accepted, proposal, behind) in [
+            ("[0]", good, Some(vec![4, 6])),
+            ("[]", good, Some(vec![4])),
+            ("[18446744073709551615]", good, None),
+            ("[7]", good, None),
+            ("null", good, None),
+            ("[-1]", good, None),
+            ("[0]", "null", None),
+            ("[0]", r#"{"tokens":[[9]],"shares":[[null]]}"#, None),
+            ("[0]", "7", None),
+        ] {
+            let body = format!(
+                r#"{{"rows":[{{"sample":4}},{{"sample":6}}],"accepted":{accepted},"proposal":{proposal}}}"#
+            );
+            let result = Onnx.result(&engine(), &round, &asked, &[body.into_bytes()]).unwrap();
+            assert_eq!(result.rows.len(), 2);
+            let found = result.proposal.map(|proposal| {
+                assert_eq!(proposal.steps, [vec![(9, 0.5), (2, 0.25)]]);
+                proposal.behind
+            });
+            assert_eq!(found, behind, "{accepted} {proposal}");
+        }
     }
 
     #[test]

@@ -41,11 +41,12 @@ pub struct SessionPlan {
 }
 
 impl SessionPlan {
-    /// The engine, which is asked for the proposals of its head only if a drafter reads them.
+    /// The engine, which is asked for the proposals of its head only if a drafter reads them: never
+    /// for the control group, whose answers would be slower for it.
     pub fn engine(&self) -> Arc<Engine> {
-        let engine = &self.identity.engine;
-        let reads = self.rules.lookups.contains(&LookupSpec::Head);
-        if reads || engine.proposes == 0 {
+        let (engine, rules) = (&self.identity.engine, &self.rules);
+        let plain = rules.methods.is_empty() || (rules.holdback && rules.gamma_fixed.is_none());
+        if engine.proposes == 0 || (!plain && rules.lookups.contains(&LookupSpec::Head)) {
             return Arc::clone(engine);
         }
         Arc::new(Engine { proposes: 0, ..Engine::clone(engine) })

@@ -46,7 +46,7 @@ pub(crate) fn open(folder: &Path, options: &Options) -> Result<Opened, OpenError
     let names = Names::find(folder, &loaded.session)?;
     Ok(match names {
         Some(names) => Opened { model: Box::new(ForeignModel::of(folder, loaded, names, options)?), device },
-        None => Opened { model: Box::new(Model::of(folder, loaded, options)?), device },
+        None => Opened { model: Box::new(Model::of(folder, loaded, options, false)?), device },
     })
 }
 

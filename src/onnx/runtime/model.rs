@@ -59,16 +59,21 @@ impl Model {
         if Names::find(folder, &loaded.session)?.is_some() {
             return Err(OpenError::Foreign { path: loaded.path.display().to_string() });
         }
-        Self::of(folder, loaded, options)
+        Self::of(folder, loaded, options, true)
     }
 
-    /// The model of a loaded graph.
-    pub(super) fn of(folder: &Path, loaded: Loaded, options: &Options) -> Result<Self, OpenError> {
+    /// The model of a loaded graph; `heads`: with the head in its folder, if there is one.
+    pub(super) fn of(
+        folder: &Path,
+        loaded: Loaded,
+        options: &Options,
+        heads: bool,
+    ) -> Result<Self, OpenError> {
         let description = Description::read(folder)?;
         check_graph(&loaded.session, &description).map_err(|missing| loaded.refused(missing))?;
         let context = options.context.unwrap_or(usize::MAX).min(description.context);
         let taps = width_of(&loaded.session, "taps");
-        let head = Head::find(folder, options, taps, description.vocabulary)?;
+        let head = if heads { Head::find(folder, options, taps, description.vocabulary)? } else { None };
         tracing::info!(model = %folder.display(), device = loaded.note, context, "model loaded");
         Ok(Self {
             config: ModelConfig {

@@ -162,7 +162,7 @@ impl Active {
         Ok(())
     }
 
-    /// Samples the next token, reports it, and returns whether the output continues.
+    /// Samples the next token, and returns whether the output continues.
     fn grow(&mut self, row: Option<&[f32]>) -> Result<Next, Failure> {
         let Job::Generate(job) = &self.job else { return Ok(Next::Done) };
         let row = row.ok_or("the model gave no row to sample from")?;
@@ -200,11 +200,11 @@ impl Active {
             Job::Generate(job) => {
                 let token = self.unsent.as_ref().filter(|token| token.ending.is_none())?;
                 let every = if self.produced <= FIRST { PROPOSED_FIRST } else { PROPOSED };
-                let due = job.proposes && self.produced % every == 1;
+                let due = job.propose > 0 && self.produced % every == 1;
                 due.then_some((self.last_row, token.id))
             }
             Job::Verify(job) => {
-                let verified = self.verified.as_ref().filter(|_| job.proposes)?;
+                let verified = self.verified.as_ref().filter(|_| job.propose > 0)?;
                 let row = verified.accepted.last().map_or(0, |node| node + 1);
                 Some((row, verified.rows.get(row)?.sample?))
             }
@@ -212,7 +212,11 @@ impl Active {
     }
 
     /// Takes the head's draft behind [`Active::opening`].
-    pub(super) fn propose(&mut self, draft: HeadDraft) {
+    pub(super) fn propose(&mut self, mut draft: HeadDraft) {
+        draft.truncate(match &self.job {
+            Job::Generate(job) => job.propose,
+            Job::Verify(job) => job.propose,
+        });
         if let Some(token) = &mut self.unsent {
             token.proposal = Some(draft);
         } else if let Some(verified) = &mut self.verified {

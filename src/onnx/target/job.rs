@@ -38,8 +38,8 @@ pub struct Generate {
     pub logprobs: Option<usize>,
     /// Report log-probabilities of prompt tokens; `None`: report none.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Let the head draft behind some of the tokens.
-    pub proposes: bool,
+    /// Tokens that the head drafts behind some of the tokens; 0: none.
+    pub propose: usize,
     /// Receives the output.
     pub events: mpsc::UnboundedSender<Event>,
 }
@@ -167,8 +167,8 @@ pub struct Verify {
     pub top: usize,
     /// The draft is a chain that was drawn from known distributions, and is verified by them.
     pub sampled: Option<Drawn>,
-    /// Let the head draft behind the accepted nodes and the token after them.
-    pub proposes: bool,
+    /// Tokens that the head drafts behind the accepted nodes and the token after them; 0: none.
+    pub propose: usize,
     /// Receives the answer, or the reason that there is none.
     pub reply: oneshot::Sender<Result<Verified, Failure>>,
 }

@@ -200,16 +200,23 @@ impl Scheduler {
             };
             outcomes.push((*at, next));
         }
+        // Only tokens that the head drafts behind wait for it.
+        self.report_tokens(batch, |active| active.opening().is_none());
         if let Ok(logits) = &logits {
             self.propose(batch, logits);
         }
+        self.report_tokens(batch, |_| true);
+        outcomes.retain(|(_, next)| !matches!(next, Ok(Next::Continue)));
+        outcomes
+    }
+
+    /// Reports the last tokens of the jobs of a batch that `is_due` selects.
+    fn report_tokens(&mut self, batch: &[(usize, Lane, Piece)], is_due: impl Fn(&Active) -> bool) {
         for (at, _, _) in batch {
-            if let Some(active) = self.active.get_mut(*at) {
+            if let Some(active) = self.active.get_mut(*at).filter(|active| is_due(active)) {
                 active.report();
             }
         }
-        outcomes.retain(|(_, next)| !matches!(next, Ok(Next::Continue)));
-        outcomes
     }
 
     /// Lets the head draft, in one run, for all jobs of a batch that ask for it.

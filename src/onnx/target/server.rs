@@ -289,7 +289,7 @@ impl App {
                     limits: self.limits(&ask, max_tokens),
                     logprobs: ask.show.logprobs,
                     prompt_logprobs: ask.show.prompt_logprobs,
-                    proposes: ask.propose > 0 && ask.stream,
+                    propose: if ask.stream { ask.propose } else { 0 },
                     events,
                 })));
                 let stops = Stops::new(&ask.stop, ask.include_stop);
@@ -390,7 +390,7 @@ impl App {
             tokens: ask.tokens,
             parents: ask.parents,
             top: ask.top,
-            proposes: ask.propose > 0,
+            propose: ask.propose,
             sampled: enclosed.map(|draft| Drawn {
                 draft,
                 seed: self.random.hash_one(("draws", self.count.fetch_add(1, Ordering::Relaxed))),

@@ -56,7 +56,7 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
         logprobs: None,
         place: None,
         prompt_logprobs: None,
-        proposes: false,
+        propose: 0,
         events,
     };
     (Job::Generate(Box::new(generate)), receiver)
