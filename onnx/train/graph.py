@@ -210,7 +210,7 @@ def size(model):
 
 
 def save(model, path):
-    """Writes the file, and weights that it cannot hold beside it."""
+    """Writes the file, and the weights that it cannot hold to a second one in its folder."""
     if size(model) < MOST_BYTES:
         onnx.save(model, path)
     else:

@@ -247,23 +247,9 @@ impl Source {
                 _ => 2,
             },
             // By the share behind the last token, whatever the tokens before it.
-            Self::Recycling => match features.share {
-                share if share < 0.04 => 0,
-                share if share < 0.1 => 1,
-                share if share < 0.3 => 2,
-                share if share < 0.6 => 3,
-                share if share < 0.9 => 4,
-                _ => 5,
-            },
+            Self::Recycling => by_share(features.share, [0.04, 0.1, 0.3, 0.6, 0.9]),
             // By its own probability, which is near the truth.
-            Self::Head => match features.share {
-                share if share < 0.1 => 0,
-                share if share < 0.3 => 1,
-                share if share < 0.5 => 2,
-                share if share < 0.7 => 3,
-                share if share < 0.9 => 4,
-                _ => 5,
-            },
+            Self::Head => by_share(features.share, [0.1, 0.3, 0.5, 0.7, 0.9]),
             Self::Model => match features.margin {
                 margin if margin <= 0.0 => 0,
                 margin if margin < 0.5 => 1,
@@ -286,6 +272,11 @@ impl Source {
             Self::Model => [0.5; BUCKETS],
         }
     }
+}
+
+/// The number of limits that a share reaches.
+fn by_share(share: f32, limits: [f32; BUCKETS - 1]) -> usize {
+    limits.iter().filter(|&&limit| share >= limit).count()
 }
 
 fn by_length(match_len: u32) -> usize {

@@ -108,6 +108,7 @@ minimind2() {
 }
 
 made prompts
+[ -d smollm2/onnx/heads ] || rm -rf smollm2 # made before it had a head
 made smollm2
 if [ "$what" = agent ]; then
   made bfcl

@@ -28,7 +28,7 @@ fn a_draft_depends_on_its_own_position_alone() {
     assert_eq!(model.config().proposes, 5);
     let (one, other) = (model.reserve().unwrap(), model.reserve().unwrap());
     let whole = model.run(&[feed(one, &TEXT)]).unwrap();
-    // The same positions in two pieces, beside another lane.
+    // The same positions in two feeds, in one run with another lane.
     let (begin, end) = TEXT.split_at(4);
     model.run(&[feed(other, begin)]).unwrap();
     let pieces = model.run(&[feed(one, &[7, 8]), feed(other, end)]).unwrap();

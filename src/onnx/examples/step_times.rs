@@ -117,7 +117,7 @@ fn times(model: &mut dyn Forward, arguments: &Arguments) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// The same chain, tree, kept branch and copied lane on both models.
+/// The same chain, tree and kept branch on both models.
 fn compare(reference: &mut dyn Forward, model: &mut dyn Forward) -> Result<(), Box<dyn Error>> {
     let prompt = text(model, COMPARED, 0);
     let parents = [None, Some(0), None, Some(2), Some(2)];
