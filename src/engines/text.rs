@@ -4,6 +4,7 @@
 pub mod decode;
 pub mod evidence;
 pub mod fingerprint;
+mod prepare;
 pub mod template;
 pub mod tokenizer;
 pub mod translate;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Builds the fuzz targets and runs each for N seconds of processor time, as many at once as there are
-processors; exits 1 if an input fails.
+processors; exits 1 if an input fails. A stack that is used up ends a target by SIGSEGV, without a word
+and without keeping the input.
 
     tests/fuzz/run.py [--seconds 20] [--target NAME ...] [--minimise] [--build]
 
@@ -14,6 +15,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -71,6 +73,7 @@ def run(target, program, seconds):
         executions += sum(map(int, re.findall(r"number_of_executed_units: (\d+)", log)))
         seen = max([seen, *((int(cov), int(ft)) for cov, ft in re.findall(r"cov: (\d+) ft: (\d+)", log))])
         if failure:
+            log += f"\nended by {signal.Signals(-failure).name if failure < 0 else f'exit status {failure}'}"
             break
     else:
         log = ""

@@ -12,11 +12,15 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 
+use super::prepare::{COPIED, copied, prepare};
 use super::{TextError, read};
 
 const NAME: &str = "chat";
 /// Maximum steps of rendering: a template of 100 lines takes about ten per message.
-const STEPS: u64 = 10_000_000;
+const STEPS: u64 = 1_000_000;
+/// Stack of rendering, bytes; only what is used takes memory. Values are dropped by calls as deep as
+/// they are, and a template of a megabyte may nest one by each of its lines.
+const STACK: usize = 64 << 20;
 /// Maximum spaces by which JSON is indented.
 const INDENT: usize = 16;
 
@@ -54,14 +58,16 @@ impl ChatTemplate {
     /// none.
     ///
     /// # Errors
-    /// The template is not valid.
+    /// The template is not valid, or as for [`prepare`].
     pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
+        let source = prepare(&source, &syntax).map_err(wrong)?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(STEPS));
         environment.add_function("raise_exception", refuse);
+        environment.add_function(COPIED, copied);
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, source).map_err(wrong)?;
         Ok(Self { environment, bos, eos })
@@ -72,7 +78,7 @@ impl ChatTemplate {
     /// `variables`: further ones of the template, such as `tools`.
     ///
     /// # Errors
-    /// The template refuses these messages, fails, or takes more than ten million steps.
+    /// The template refuses these messages, fails, or takes more than a million steps.
     pub fn render(
         &self,
         messages: &Value,
@@ -81,15 +87,17 @@ impl ChatTemplate {
     ) -> Result<String, TextError> {
         let messages = flatten(messages);
         let template = self.environment.get_template(NAME).map_err(wrong)?;
-        template
-            .render(context! {
+        // An error holds values, so that it, too, is dropped here.
+        stacker::grow(STACK, || {
+            let rendered = template.render(context! {
                 messages => Jinja::from(Serde(&messages)),
                 add_generation_prompt,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
                 ..Jinja::from(Serde(variables))
-            })
-            .map_err(wrong)
+            });
+            rendered.map_err(wrong)
+        })
     }
 }
 
@@ -225,6 +233,66 @@ mod tests {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
         let error = render(source, &json!([])).unwrap_err();
         assert!(error.contains("fuel"), "{error}");
+    }
+
+    #[test]
+    fn a_namespace_does_not_contain_itself() {
+        for (source, said) in [
+            ("{% set a = namespace(y=1) %}{% set a.x = a %}{{ a }}", Ok("{'x': {'y': 1}, 'y': 1}")),
+            ("{% set a = namespace() %}{% set b = [a] %}{% set a.x = b %}{{ a.x | tojson }}", Ok("[{}]")),
+            (
+                "{% set a = namespace(x=3) %}{% set b = dict(a) %}{% set a.x = b %}{{ a.x | tojson }}",
+                Ok(r#"{"x": 3}"#),
+            ),
+            ("{% set a = namespace() %}{% set a.x = {a: a} %}{{ a.x }}", Ok("{{}: {}}")),
+            ("{% set a = namespace() %}{% set (a.x, b) = a, 1 %}{{ a.x }}", Ok("{}")),
+            ("{% set a = namespace(), 1 %}{% set b = a.0 %}{% set b.x = b, %}{{ b.x | tojson }}", Ok("[{}]")),
+            ("{% macro f(a=namespace()) %}{% set a.x = a %}{{ a.x }}{% endmacro %}{{ f() }}", Ok("{}")),
+            (
+                "{% set a = namespace() %}{% for i in range(999) %}{% set a.x = a %}{% endfor %}",
+                Err("200 levels"),
+            ),
+            (
+                "{% set a = namespace() %}{% set a.x | default(a, true) %}{% endset %}{{ a.x }}",
+                Err("filtered"),
+            ),
+            (
+                "{% set a = namespace(x='x') %}{% for i in range(99) %}{% set a.x = a.x ~ a.x %}{% endfor %}",
+                Err("megabyte"),
+            ),
+            (
+                "{% set a = namespace(x=[1]) %}{% for i in range(99) %}{% set a.x = a.x + a.x %}{% endfor %}",
+                Err("megabyte"),
+            ),
+        ] {
+            match (render(source, &json!([])), said) {
+                (Ok(text), Ok(said)) => assert_eq!(text, said, "{source}"),
+                (Err(text), Err(said)) => assert!(text.contains(said), "{source}: {text}"),
+                (got, _) => panic!("{source}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_namespace_carries_values_out_of_loops() {
+        let source = "{% macro count(state) %}{% set state.n = state.n + 1 -%} {% endmacro %}{% set ns = namespace(n=1, last='') %}{% for m in messages %}{{ count(ns) }}{% set ns.last = m.text ~ ns['last'] if true else '' %}{% endfor %}{{ ns.n }} {{ ns.last }}";
+        assert_eq!(render(source, &json!([{"text": "a"}, {"text": "b"}])).unwrap(), "3 ba");
+        let list = "{% set ns = namespace(a=[]) %}{% for i in range(3000) %}{% set ns.a = ns.a + [i] %}{% endfor %}{{ ns.a[2999] }}";
+        assert_eq!(render(list, &json!([])).unwrap(), "2999");
+    }
+
+    #[test]
+    fn a_deep_value_is_dropped() {
+        let deep = "{% set a = [a] %}".repeat(60_000);
+        assert_eq!(render(&deep, &json!([])).unwrap(), "");
+        assert!(render(&deep.repeat(2), &json!([])).unwrap_err().contains("longer than a megabyte"));
+    }
+
+    #[test]
+    fn blocks_for_training_have_no_effect() {
+        let source =
+            "{% for m in messages %}\n{%- generation -%}\n {{ m.text }} {% endgeneration %}\n{% endfor %}";
+        assert_eq!(render(source, &json!([{"text": "a"}, {"text": "b"}])).unwrap(), "a b ");
     }
 
     #[test]

@@ -1,0 +1,131 @@
+//! The source of a chat template, made safe to run before it is compiled.
+//!
+//! A template comes with a model, from whoever published it. Jinja's namespaces are its only values
+//! that change: one that became an attribute of itself could be written and compared without end,
+//! which ends the process by its stack. So what is assigned to an attribute is copied, as plain data
+//! of limited depth and size. Steps are limited by the engine; the memory of a text that a macro
+//! doubles at each level of its recursion is not.
+
+use std::ops::Range;
+
+use indexmap::IndexMap;
+use minijinja::machinery::{Token, tokenize};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
+
+/// The name of [`copied`] in templates.
+pub const COPIED: &str = "foretell_copied";
+/// The beginning of its call; the second parenthesis is for a tuple that has none.
+const CALL: &str = "foretell_copied((";
+/// Maximum length of a template, bytes: the largest known ones have 30,000.
+const MAX_LEN: usize = 1 << 20;
+/// Maximum size of a value that is assigned to an attribute, bytes of text and one for each value.
+const MAX_SIZE: usize = 16 << 20;
+/// Maximum depth of a value that is assigned to an attribute.
+const MAX_DEPTH: usize = 200;
+
+/// The source as it is compiled: attributes are assigned copies, and `generation` blocks, which mark
+/// what training is on, are blocks without effect.
+///
+/// # Errors
+/// The source is too long, is no template, or filters what it assigns to an attribute as a block.
+pub fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
+    if source.len() > MAX_LEN {
+        return Err(refused("the template is longer than a megabyte"));
+    }
+    let tokens = tokenize(source, false, syntax.clone());
+    let tokens = tokens
+        .map(|token| token.map(|(token, span)| (token, span.start_offset as usize..span.end_offset as usize)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut edits = Vec::new();
+    for at in (0..tokens.len()).filter(|&at| matches!(tokens[at].0, Token::BlockStart)) {
+        statement(&tokens[at + 1..], &mut edits)?;
+    }
+    let mut prepared = String::with_capacity(source.len());
+    let mut end = 0;
+    for (range, text) in edits {
+        prepared.push_str(&source[end..range.start]);
+        prepared.push_str(text);
+        end = range.end;
+    }
+    prepared.push_str(&source[end..]);
+    Ok(prepared)
+}
+
+type Edit = (Range<usize>, &'static str);
+
+/// Adds the edits of the statement whose tokens come first, in order.
+fn statement(tokens: &[(Token<'_>, Range<usize>)], edits: &mut Vec<Edit>) -> Result<(), Error> {
+    let end = tokens.iter().position(|(token, _)| matches!(token, Token::BlockEnd)).unwrap_or(tokens.len());
+    let Some(((Token::Ident(name), range), tokens)) = tokens[..end].split_first() else { return Ok(()) };
+    match *name {
+        "generation" if tokens.is_empty() => edits.push((range.clone(), "if true")),
+        "endgeneration" if tokens.is_empty() => edits.push((range.clone(), "endif")),
+        "set" => {
+            let target = tokens
+                .iter()
+                .position(|(token, _)| matches!(token, Token::Assign | Token::Pipe))
+                .unwrap_or(tokens.len());
+            if !tokens[..target].iter().any(|(token, _)| matches!(token, Token::Dot)) {
+                return Ok(());
+            }
+            match tokens.get(target) {
+                Some((Token::Assign, assign)) => {
+                    let last = tokens.last().map_or(assign.end, |(_, last)| last.end);
+                    edits.push((assign.end..assign.end, CALL));
+                    edits.push((last..last, "))"));
+                }
+                Some(_) => return Err(refused("a block that is filtered and assigned to an attribute")),
+                None => {}
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A value as plain data: what is assigned to an attribute of a namespace.
+///
+/// # Errors
+/// It is nested too deep, too large, or a function.
+#[allow(clippy::needless_pass_by_value)] // the signature of a template function
+pub fn copied(value: Value) -> Result<Value, Error> {
+    Copying { left: MAX_SIZE }.copy(&value, MAX_DEPTH)
+}
+
+struct Copying {
+    /// Size that values may still have, bytes of text and one for each value.
+    left: usize,
+}
+
+impl Copying {
+    fn copy(&mut self, value: &Value, depth: usize) -> Result<Value, Error> {
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(refused("a value that is nested more than 200 levels deep"));
+        };
+        let Some(left) = self.left.checked_sub(1 + value.as_str().map_or(0, str::len)) else {
+            return Err(refused("a value of more than 16 megabytes"));
+        };
+        self.left = left;
+        match value.kind() {
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter()?.map(|item| self.copy(&item, depth));
+                Ok(Value::from(items.collect::<Result<Vec<Value>, Error>>()?))
+            }
+            ValueKind::Map => {
+                let pairs = value.try_iter()?.map(|key| {
+                    let entry = self.copy(&value.get_item(&key)?, depth)?;
+                    Ok((self.copy(&key, depth)?, entry))
+                });
+                Ok(Value::from(pairs.collect::<Result<IndexMap<Value, Value>, Error>>()?))
+            }
+            ValueKind::Plain => Err(refused("a function that is assigned to an attribute")),
+            _ => Ok(value.clone()),
+        }
+    }
+}
+
+fn refused(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("not supported: {what}"))
+}
