@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds the slot-cache ONNX graph of a Llama model from HF-named arrays and the HF config.
 
-    build(weights, config, plain_attention=False, taps=()) -> onnx.ModelProto     (needs numpy and onnx)
+    build(weights, config, plain_attention=False, taps=(), kept=None) -> onnx.ModelProto     (needs numpy and onnx)
 
 The contract of the graph, which `src/onnx/runtime/model.rs` runs (B lanes, T new tokens, L cache length, R rows):
 
@@ -25,6 +25,11 @@ Cache rows beyond a length must hold finite numbers (start zeroed): NaN leaks th
 Initializers are float16 under their exact HF names, in HF's [out, in] layout, behind Cast -> Transpose, which
 ONNX Runtime folds at load. So the file is small and its tensors compare byte by byte with the safetensors.
 
+With `kept`, ids in ascending order, the embedding has a row for each of these tokens and a last one for every
+other. The inputs and outputs stay those of the whole vocabulary V: the initializer `vocabulary.rows` holds the
+row of each token, and the logit of a token without a row is -1e9. The projection then costs as much as the
+tokens that the text uses, and not as much as the vocabulary.
+
     python graph.py --random --hidden 256 --layers 6 --out DIR    writes DIR/model.onnx, DIR/config.json
 """
 
@@ -39,6 +44,8 @@ from onnx import TensorProto, helper, numpy_helper
 OPSET = 24
 IR_VERSION = 11
 MOST_BYTES = 1_900_000_000  # of one protobuf message, which ends at 2 GiB
+ROWS = "vocabulary.rows"  # initializer: the row of each token in an embedding of some tokens
+NEVER = -1e9  # logit of a token that the model cannot choose
 
 
 class Graph:
@@ -79,11 +86,19 @@ def rope_cache(config):
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
+def rows_of(kept, vocabulary):
+    """The row of each token in an embedding of the tokens `kept` and one row for the others, its last."""
+    rows = np.full(vocabulary, len(kept), np.int32)
+    rows[kept] = np.arange(len(kept), dtype=np.int32)
+    return rows
+
+
 class Builder:
     """One Llama graph: `run` walks the layers in order."""
 
-    def __init__(self, weights, config, plain_attention, taps):
+    def __init__(self, weights, config, plain_attention, taps, kept=None):
         self.g, self.w, self.c, self.plain, self.taps = Graph(), weights, config, plain_attention, taps
+        self.kept = kept
         self.heads = config["num_attention_heads"]
         self.kv = config.get("num_key_value_heads") or self.heads
         self.d = head_dim(config)
@@ -148,10 +163,29 @@ class Builder:
         active = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
         return g.op("MatMul", active, self.matrix(prefix + "down_proj.weight"))
 
+    def row_of_each_token(self):
+        return self.g.constant(ROWS, rows_of(self.kept, self.c["vocab_size"]))
+
+    def inputs(self):
+        """The rows of the embedding for the new tokens."""
+        if self.kept is None:
+            return "input_ids"
+        return self.g.op("Gather", self.row_of_each_token(), "input_ids", axis=0)
+
+    def project(self, x, head):
+        """The logits of the whole vocabulary."""
+        if self.kept is None:
+            self.g.op("MatMul", x, self.matrix(head), outputs=["logits"])
+            return
+        # a float32 near -1e9 is a multiple of 64: the sum with the last row's logit is -1e9 itself
+        never = self.g.constant("never", np.array([0.0] * len(self.kept) + [NEVER], np.float32))
+        some = self.g.op("Add", self.g.op("MatMul", x, self.matrix(head)), never)
+        self.g.op("Gather", some, self.row_of_each_token(), axis=2, outputs=["logits"])
+
     def run(self):
         g = self.g
         embedding = self.stored("model.embed_tokens.weight")
-        x = g.op("Cast", g.op("Gather", embedding, "input_ids", axis=0), to=TensorProto.FLOAT)
+        x = g.op("Cast", g.op("Gather", embedding, self.inputs(), axis=0), to=TensorProto.FLOAT)
         rows, tapped = g.op("Unsqueeze", "rows", g.ints(2)), []
         for layer in range(self.c["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
@@ -165,7 +199,7 @@ class Builder:
         x = self.norm(x, "model.norm.weight")
         tied = self.c.get("tie_word_embeddings", False) or "lm_head.weight" not in self.w
         head = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        g.op("MatMul", x, self.matrix(head), outputs=["logits"])
+        self.project(x, head)
         return g
 
 
@@ -186,10 +220,10 @@ def signature(config, taps):
     return inputs, outputs
 
 
-def build(weights, config, plain_attention=False, taps=()):
+def build(weights, config, plain_attention=False, taps=(), kept=None):
     """The model as a ModelProto. `plain_attention` spells attention out as MatMul and Softmax; `taps` are
-    the layers whose states are an output."""
-    graph = Builder(weights, config, plain_attention, taps).run()
+    the layers whose states are an output; `kept` are the tokens that the embedding has rows for, all if None."""
+    graph = Builder(weights, config, plain_attention, taps, kept).run()
     return model(graph, *signature(config, taps))
 
 

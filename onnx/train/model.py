@@ -119,7 +119,7 @@ class Llama(nn.Module):
     def forward(self, ids):
         """The normed hidden state; logits are its product with the embedding."""
         x = self.model.embed_tokens(ids)
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.bfloat16)
         cos, sin = self.cos[:ids.shape[1]].to(x.dtype), self.sin[:ids.shape[1]].to(x.dtype)
         for layer in self.model.layers:
@@ -142,7 +142,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(ctx, hidden, weight, targets, weights, chunk):
         hidden, w = hidden.to(torch.bfloat16), weight.to(torch.bfloat16)
         dh, dw = torch.empty_like(hidden), torch.zeros_like(weight)
-        losses = torch.empty(len(hidden))
+        losses = torch.empty(len(hidden), device=hidden.device)
         total = weights.sum().clamp_min(1.0)
         for s in range(0, len(hidden), chunk):
             h, t = hidden[s:s + chunk], targets[s:s + chunk]

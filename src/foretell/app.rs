@@ -43,6 +43,7 @@ use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
 use crate::learning::comparison::{Comparisons, shown, windows};
 use crate::learning::corpus::{self, CorpusHandle};
+use crate::learning::recording::{Recorder, RecorderError};
 use crate::observe::trace::{Collector, CollectorError};
 use crate::random;
 use crate::serving::drafters::{DrafterError, Drafters};
@@ -90,6 +91,9 @@ pub enum AssembleError {
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] fleet::tls::TlsError),
+    /// Requests cannot be recorded.
+    #[error(transparent)]
+    Recorder(#[from] RecorderError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
@@ -246,6 +250,9 @@ fn known(
     let snapshot = process.corpus.snapshot.as_deref().map(corpus::sibling);
     let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
         .map_err(StartError::Threads)?;
+    let recorder = process.corpus.record.as_ref();
+    let recorder =
+        recorder.map(|settings| Recorder::start(settings, Arc::clone(&shared.observer))).transpose()?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
     let imposed = backends().map(|backend| (backend.name.clone(), imposed(backend))).collect();
     let learnt = Arc::new(Learnt::new(imposed));
@@ -256,6 +263,7 @@ fn known(
         verify_timeout: process.timeouts.verify,
         draft_timeout: process.timeouts.draft,
         corpus: corpus.clone(),
+        recorder,
         learnt: Arc::clone(&learnt),
     }));
     let gates =

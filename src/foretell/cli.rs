@@ -7,6 +7,7 @@ pub mod access;
 mod admin_port;
 pub mod bench;
 pub mod check;
+pub mod corpus;
 pub mod demo;
 pub mod drain;
 mod exit;
@@ -16,6 +17,7 @@ pub mod probe;
 pub mod progress;
 pub mod serve;
 pub mod target;
+pub mod train;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -57,6 +59,10 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Drain a running proxy, and wait until it is empty
     Drain(drain::DrainArgs),
+    /// Show, print or purge what was recorded for training
+    Corpus(corpus::CorpusArgs),
+    /// Train a drafter on what was recorded
+    Train(train::TrainArgs),
     /// Print the completions for a shell
     Completions(pages::CompletionsArgs),
     /// Print the manual page, or write one for each command
@@ -114,6 +120,8 @@ pub fn main() -> ExitCode {
         Command::Bench(args) => on_runtime("bench", bench::run(&args, stdout)).into(),
         Command::Probe(args) => on_runtime("probe", probe::run(&args, stdout)).into(),
         Command::Drain(args) => on_runtime("drain", drain::run(&args, &Environment, stdout)).into(),
+        Command::Corpus(args) => corpus::run(&args, stdout).into(),
+        Command::Train(args) => train::run(&args, stdout).into(),
         Command::Completions(args) => exit_code(pages::completions(&args, stdout)),
         Command::Man(args) => pages::man(&args, stdout).into(),
     }

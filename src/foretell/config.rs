@@ -17,6 +17,7 @@ pub mod read;
 pub mod reference;
 pub mod regular;
 pub mod store;
+pub mod trained;
 pub mod values;
 pub mod variables;
 pub mod watch;

@@ -1,11 +1,12 @@
 //! Measurements and texts that outlive a session: costs and acceptance of each engine with their
 //! snapshot, the traits of its answers, the comparison of control groups, the corpus of earlier
-//! texts, and the part of it that sidecars share.
+//! texts, the part of it that sidecars share, and recordings of requests.
 
 pub mod answer_traits;
 pub mod comparison;
 pub mod corpus;
 pub mod grammars;
+pub mod recording;
 pub mod shared;
 pub mod snapshot;
 

@@ -37,6 +37,7 @@ use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
 use crate::learning::Learnt;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
+use crate::learning::recording::{Record, Recorder};
 use crate::observe::Observer;
 use crate::observe::metrics::Stage;
 use crate::random::fresh_seed;
@@ -76,6 +77,8 @@ pub struct SessionRunnerSetup {
     pub learnt: Arc<Learnt>,
     /// Texts of earlier requests that drafters read.
     pub corpus: CorpusHandle,
+    /// Records requests; `None` without `corpus.record` of the process file.
+    pub recorder: Option<Recorder>,
 }
 
 /// Runs the sessions of eligible requests.
@@ -247,13 +250,29 @@ impl SessionRunner {
         let model = format!("{}/{}", exchange.replica.backend(), identity.epoch.model);
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
-        let remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
+        let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
+        if let Some(recorder) = self.recorder(ruling, exchange) {
+            let tenant = tenant.map(ToOwned::to_owned);
+            let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());
+            let policy = ruling.policy.name.clone();
+            let (prompt, output) = (Vec::new(), Vec::new());
+            let record = Record { at: 0, model, vocabulary, tenant, policy, prompt, output };
+            remembering = remembering.recording(recorder, record);
+        }
         if !lookups().any(|spec| *spec == LookupSpec::Recycling) {
             return remembering;
         }
         // Replicas that were started together share their successors.
         let started = identity.epoch.started / 1_000_000;
         remembering.recycling(&key, &format!("{}@{started}", identity.epoch.version))
+    }
+
+    /// The recorder, if process, policy and client let this request be recorded and it is one of
+    /// the recorded share. The tokens of a request that is only decoded plainly are not known.
+    fn recorder(&self, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
+        let is_plain = matches!(ruling.rules.permission, Permission::Plain(_));
+        let allowed = ruling.policy.record && exchange.client.memory && !is_plain;
+        self.setup.recorder.as_ref().filter(|recorder| allowed && recorder.draws())
     }
 
     /// The model drafter of a ruling, if it is loaded.

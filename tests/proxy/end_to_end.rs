@@ -18,6 +18,7 @@ mod onnx;
 mod paced;
 mod parameters;
 mod partition;
+mod recorded;
 mod remembered;
 mod replicas;
 mod swap;

@@ -4,3 +4,4 @@
 
 mod config;
 mod config_cli;
+mod train_cli;

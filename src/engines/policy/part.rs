@@ -70,7 +70,7 @@ impl Drafter {
                 None => Part::Unknown("it depends on the server, which is not known"),
             },
             Self::Lookup(spec) => Part::Inline(spec.clone()),
-            Self::Model { model: name, vocabulary } => match model(name) {
+            Self::Model { model: name, vocabulary, .. } => match model(name) {
                 ModelState::Ready => Part::ModelDrafter(name, TranslationMode::Same),
                 ModelState::OtherVocabulary(both) => translation_mode(*vocabulary, &both).map_or_else(
                     |why| Part::Absent(Cow::Owned(why)),

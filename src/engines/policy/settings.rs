@@ -19,6 +19,8 @@ pub enum Drafter {
         model: String,
         /// Relation of its vocabulary to the target's.
         vocabulary: Vocabulary,
+        /// True if its drafts may repeat texts of other tenants that it was trained on.
+        shares: bool,
     },
 }
 

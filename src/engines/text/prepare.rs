@@ -39,8 +39,13 @@ pub fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
         .map(|token| token.map(|(token, span)| (token, span.start_offset as usize..span.end_offset as usize)))
         .collect::<Result<Vec<_>, _>>()?;
     let mut edits = Vec::new();
-    for at in (0..tokens.len()).filter(|&at| matches!(tokens[at].0, Token::BlockStart)) {
-        statement(&tokens[at + 1..], &mut edits)?;
+    let mut rest = &tokens[..];
+    while let Some(((token, _), behind)) = rest.split_first() {
+        if matches!(token, Token::BlockStart) {
+            let mut parts = behind.split(|(token, _)| matches!(token, Token::BlockEnd));
+            statement(parts.next().unwrap_or_default(), &mut edits)?;
+        }
+        rest = behind;
     }
     let mut prepared = String::with_capacity(source.len());
     let mut end = 0;
@@ -55,22 +60,17 @@ pub fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
 
 type Edit = (Range<usize>, &'static str);
 
-/// Adds the edits of the statement whose tokens come first, in order.
+/// Adds the edits of a statement, in order.
 fn statement(tokens: &[(Token<'_>, Range<usize>)], edits: &mut Vec<Edit>) -> Result<(), Error> {
-    let end = tokens.iter().position(|(token, _)| matches!(token, Token::BlockEnd)).unwrap_or(tokens.len());
-    let Some(((Token::Ident(name), range), tokens)) = tokens[..end].split_first() else { return Ok(()) };
+    let Some(((Token::Ident(name), range), tokens)) = tokens.split_first() else { return Ok(()) };
     match *name {
         "generation" if tokens.is_empty() => edits.push((range.clone(), "if true")),
         "endgeneration" if tokens.is_empty() => edits.push((range.clone(), "endif")),
         "set" => {
-            let target = tokens
-                .iter()
-                .position(|(token, _)| matches!(token, Token::Assign | Token::Pipe))
-                .unwrap_or(tokens.len());
-            if !tokens[..target].iter().any(|(token, _)| matches!(token, Token::Dot)) {
-                return Ok(());
-            }
-            match tokens.get(target) {
+            let ends = |(token, _): &(Token<'_>, _)| matches!(token, Token::Assign | Token::Pipe);
+            let target = tokens.split(ends).next().unwrap_or_default();
+            let is_attribute = target.iter().any(|(token, _)| matches!(token, Token::Dot));
+            match tokens.get(target.len()).filter(|_| is_attribute) {
                 Some((Token::Assign, assign)) => {
                     let last = tokens.last().map_or(assign.end, |(_, last)| last.end);
                     edits.push((assign.end..assign.end, CALL));

@@ -51,7 +51,7 @@ impl ChatTemplate {
                 .to_owned()
         };
         let special = |name| config.get(name).and_then(token_text).unwrap_or_default().to_owned();
-        Self::new(source, special("bos_token"), special("eos_token"))
+        Self::new(&source, special("bos_token"), special("eos_token"))
     }
 
     /// From the text of a Jinja template and the texts of its BOS and EOS tokens, empty if it has
@@ -59,10 +59,10 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The template is not valid, or as for [`prepare`].
-    pub fn new(source: String, bos: String, eos: String) -> Result<Self, TextError> {
+    pub fn new(source: &str, bos: String, eos: String) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
-        let source = prepare(&source, &syntax).map_err(wrong)?;
+        let source = prepare(source, &syntax).map_err(wrong)?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(STEPS));
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     fn render(source: &str, messages: &Value) -> Result<String, String> {
-        ChatTemplate::new(source.to_owned(), "<s>".to_owned(), "</s>".to_owned())
+        ChatTemplate::new(source, "<s>".to_owned(), "</s>".to_owned())
             .and_then(|template| template.render(messages, true, &Map::new()))
             .map_err(|error| error.to_string())
     }
@@ -216,7 +216,7 @@ mod tests {
     fn a_template_has_further_variables() {
         let source =
             "{{ tools[0].name }} {{ enable_thinking }} {{ messages|length }} {{ nothing is defined }}";
-        let template = ChatTemplate::new(source.to_owned(), String::new(), String::new()).unwrap();
+        let template = ChatTemplate::new(source, String::new(), String::new()).unwrap();
         let variables = json!({"tools": [{"name": "f"}], "enable_thinking": false, "messages": "mine"});
         let text = template.render(&json!([{}, {}]), true, variables.as_object().unwrap()).unwrap();
         assert_eq!(text, "f False 2 False", "the messages stay those of the request");

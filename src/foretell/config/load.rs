@@ -10,6 +10,7 @@ use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
 use super::process::{self, Parsed, Process, ProcessFile, Tenant};
 use super::regular;
+use super::trained;
 use super::yaml::FILE_BYTES;
 use foretell_engines::policy::{Accept, Drafter, Policy, PolicySet, Rule};
 
@@ -162,6 +163,15 @@ fn inert(policy: &Policy) -> Option<String> {
     })
 }
 
+/// Warning that a policy's requests are not recorded, since there is no folder for them.
+fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
+    let nowhere = policy.record && process.corpus.record.is_none();
+    let name = &policy.name;
+    nowhere.then(|| {
+        format!("policy {name}: corpus.record has no effect without corpus.record.dir of the process file")
+    })
+}
+
 /// Warning that a tenant header is set but no peer is trusted to send it.
 fn unbelieved(process: &Process) -> Option<String> {
     let Tenant { header, trusted_peers, .. } = &process.tenant;
@@ -292,7 +302,9 @@ fn parse_all(
             Ok(placed) => {
                 problems.extend(against_others(file, &placed, &policies));
                 problems.extend(process.into_iter().flat_map(|process| undeclared(file, &placed, process)));
+                problems.extend(process.into_iter().flat_map(|process| shared(file, &placed, process)));
                 warnings.extend(placed.warnings);
+                warnings.extend(process.and_then(|process| unrecorded(&placed.policy, process)));
                 policies.push(placed.policy);
             }
             Err(found) => problems.extend(found),
@@ -328,6 +340,26 @@ fn undeclared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Probl
         _ => None,
     };
     placed.policy.drafters.iter().enumerate().filter_map(missing).collect()
+}
+
+/// Drafters that would repeat the texts of a tenant, on which they were trained, to another.
+fn shared(file: &str, placed: &ParsedPolicy, process: &Process) -> Vec<Problem> {
+    let tenants = placed.policy.matcher.tenants.as_deref();
+    let problem = |(index, drafter): (usize, &Drafter)| {
+        let Drafter::Model { model, shares: false, .. } = drafter else { return None };
+        let folder = &process.drafters.get(model)?.path;
+        let refusal = match trained::read(folder) {
+            Ok(origin) if origin.as_ref().is_none_or(|origin| origin.stays_with(tenants)) => return None,
+            Ok(_) => {
+                let allowed = "match.tenants with the tenant of its texts alone, or i_accept_sharing: true";
+                Refusal::new("trained on texts of other tenants", allowed)
+            }
+            Err(error) => Refusal::new("the origin of its texts cannot be read", error.to_string()),
+        };
+        let line = placed.drafter_lines.get(index).copied();
+        Some(Problem::new(file, line, format!("drafters[{index}].model"), refusal, format!("{model:?}")))
+    };
+    placed.policy.drafters.iter().enumerate().filter_map(problem).collect()
 }
 
 /// The policy files of a folder, sorted by name; empty if the folder does not exist.

@@ -212,7 +212,7 @@ pub struct DrafterModel {
 }
 
 /// Limits of the corpus, the texts that drafters keep across requests.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Corpus {
     /// Maximum size of the corpus, including its indexes, bytes.
     pub bytes: u64,
@@ -221,6 +221,21 @@ pub struct Corpus {
     /// File that preserves learnt costs and acceptance over a restart, and beside it `FILE.texts`,
     /// which preserves the corpus; `None`: both are lost.
     pub snapshot: Option<PathBuf>,
+    /// Where the requests of policies with `corpus.record` are written; `None`: nowhere.
+    pub record: Option<Record>,
+}
+
+/// Where requests are recorded for `foretell train`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Folder of the recording.
+    pub dir: PathBuf,
+    /// Maximum size, bytes; the oldest texts are deleted for room.
+    pub max_bytes: u64,
+    /// Share of the requests that are recorded, 0 to 1.
+    pub sample: f64,
+    /// File with the key that encrypts it, 64 hexadecimal digits; `None`: it is not encrypted.
+    pub key_file: Option<PathBuf>,
 }
 
 /// Logging and tracing.

@@ -18,6 +18,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::recording::{Record, Recorder};
 use super::snapshot::{self, SnapshotError};
 use crate::clock::{Clock, unix_now};
 use crate::http;
@@ -260,6 +261,15 @@ pub struct CorpusAccess {
     owner: Option<Arc<str>>,
     /// Number of clears when it began.
     generation: u64,
+    /// Its recording, if it is recorded.
+    recorded: Option<Recorded>,
+}
+
+/// Where and how a request is recorded.
+struct Recorded {
+    recorder: Recorder,
+    /// Its record, without tokens.
+    record: Record,
 }
 
 impl CorpusAccess {
@@ -282,7 +292,20 @@ impl CorpusAccess {
             }
         }
         let generation = corpus.shared.generation.load(Ordering::SeqCst);
-        Self { corpus: corpus.clone(), keys, epoch: None, owner: tenant.map(Into::into), generation }
+        Self {
+            corpus: corpus.clone(),
+            keys,
+            epoch: None,
+            owner: tenant.map(Into::into),
+            generation,
+            recorded: None,
+        }
+    }
+
+    /// Has the request recorded: `record` is filled with its tokens when it ends.
+    #[must_use]
+    pub fn recording(self, recorder: &Recorder, record: Record) -> Self {
+        Self { recorded: Some(Recorded { recorder: recorder.clone(), record }), ..self }
     }
 
     /// Adds access to the successors of its tenant in this epoch of its engine; requests without a
@@ -308,8 +331,13 @@ impl CorpusAccess {
         draft::Shared { of_tenant, of_all, successors, ..draft::Shared::default() }
     }
 
-    /// Adds the tokens of prompt and output, and the successors that the request has seen.
+    /// Adds the tokens of prompt and output, and the successors that the request has seen; records
+    /// the tokens.
     pub fn learn(&self, prompt: &[TokenId], output: &[TokenId], seen: Option<&Successors>) {
+        if let Some(Recorded { recorder, record }) = self.recorded.as_ref().filter(|_| !output.is_empty()) {
+            let (at, prompt, output) = (unix_now().as_secs(), prompt.to_vec(), output.to_vec());
+            recorder.record(Record { at, prompt, output, ..record.clone() });
+        }
         let keys: Vec<Key> = self.keys.iter().flatten().filter(|_| !prompt.is_empty()).cloned().collect();
         let text = if keys.is_empty() { Vec::new() } else { [prompt, output].concat() };
         let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());

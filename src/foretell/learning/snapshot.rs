@@ -184,7 +184,10 @@ pub(super) fn read(file: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// Writes a file that only its owner may read, complete at every moment: as a new file next to it
 /// first, replacing any file there, which is then renamed. Fails if a device, FIFO or socket has
 /// that name.
-pub(super) fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+///
+/// # Errors
+/// It cannot be written, or is not a regular file.
+pub fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     std::fs::metadata(file).map_or(Ok(()), |found| regular::check(&found))?;
     let mut sibling = file.as_os_str().to_owned();
     sibling.push(".new");

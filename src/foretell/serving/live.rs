@@ -87,7 +87,7 @@ impl Families {
         }
         let known = identities.all();
         for drafter in policies.policies().iter().flat_map(|policy| &policy.drafters) {
-            let Drafter::Model { model, vocabulary: Vocabulary::Same } = drafter else { continue };
+            let Drafter::Model { model, vocabulary: Vocabulary::Same, .. } = drafter else { continue };
             let differs = known
                 .iter()
                 .filter_map(|(_, identity)| identity.as_deref())

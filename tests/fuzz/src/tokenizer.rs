@@ -82,7 +82,7 @@ fn template(source: &str, text: &str) {
     if source.contains("macro") && source.contains(['~', '+']) {
         return;
     }
-    let Ok(template) = ChatTemplate::new(source.to_owned(), "<s>".into(), "</s>".into()) else { return };
+    let Ok(template) = ChatTemplate::new(source, "<s>".into(), "</s>".into()) else { return };
     let messages = json!([
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": text}]},

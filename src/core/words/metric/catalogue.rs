@@ -167,6 +167,8 @@ sections! {
         gauge CORPUS_SUCCESSORS = "foretell_corpus_successors" [] "Tokens whose likely successors are kept in the corpus, over all tenants.";
         counter CORPUS_EVENTS = "foretell_corpus_texts_total" ["event"]
             "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` because too many came.";
+        counter RECORDED = "foretell_recorded_requests_total" ["result"]
+            "Requests to be recorded that were `written`, `dropped` because too many came, or `failed` because the disk refused.";
         counter LOG_DROPPED = "foretell_log_dropped_total" []
             "Lines of the log that were dropped because too many waited or they could not be written.";
         counter SPANS_DROPPED = "foretell_spans_dropped_total" [] "Spans that found no room in the queue, or that the collector did not take.";

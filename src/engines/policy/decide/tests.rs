@@ -34,6 +34,7 @@ fn policy(mode: PolicyMode) -> Policy {
         accept: Accept::default(),
         gates: Gates::default(),
         holdback: Holdback::default(),
+        record: false,
     }
 }
 
@@ -301,7 +302,7 @@ fn a_match_on_a_server_default_is_undecided_until_the_server_is_known() {
 #[test]
 fn the_first_model_that_can_draft_drafts() {
     let world = World::new();
-    let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary };
+    let model = |name: &str, vocabulary| Drafter::Model { model: name.to_owned(), vocabulary, shares: false };
     let drafters = vec![
         model("said to be the same", Vocabulary::Same),
         model("foreign", Vocabulary::Tli),

@@ -85,9 +85,19 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
         "holdback",
         "The control group: a share of the requests is always decoded plainly, for comparison.",
     ));
+    let record = record(top.section("corpus", "What becomes of its texts."));
     top.close();
-    let policy = Policy { name: name?, revision, mode, matcher, drafters, gamma, accept, gates, holdback };
+    let name = name?;
+    let policy = Policy { name, revision, mode, matcher, drafters, gamma, accept, gates, holdback, record };
     Some(ParsedPolicy { policy, name_line, drafter_lines, warnings: Vec::new() })
+}
+
+/// Reads `corpus`: true if requests are recorded.
+fn record(mut section: Section<'_>) -> bool {
+    let says = "Record tokens of requests, but plain ones, for `foretell train`, where `corpus.record` of the process file says.";
+    let record = section.or("record", says, false, &boolean());
+    section.close();
+    record
 }
 
 /// A policy name. It is used in headers and metrics, so few characters are allowed.
@@ -298,7 +308,10 @@ fn model(section: &mut Section<'_>) -> Option<Drafter> {
     );
     let says = "Relation of its vocabulary to the target's: same (a model with another vocabulary does not draft), slem (drafts are translated as text), tli (it chooses among the common tokens), auto (same if it is; else tli where the target's noise is shared and nine tenths of the text are common tokens; else slem).";
     let vocabulary = section.or("vocabulary", says, Vocabulary::default(), &word(words));
-    Some(Drafter::Model { model: model?, vocabulary })
+    let sharing =
+        "Required for a model that was trained on recorded texts of other tenants than the policy's one.";
+    let shares = section.or("i_accept_sharing", sharing, false, &boolean());
+    Some(Drafter::Model { model: model?, vocabulary, shares })
 }
 
 fn gamma(mut section: Section<'_>) -> Gamma {

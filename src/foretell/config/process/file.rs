@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::{
     Admin, ClientControl, Corpus, DrafterModel, Fleet, Limits, Listen, LogFormat, LogLevel, Observe, Process,
-    Ready, ServerTls, Tenant, TenantFallback, Timeouts, backends, store,
+    Ready, Record, ServerTls, Tenant, TenantFallback, Timeouts, backends, store,
 };
 use crate::config::declared::Slot;
 use crate::config::flags::{Environment, Strings};
@@ -92,7 +92,7 @@ impl Default for Timeouts {
 
 impl Default for Corpus {
     fn default() -> Self {
-        Self { bytes: 256 << 20, ttl: Duration::from_hours(1), snapshot: None }
+        Self { bytes: 256 << 20, ttl: Duration::from_hours(1), snapshot: None, record: None }
     }
 }
 
@@ -477,6 +477,10 @@ fn corpus(mut section: Section<'_>, whole: u64) -> Corpus {
         bytes: section.or("bytes", "Maximum size; at most half of limits.memory.", default.bytes, &size()),
         ttl: section.or("ttl", "Time that an unused text is kept.", default.ttl, &period()),
         snapshot: section.maybe("snapshot", "File that preserves it over restarts.", None, &path()),
+        record: section
+            .item("record", RECORD)
+            .filter(|item| item.slot().is_some() || !item.node.is_null())
+            .and_then(|item| record(item.section())),
     };
     if corpus.bytes > whole / 2 {
         let allowed = "at most half of limits.memory";
@@ -484,6 +488,22 @@ fn corpus(mut section: Section<'_>, whole: u64) -> Corpus {
     }
     section.close();
     corpus
+}
+
+const RECORD: &str = "Where requests of policies with `corpus.record` are written, for `foretell train`.";
+
+fn record(mut section: Section<'_>) -> Option<Record> {
+    let max_bytes = "Maximum size; the oldest texts are deleted for room.";
+    let key_file = "File with 64 hexadecimal digits, by which it is encrypted (AES-256-GCM).";
+    let dir = section.must("dir", "Folder; it is made if it does not exist.", "a path", &path());
+    let record = Record {
+        dir: dir.clone().unwrap_or_default(),
+        max_bytes: section.or("max_bytes", max_bytes, 1 << 30, &size()),
+        sample: section.or("sample", "Share of the requests that are recorded.", 1.0, &ratio()),
+        key_file: section.file("key_file", key_file, FileKind::Secret),
+    };
+    section.close();
+    dir.map(|_| record)
 }
 
 fn ready(mut section: Section<'_>) -> Ready {

@@ -15,6 +15,7 @@ pub struct CorpusMetrics {
     texts: IntGauge,
     successors: IntGauge,
     events: IntCounterVec,
+    recorded: IntCounterVec,
 }
 
 impl CorpusMetrics {
@@ -25,7 +26,11 @@ impl CorpusMetrics {
             texts: new.kept(make::int_gauge(metric::CORPUS_TEXTS))?,
             successors: new.kept(make::int_gauge(metric::CORPUS_SUCCESSORS))?,
             events: new.kept(make::counters(metric::CORPUS_EVENTS))?,
+            recorded: new.kept(make::counters(metric::RECORDED))?,
         };
+        for result in ["written", "dropped", "failed"] {
+            metrics.recorded.with_label_values(&[result]);
+        }
         for event in ["learnt", "known", "evicted", "expired", "dropped"] {
             metrics.events.with_label_values(&[event]);
         }
@@ -35,6 +40,11 @@ impl CorpusMetrics {
     /// Counts a text that was dropped because too many came at once.
     pub fn dropped(&self) {
         self.events.with_label_values(&["dropped"]).inc();
+    }
+
+    /// Counts a request that was to be recorded, by result: `written`, `dropped` or `failed`.
+    pub fn recorded(&self, result: &str) {
+        self.recorded.with_label_values(&[result]).inc();
     }
 
     /// Sets the current sizes, and the counts of events since the start.

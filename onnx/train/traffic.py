@@ -1,0 +1,840 @@
+"""Trains a drafter on recorded traffic: a small model that writes as one target does for one set of users.
+
+The texts of a service repeat themselves in ways that no public corpus holds: its templates, its names,
+its jargon. A model of two layers learns them in minutes on a CPU. Its embedding, which is also its
+output matrix, covers only the tokens that occur in the recordings (`kept` in graph.py): with the whole
+vocabulary of a large target the matrix would cost more than all layers.
+
+The recordings may be encrypted where they are stored, so they come through standard input and no text
+and no token of them is written or printed: the checkpoint holds weights, the state of the optimisers
+and a digest of the data. The weights themselves may reproduce what they were trained on.
+
+    traffic.py --tokenizer DIR --out DIR --work DIR --budget SECONDS [--base DIR] < REQUESTS
+
+A line of standard input is a request, {"prompt": [ids], "output": [ids], "group": "name"}; a line of
+standard output is an event in JSON. On SIGTERM it saves a checkpoint to --work and ends; the same
+command with the same data goes on from there.
+"""
+
+import argparse
+import collections
+import datetime
+import hashlib
+import html
+import importlib
+import json
+import pathlib
+import shutil
+import signal
+import sys
+import time
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "export")]
+
+SEED = 31
+FORM = 1  # of the checkpoint and of the training; another number makes older checkpoints unusable
+FEWEST = 50  # requests
+HELD, HELD_FEWEST, HELD_MOST = 0.1, 8, 200  # share of the requests that are held out, and its limits
+KEPT_MOST = 8192  # tokens with a row in the embedding
+WINDOW, CONTEXT = 512, 2048  # tokens of a training row; positions of the model
+# Share of the training from which every other batch has rows of CONTEXT tokens. The runtime gives the model the
+# whole text, and one that only saw windows of 512 tokens is lost behind them: requests of 1,900 tokens, 90 seconds
+# on one core, E[N] 1.96 without long rows, 3.67 with them from 0.8 on, 4.13 from 0.5 on, 4.14 from 0.3 on.
+LONG_FROM = 0.5
+SEEN_BEFORE = 4  # a window that begins inside of a request is not trained on in its first 1/4
+PROMPT_WEIGHT = 0.1  # of a token's loss; an output token has 1
+BATCH = 12 * WINDOW  # tokens of a batch, padding included
+POOL = 512  # windows among which rows of similar length are put together
+UNKNOWN = 0.005  # share of the input tokens that are replaced by the row for every other token
+# Rates of Muon and AdamW, and the share of the time before they fall; True: from a base.
+RATES = {False: (0.02, 0.003, 0.55), True: (0.01, 0.001, 0.3)}
+EVALUATIONS = 8  # over the run, besides the last
+EVALUATING = 0.15  # of the time, at most, apart from the first and the last evaluation
+SHOWN, SAVED = 2.0, 60.0  # seconds between two events of progress, and between two checkpoints
+COMPARED, EQUAL = 32, 0.99  # places of the self-test at least, and the share that must be equal
+HEAD_DIM = 64
+
+Request = collections.namedtuple("Request", "prompt output group")
+
+
+class Refused(Exception):
+    """What the caller has to mend. Its text holds no token."""
+
+
+class Stopped(BaseException):
+    """A signal asked for the end."""
+
+
+def emit(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+# --------------------------------------------------------------------------------------------- data
+
+def read(stream, vocabulary):
+    """The requests with an output."""
+    requests = []
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            prompt, output = (np.array(fields[name], np.int64).reshape(-1) for name in ("prompt", "output"))
+            group = str(fields.get("group") or "default")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            raise Refused(f"line {number} of the input is not a request") from None
+        for ids in (prompt, output):
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+                raise Refused(f"line {number} of the input has a token that the vocabulary of {vocabulary} lacks")
+        if len(output):
+            requests.append(Request(prompt.astype(np.int32), output.astype(np.int32), group))
+    if len(requests) < FEWEST:
+        raise Refused(f"{len(requests)} recorded requests with an output are too few to train on: at least {FEWEST} are needed")
+    return requests
+
+
+def share_of(index):
+    """A number in [0, 1) for each index, the same in every run."""
+    return int.from_bytes(hashlib.sha256(f"{SEED}:{index}".encode()).digest()[:8], "big") / 2**64
+
+
+def held_out(count):
+    """The indices of the requests that are held out."""
+    order = sorted(range(count), key=share_of)
+    drawn = sum(share_of(index) < HELD for index in order)
+    return set(order[:min(max(drawn, HELD_FEWEST), HELD_MOST)])
+
+
+def split(requests):
+    """(requests to train on, requests held out)"""
+    held = held_out(len(requests))
+    return ([r for i, r in enumerate(requests) if i not in held], [r for i, r in enumerate(requests) if i in held])
+
+
+class Kept:
+    """The tokens with a row of their own, in ascending order, and the row of every token."""
+
+    def __init__(self, ids, vocabulary):
+        from graph import rows_of
+
+        self.ids, self.vocabulary = np.asarray(ids), vocabulary
+        self.rows = rows_of(self.ids, vocabulary)
+
+    @classmethod
+    def most_frequent(cls, requests, vocabulary, most=KEPT_MOST):
+        counts = np.zeros(vocabulary, np.int64)
+        for request in requests:
+            for ids in (request.prompt, request.output):
+                np.add.at(counts, ids, 1)
+        order = np.argsort(-counts, kind="stable")[:most]
+        return cls(np.sort(order[counts[order] > 0]), vocabulary)
+
+    def __len__(self):
+        return len(self.ids)
+
+
+def windows(prompt, total, length):
+    """Cuts a request: [(start, stop, first)], for training on ids[start:stop] and the targets from `first` on.
+
+    Every output token is a target of one window, with at least a quarter of a window before it where the
+    request has so many. The part of a long prompt that no window reaches is left out.
+    """
+    cut, stop = [], total
+    while stop > max(prompt, 1):
+        start = max(0, stop - length - 1)
+        first = start + length // SEEN_BEFORE if start else 1
+        cut.append((start, stop, first))
+        stop = first
+    return cut[::-1]
+
+
+class Batches:
+    """Rows of similar length, in an order that is fixed by the seed. `at` says how far each length is."""
+
+    def __init__(self, requests, kept):
+        self.kept, self.requests, self.at = kept, requests, {WINDOW: [0, 0], CONTEXT: [0, 0]}
+        self.rows = [kept.rows[np.concatenate([r.prompt, r.output])] for r in requests]
+        self.cut = {length: [(index, *window) for index, r in enumerate(requests)
+                             if length == WINDOW or len(self.rows[index]) > WINDOW + 1
+                             for window in windows(len(r.prompt), len(self.rows[index]), length)]
+                    for length in self.at}
+        self.epochs = {}
+
+    def epoch(self, length, number):
+        """The windows of each batch of an epoch."""
+        if self.epochs.get(length, (None,))[0] != number:
+            rng = np.random.default_rng([SEED, length, number])
+            order, batches = rng.permutation(len(self.cut[length])), []
+            for begin in range(0, len(order), POOL):
+                batches += self.grouped(length, order[begin:begin + POOL])
+            self.epochs[length] = number, [batches[i] for i in rng.permutation(len(batches))]
+        return self.epochs[length][1]
+
+    def grouped(self, length, order):
+        made, now = [], []
+        for window in sorted((self.cut[length][i] for i in order), key=lambda w: w[2] - w[1]):
+            longest = max([window[2] - window[1]] + [w[2] - w[1] for w in now[:1]])
+            if now and longest * (len(now) + 1) > BATCH:
+                made.append(now)
+                now = []
+            now.append(window)
+        return made + [now] if now else made
+
+    def next(self, length):
+        """(rows of input, rows of targets, weights) as arrays [windows, tokens]."""
+        epoch, index = self.at[length]
+        batches = self.epoch(length, epoch)
+        self.at[length] = [epoch, index + 1] if index + 1 < len(batches) else [epoch + 1, 0]
+        rng = np.random.default_rng([SEED, length, epoch, index])
+        return self.arrays(batches[index], rng)
+
+    def arrays(self, batch, rng):
+        width, other = max(stop - start for _, start, stop, _ in batch) - 1, len(self.kept)
+        x, y = (np.zeros((len(batch), max(width, 1)), np.int64) for _ in range(2))
+        weights = np.zeros(x.shape, np.float32)
+        for row, (index, start, stop, first) in enumerate(batch):
+            ids, count = self.rows[index][start:stop], stop - start - 1
+            x[row, :count], y[row, :count] = ids[:-1], ids[1:]
+            places = np.arange(start + 1, stop)
+            weights[row, :count] = np.where(places < len(self.requests[index].prompt), PROMPT_WEIGHT, 1.0) * (places >= first)
+        weights[y == other] = 0  # the model cannot choose it
+        x[rng.random(x.shape) < UNKNOWN] = other
+        return x, y, weights
+
+
+# -------------------------------------------------------------------------------------- evaluation
+
+def rounds(hits, drafted):
+    """Rounds that an output takes: a round accepts the right tokens that come next, up to `drafted`, and one more."""
+    count = at = 0
+    while at < len(hits):
+        end = min(at + drafted, len(hits))
+        while at < end and hits[at]:
+            at += 1
+        at, count = at + 1, count + 1
+    return count
+
+
+def acceptance(results, drafted):
+    """E[N] of [(group, hits)]: (by group, of all), output tokens per round."""
+    tokens, taken = collections.Counter(), collections.Counter()
+    for group, hits in results:
+        tokens[group] += len(hits)
+        taken[group] += rounds(hits, drafted)
+    by_group = {group: round(tokens[group] / taken[group], 4) for group in sorted(tokens)}
+    return by_group, round(tokens.total() / taken.total(), 4)
+
+
+def padded(sequences, most):
+    """Batches of indices whose rows, padded to the longest, hold at most so many tokens."""
+    now = []
+    for index in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
+        if now and len(sequences[now[0]]) * (len(now) + 1) > most:
+            yield now
+            now = []
+        now.append(index)
+    if now:
+        yield now
+
+
+def hits(model, kept, requests, device):
+    """[(group, whether the model's first choice is each output token)], given the true text before it.
+
+    Behind CONTEXT tokens the runtime does not ask the model for drafts, so there is no hit.
+    """
+    import torch
+
+    results = [(r.group, np.zeros(len(r.output), bool)) for r in requests]
+    texts = [kept.rows[np.concatenate([r.prompt, r.output])] for r in requests]
+    inputs = [text[:-1][:CONTEXT] for text in texts]
+    for batch in padded(inputs, 2 * BATCH):
+        x = np.zeros((len(batch), max(len(inputs[batch[0]]), 1)), np.int64)
+        for row, index in enumerate(batch):
+            x[row, :len(inputs[index])] = inputs[index]
+        with torch.no_grad():
+            hidden = model(torch.from_numpy(x).to(device))
+            for row, index in enumerate(batch):
+                begin = max(len(requests[index].prompt) - 1, 0)
+                chosen = choices(model, hidden[row, begin:len(inputs[index])], len(kept))
+                target = begin + 1 + np.arange(len(chosen))
+                results[index][1][target - len(requests[index].prompt)] = chosen == texts[index][target]
+    return results
+
+
+def choices(model, hidden, count):
+    """The rows with the greatest logit, not the last one, which stands for every other token."""
+    import torch
+
+    table = model.model.embed_tokens.weight[:count]
+    parts = [(part @ table.T).argmax(-1).cpu().numpy() for part in torch.split(hidden, 1024)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+# ------------------------------------------------------------------------------------------- models
+
+def json_of(path):
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def token_names(folder):
+    """The ids of all tokens by name."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise Refused(f"{path} is missing")
+    return Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+
+
+def special(folder, names, kind):
+    """The id or ids of the token that begins or ends a text ("bos", "eos"); None if the files name none."""
+    for file in ("generation_config.json", "config.json"):
+        if (found := json_of(folder / file).get(f"{kind}_token_id")) is not None:
+            return found
+    token = json_of(folder / "tokenizer_config.json").get(f"{kind}_token")
+    return names.get(token.get("content") if isinstance(token, dict) else token)
+
+
+def sizes(hidden, layers):
+    """The shape of a model without a base: that of the bundled drafters, by its width."""
+    if hidden % HEAD_DIM or hidden < HEAD_DIM or layers < 1:
+        raise Refused(f"--hidden must be a multiple of {HEAD_DIM}, and --layers at least 1")
+    heads = hidden // HEAD_DIM
+    return {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": heads // 2 if heads % 2 == 0 else heads, "head_dim": HEAD_DIM,
+            "intermediate_size": hidden * 11 // 4}
+
+
+class Base:
+    """A model to start from: weights, its shape, and the tokens that its embedding has rows for."""
+
+    FIXED = {"rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu"}
+    ABSENT = ("rope_scaling", "attention_bias", "mlp_bias")
+
+    def __init__(self, folder, names, vocabulary):
+        import bundle
+        import onnx
+        from graph import ROWS
+        from onnx import numpy_helper
+
+        self.folder = folder
+        if token_names(folder) != names:
+            raise Refused(f"{folder} has another tokenizer: a base must have the same one")
+        try:
+            self.weights, config = bundle.load(folder)
+            tensors = {t.name: t for t in onnx.load(folder / "model.onnx").graph.initializer}
+        except (OSError, ValueError) as error:
+            raise Refused(f"{folder} is not a model folder to start from: {error}") from None
+        wrong = [k for k, v in self.FIXED.items() if config.get(k) != v] + [k for k in self.ABSENT if config.get(k)]
+        if wrong:
+            raise Refused(f"{folder} is not shaped like the drafters that are trained here: {', '.join(wrong)}")
+        self.size = {name: config[name] for name in sizes(HEAD_DIM, 1)}
+        self.table = self.weights.pop("model.embed_tokens.weight").astype(np.float32)
+        rows = numpy_helper.to_array(tensors[ROWS]) if ROWS in tensors else None
+        own = np.arange(min(len(self.table), vocabulary)) if rows is None else np.flatnonzero(rows < len(self.table) - 1)
+        self.kept, self.partial = Kept(own, vocabulary), rows is not None
+
+    def start(self, kept):
+        """The weights of a model with other kept tokens, where they mean the same."""
+        other = self.table[-1] if self.partial else self.table.mean(0)
+        known = np.concatenate([self.table[:len(self.kept)], other[None]])
+        table = np.concatenate([known[self.kept.rows[kept.ids]], other[None]])
+        return {**self.weights, "model.embed_tokens.weight": table}
+
+    def model(self, device):
+        """The model as it is, for the comparison."""
+        return llama(self.size, len(self.kept), self.start(self.kept), device)
+
+
+def llama(size, kept, weights, device):
+    """A model with a row for each kept token and one for the others."""
+    import torch
+    from model import Llama
+
+    model = Llama({**size, "vocab_size": kept + 1})
+    if weights is not None:
+        tensors = {name: torch.from_numpy(np.asarray(array, np.float32)) for name, array in weights.items()}
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise Refused(f"the base has other weights than its config says: {error}") from None
+    return model.to(device)
+
+
+def rounded(model):
+    """Its weights as they are exported, in 16 bits."""
+    return {name: p.detach().half().cpu() for name, p in model.state_dict().items()}
+
+
+def digest(requests, base, names, args):
+    """Identifies the data and what else changes the model; the time it is given does not."""
+    made = hashlib.sha256(json.dumps([FORM, args.hidden, args.layers, args.drafted, bool(base)]).encode())
+    made.update(json.dumps(sorted(names.items())).encode())
+    if base:
+        made.update((base.folder / "model.onnx").read_bytes())
+    for request in requests:
+        made.update(json.dumps([len(request.prompt), len(request.output), request.group]).encode())
+        made.update(request.prompt.tobytes() + request.output.tobytes())
+    return made.hexdigest()
+
+
+# ----------------------------------------------------------------------------------------- training
+
+class Signals:
+    """SIGTERM and SIGINT end the training between two steps: at once where nothing is changed, else soon."""
+
+    def __init__(self):
+        self.asked = self.busy = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.handle)
+
+    def handle(self, *_):
+        self.asked = True
+        if not self.busy:
+            raise Stopped
+
+    def __enter__(self):
+        self.busy = True
+
+    def __exit__(self, *_):
+        self.busy = False
+        if self.asked:
+            raise Stopped
+
+
+class Training:
+    """The model, its optimisers, and what the events report."""
+
+    def __init__(self, args, parts, kept, base, size, identity, signals):
+        import torch
+        from train import Muon
+
+        torch.manual_seed(SEED)
+        (self.train, self.held), self.kept, self.args, self.signals = parts, kept, args, signals
+        self.base, self.identity, self.path = base, identity, args.work / "last.pt"
+        self.muon_rate, self.adam_rate, self.hold = RATES[base is not None]
+        self.model = llama(size, len(kept), base.start(kept) if base else None, args.device)
+        named = list(self.model.named_parameters())
+        self.muon = Muon([p for n, p in named if p.ndim == 2 and "embed" not in n])
+        self.adam = torch.optim.AdamW([p for n, p in named if p.ndim != 2 or "embed" in n], lr=self.adam_rate,
+                                      betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
+        self.batches = Batches(self.train, kept)
+        self.step, self.spent, self.evaluating, self.due = 0, 0.0, 0.0, 1
+        self.before, self.curve, self.best, self.began = None, [], None, None
+
+    # ---- time
+
+    def clock(self):
+        """Seconds of training, those of earlier runs with the same data included."""
+        return self.spent if self.began is None else time.time() - self.began
+
+    def share(self):
+        return min(1.0, self.clock() / self.args.budget)
+
+    # ---- checkpoints
+
+    def save(self):
+        from train import save
+
+        with self.signals:
+            save(self.path, self.model, muon=self.muon.momenta, adam=self.adam.state_dict(), digest=self.identity,
+                 at=self.batches.at, best=self.best, before=self.before, curve=self.curve, step=self.step,
+                 spent=self.clock(), evaluating=self.evaluating, due=self.due)
+
+    def resume(self):
+        """Goes on from the checkpoint of the same data, if there is one."""
+        import torch
+
+        if not self.path.is_file():
+            return False
+        try:
+            state = torch.load(self.path, map_location=self.args.device, weights_only=True)
+        except Exception:  # pickle, zip and torch have errors of their own
+            return False
+        if state.get("digest") != self.identity:
+            return False
+        self.model.load_state_dict(state["model"])
+        self.muon.momenta = state["muon"]
+        self.adam.load_state_dict(state["adam"])
+        self.batches.at = state["at"]
+        for name in ("best", "before", "curve", "step", "spent", "evaluating", "due"):
+            setattr(self, name, state[name])
+        return True
+
+    # ---- steps
+
+    def take_step(self):
+        """One step; returns the loss on the device and the number of tokens that were trained on."""
+        import torch
+        from model import chunked_loss
+        from train import rate_at
+
+        share, device = self.share(), self.args.device
+        long = share > LONG_FROM and self.step % 2 and self.batches.cut[CONTEXT]
+        x, y, weights = self.batches.next(CONTEXT if long else WINDOW)
+        count = int((weights > 0).sum())
+        x, y, weights = (torch.from_numpy(array).to(device) for array in (x, y, weights))
+        with torch.autocast(device, torch.bfloat16):
+            loss, _ = chunked_loss(self.model, self.model(x), y, weights, 4096 if device == "cuda" else 256)
+        loss.backward()
+        scale = rate_at(share, self.step, self.hold)
+        for group in self.adam.param_groups:
+            group["lr"] = self.adam_rate * scale
+        self.adam.step()
+        self.muon.step(self.muon_rate * scale, 0.85 + 0.1 * min(1.0, self.step / 300))
+        self.model.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.detach(), count
+
+    def run(self):
+        self.began = time.time() - self.spent
+        self.compare()
+        shown = saved = time.time()
+        losses, tokens = [], 0
+        while self.clock() < self.args.budget:
+            with self.signals:
+                loss, count = self.take_step()
+            losses.append(loss)
+            tokens += count
+            now = time.time()
+            if now - shown >= SHOWN:
+                emit("progress", share=round(self.share(), 4), step=self.step, tokens_per_second=round(tokens / (now - shown)),
+                     loss=round(sum(map(float, losses)) / len(losses), 4))
+                shown, losses, tokens = now, [], 0
+            if self.is_due():
+                self.evaluate()
+                shown, losses, tokens = time.time(), [], 0
+            if now - saved >= SAVED:
+                self.save()
+                saved = time.time()
+        if not self.curve or self.curve[-1][0] < 1.0:
+            self.evaluate()
+        self.spent, self.began = self.clock(), None
+        self.save()
+
+    def is_due(self):
+        """Evaluations come at even shares of the time; those that would take too much of it are left out."""
+        if self.share() * EVALUATIONS < self.due or self.clock() >= self.args.budget:
+            return False
+        self.due = int(self.share() * EVALUATIONS) + 1
+        return self.evaluating <= EVALUATING * self.clock()
+
+    # ---- evaluations
+
+    def compare(self):
+        """The base on the held-out requests, once."""
+        if self.base and self.before is None:
+            found = hits(self.base.model(self.args.device), self.base.kept, self.held, self.args.device)
+            by_group, mean = acceptance(found, self.args.drafted)
+            self.before = {"groups": by_group, "mean": mean}
+            self.curve.append([0.0, by_group, mean])
+
+    def evaluate(self):
+        began, share, weights = time.time(), round(self.share(), 4), rounded(self.model)
+        by_group, mean = acceptance(hits(self.exported(weights), self.kept, self.held, self.args.device), self.args.drafted)
+        with self.signals:
+            self.curve.append([share, by_group, mean])
+            if self.best is None or mean > self.best["mean"]:
+                self.best = {"weights": weights, "groups": by_group, "mean": mean, "share": share}
+            self.evaluating += time.time() - began
+        emit("held_out", share=share, **self.compared(by_group, mean))
+
+    def exported(self, weights):
+        """A model with weights in 16 bits."""
+        size = {k: v for k, v in self.model.size.items() if k != "vocab_size"}
+        return llama(size, len(self.kept), {n: w.float().cpu().numpy() for n, w in weights.items()}, self.args.device)
+
+    def compared(self, by_group, mean):
+        before = self.before or {"groups": {}, "mean": None}
+        groups = {name: {"before": before["groups"].get(name), "after": after} for name, after in by_group.items()}
+        return {"groups": groups, "mean": {"before": before["mean"], "after": mean}}
+
+
+# ------------------------------------------------------------------------------------------- export
+
+def self_test(folder, model, kept, held):
+    """Compares the first choices of the written graph with PyTorch's on held-out texts."""
+    import onnxruntime
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # the cache is copied here, not bound in place
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    size, compared, equal = model.size, 0, 0
+    for request in held:
+        ids = np.concatenate([request.prompt, request.output])[-WINDOW:].astype(np.int64)
+        count = len(ids)
+        shape = (1, size["num_key_value_heads"], count, size["head_dim"])
+        places = np.arange(count)[None]
+        feeds = {"input_ids": ids[None], "positions": places, "rows": places, "write_index": np.array([0]),
+                 "kv_len": np.array([count]), "mask": np.where(np.tri(count), 0.0, -1e9).astype(np.float32)[None, None],
+                 **{f"past_{kind}.{layer}": np.zeros(shape, np.float32)
+                    for layer in range(size["num_hidden_layers"]) for kind in "kv"}}
+        logits = session.run(["logits"], feeds)[0]
+        if logits.shape != (1, count, kept.vocabulary):
+            raise Refused("the self-test of the exported model failed: its logits do not cover the vocabulary")
+        with torch.no_grad():
+            wanted = kept.ids[choices(model, model(torch.from_numpy(kept.rows[ids].astype(np.int64))[None])[0], len(kept))]
+        compared, equal = compared + count, equal + int((logits[0].argmax(-1) == wanted).sum())
+        if compared >= 8 * COMPARED:
+            break
+    if compared < COMPARED or equal < EQUAL * compared:
+        raise Refused(f"the self-test of the exported model failed: {equal} of {compared} choices are PyTorch's")
+    return compared, equal
+
+
+def usable(out):
+    """Refuses to replace a folder that is not a drafter of this command."""
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / "report.html").is_file())):
+        raise Refused(f"{out} exists and is not a drafter of an earlier training: choose another folder")
+
+
+def replace(new, out):
+    """Puts the finished folder in the place of an older one."""
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    new.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def export(training, settings, facts):
+    """Writes the best model of the evaluations beside --out, tests it, and renames it."""
+    import bundle
+
+    args, best, kept = training.args, training.best, training.kept
+    out = args.out.resolve()
+    usable(out)
+    new = out.with_name(f".{out.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    bundle.write_common(args.tokenizer, new, settings)
+    bundle.write_onnx(new, {name: w.cpu().numpy() for name, w in best["weights"].items()}, settings, kept=kept.ids)
+    model = training.exported(best["weights"]).cpu()
+    self_test(new, model, kept, training.held)
+    facts = {**facts, "parameters": sum(w.numel() for w in best["weights"].values()),
+             "megabytes": round((new / "model.onnx").stat().st_size / 1e6, 1)}
+    (new / "README.md").write_text(card(training, settings, facts))
+    (new / "report.html").write_text(report(training, facts))
+    for number in (signal.SIGTERM, signal.SIGINT):  # what is left takes milliseconds
+        signal.signal(number, signal.SIG_IGN)
+    replace(new, out)
+    training.path.unlink(missing_ok=True)
+    return facts["parameters"]
+
+
+def shown(value):
+    return "–" if value is None else f"{value:.2f}"
+
+
+def table_rows(training):
+    """[(group, before, after)] of the exported model, all of them together last."""
+    found = training.compared(training.best["groups"], training.best["mean"])
+    rows = [(name, *values.values()) for name, values in found["groups"].items()]
+    return [*rows, ("all", *found["mean"].values())]
+
+
+def card(training, settings, facts):
+    """The README of the drafter."""
+    cell = str.maketrans({"|": "\\|", "\n": " ", "\r": " "})
+    rows = "\n".join(f"| {name.translate(cell)} | {shown(before)} | {shown(after)} |"
+                     for name, before, after in table_rows(training))
+    start = f"the weights of `{training.base.folder.name}`" if training.base else "random weights"
+    return f"""# A drafter trained on recorded traffic
+
+Written by `foretell train` on {facts["date"]}.
+
+**Its weights may reproduce texts that it was trained on, and the graph shows which tokens occur in them: treat this
+folder like the recordings.**
+
+* Trained on {facts["trained"]:,} requests of {facts["requests"]:,} recorded ones ({facts["tokens"]:,} tokens, prompts and
+  outputs); {facts["held"]:,} were held out. Groups: {", ".join(name.translate(cell) for name in facts["groups"])}.
+* {facts["seconds"]:,.0f} seconds of training, {training.step:,} steps, from {start}; the weights are those at
+  {training.best["share"]:.0%} of the time, the best on the held-out requests.
+* Size: {facts["parameters"]:,} parameters ({settings["num_hidden_layers"]} layers, hidden {settings["hidden_size"]}),
+  {facts["megabytes"]} MB, float16 values; rows for {len(training.kept):,} of {settings["vocab_size"]:,} tokens, and one
+  for all others, which it never drafts.
+* Context: {CONTEXT:,} tokens. Behind them it drafts nothing.
+
+## Acceptance
+
+E[N]: output tokens per round with {training.args.drafted} greedily drafted tokens, on the held-out requests, against the
+recorded outputs. Before: the model that the training began with. Requests of one conversation may be in both parts.
+
+| group | before | after |
+|---|---|---|
+{rows}
+"""
+
+
+COLOURS = ("#2f7ed8", "#d9662b", "#2f9e61", "#b252c4", "#b8901c", "#17a2b0", "#d6457a", "#7a8494")
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Training of a drafter</title>
+<style>
+:root {{ color-scheme: light dark; --text: #1c2127; --faint: #68727d; --line: #d5dae0; --page: #fff; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --text: #e4e8ec; --faint: #9aa4ae; --line: #3a424b; --page: #15191e; }} }}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 48rem;
+  margin: 2rem auto; padding: 0 1rem; }}
+svg {{ width: 100%; height: auto; }} svg text {{ fill: var(--faint); font-size: 12px; }}
+.axis {{ stroke: var(--line); }} .kept {{ stroke: var(--faint); stroke-dasharray: 4 4; }}
+polyline {{ fill: none; stroke-width: 2; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: .2rem 1.2rem .2rem 0; text-align: left;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }}
+.mark {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }}
+</style></head><body>
+<h1>Training of a drafter</h1>
+<p>{date}: {trained:,} requests, {tokens:,} tokens, {seconds:,.0f} seconds; {held:,} requests held out.
+{parameters:,} parameters.</p>
+<h2>Tokens per round on held-out requests</h2>
+<p>E[N] with {drafted} greedily drafted tokens, over the share of the training. The dashed line is the model that was kept.</p>
+{chart}
+<table><thead><tr><th>group</th><th>before</th><th>after</th></tr></thead><tbody>
+{rows}
+</tbody></table>
+<p>The weights may reproduce texts that they were trained on: treat them like the recordings.</p>
+</body></html>
+"""
+
+
+def chart(curve, names, best):
+    """Lines of E[N] over the share of the training, as inline SVG."""
+    width, height, left, right, bottom = 720, 320, 44, 28, 34
+    values = [value for _, groups, mean in curve for value in [*groups.values(), mean]]
+    low, high = 1.0, max([*values, 1.5])
+    step = 0.5 if high < 5 else 1.0 if high < 10 else 2.0
+
+    def x(share):
+        return round(left + share * (width - left - right), 1)
+
+    def y(value):
+        return round(height - bottom - (value - low) / (high - low) * (height - bottom - 12), 1)
+
+    parts = []
+    for value in np.arange(low, high + 1e-9, step):
+        parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y(value)}" y2="{y(value)}"/>'
+                     f'<text x="{left - 8}" y="{y(value) + 4}" text-anchor="end">{value:.1f}</text>')
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(f'<text x="{x(share)}" y="{height - 12}" text-anchor="middle">{share:.0%}</text>')
+    parts.append(f'<line class="kept" x1="{x(best)}" x2="{x(best)}" y1="12" y2="{height - bottom}"/>')
+    for index, name in enumerate(names):
+        points = [(x(share), y(mean if name is None else groups[name])) for share, groups, mean in curve
+                  if name is None or name in groups]
+        colour = "currentColor" if name is None else COLOURS[index % len(COLOURS)]
+        line = " ".join(f"{a},{b}" for a, b in points)
+        dots = "".join(f'<circle cx="{a}" cy="{b}" r="2.5" fill="{colour}"/>' for a, b in points)
+        parts.append(f'<polyline stroke="{colour}" points="{line}"/>{dots}')
+    return (f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Held-out tokens per round over the training">'
+            f'{"".join(parts)}</svg>')
+
+
+def report(training, facts):
+    """The report as one HTML file without anything external."""
+    rows = table_rows(training)
+    names = [name for name, *_ in rows[:-1]] + [None]
+    lines = []
+    for index, (name, before, after) in enumerate(rows):
+        colour = "currentColor" if index == len(rows) - 1 else COLOURS[index % len(COLOURS)]
+        lines.append(f'<tr><td><span class="mark" style="background:{colour}"></span>{html.escape(name)}</td>'
+                     f"<td>{shown(before)}</td><td>{shown(after)}</td></tr>")
+    return PAGE.format(**{k: v for k, v in facts.items() if k != "groups"}, drafted=training.args.drafted,
+                       chart=chart(training.curve, names, training.best["share"]), rows="\n".join(lines))
+
+
+# --------------------------------------------------------------------------------------------- main
+
+def parsed():
+    parser = argparse.ArgumentParser(description="trains a drafter on recorded traffic, which standard input gives")
+    for name in ("tokenizer", "out", "work"):
+        parser.add_argument(f"--{name}", type=pathlib.Path, required=True, metavar="DIR")
+    parser.add_argument("--budget", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--base", type=pathlib.Path, metavar="DIR")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--drafted", type=int, default=4)
+    return parser.parse_args()
+
+
+def vocabulary_of(names, *folders):
+    """The number of ids: a model's may be greater than its tokenizer's."""
+    configured = [json_of(folder / "config.json").get("vocab_size") or 0 for folder in folders if folder]
+    return max(max(names.values()) + 1, *configured)
+
+
+def installed():
+    """Fails before the requests are read if a package is missing."""
+    for name in ("onnx", "onnxruntime", "tokenizers", "torch"):
+        importlib.import_module(name)
+
+
+def train(args, signals):
+    installed()
+    usable(args.out.resolve())
+    args.work.mkdir(parents=True, exist_ok=True)
+    names = token_names(args.tokenizer)
+    vocabulary = vocabulary_of(names, args.tokenizer, args.base)
+    base = Base(args.base, names, vocabulary) if args.base else None
+    size = base.size if base else sizes(args.hidden, args.layers)
+    if args.budget <= 0 or args.drafted < 1:
+        raise Refused("--budget and --drafted must be positive")
+    requests = read(sys.stdin, vocabulary)
+    parts = split(requests)
+    kept = Kept.most_frequent(parts[0], vocabulary)
+    tokens = sum(len(r.prompt) + len(r.output) for r in requests)
+    emit("read", requests=len(requests), tokens=tokens, held_out=len(parts[1]), vocabulary=vocabulary, kept=len(kept))
+    training = Training(args, parts, kept, base, size, digest(requests, base, names, args), signals)
+    if training.resume():
+        emit("resumed", share=round(training.share(), 4))
+    try:
+        training.run()
+    except (Stopped, BrokenPipeError):
+        signals.asked = False
+        training.save()
+        raise
+    from model import config
+
+    settings = {**config({**size, "vocab_size": vocabulary}),
+                **{f"{kind}_token_id": special(args.tokenizer, names, kind) for kind in ("bos", "eos")}}
+    facts = {"date": datetime.date.today().isoformat(), "requests": len(requests), "trained": len(parts[0]),
+             "held": len(parts[1]), "tokens": tokens, "seconds": training.clock(),
+             "groups": sorted({r.group for r in requests})}
+    parameters = export(training, settings, facts)
+    emit("done", **training.compared(training.best["groups"], training.best["mean"]), parameters=parameters,
+         seconds=round(training.clock(), 1))
+
+
+def place(error):
+    """Where in the sources an error arose."""
+    at = error.__traceback__
+    while at.tb_next:
+        at = at.tb_next
+    return f"{pathlib.Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+
+
+def main():
+    args, signals = parsed(), Signals()
+    try:
+        train(args, signals)
+        return 0
+    except Refused as error:
+        message = str(error)
+    except Stopped:
+        message = "stopped; the same command with the same data goes on from the checkpoint"
+    except BrokenPipeError:
+        return 1
+    except ImportError as error:
+        message = f"{error}: install the packages of onnx/train/requirements.txt"
+    except (OSError, MemoryError, RuntimeError) as error:
+        message = f"{type(error).__name__}: {error}"
+    except Exception as error:  # its text might hold a token
+        message = f"{type(error).__name__} in {place(error)}"
+    emit("error", message=message)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+//! `foretell corpus`: what was recorded for training, as counts or as tokens, and its removal.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Exit;
+use crate::clock::unix_now;
+use crate::config::values;
+use crate::learning::recording::segment::{self, ReadError};
+use crate::learning::recording::{Cipher, KeyError, Purged, Record, purge};
+
+/// File in a recording that names the drafters trained on it.
+const DRAFTERS: &str = "drafters.json";
+
+/// Show, print or purge what `corpus.record` has recorded.
+#[derive(clap::Args, Clone, Debug)]
+pub struct CorpusArgs {
+    #[command(subcommand)]
+    command: CorpusCommand,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum CorpusCommand {
+    /// Count requests and tokens by model, vocabulary, policy and tenant
+    Stats(Recording),
+    /// Print the recorded requests, a JSON object a line
+    Export(Recording),
+    /// Remove recorded requests, and name the drafters that were trained on them
+    Purge(PurgeArgs),
+}
+
+/// A recording.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Recording {
+    /// Folder of the recording (`corpus.record.dir`)
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
+    /// The key of an encrypted recording (`corpus.record.key_file`)
+    #[arg(long, value_name = "F")]
+    pub key_file: Option<PathBuf>,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["all", "tenant", "older_than"])))]
+struct PurgeArgs {
+    #[command(flatten)]
+    recording: Recording,
+    /// Everything
+    #[arg(long)]
+    all: bool,
+    /// The requests of this tenant
+    #[arg(long, value_name = "T")]
+    tenant: Option<String>,
+    /// The requests that ended longer ago than this, such as 720h
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    older_than: Option<Duration>,
+}
+
+/// A drafter that was trained on a recording.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trained {
+    /// Its folder.
+    pub drafter: PathBuf,
+    /// Time of its training, Unix seconds.
+    pub at: u64,
+    /// Its requests' tenants; `None` for those without one.
+    pub tenants: Vec<Option<String>>,
+}
+
+/// Why a recording cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordingError {
+    /// The key cannot be used.
+    #[error("--key-file: {0}")]
+    Key(#[from] KeyError),
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The list of drafters, or the output, cannot be read or written.
+    #[error("{0}: {1}")]
+    File(String, io::Error),
+}
+
+/// Runs the command; what is found is written to `out`.
+pub fn run(args: &CorpusArgs, out: &mut dyn Write) -> Exit {
+    let done = match &args.command {
+        CorpusCommand::Stats(recording) => stats(recording, out),
+        CorpusCommand::Export(recording) => export(recording, out),
+        CorpusCommand::Purge(args) => purged(args, out),
+    };
+    match done {
+        Ok(()) => Exit::Done,
+        // A closed pipe.
+        Err(RecordingError::File(_, error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Done,
+        Err(error) => {
+            super::complain(&format_args!("foretell corpus: {error}"));
+            Exit::Unreachable
+        }
+    }
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    values::duration(text).ok_or_else(|| r"allowed \d+(ms|s|m|h)".to_owned())
+}
+
+impl Recording {
+    /// Its key, if one is named.
+    fn cipher(&self) -> Result<Option<Cipher>, KeyError> {
+        self.key_file.as_deref().map(Cipher::from_file).transpose()
+    }
+
+    /// Its records, oldest first, a segment at a time. An incomplete last record is reported and
+    /// left out.
+    ///
+    /// # Errors
+    /// See [`RecordingError`].
+    pub fn each(&self, mut take: impl FnMut(Record) -> io::Result<()>) -> Result<(), RecordingError> {
+        let cipher = self.cipher()?;
+        let shown = self.dir.display().to_string();
+        let segments = segment::list(&self.dir).map_err(|error| RecordingError::File(shown, error))?;
+        for path in segments {
+            let read = segment::read(&path, cipher.as_ref())?;
+            if let Some(offset) = read.cut {
+                let path = path.display();
+                super::complain(&format_args!(
+                    "{path}: the last record, at byte {offset}, is incomplete and left out"
+                ));
+            }
+            for record in read.records {
+                take(record).map_err(unwritten)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The drafters that were trained on it.
+    ///
+    /// # Errors
+    /// The list cannot be read.
+    pub fn drafters(&self) -> Result<Vec<Trained>, RecordingError> {
+        let path = self.dir.join(DRAFTERS);
+        let failed = |error| RecordingError::File(path.display().to_string(), error);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| failed(error.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Adds a drafter to that list.
+    ///
+    /// # Errors
+    /// The list cannot be read or written.
+    pub fn note(&self, trained: Trained) -> Result<(), RecordingError> {
+        let mut all = self.drafters()?;
+        all.retain(|known| known.drafter != trained.drafter);
+        all.push(trained);
+        write(&self.dir.join(DRAFTERS), &all)
+    }
+}
+
+fn write(path: &Path, all: &[Trained]) -> Result<(), RecordingError> {
+    let failed = |error| RecordingError::File(path.display().to_string(), error);
+    let bytes = serde_json::to_vec_pretty(all).map_err(|error| failed(error.into()))?;
+    crate::learning::snapshot::replace(path, &[&bytes]).map_err(failed)
+}
+
+/// Sums of the requests of one kind.
+#[derive(Default)]
+struct Sum {
+    requests: usize,
+    prompt: usize,
+    output: usize,
+    first: Option<u64>,
+    last: u64,
+}
+
+fn stats(recording: &Recording, out: &mut dyn Write) -> Result<(), RecordingError> {
+    let mut sums: BTreeMap<[String; 4], Sum> = BTreeMap::new();
+    recording.each(|Record { at, model, vocabulary, tenant, policy, prompt, output }| {
+        let tenant = tenant.unwrap_or_else(|| "-".to_owned());
+        let sum = sums.entry([model, vocabulary, policy, tenant]).or_default();
+        sum.requests += 1;
+        sum.prompt += prompt.len();
+        sum.output += output.len();
+        sum.first = sum.first.or(Some(at));
+        sum.last = at;
+        Ok(())
+    })?;
+    let mut print = || {
+        for ([model, vocabulary, policy, tenant], sum) in &sums {
+            let Sum { requests, prompt, output, first, last } = sum;
+            let hours = last.saturating_sub(first.unwrap_or(*last)) as f64 / 3600.0;
+            writeln!(
+                out,
+                "model {model}, policy {policy}, tenant {tenant}, vocabulary {vocabulary}: {requests} requests in {hours:.1} h, \
+                 {prompt} tokens of prompts, {output} of outputs"
+            )?;
+        }
+        if sums.is_empty() { writeln!(out, "no requests") } else { Ok(()) }
+    };
+    print().map_err(unwritten)
+}
+
+fn export(recording: &Recording, out: &mut dyn Write) -> Result<(), RecordingError> {
+    let mut out = io::BufWriter::new(out);
+    recording.each(|record| {
+        serde_json::to_writer(&mut out, &record)?;
+        out.write_all(b"\n")
+    })?;
+    out.flush().map_err(unwritten)
+}
+
+fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
+    let PurgeArgs { recording, tenant, older_than, .. } = args;
+    let which = match (tenant, older_than) {
+        (Some(tenant), _) => Purged::Tenant(tenant.clone()),
+        (_, Some(age)) => Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs())),
+        _ => Purged::All,
+    };
+    let (gone, left) = purge(&recording.dir, recording.cipher()?.as_ref(), &which)?;
+    let concerned = |trained: &Trained| match &which {
+        Purged::All => true,
+        Purged::Tenant(tenant) => trained.tenants.contains(&Some(tenant.clone())),
+        Purged::Before(_) => gone > 0,
+    };
+    let mut lines = vec![format!("{gone} requests removed, {left} left")];
+    let drafters = recording.drafters()?.into_iter().filter(concerned);
+    lines.extend(drafters.map(|trained| {
+        format!(
+            "trained on such requests, and still in use if a policy names it: {}",
+            trained.drafter.display()
+        )
+    }));
+    writeln!(out, "{}", lines.join("\n")).map_err(unwritten)
+}
+
+fn unwritten(error: io::Error) -> RecordingError {
+    RecordingError::File("output".to_owned(), error)
+}

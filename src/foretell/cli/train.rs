@@ -1,0 +1,345 @@
+//! `foretell train`: makes a drafter of what was recorded.
+//!
+//! The trainer is a Python program (`onnx/train/traffic.py`, part of this binary) that runs in an
+//! environment of its own, since there is no trainer in Rust for these models. It gets the tokens
+//! over a pipe and reports in lines of JSON, so that nothing of an encrypted recording reaches the
+//! disk but the drafter's weights.
+
+mod environment;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::corpus::{Recording, RecordingError, Trained};
+use super::{Exit, progress};
+use crate::clock::unix_now;
+use crate::config::trained;
+use crate::config::values;
+use crate::learning::recording::Record;
+use environment::EnvironmentError;
+use foretell_core::units::TokenId;
+use foretell_engines::text::TextError;
+use foretell_engines::text::tokenizer::Tokenizer;
+
+/// Steps of the progress bar.
+const STEPS: u64 = 1_000;
+
+/// Train a drafter on recorded requests (`corpus.record`)
+#[derive(clap::Args, Clone, Debug)]
+pub struct TrainArgs {
+    /// Folder of the recording
+    #[arg(long, value_name = "DIR")]
+    pub corpus: PathBuf,
+    /// The key of an encrypted recording
+    #[arg(long, value_name = "F")]
+    pub key_file: Option<PathBuf>,
+    /// Folder with the tokenizer.json of the target's model
+    #[arg(long, value_name = "DIR")]
+    pub target: PathBuf,
+    /// Folder of the new drafter
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Drafter to start from, with the same tokenizer
+    #[arg(long, value_name = "DIR")]
+    pub base: Option<PathBuf>,
+    /// Only requests of this tenant; may be repeated
+    #[arg(long, value_name = "T")]
+    pub tenant: Vec<String>,
+    /// Only requests of this policy; may be repeated
+    #[arg(long, value_name = "P")]
+    pub policy: Vec<String>,
+    /// Device to train on
+    #[arg(long, value_name = "D", default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    pub device: String,
+    /// Time for training, such as 30m
+    #[arg(long, value_name = "T", default_value = "30m", value_parser = budget)]
+    pub budget: Duration,
+    /// Python with PyTorch, onnx and onnxruntime [default: an environment that is made on first use]
+    #[arg(long, value_name = "F")]
+    pub python: Option<PathBuf>,
+}
+
+/// Why there is no drafter.
+#[derive(Debug, thiserror::Error)]
+enum TrainError {
+    #[error(transparent)]
+    Recording(#[from] RecordingError),
+    #[error("--target: {0}")]
+    Target(#[from] TextError),
+    #[error("no recorded request has the vocabulary of {target} ({vocabulary}){others}")]
+    Nothing { target: String, vocabulary: String, others: String },
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    #[error("the trainer cannot be run: {0}")]
+    Trainer(io::Error),
+    #[error("{0}")]
+    Told(String),
+    #[error("{0}: {1}")]
+    File(String, io::Error),
+}
+
+/// A line of the trainer.
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Told {
+    Read { requests: u64, tokens: u64, held_out: u64, vocabulary: u64, kept: u64 },
+    Resumed { share: f64 },
+    Progress { share: f64, loss: f64, tokens_per_second: f64 },
+    HeldOut { share: f64, mean: Lengths },
+    Done { groups: BTreeMap<String, Lengths>, mean: Lengths, parameters: u64, seconds: f64 },
+    Error { message: String },
+}
+
+/// Mean acceptance length on held-out requests.
+#[derive(Clone, Copy, Deserialize)]
+struct Lengths {
+    /// Of the drafter that training began with.
+    before: Option<f64>,
+    after: f64,
+}
+
+/// What a drafter is trained on.
+#[derive(Default)]
+struct Texts {
+    /// Prompt, output and policy of each request.
+    requests: Vec<(Vec<TokenId>, Vec<TokenId>, String)>,
+    tenants: BTreeSet<Option<String>>,
+    /// Requests of other vocabularies.
+    others: BTreeMap<String, usize>,
+}
+
+/// Trains a drafter; the result is written to `out`.
+pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Exit {
+    match train(args, out) {
+        Ok(()) => Exit::Done,
+        Err(error) => {
+            super::complain(&format_args!("foretell train: {error}"));
+            Exit::Unreachable
+        }
+    }
+}
+
+fn budget(text: &str) -> Result<Duration, String> {
+    let duration = values::duration(text).filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| r"allowed \d+(ms|s|m|h), more than 0".to_owned())
+}
+
+fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
+    let target = folder(&args.target);
+    let vocabulary = Tokenizer::from_file(&target.join("tokenizer.json"))?.fingerprint().to_string();
+    replaceable(&args.out)?;
+    let recording = Recording { dir: args.corpus.clone(), key_file: args.key_file.clone() };
+    let texts = read(args, &recording, &vocabulary)?;
+    if texts.requests.is_empty() {
+        let others: Vec<String> =
+            texts.others.iter().map(|(vocabulary, count)| format!("{count} of {vocabulary}")).collect();
+        let others =
+            if others.is_empty() { String::new() } else { format!("; there are {}", others.join(", ")) };
+        return Err(TrainError::Nothing { target: target.display().to_string(), vocabulary, others });
+    }
+    let environment = environment::prepare(args.python.as_deref())?;
+    let Texts { requests, tenants, .. } = texts;
+    let told = Trainer::start(args, &target, &environment)?.train(requests, out)?;
+    let tenants: Vec<Option<String>> = tenants.into_iter().collect();
+    let at = unix_now().as_secs();
+    let origin = trained::Origin { at, vocabulary, tenants: tenants.clone(), requests: told };
+    place(&args.out, &origin).map_err(|error| TrainError::File(args.out.display().to_string(), error))?;
+    let drafter = std::path::absolute(&args.out).unwrap_or_else(|_| args.out.clone());
+    recording.note(Trained { drafter, at, tenants })?;
+    Ok(())
+}
+
+/// The folder of a tokenizer, which may be named by its file.
+fn folder(target: &Path) -> PathBuf {
+    let file = target.is_file().then(|| target.parent()).flatten();
+    file.unwrap_or(target).to_owned()
+}
+
+fn read(args: &TrainArgs, recording: &Recording, vocabulary: &str) -> Result<Texts, RecordingError> {
+    let mut texts = Texts::default();
+    recording.each(|record| {
+        let Record { tenant, policy, prompt, output, vocabulary: own, .. } = record;
+        let of_tenant = args.tenant.is_empty() || tenant.as_ref().is_some_and(|it| args.tenant.contains(it));
+        let of_policy = args.policy.is_empty() || args.policy.contains(&policy);
+        if own != vocabulary {
+            *texts.others.entry(own).or_default() += 1;
+        } else if of_tenant && of_policy {
+            texts.requests.push((prompt, output, policy));
+            texts.tenants.insert(tenant);
+        }
+        Ok(())
+    })?;
+    Ok(texts)
+}
+
+/// The running trainer.
+struct Trainer {
+    child: Child,
+    bar: ProgressBar,
+}
+
+impl Trainer {
+    fn start(
+        args: &TrainArgs,
+        target: &Path,
+        environment: &environment::Prepared,
+    ) -> Result<Self, TrainError> {
+        let mut command = Command::new(&environment.python);
+        command.arg(&environment.script).arg("--tokenizer").arg(target).arg("--out").arg(made(&args.out));
+        command
+            .arg("--work")
+            .arg(working(&args.out))
+            .arg("--budget")
+            .arg(args.budget.as_secs_f64().to_string());
+        command.arg("--device").arg(&args.device);
+        if let Some(base) = &args.base {
+            command.arg("--base").arg(base);
+        }
+        // Weights may repeat what they were trained on.
+        let work = working(&args.out);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&work)
+            .map_err(|error| TrainError::File(work.display().to_string(), error))?;
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let bar = progress::bar("of the time").with_message("starting");
+        bar.set_length(STEPS);
+        Ok(Self { child: child.map_err(TrainError::Trainer)?, bar })
+    }
+
+    /// Hands the requests over and follows the training to its end; the number of requests that it
+    /// was trained on.
+    fn train(
+        mut self,
+        requests: Vec<(Vec<TokenId>, Vec<TokenId>, String)>,
+        out: &mut dyn Write,
+    ) -> Result<u64, TrainError> {
+        let input = self.child.stdin.take().map(BufWriter::new);
+        let writer = thread::spawn(move || {
+            let Some(mut input) = input else { return Ok(()) };
+            for (prompt, output, group) in requests {
+                let line = json!({ "prompt": prompt, "output": output, "group": group });
+                serde_json::to_writer(&mut input, &line)?;
+                input.write_all(b"\n")?;
+            }
+            input.flush()
+        });
+        let mut result = Ok(None);
+        for line in self.child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
+            let line = line.map_err(TrainError::Trainer)?;
+            // A library may print a line of its own.
+            let Ok(told) = serde_json::from_str(&line) else { continue };
+            match self.show(told, out) {
+                Ok(Some(count)) if matches!(result, Ok(None)) => result = Ok(Some(count)),
+                Ok(_) => {}
+                Err(error) => result = Err(error),
+            }
+        }
+        self.bar.finish_and_clear();
+        let status = self.child.wait().map_err(TrainError::Trainer)?;
+        let count = result?;
+        // The trainer's own error says more than a closed pipe.
+        if !status.success() {
+            return Err(TrainError::Told(format!("the trainer ended with {status}")));
+        }
+        writer.join().unwrap_or(Ok(())).map_err(TrainError::Trainer)?;
+        count.ok_or_else(|| TrainError::Told("the trainer has read no requests".to_owned()))
+    }
+
+    /// Shows a line of the trainer; the number of requests, if it tells that.
+    fn show(&self, told: Told, out: &mut dyn Write) -> Result<Option<u64>, TrainError> {
+        let mut say = |line: String| {
+            self.bar
+                .suspend(|| writeln!(out, "{line}"))
+                .map_err(|error| TrainError::File("output".to_owned(), error))
+        };
+        match told {
+            Told::Read { requests, tokens, held_out, vocabulary, kept } => {
+                say(format!(
+                    "{requests} requests, {tokens} tokens; {held_out} held out; {kept} of {vocabulary} tokens occur"
+                ))?;
+                return Ok(Some(requests));
+            }
+            Told::Resumed { share } => say(format!("goes on at {:.0} % of the time", 100.0 * share))?,
+            Told::Progress { share, loss, tokens_per_second } => {
+                self.bar.set_position((share * STEPS as f64) as u64);
+                self.bar.set_message(format!("loss {loss:.3}, {tokens_per_second:.0} tokens/s"));
+            }
+            Told::HeldOut { share, mean } => {
+                say(format!(
+                    "{:3.0} %: mean acceptance length on held-out requests {}",
+                    100.0 * share,
+                    mean.shown()
+                ))?;
+            }
+            Told::Done { groups, mean, parameters, seconds } => {
+                say(format!("{parameters} parameters, trained for {seconds:.0} s"))?;
+                for (group, lengths) in groups {
+                    say(format!("policy {group}: mean acceptance length {}", lengths.shown()))?;
+                }
+                say(format!("all: mean acceptance length {}", mean.shown()))?;
+            }
+            Told::Error { message } => return Err(TrainError::Told(message)),
+        }
+        Ok(None)
+    }
+}
+
+impl Lengths {
+    fn shown(self) -> String {
+        match self.before {
+            Some(before) => format!("{before:.2} -> {:.2}", self.after),
+            None => format!("{:.2}", self.after),
+        }
+    }
+}
+
+/// Refuses to replace a folder that is no trained drafter.
+fn replaceable(out: &Path) -> Result<(), TrainError> {
+    let failed = |error| TrainError::File(out.display().to_string(), error);
+    let drafter = trained::read(out).map_err(failed)?.is_some();
+    let empty = fs::read_dir(out).map_or(Ok(true), |mut entries| match entries.next() {
+        None => Ok(true),
+        Some(entry) => entry.map(|_| false),
+    });
+    if drafter || empty.map_err(failed)? {
+        return Ok(());
+    }
+    let reason = "it holds something else than a drafter of this command";
+    Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, reason)))
+}
+
+/// Puts the finished drafter in its place, with its origin; a reload sees a whole one.
+fn place(out: &Path, origin: &trained::Origin) -> io::Result<()> {
+    let work = working(out);
+    let made = made(out);
+    trained::write(&made, origin)?;
+    if out.exists() {
+        fs::rename(out, work.join("former"))?;
+    }
+    fs::rename(&made, out)?;
+    fs::remove_dir_all(work)
+}
+
+/// Where the trainer puts the drafter.
+fn made(out: &Path) -> PathBuf {
+    working(out).join("drafter")
+}
+
+/// Folder of the checkpoint, beside the drafter.
+fn working(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".training");
+    name.into()
+}

@@ -1,0 +1,288 @@
+//! Recordings: the tokens of requests on disk, from which `foretell train` makes drafters.
+//!
+//! Off unless the process file (`corpus.record`) and the request's policy (`corpus.record: true`)
+//! both ask for it. One thread writes; a request hands its ids over and never waits. If the thread
+//! falls behind or the disk refuses, requests go unrecorded, which is counted, and nothing else
+//! happens.
+
+pub mod segment;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::unix_now;
+use crate::config::process::Record as Settings;
+use crate::observe::Observer;
+use crate::random::{self, SharedSplitMix64};
+use foretell_core::units::TokenId;
+
+pub use segment::{Cipher, KeyError};
+
+/// Maximum number of records waiting to be written.
+const WAITING: usize = 1_024;
+/// Maximum number of tokens waiting to be written.
+const WAITING_TOKENS: usize = 4 << 20;
+/// Parts that a recording is divided into; the oldest one is deleted for room.
+const SEGMENTS: u64 = 16;
+/// Minimum size at which a segment ends, bytes.
+const SEGMENT_BYTES: u64 = 64 << 10;
+/// Time after a failed write in which nothing is written.
+const PAUSE: Duration = Duration::from_mins(1);
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// When it ended, Unix seconds.
+    pub at: u64,
+    /// Backend and model, by the operator's names.
+    pub model: String,
+    /// Fingerprint of the vocabulary that the ids belong to.
+    pub vocabulary: String,
+    /// Its tenant, if it had a trusted one.
+    pub tenant: Option<String>,
+    /// Name of its policy.
+    pub policy: String,
+    /// Tokens of the prompt; empty if they are not known.
+    pub prompt: Vec<TokenId>,
+    /// Tokens of the output.
+    pub output: Vec<TokenId>,
+}
+
+impl Record {
+    fn tokens(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+}
+
+/// A handle to the thread that writes; clones share it.
+#[derive(Clone)]
+pub struct Recorder {
+    records: SyncSender<Record>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Share of requests that are recorded, 0 to 1.
+    sample: f64,
+    random: SharedSplitMix64,
+    /// Tokens waiting to be written.
+    waiting: AtomicUsize,
+    observer: Arc<Observer>,
+}
+
+/// Error of starting a recorder.
+#[derive(Debug, thiserror::Error)]
+pub enum RecorderError {
+    /// The folder cannot be made or written to.
+    #[error("corpus.record.dir {0:?}: {1}")]
+    Folder(PathBuf, io::Error),
+    /// The key cannot be used.
+    #[error("corpus.record.key_file: {0}")]
+    Key(#[from] KeyError),
+    /// The thread cannot be started.
+    #[error("no thread for recordings: {0}")]
+    Thread(io::Error),
+}
+
+impl Recorder {
+    /// Starts the thread, which ends with the last handle.
+    ///
+    /// # Errors
+    /// See [`RecorderError`].
+    pub fn start(settings: &Settings, observer: Arc<Observer>) -> Result<Self, RecorderError> {
+        let Settings { dir, max_bytes, sample, key_file } = settings;
+        let cipher = key_file.as_deref().map(Cipher::from_file).transpose()?;
+        let folder = |error| RecorderError::Folder(dir.clone(), error);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(folder)?;
+        let mut writer = Writer { dir: dir.clone(), max_bytes: *max_bytes, cipher, segment: None };
+        writer.open().map_err(folder)?;
+        let random = SharedSplitMix64::seeded(random::fresh_seed());
+        let shared = Arc::new(Shared { sample: *sample, random, waiting: AtomicUsize::new(0), observer });
+        let (records, inbox) = sync_channel(WAITING);
+        let theirs = Arc::clone(&shared);
+        let work = move || writer.run(&inbox, &theirs);
+        thread::Builder::new().name("recording".to_owned()).spawn(work).map_err(RecorderError::Thread)?;
+        Ok(Self { records, shared })
+    }
+
+    /// True if the next request is one of the recorded share.
+    pub fn draws(&self) -> bool {
+        self.shared.random.fraction() < self.shared.sample
+    }
+
+    /// Queues a record. If too much is waiting already it is dropped, and counted.
+    pub fn record(&self, record: Record) {
+        let tokens = record.tokens();
+        let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
+        let sent = waiting <= WAITING_TOKENS && self.records.try_send(record).is_ok();
+        if !sent {
+            self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
+            self.shared.observer.metrics().corpus.recorded("dropped");
+        }
+    }
+}
+
+/// State of the thread.
+struct Writer {
+    dir: PathBuf,
+    max_bytes: u64,
+    cipher: Option<Cipher>,
+    segment: Option<Segment>,
+}
+
+struct Segment {
+    path: PathBuf,
+    file: File,
+    /// Length of its complete records, bytes.
+    len: u64,
+}
+
+impl Writer {
+    fn run(mut self, inbox: &Receiver<Record>, shared: &Shared) {
+        let mut failed: Option<Instant> = None;
+        while let Ok(record) = inbox.recv() {
+            shared.waiting.fetch_sub(record.tokens(), Ordering::Relaxed);
+            let metrics = &shared.observer.metrics().corpus;
+            if failed.is_some_and(|at| at.elapsed() < PAUSE) {
+                metrics.recorded("failed");
+                continue;
+            }
+            match self.write(&record) {
+                Ok(()) => {
+                    if failed.take().is_some() {
+                        tracing::info!(dir = %self.dir.display(), "requests are recorded again");
+                    }
+                    metrics.recorded("written");
+                }
+                Err(error) => {
+                    if failed.replace(Instant::now()).is_none() {
+                        tracing::warn!(dir = %self.dir.display(), %error, "requests are not recorded");
+                    }
+                    metrics.recorded("failed");
+                }
+            }
+        }
+    }
+
+    /// Appends a record. A part of it that was written before an error is cut off again.
+    fn write(&mut self, record: &Record) -> io::Result<()> {
+        let frame = segment::frame(&serde_json::to_vec(record)?, self.cipher.as_ref())?;
+        let full = (self.max_bytes / SEGMENTS).max(SEGMENT_BYTES);
+        // A purge replaces the file, and what is appended to the former one would be lost.
+        let fits = |segment: &Segment| segment.len < full && segment.is_in_place();
+        if !self.segment.as_ref().is_some_and(fits) {
+            self.open()?;
+        }
+        let Some(segment) = &mut self.segment else { return Ok(()) };
+        let written = segment.file.write_all(&frame);
+        if written.is_ok() {
+            segment.len += frame.len() as u64;
+        } else if segment.file.set_len(segment.len).is_err() {
+            self.segment = None;
+        }
+        written
+    }
+
+    /// Begins a segment, and deletes the oldest ones for room.
+    fn open(&mut self) -> io::Result<()> {
+        self.segment = None;
+        let room = self.max_bytes - self.max_bytes / SEGMENTS;
+        let mut held = segment::list(&self.dir)?
+            .into_iter()
+            .map(|path| Ok((path.metadata()?.len(), path)))
+            .collect::<io::Result<Vec<_>>>()?;
+        let mut sum: u64 = held.iter().map(|(len, _)| len).sum();
+        held.reverse();
+        while sum > room
+            && let Some((len, path)) = held.pop()
+        {
+            fs::remove_file(path)?;
+            sum -= len;
+        }
+        let name = segment::name(unix_now(), random::fresh_seed());
+        let path = self.dir.join(name);
+        let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        let head = segment::head(self.cipher.is_some());
+        file.write_all(head)?;
+        self.segment = Some(Segment { path, file, len: head.len() as u64 });
+        Ok(())
+    }
+}
+
+impl Segment {
+    /// True if its name still leads to it.
+    fn is_in_place(&self) -> bool {
+        let same =
+            |named: &fs::Metadata, own: &fs::Metadata| (named.dev(), named.ino()) == (own.dev(), own.ino());
+        let (named, own) = (fs::metadata(&self.path), self.file.metadata());
+        named.is_ok_and(|named| own.is_ok_and(|own| same(&named, &own)))
+    }
+}
+
+impl Drop for Segment {
+    /// Removes a segment without a record.
+    fn drop(&mut self) {
+        if self.len <= segment::head(true).len() as u64 && self.is_in_place() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Texts of a recording to be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Purged {
+    /// All.
+    All,
+    /// Those of a tenant.
+    Tenant(String),
+    /// Those that ended before this moment, Unix seconds.
+    Before(u64),
+}
+
+/// Removes records; returns the number of removed and of remaining ones. Each segment is complete
+/// at every moment.
+///
+/// # Errors
+/// A segment is damaged or cannot be read or replaced; those before it are purged.
+pub fn purge(
+    dir: &Path,
+    cipher: Option<&Cipher>,
+    which: &Purged,
+) -> Result<(usize, usize), segment::ReadError> {
+    let (mut gone, mut left) = (0, 0);
+    for path in segment::list(dir).map_err(|error| segment::ReadError::file(dir, error))? {
+        let failed = |error| segment::ReadError::file(&path, error);
+        let read = segment::read(&path, cipher)?;
+        let goes = |record: &Record| match which {
+            Purged::All => true,
+            Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
+            Purged::Before(at) => record.at < *at,
+        };
+        let kept: Vec<&Record> = read.records.iter().filter(|record| !goes(record)).collect();
+        gone += read.records.len() - kept.len();
+        left += kept.len();
+        if kept.is_empty() {
+            fs::remove_file(&path).map_err(failed)?;
+        } else if kept.len() < read.records.len() {
+            let mut bytes = segment::head(cipher.is_some()).to_vec();
+            for record in kept {
+                let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+                bytes.extend(segment::frame(&payload, cipher).map_err(failed)?);
+            }
+            super::snapshot::replace(&path, &[&bytes]).map_err(failed)?;
+        }
+    }
+    Ok((gone, left))
+}
+
+#[cfg(test)]
+mod tests;

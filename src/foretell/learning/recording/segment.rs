@@ -1,0 +1,217 @@
+//! The files of a recording: segments of records, encrypted if there is a key.
+//!
+//! A segment is a first line, which names its version and whether it is encrypted, and records.
+//! Each is its length in bytes (32 bits, little endian), the complement of that, and that many bytes:
+//! the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the record,
+//! sealed with them by AES-256-GCM. A process that ends while it writes leaves a last record that is too short; it is
+//! left out. Anything else that does not fit is damage, reported by file and offset.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use sha2::{Digest, Sha256};
+
+use super::Record;
+use crate::config::regular;
+
+const PLAIN: &[u8] = b"foretell records 1 plain\n";
+const SEALED: &[u8] = b"foretell records 1 aes-256-gcm\n";
+const SUFFIX: &str = "records";
+/// Bytes of a checksum.
+const CHECKED: usize = 8;
+/// Maximum size of a record, bytes.
+const MAX_RECORD: usize = 64 << 20;
+/// Maximum size of a segment, bytes; one record may be written beyond its end.
+const MAX_SEGMENT: u64 = 4 << 30;
+/// Maximum size of a key file, bytes.
+const MAX_KEY: u64 = 4_096;
+
+/// The key by which records are encrypted.
+pub struct Cipher {
+    key: LessSafeKey,
+    random: SystemRandom,
+}
+
+/// Error of reading a key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error("{0:?}: {1}")]
+    File(PathBuf, io::Error),
+    /// It holds no key.
+    #[error("{0:?}: allowed 64 hexadecimal digits (openssl rand -hex 32)")]
+    Key(PathBuf),
+}
+
+impl Cipher {
+    /// The key of a file with 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds anything else.
+    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
+        let (bytes, _) =
+            regular::read(path, MAX_KEY).map_err(|error| KeyError::File(path.to_owned(), error))?;
+        let wrong = || KeyError::Key(path.to_owned());
+        let digits = bytes.trim_ascii();
+        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let pairs = digits.chunks(2).map(|pair| match pair {
+            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+            _ => None,
+        });
+        let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or_else(wrong)?;
+        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| wrong())?;
+        Ok(Self { key: LessSafeKey::new(key), random: SystemRandom::new() })
+    }
+
+    fn seal(&self, payload: &[u8]) -> io::Result<Vec<u8>> {
+        let mut nonce = [0; NONCE_LEN];
+        let failed = |_| io::Error::other("a record cannot be encrypted");
+        self.random.fill(&mut nonce).map_err(failed)?;
+        let mut sealed = payload.to_vec();
+        self.key
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(SEALED), &mut sealed)
+            .map_err(failed)?;
+        Ok([&nonce[..], &sealed].concat())
+    }
+
+    fn open(&self, body: &[u8]) -> Option<Vec<u8>> {
+        let (nonce, sealed) = body.split_at_checked(NONCE_LEN)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let mut payload = sealed.to_vec();
+        let len = self.key.open_in_place(nonce, Aad::from(SEALED), &mut payload).ok()?.len();
+        payload.truncate(len);
+        Some(payload)
+    }
+}
+
+/// Error of reading a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A file or folder cannot be read.
+    #[error("{0}: {1}")]
+    File(String, io::Error),
+    /// It is no segment of this version.
+    #[error("{0}: no recording of this version of Foretell")]
+    Foreign(String),
+    /// It is encrypted.
+    #[error("{0}: it is encrypted; name the key by --key-file")]
+    Sealed(String),
+    /// It is not encrypted.
+    #[error("{0}: it is not encrypted, and was not written with this key")]
+    Open(String),
+    /// A record was lost or changed, or was encrypted with another key.
+    #[error("{file}: damaged at byte {offset}: {why}")]
+    Damaged {
+        /// The segment.
+        file: String,
+        /// Where its damaged record begins, bytes.
+        offset: usize,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl ReadError {
+    pub(super) fn file(path: &Path, error: io::Error) -> Self {
+        Self::File(path.display().to_string(), error)
+    }
+}
+
+/// The records of a segment.
+#[derive(Debug)]
+pub struct Segment {
+    /// Complete records, oldest first.
+    pub records: Vec<Record>,
+    /// Offset of a last record that is incomplete, bytes.
+    pub cut: Option<usize>,
+}
+
+/// The first line of a segment.
+pub(super) fn head(sealed: bool) -> &'static [u8] {
+    if sealed { SEALED } else { PLAIN }
+}
+
+/// The name of a segment that begins now; names are in order of time.
+pub(super) fn name(now: Duration, random: u64) -> String {
+    format!("{:013}-{random:014x}.{SUFFIX}", now.as_millis())
+}
+
+/// The segments of a recording, oldest first.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut segments = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|suffix| suffix == SUFFIX) {
+            segments.push(path);
+        }
+    }
+    segments.sort();
+    Ok(segments)
+}
+
+/// A record's payload as it is written.
+pub(super) fn frame(payload: &[u8], cipher: Option<&Cipher>) -> io::Result<Vec<u8>> {
+    let body = match cipher {
+        Some(cipher) => cipher.seal(payload)?,
+        None => [payload, &checksum(payload)].concat(),
+    };
+    let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_RECORD);
+    let len =
+        len.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a record of more than 64 MiB"))?;
+    Ok([&len.to_le_bytes()[..], &(!len).to_le_bytes(), &body].concat())
+}
+
+/// The records of a segment.
+///
+/// # Errors
+/// See [`ReadError`].
+pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Segment, ReadError> {
+    let file = || path.display().to_string();
+    let (bytes, _) = regular::read(path, MAX_SEGMENT).map_err(|error| ReadError::file(path, error))?;
+    let mut rest = match (bytes.strip_prefix(PLAIN), bytes.strip_prefix(SEALED), cipher) {
+        (Some(rest), _, None) | (_, Some(rest), Some(_)) => rest,
+        (Some(_), ..) => return Err(ReadError::Open(file())),
+        (_, Some(_), _) => return Err(ReadError::Sealed(file())),
+        _ => return Err(ReadError::Foreign(file())),
+    };
+    let (mut records, mut cut) = (Vec::new(), None);
+    while !rest.is_empty() {
+        let offset = bytes.len() - rest.len();
+        let damaged = |why| ReadError::Damaged { file: file(), offset, why };
+        let Some((&[a, b, c, d, complement @ ..], behind)) = rest.split_first_chunk::<8>() else {
+            cut = Some(offset);
+            break;
+        };
+        let len = u32::from_le_bytes([a, b, c, d]);
+        if !len != u32::from_le_bytes(complement) {
+            return Err(damaged("no length of a record"));
+        }
+        let Some((body, behind)) = behind.split_at_checked(len as usize) else {
+            cut = Some(offset);
+            break;
+        };
+        let payload = match cipher {
+            Some(cipher) => cipher.open(body).ok_or_else(|| damaged("it does not decrypt with this key"))?,
+            None => checked(body).ok_or_else(|| damaged("its checksum is not that of its content"))?,
+        };
+        records.push(serde_json::from_slice(&payload).map_err(|_| damaged("no record"))?);
+        rest = behind;
+    }
+    Ok(Segment { records, cut })
+}
+
+fn checked(body: &[u8]) -> Option<Vec<u8>> {
+    let (payload, sum) = body.split_at_checked(body.len().checked_sub(CHECKED)?)?;
+    (checksum(payload) == *sum).then(|| payload.to_vec())
+}
+
+fn checksum(payload: &[u8]) -> [u8; CHECKED] {
+    Sha256::digest(payload).first_chunk().copied().unwrap_or_default()
+}

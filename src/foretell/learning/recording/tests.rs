@@ -1,0 +1,187 @@
+use std::os::unix::fs::PermissionsExt;
+
+use tempfile::TempDir;
+
+use super::segment::ReadError;
+use super::*;
+use crate::observe::Observer;
+
+fn record(tenant: Option<&str>, at: u64, output: &[TokenId]) -> Record {
+    let tenant = tenant.map(ToOwned::to_owned);
+    let (model, vocabulary, policy) = ("b/m".to_owned(), "v".to_owned(), "p".to_owned());
+    Record { at, model, vocabulary, tenant, policy, prompt: vec![1, 2], output: output.to_vec() }
+}
+
+fn settings(folder: &TempDir) -> Settings {
+    Settings { dir: folder.path().join("r"), max_bytes: 1 << 30, sample: 1.0, key_file: None }
+}
+
+fn key(folder: &TempDir, digit: char) -> PathBuf {
+    let path = folder.path().join(format!("key-{digit}"));
+    fs::write(&path, String::from(digit).repeat(64) + "\n").unwrap();
+    path
+}
+
+/// Writes these records, in a process's life of their own.
+fn write(settings: &Settings, records: &[Record]) {
+    let cipher = settings.key_file.as_deref().map(|path| Cipher::from_file(path).unwrap());
+    fs::create_dir_all(&settings.dir).unwrap();
+    let (dir, max_bytes) = (settings.dir.clone(), settings.max_bytes);
+    let mut writer = Writer { dir, max_bytes, cipher, segment: None };
+    for record in records {
+        writer.write(record).unwrap();
+    }
+}
+
+fn read(dir: &Path, key: Option<&Path>) -> Result<Vec<Record>, ReadError> {
+    let cipher = key.map(|path| Cipher::from_file(path).unwrap());
+    let segments = segment::list(dir).unwrap();
+    let read = segments.iter().map(|path| segment::read(path, cipher.as_ref()).map(|read| read.records));
+    Ok(read.collect::<Result<Vec<_>, _>>()?.concat())
+}
+
+#[test]
+fn what_is_recorded_is_read_again_and_only_the_owner_may_read_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(&folder);
+    let observer = Arc::new(Observer::new().unwrap());
+    let records = [record(None, 1, &[3]), record(Some("a"), 2, &[4, 5])];
+    let recorder = Recorder::start(&settings, Arc::clone(&observer)).unwrap();
+    for record in &records {
+        assert!(recorder.draws());
+        recorder.record(record.clone());
+    }
+    while !observer.metrics().text().contains(r#"foretell_recorded_requests_total{result="written"} 2"#) {
+        thread::yield_now();
+    }
+    assert_eq!(read(&settings.dir, None).unwrap(), records);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&settings.dir), 0o700);
+    assert_eq!(mode(&segment::list(&settings.dir).unwrap()[0]), 0o600);
+}
+
+#[test]
+fn a_key_hides_every_byte_and_no_other_opens_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { key_file: Some(key(&folder, 'a')), ..settings(&folder) };
+    let records = vec![record(Some("canary"), 1, &[3]), record(Some("canary"), 2, &[3])];
+    write(&settings, &records);
+    let path = &segment::list(&settings.dir).unwrap()[0];
+    let bytes = fs::read(path).unwrap();
+    assert!(!bytes.windows(6).any(|part| part == b"canary" || part == b"output"));
+    let half = (bytes.len() - segment::head(true).len()) / 2;
+    assert_ne!(bytes[bytes.len() - half..], bytes[bytes.len() - 2 * half..][..half], "each has its nonce");
+    assert_eq!(read(&settings.dir, settings.key_file.as_deref()).unwrap(), records);
+    assert!(matches!(read(&settings.dir, Some(&key(&folder, 'b'))), Err(ReadError::Damaged { .. })));
+    assert!(matches!(read(&settings.dir, None), Err(ReadError::Sealed(_))));
+    for wrong in ["", "ab", &"g".repeat(64), &"a".repeat(66)] {
+        let path = folder.path().join("wrong");
+        fs::write(&path, wrong).unwrap();
+        assert!(matches!(Cipher::from_file(&path), Err(KeyError::Key(_))), "{wrong}");
+    }
+}
+
+#[test]
+fn damage_is_named_by_file_and_offset_and_a_cut_end_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    for key_file in [None, Some(key(&folder, 'a'))] {
+        let dir = folder.path().join(if key_file.is_some() { "sealed" } else { "plain" });
+        let settings = Settings { dir: dir.clone(), key_file: key_file.clone(), ..settings(&folder) };
+        let cipher = key_file.as_deref().map(|path| Cipher::from_file(path).unwrap());
+        let records = [record(None, 1, &[3; 20]), record(None, 2, &[4; 20])];
+        write(&settings, &records[..1]);
+        let path = segment::list(&dir).unwrap().remove(0);
+        let first = fs::metadata(&path).unwrap().len() as usize;
+        fs::remove_file(&path).unwrap();
+        write(&settings, &records);
+        let path = segment::list(&dir).unwrap().remove(0);
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            let starts = segment::head(key_file.is_some()).len();
+            match segment::read(&path, cipher.as_ref()).unwrap_err() {
+                ReadError::Foreign(_) => assert!(at < starts),
+                ReadError::Damaged { file, offset, .. } => {
+                    assert_eq!(file, path.display().to_string());
+                    assert_eq!(offset, if at < first { starts } else { first }, "byte {at}");
+                }
+                other => panic!("{other}"),
+            }
+        }
+        for end in segment::head(key_file.is_some()).len()..whole.len() {
+            fs::write(&path, &whole[..end]).unwrap();
+            let read = segment::read(&path, cipher.as_ref()).unwrap();
+            let complete = usize::from(end >= first);
+            assert_eq!(read.records, records[..complete], "cut at {end}");
+            let starts = if complete == 1 { first } else { segment::head(key_file.is_some()).len() };
+            assert_eq!(read.cut, (end > starts).then_some(starts));
+        }
+    }
+}
+
+#[test]
+fn the_oldest_are_deleted_for_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { max_bytes: SEGMENTS * SEGMENT_BYTES, ..settings(&folder) };
+    let records: Vec<Record> = (0..3_000).map(|at| record(None, at, &[7; 200])).collect();
+    write(&settings, &records);
+    let left = read(&settings.dir, None).unwrap();
+    assert_eq!(left.last(), records.last());
+    assert!(left.len() > 1_000 && left[0].at > 0, "{}", left.len());
+    assert_eq!(left, records[records.len() - left.len()..]);
+    let sizes = segment::list(&settings.dir).unwrap().into_iter().map(|path| path.metadata().unwrap().len());
+    assert!(sizes.sum::<u64>() <= settings.max_bytes + SEGMENT_BYTES);
+}
+
+#[test]
+fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(&folder);
+    fs::create_dir_all(&settings.dir).unwrap();
+    let (dir, max_bytes) = (settings.dir.clone(), settings.max_bytes);
+    let mut writer = Writer { dir, max_bytes, cipher: None, segment: None };
+    let records = [record(Some("a"), 1, &[3]), record(Some("b"), 2, &[4]), record(None, 3, &[5])];
+    for record in &records {
+        writer.write(record).unwrap();
+    }
+    assert_eq!(purge(&settings.dir, None, &Purged::Tenant("a".to_owned())).unwrap(), (1, 2));
+    writer.write(&records[0]).unwrap();
+    assert_eq!(segment::list(&settings.dir).unwrap().len(), 2);
+    assert_eq!(purge(&settings.dir, None, &Purged::Before(3)).unwrap(), (2, 1));
+    assert_eq!(read(&settings.dir, None).unwrap(), records[2..]);
+    assert_eq!(purge(&settings.dir, None, &Purged::All).unwrap(), (1, 0));
+    drop(writer);
+    assert_eq!(fs::read_dir(&settings.dir).unwrap().count(), 0);
+}
+
+#[test]
+fn a_full_disk_stops_recording_and_is_counted() {
+    let full = Path::new("/dev/full");
+    if !full.exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(&folder);
+    let observer = Arc::new(Observer::new().unwrap());
+    fs::create_dir_all(&settings.dir).unwrap();
+    let file = OpenOptions::new().append(true).open(full).unwrap();
+    let segment = Segment { path: full.to_owned(), file, len: 0 };
+    let (dir, max_bytes) = (settings.dir.clone(), settings.max_bytes);
+    let writer = Writer { dir, max_bytes, cipher: None, segment: Some(segment) };
+    let (records, inbox) = sync_channel(WAITING);
+    let shared = Shared {
+        sample: 1.0,
+        random: SharedSplitMix64::seeded(1),
+        waiting: AtomicUsize::new(6),
+        observer: Arc::clone(&observer),
+    };
+    for at in 0..2 {
+        records.send(record(None, at, &[3])).unwrap();
+    }
+    drop(records);
+    writer.run(&inbox, &shared);
+    assert!(observer.metrics().text().contains(r#"foretell_recorded_requests_total{result="failed"} 2"#));
+    assert_eq!(shared.waiting.into_inner(), 0);
+}

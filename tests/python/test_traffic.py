@@ -1,0 +1,295 @@
+"""Training on recorded traffic: onnx/train/traffic.py. Run: python tests/python/test_traffic.py
+
+The training itself needs PyTorch, which `make test-python` does not install; without it those tests are skipped.
+"""
+
+import argparse
+import importlib.util
+import io
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy as np
+import onnxruntime as ort
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "onnx/export"), str(ROOT / "onnx/train")]
+
+import graph  # noqa: E402
+import reference  # noqa: E402
+import traffic  # noqa: E402
+
+MODELS = ROOT / "onnx/models"
+SCRIPT = ROOT / "onnx/train/traffic.py"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def request(prompt, output, group="g"):
+    return traffic.Request(np.array(prompt, np.int32), np.array(output, np.int32), group)
+
+
+def lines(count, seed=3):
+    """Recorded requests whose output repeats a pattern that the prompt names."""
+    rng, made = np.random.default_rng(seed), []
+    for index in range(count):
+        first = 100 + int(rng.integers(0, 6))
+        output = [first, *(200 + (first + step) % 16 for step in range(24)), 0]
+        made.append({"prompt": [2, first, 7, 8, 9, 3], "output": output, "group": ("even", "odd")[index % 2]})
+    return "".join(json.dumps(one) + "\n" for one in made)
+
+
+class Split(unittest.TestCase):
+    def test_a_tenth_is_held_out_the_same_each_time_within_limits(self):
+        self.assertEqual(traffic.held_out(1000), traffic.held_out(1000))
+        self.assertTrue(70 < len(traffic.held_out(1000)) < 130)
+        self.assertEqual(len(traffic.held_out(50)), 8)
+        self.assertEqual(len(traffic.held_out(9000)), 200)
+
+    def test_the_parts_are_disjoint_and_whole(self):
+        requests = [request([1], [index]) for index in range(300)]
+        train, held = ({int(r.output[0]) for r in part} for part in traffic.split(requests))
+        self.assertFalse(train & held)
+        self.assertEqual(train | held, set(range(300)))
+
+
+class Reading(unittest.TestCase):
+    def refused(self, text):
+        with self.assertRaises(traffic.Refused) as caught:
+            traffic.read(io.StringIO(text), 8192)
+        return str(caught.exception)
+
+    def test_requests_without_output_are_left_out(self):
+        text = lines(60) + '{"prompt":[1],"output":[],"group":"even"}\n\n'
+        read = traffic.read(io.StringIO(text), 8192)
+        self.assertEqual(len(read), 60)
+        self.assertEqual({r.group for r in read}, {"even", "odd"})
+
+    def test_too_few_are_refused_with_their_number(self):
+        self.assertIn("49 recorded requests", self.refused(lines(49)))
+
+    def test_errors_name_a_line_and_no_token(self):
+        for wrong in ('{"prompt":[777777],"output":[1]}', '{"prompt":[777777]}', "[777777",
+                      '{"prompt":["777777"],"output":[-1]}'):
+            message = self.refused(lines(50) + wrong)
+            self.assertIn("line 51", message)
+            self.assertNotIn("777777", message)
+
+
+class Windows(unittest.TestCase):
+    def test_a_short_request_is_one_window(self):
+        self.assertEqual(traffic.windows(10, 30, 512), [(0, 30, 1)])
+        self.assertEqual(traffic.windows(0, 1, 512), [])
+
+    def test_every_output_token_is_a_target_once_with_context_before_it(self):
+        for prompt, total in ((10, 2000), (600, 700), (0, 1500), (3000, 3001), (5, 514), (511, 513)):
+            with self.subTest(prompt=prompt, total=total):
+                times = np.zeros(total, int)
+                for start, stop, first in traffic.windows(prompt, total, 512):
+                    self.assertLessEqual(stop - start, 513)
+                    self.assertTrue(start == 0 or first - start >= 128)
+                    times[first:stop] += 1
+                self.assertTrue((times[max(prompt, 1):] == 1).all())
+                self.assertLessEqual(times.max(), 1)
+
+
+class Batches(unittest.TestCase):
+    def setUp(self):
+        rng = np.random.default_rng(2)
+        self.requests = [request(rng.integers(0, 50, rng.integers(1, 900)), rng.integers(0, 60, rng.integers(1, 900)))
+                         for _ in range(40)]
+        self.kept = traffic.Kept(np.arange(55), 64)
+
+    def test_an_epoch_trains_on_every_output_token_once(self):
+        batches, total = traffic.Batches(self.requests, self.kept), 0.0
+        while batches.at[traffic.WINDOW][0] == 0:
+            x, y, weights = batches.next(traffic.WINDOW)
+            self.assertLessEqual(x.size, traffic.BATCH + traffic.WINDOW)
+            self.assertFalse(weights[y == len(self.kept)].any())
+            total += (weights == 1).sum()
+        self.assertEqual(total, sum((r.output < 55).sum() for r in self.requests))
+
+    def test_the_order_goes_on_from_a_saved_place(self):
+        batches = traffic.Batches(self.requests, self.kept)
+        for _ in range(5):
+            batches.next(traffic.WINDOW)
+        again = traffic.Batches(self.requests, self.kept)
+        again.at = {length: list(place) for length, place in batches.at.items()}
+        for _ in range(5):
+            for one, other in zip(batches.next(traffic.WINDOW), again.next(traffic.WINDOW)):
+                np.testing.assert_array_equal(one, other)
+
+    def test_prompt_tokens_weigh_less(self):
+        batches = traffic.Batches([request([1, 2, 3], [4, 5])], self.kept)
+        _, y, weights = batches.next(traffic.WINDOW)
+        self.assertEqual(y.tolist(), [[2, 3, 4, 5]])
+        np.testing.assert_allclose(weights, [[0.1, 0.1, 1, 1]])
+
+
+class Kept(unittest.TestCase):
+    def test_the_most_frequent_tokens_have_rows_in_ascending_order(self):
+        requests = [request([9, 9, 9, 4], [4, 7]), request([5], [9, 4, 5])]
+        kept = traffic.Kept.most_frequent(requests, 12, most=3)
+        self.assertEqual(kept.ids.tolist(), [4, 5, 9])
+        self.assertEqual(kept.rows.tolist(), [3, 3, 3, 3, 0, 1, 3, 3, 3, 2, 3, 3])
+        self.assertEqual(traffic.Kept.most_frequent(requests, 12).ids.tolist(), [4, 5, 7, 9])
+
+
+class Acceptance(unittest.TestCase):
+    def test_rounds_of_hand_made_runs(self):
+        for hits, drafted, count in (("", 4, 0), ("0", 4, 1), ("000", 4, 3), ("11111", 4, 1), ("111111", 4, 2),
+                                     ("1101", 4, 2), ("0111", 2, 2), ("1111", 1, 2), ("1111", 4, 1)):
+            with self.subTest(hits=hits, drafted=drafted):
+                self.assertEqual(traffic.rounds([hit == "1" for hit in hits], drafted), count)
+
+    def test_the_mean_is_over_tokens_and_not_over_groups(self):
+        results = [("a", [True] * 5), ("a", [False] * 5), ("b", [False, False])]
+        self.assertEqual(traffic.acceptance(results, 4), ({"a": round(10 / 6, 4), "b": 1.0}, 1.5))
+
+
+class KeptGraph(unittest.TestCase):
+    """The graph of an embedding of some tokens, against numpy."""
+
+    def test_logits_cover_the_vocabulary(self):
+        some, size = [2, 3, 5, 8, 13, 21, 34], 40
+        config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "head_dim": 16, "intermediate_size": 96, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                  "max_position_embeddings": 64, "vocab_size": size, "tie_word_embeddings": True}
+        weights = graph.random_weights({**config, "vocab_size": len(some) + 1}, 6)
+        made = graph.build(weights, config, kept=np.array(some))
+        ids = [3, 34, 7, 2, 39, 0, 21]  # 7, 39 and 0 have no row
+        count = len(ids)
+        feeds = {"input_ids": np.array([ids]), "positions": np.arange(count)[None], "write_index": np.array([0]),
+                 "kv_len": np.array([count]), "rows": np.array([[0, 3, 6]]),
+                 "mask": np.where(np.tri(count), 0, -1e9).astype(np.float32)[None, None]}
+        feeds |= {f"past_{kind}.{layer}": np.zeros((1, 2, count, 16), np.float32) for layer in range(2) for kind in "kv"}
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        got = ort.InferenceSession(made.SerializeToString(), options).run(["logits"], feeds)[0]
+        self.assertEqual(got.shape, (1, 3, size))
+        rows = [some.index(token) if token in some else len(some) for token in ids]
+        want = reference.logits(weights, {**config, "vocab_size": len(some) + 1}, rows)[[0, 3, 6]]
+        np.testing.assert_allclose(got[0][:, some], want[:, :-1], atol=1e-3 * np.abs(want).max())
+        others = np.delete(got[0], some, axis=1)
+        self.assertTrue((others == np.float32(-1e9)).all())
+
+
+class Report(unittest.TestCase):
+    def test_names_are_escaped_and_nothing_is_loaded(self):
+        class Trained:
+            args = argparse.Namespace(drafted=4)
+            best = {"groups": {"<b>&": 2.5}, "mean": 2.5, "share": 1.0}
+            curve = [[0.0, {"<b>&": 1.2}, 1.2], [1.0, {"<b>&": 2.5}, 2.5]]
+            before = {"groups": {"<b>&": 1.2}, "mean": 1.2}
+            compared = traffic.Training.compared
+
+        facts = {"date": "2026-01-01", "requests": 60, "trained": 52, "held": 8, "tokens": 900, "seconds": 60.0,
+                 "groups": ["<b>&"], "parameters": 1000}
+        page = traffic.report(Trained(), facts)
+        self.assertIn("&lt;b&gt;&amp;", page)
+        self.assertNotIn("<b>", page)
+        self.assertIsNone(re.search(r"(src|href)=|url\(|@import|https?:", page))
+        self.assertIn("prefers-color-scheme: dark", page)
+
+
+class Replacing(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_only_an_older_drafter_is_replaced(self):
+        out, new = self.folder / "out", self.folder / ".out.new"
+        traffic.usable(out)
+        out.mkdir()
+        traffic.usable(out)
+        (out / "notes.txt").write_text("mine")
+        with self.assertRaisesRegex(traffic.Refused, "another folder"):
+            traffic.usable(out)
+        (out / "report.html").write_text("")
+        traffic.usable(out)
+        new.mkdir()
+        (new / "model.onnx").write_text("new")
+        traffic.replace(new, out)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["out"])
+        self.assertEqual([path.name for path in out.iterdir()], ["model.onnx"])
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (onnx/train/requirements.txt)")
+class Training(unittest.TestCase):
+    """Whole runs of a few seconds."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def command(self, *more, budget=4, tokenizer=MODELS / "target", out="out"):
+        return [sys.executable, str(SCRIPT), "--tokenizer", str(tokenizer), "--out", str(self.folder / out),
+                "--work", str(self.folder / "work"), "--budget", str(budget), "--hidden", "64", "--layers", "1", *more]
+
+    def events(self, *more, text=None, code=0, **settings):
+        done = subprocess.run(self.command(*more, **settings), input=text or lines(80), capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def test_it_learns_and_the_folder_is_whole(self):
+        events = self.events(budget=8)
+        self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "held_out": 10,
+                                                     "vocabulary": 8192, "kept": events[0]["kept"]})
+        done = events[-1]
+        self.assertEqual((done["event"], set(done["groups"])), ("done", {"even", "odd"}))
+        self.assertIsNone(done["mean"]["before"])
+        self.assertGreater(done["mean"]["after"], 2)
+        self.assertLessEqual({"model.onnx", "config.json", "tokenizer.json", "README.md", "report.html"},
+                             {path.name for path in (self.folder / "out").iterdir()})
+        self.assertEqual(list((self.folder / "work").iterdir()), [])
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["out", "work"])
+        config = json.loads((self.folder / "out/config.json").read_text())
+        self.assertEqual((config["vocab_size"], config["eos_token_id"]), (8192, 0))
+        # the result is itself a base, and is what the next training says it began with
+        again = self.events("--base", str(self.folder / "out"), budget=2)[-1]
+        self.assertEqual(again["mean"]["before"], done["mean"]["after"])
+
+    def test_a_base_of_all_tokens_and_one_with_another_tokenizer(self):
+        done = self.events("--base", str(MODELS / "draft-same"), budget=3)[-1]
+        self.assertGreaterEqual(done["mean"]["before"], 1)
+        self.assertLessEqual({"even", "odd"}, {name for name, one in done["groups"].items() if one["before"] >= 1})
+        error, = self.events("--base", str(MODELS / "draft-other"), code=1)
+        self.assertIn("another tokenizer", error["message"])
+
+    def test_a_stopped_run_goes_on_with_the_same_data_only(self):
+        process = subprocess.Popen(self.command(budget=60), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process.stdin.write(lines(80))
+        process.stdin.close()
+        for line in process.stdout:
+            if json.loads(line)["event"] == "progress":
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = [json.loads(line) for line in process.stdout]
+        process.stdout.close()
+        self.assertEqual((process.wait(), rest[-1]["event"]), (1, "error"))
+        self.assertFalse((self.folder / "out").exists())
+        kept = (self.folder / "work/last.pt").read_bytes()
+        self.assertEqual([path.name for path in (self.folder / "work").iterdir()], ["last.pt"])
+        resumed = [event for event in self.events(budget=6) if event["event"] == "resumed"]
+        self.assertGreater(resumed[0]["share"], 0.2)
+        (self.folder / "work/last.pt").write_bytes(kept)
+        other = self.events(budget=3, text=lines(80, seed=4))
+        self.assertNotIn("resumed", {event["event"] for event in other})
+
+    def test_errors_are_events(self):
+        error, = self.events(text=lines(10), code=1)
+        self.assertEqual(error["event"], "error")
+        self.assertIn("10 recorded requests", error["message"])
+        error, = self.events(code=1, tokenizer=self.folder)
+        self.assertIn("tokenizer.json", error["message"])
+
+
+if __name__ == "__main__":
+    unittest.main()

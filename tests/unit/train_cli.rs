@@ -1,0 +1,213 @@
+//! `foretell corpus` and `foretell train` as an operator runs them, with a trainer that only says
+//! what a trainer says.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use foretell::config::process;
+use foretell::learning::recording::{Record, Recorder, segment};
+use foretell::observe::Observer;
+use foretell_engines::text::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target");
+
+/// A trainer that makes a drafter of an empty file, and keeps what it was given.
+const TRAINER: &str = r#"#!/bin/sh
+while [ $# -gt 1 ]; do case $1 in --out) out=$2;; --work) work=$2;; --budget) budget=$2;; esac; shift; done
+mkdir -p "$out" && cat >"$work/../given" && touch "$out/model.onnx" && echo "a line of a library"
+echo '{"event":"read","requests":2,"tokens":9,"held_out":1,"vocabulary":8192,"kept":5}'
+echo '{"event":"progress","share":0.5,"step":3,"loss":1.5,"tokens_per_second":100.0}'
+echo '{"event":"held_out","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'
+echo '{"event":"done","groups":{"p":{"before":1.2,"after":1.8}},"mean":{"before":1.2,"after":1.8},"parameters":7,"seconds":'$budget'}'
+"#;
+const FAILING: &str =
+    "#!/bin/sh\necho '{\"event\":\"error\",\"message\":\"only 2 requests; at least 50\"}'; exit 1\n";
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// A folder with a recording of one request of each tenant.
+    fn new(tenants: &[Option<&str>]) -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        let vocabulary = Tokenizer::from_file(&Path::new(TARGET).join("tokenizer.json"))
+            .unwrap()
+            .fingerprint()
+            .to_string();
+        let settings =
+            process::Record { dir: folder.path("recorded"), max_bytes: 1 << 30, sample: 1.0, key_file: None };
+        let recorder = Recorder::start(&settings, Arc::new(Observer::new().unwrap())).unwrap();
+        let record = |at, tenant: Option<&str>, vocabulary: &str| Record {
+            at,
+            model: "b/m".to_owned(),
+            vocabulary: vocabulary.to_owned(),
+            tenant: tenant.map(ToOwned::to_owned),
+            policy: "p".to_owned(),
+            prompt: vec![1, 2],
+            output: vec![3, 4, 5],
+        };
+        for (at, tenant) in (1_000..).step_by(3_600).zip(tenants) {
+            recorder.record(record(at, *tenant, &vocabulary));
+        }
+        recorder.record(record(9, None, "another"));
+        while folder.records() <= tenants.len() {
+            std::thread::yield_now();
+        }
+        folder
+    }
+
+    fn records(&self) -> usize {
+        let segments = segment::list(&self.path("recorded")).unwrap();
+        segments.iter().map(|path| segment::read(path, None).unwrap().records.len()).sum()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn trainer(&self, text: &str) -> PathBuf {
+        let path = self.path("trainer");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
+        command.current_dir(self.0.path()).env("FORETELL_CACHE", self.path("cache")).args(arguments);
+        let Output { status, stdout, stderr } = command.output().unwrap();
+        let told = String::from_utf8([stdout, stderr].concat()).unwrap();
+        (status.code(), told.replace(&self.0.path().display().to_string(), ""))
+    }
+
+    fn train(&self, trainer: &str, more: &[&str]) -> (Option<i32>, String) {
+        let python = self.trainer(trainer).display().to_string();
+        let known = ["train", "--corpus", "recorded", "--target", TARGET, "--budget", "90s"];
+        let out: &[&str] = if more.contains(&"--out") { &[] } else { &["--out", "ours"] };
+        self.run(&[&known, &["--python", python.as_str()][..], out, more].concat())
+    }
+
+    fn given(&self) -> Vec<Value> {
+        let given = fs::read_to_string(self.path("given")).unwrap();
+        given.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+#[test]
+fn a_recording_is_counted_printed_and_purged() {
+    let folder = Folder::new(&[None, Some("a"), Some("a")]);
+    let (code, told) = folder.run(&["corpus", "stats", "recorded"]);
+    assert_eq!(code, Some(0), "{told}");
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines.len(), 3, "{told}");
+    assert!(lines.iter().any(|line| line.starts_with("model b/m, policy p, tenant a, vocabulary ")
+        && line.ends_with(": 2 requests in 1.0 h, 4 tokens of prompts, 6 of outputs")));
+    let (_, told) = folder.run(&["corpus", "export", "recorded"]);
+    let first: Value = serde_json::from_str(told.lines().next().unwrap()).unwrap();
+    assert_eq!((&first["prompt"], &first["output"]), (&json!([1, 2]), &json!([3, 4, 5])));
+    assert_eq!(folder.train(TRAINER, &[]).0, Some(0));
+    let (code, told) = folder.run(&["corpus", "purge", "recorded", "--tenant", "a"]);
+    assert_eq!(
+        (code, told.as_str()),
+        (
+            Some(0),
+            "2 requests removed, 2 left\ntrained on such requests, and still in use if a policy names it: /ours\n"
+        )
+    );
+    assert_eq!(
+        folder.run(&["corpus", "purge", "recorded", "--tenant", "b"]).1,
+        "0 requests removed, 2 left\n"
+    );
+    assert_eq!(folder.run(&["corpus", "purge", "recorded"]).0, Some(64), "what is purged must be said");
+    assert!(
+        folder
+            .run(&["corpus", "purge", "recorded", "--older-than", "1h"])
+            .1
+            .starts_with("2 requests removed")
+    );
+    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no requests\n");
+    let (code, told) = folder.run(&["corpus", "stats", "nowhere"]);
+    assert_eq!(code, Some(1));
+    assert!(told.starts_with("foretell corpus: nowhere: No such file"), "{told}");
+}
+
+#[test]
+fn a_damaged_recording_is_refused_by_file_and_offset() {
+    let folder = Folder::new(&[None]);
+    let path = segment::list(&folder.path("recorded")).unwrap().remove(0);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[60] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    for (code, told) in [folder.run(&["corpus", "export", "recorded"]), folder.train(TRAINER, &[])] {
+        assert_eq!(code, Some(1));
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(told.contains(&format!("recorded/{name}: damaged at byte 25: its checksum")), "{told}");
+    }
+}
+
+#[test]
+fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
+    let folder = Folder::new(&[Some("a"), Some("b")]);
+    let (code, told) = folder.train(TRAINER, &["--tenant", "a", "--policy", "p"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert_eq!(
+        told,
+        "2 requests, 9 tokens; 1 held out; 5 of 8192 tokens occur\n \
+         50 %: mean acceptance length on held-out requests 1.50\n7 parameters, trained for 90 s\n\
+         policy p: mean acceptance length 1.20 -> 1.80\nall: mean acceptance length 1.20 -> 1.80\n"
+    );
+    assert_eq!(folder.given(), [json!({"prompt": [1, 2], "output": [3, 4, 5], "group": "p"})]);
+    let origin: Value = serde_json::from_slice(&fs::read(folder.path("ours/trained.json")).unwrap()).unwrap();
+    assert_eq!((&origin["tenants"], &origin["requests"]), (&json!(["a"]), &json!(2)));
+    assert!(!folder.path("ours.training").exists());
+    let (code, told) = folder.train(FAILING, &[]);
+    assert_eq!((code, told.as_str()), (Some(1), "foretell train: only 2 requests; at least 50\n"));
+    assert!(folder.path("ours/trained.json").exists(), "the former drafter stays");
+    assert_eq!(folder.train(TRAINER, &["--policy", "p"]).0, Some(0));
+    assert_eq!(folder.given().len(), 2);
+    let (code, told) = folder.train(TRAINER, &["--tenant", "nobody"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        told.contains("no recorded request has the vocabulary of") && told.contains("1 of another"),
+        "{told}"
+    );
+    fs::create_dir(folder.path("mine")).unwrap();
+    fs::write(folder.path("mine/text"), "").unwrap();
+    let (code, told) = folder.train(TRAINER, &["--out", "mine"]);
+    assert_eq!((code, told.contains("mine: it holds something else")), (Some(1), true), "{told}");
+    let (code, told) = folder.train("#!/bin/sh\nkill -9 $$\n", &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("the trainer ended with signal: 9"), "{told}");
+}
+
+#[test]
+fn the_drafter_of_a_tenant_is_for_that_tenant() {
+    let folder = Folder::new(&[Some("a")]);
+    assert_eq!(folder.train(TRAINER, &[]).0, Some(0));
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.onnx"] {
+        fs::copy(Path::new(TARGET).join(name), folder.path("ours").join(name)).unwrap();
+    }
+    let process = "version: 1\nbackends: [{ name: b, replicas: [\"http://127.0.0.1:1\"] }]\n\
+                   tenant: { header: x-tenant, trusted_peers: [127.0.0.1/32] }\ndrafters: { ours: { path: ours } }\n";
+    fs::write(folder.path("foretell.yaml"), process).unwrap();
+    fs::create_dir(folder.path("policies")).unwrap();
+    let check = |matched: &str, more: &str| {
+        let policy = format!(
+            "version: 1\nname: p\n{matched}drafters: [{{ kind: model, model: ours{more} }}]\ncorpus: {{ record: true }}\n"
+        );
+        fs::write(folder.path("policies/p.yaml"), policy).unwrap();
+        folder.run(&["check"])
+    };
+    for matched in ["", "match: { tenants: [b] }\n", "match: { tenants: [a, b] }\n"] {
+        let (code, told) = check(matched, "");
+        assert_eq!(code, Some(64), "{told}");
+        assert!(told.contains("drafters[0].model: trained on texts of other tenants"), "{told}");
+        assert_eq!(check(matched, ", i_accept_sharing: true").0, Some(0));
+    }
+    let (code, told) = check("match: { tenants: [a] }\n", "");
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("policy p: corpus.record has no effect"), "{told}");
+}
