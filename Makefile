@@ -42,7 +42,7 @@ INFLATED = $(CACHE)/models/target-x$(INFLATE)
 export ORT_DYLIB_PATH := $(ORT)
 
 .PHONY: help demo serve-demo quick test test-rust test-python test-page test-deploy test-docs test-grafana test-loaded build dist bench bench-control bench-concurrency
-.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape manifests models lint print-env clean
+.PHONY: bench-ears bench-gamma bench-load bench-page bench-paced bench-relay bench-reload bench-scrape bench-traffic manifests models lint print-env clean
 .PHONY: engines test-engines demo-parts binary real-models real-fixture bench-real bench-calls reliability
 .PHONY: train-heads fuzz lab wheel deb image test-packages test-clients generated
 
@@ -195,6 +195,9 @@ bench-real: dist $(PYPATH)/.done ## Real models: speed compared with the engines
 
 bench-calls: dist $(PYPATH)/.done ## Agents' chats before vLLM, direct and through, in 32 bits (ARGS="--reasoning", "--draws 1000", "--model qwen"; 15 min)
 	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/calls.py --precise --foretell $(DIST) $(ARGS)
+
+bench-traffic: dist ## Record requests of SmolLM2, train a drafter on them, measure it (2 h on two cores; torch in ARGS="--python F")
+	FORETELL_CACHE=$(CACHE) $(PYTHON) tests/bench/traffic.py --foretell $(DIST) $(ARGS)
 
 train-heads: $(PYPATH)/.done ## Train SmolLM2's head again, resumable, into .cache/heads (3 hours on two cores; after make real-models; needs torch of onnx/train/requirements.txt in PYTHON)
 	@mkdir -p $(CACHE)/heads

@@ -20,7 +20,6 @@ import argparse
 import collections
 import datetime
 import hashlib
-import html
 import importlib
 import json
 import pathlib
@@ -34,21 +33,14 @@ import numpy as np
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "export")]
 
-SEED = 31
+from traffic_data import BATCH, CONTEXT, SEED, WINDOW, Batches, Kept, Refused, read, split  # noqa: E402
+from traffic_report import card, report  # noqa: E402
+
 FORM = 1  # of the checkpoint and of the training; another number makes older checkpoints unusable
-FEWEST = 50  # requests
-HELD, HELD_FEWEST, HELD_MOST = 0.1, 8, 200  # share of the requests that are held out, and its limits
-KEPT_MOST = 8192  # tokens with a row in the embedding
-WINDOW, CONTEXT = 512, 2048  # tokens of a training row; positions of the model
 # Share of the training from which every other batch has rows of CONTEXT tokens. The runtime gives the model the
 # whole text, and one that only saw windows of 512 tokens is lost behind them: requests of 1,900 tokens, 90 seconds
 # on one core, E[N] 1.96 without long rows, 3.67 with them from 0.8 on, 4.13 from 0.5 on, 4.14 from 0.3 on.
 LONG_FROM = 0.5
-SEEN_BEFORE = 4  # a window that begins inside of a request is not trained on in its first 1/4
-PROMPT_WEIGHT = 0.1  # of a token's loss; an output token has 1
-BATCH = 12 * WINDOW  # tokens of a batch, padding included
-POOL = 512  # windows among which rows of similar length are put together
-UNKNOWN = 0.005  # share of the input tokens that are replaced by the row for every other token
 # Rates of Muon and AdamW, and the share of the time before they fall; True: from a base.
 RATES = {False: (0.02, 0.003, 0.55), True: (0.01, 0.001, 0.3)}
 EVALUATIONS = 8  # over the run, besides the last
@@ -57,12 +49,6 @@ SHOWN, SAVED = 2.0, 60.0  # seconds between two events of progress, and between 
 COMPARED, EQUAL = 32, 0.99  # places of the self-test at least, and the share that must be equal
 HEAD_DIM = 64
 
-Request = collections.namedtuple("Request", "prompt output group")
-
-
-class Refused(Exception):
-    """What the caller has to mend. Its text holds no token."""
-
 
 class Stopped(BaseException):
     """A signal asked for the end."""
@@ -70,139 +56,6 @@ class Stopped(BaseException):
 
 def emit(event, **fields):
     print(json.dumps({"event": event, **fields}), flush=True)
-
-
-# --------------------------------------------------------------------------------------------- data
-
-def read(stream, vocabulary):
-    """The requests with an output."""
-    requests = []
-    for number, line in enumerate(stream, 1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            prompt, output = (np.array(fields[name], np.int64).reshape(-1) for name in ("prompt", "output"))
-            group = str(fields.get("group") or "default")
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            raise Refused(f"line {number} of the input is not a request") from None
-        for ids in (prompt, output):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
-                raise Refused(f"line {number} of the input has a token that the vocabulary of {vocabulary} lacks")
-        if len(output):
-            requests.append(Request(prompt.astype(np.int32), output.astype(np.int32), group))
-    if len(requests) < FEWEST:
-        raise Refused(f"{len(requests)} recorded requests with an output are too few to train on: at least {FEWEST} are needed")
-    return requests
-
-
-def share_of(index):
-    """A number in [0, 1) for each index, the same in every run."""
-    return int.from_bytes(hashlib.sha256(f"{SEED}:{index}".encode()).digest()[:8], "big") / 2**64
-
-
-def held_out(count):
-    """The indices of the requests that are held out."""
-    order = sorted(range(count), key=share_of)
-    drawn = sum(share_of(index) < HELD for index in order)
-    return set(order[:min(max(drawn, HELD_FEWEST), HELD_MOST)])
-
-
-def split(requests):
-    """(requests to train on, requests held out)"""
-    held = held_out(len(requests))
-    return ([r for i, r in enumerate(requests) if i not in held], [r for i, r in enumerate(requests) if i in held])
-
-
-class Kept:
-    """The tokens with a row of their own, in ascending order, and the row of every token."""
-
-    def __init__(self, ids, vocabulary):
-        from graph import rows_of
-
-        self.ids, self.vocabulary = np.asarray(ids), vocabulary
-        self.rows = rows_of(self.ids, vocabulary)
-
-    @classmethod
-    def most_frequent(cls, requests, vocabulary, most=KEPT_MOST):
-        counts = np.zeros(vocabulary, np.int64)
-        for request in requests:
-            for ids in (request.prompt, request.output):
-                np.add.at(counts, ids, 1)
-        order = np.argsort(-counts, kind="stable")[:most]
-        return cls(np.sort(order[counts[order] > 0]), vocabulary)
-
-    def __len__(self):
-        return len(self.ids)
-
-
-def windows(prompt, total, length):
-    """Cuts a request: [(start, stop, first)], for training on ids[start:stop] and the targets from `first` on.
-
-    Every output token is a target of one window, with at least a quarter of a window before it where the
-    request has so many. The part of a long prompt that no window reaches is left out.
-    """
-    cut, stop = [], total
-    while stop > max(prompt, 1):
-        start = max(0, stop - length - 1)
-        first = start + length // SEEN_BEFORE if start else 1
-        cut.append((start, stop, first))
-        stop = first
-    return cut[::-1]
-
-
-class Batches:
-    """Rows of similar length, in an order that is fixed by the seed. `at` says how far each length is."""
-
-    def __init__(self, requests, kept):
-        self.kept, self.requests, self.at = kept, requests, {WINDOW: [0, 0], CONTEXT: [0, 0]}
-        self.rows = [kept.rows[np.concatenate([r.prompt, r.output])] for r in requests]
-        self.cut = {length: [(index, *window) for index, r in enumerate(requests)
-                             if length == WINDOW or len(self.rows[index]) > WINDOW + 1
-                             for window in windows(len(r.prompt), len(self.rows[index]), length)]
-                    for length in self.at}
-        self.epochs = {}
-
-    def epoch(self, length, number):
-        """The windows of each batch of an epoch."""
-        if self.epochs.get(length, (None,))[0] != number:
-            rng = np.random.default_rng([SEED, length, number])
-            order, batches = rng.permutation(len(self.cut[length])), []
-            for begin in range(0, len(order), POOL):
-                batches += self.grouped(length, order[begin:begin + POOL])
-            self.epochs[length] = number, [batches[i] for i in rng.permutation(len(batches))]
-        return self.epochs[length][1]
-
-    def grouped(self, length, order):
-        made, now = [], []
-        for window in sorted((self.cut[length][i] for i in order), key=lambda w: w[2] - w[1]):
-            longest = max([window[2] - window[1]] + [w[2] - w[1] for w in now[:1]])
-            if now and longest * (len(now) + 1) > BATCH:
-                made.append(now)
-                now = []
-            now.append(window)
-        return made + [now] if now else made
-
-    def next(self, length):
-        """(rows of input, rows of targets, weights) as arrays [windows, tokens]."""
-        epoch, index = self.at[length]
-        batches = self.epoch(length, epoch)
-        self.at[length] = [epoch, index + 1] if index + 1 < len(batches) else [epoch + 1, 0]
-        rng = np.random.default_rng([SEED, length, epoch, index])
-        return self.arrays(batches[index], rng)
-
-    def arrays(self, batch, rng):
-        width, other = max(stop - start for _, start, stop, _ in batch) - 1, len(self.kept)
-        x, y = (np.zeros((len(batch), max(width, 1)), np.int64) for _ in range(2))
-        weights = np.zeros(x.shape, np.float32)
-        for row, (index, start, stop, first) in enumerate(batch):
-            ids, count = self.rows[index][start:stop], stop - start - 1
-            x[row, :count], y[row, :count] = ids[:-1], ids[1:]
-            places = np.arange(start + 1, stop)
-            weights[row, :count] = np.where(places < len(self.requests[index].prompt), PROMPT_WEIGHT, 1.0) * (places >= first)
-        weights[y == other] = 0  # the model cannot choose it
-        x[rng.random(x.shape) < UNKNOWN] = other
-        return x, y, weights
 
 
 # -------------------------------------------------------------------------------------- evaluation
@@ -624,124 +477,6 @@ def export(training, settings, facts):
     replace(new, out)
     training.path.unlink(missing_ok=True)
     return facts["parameters"]
-
-
-def shown(value):
-    return "–" if value is None else f"{value:.2f}"
-
-
-def table_rows(training):
-    """[(group, before, after)] of the exported model, all of them together last."""
-    found = training.compared(training.best["groups"], training.best["mean"])
-    rows = [(name, *values.values()) for name, values in found["groups"].items()]
-    return [*rows, ("all", *found["mean"].values())]
-
-
-def card(training, settings, facts):
-    """The README of the drafter."""
-    cell = str.maketrans({"|": "\\|", "\n": " ", "\r": " "})
-    rows = "\n".join(f"| {name.translate(cell)} | {shown(before)} | {shown(after)} |"
-                     for name, before, after in table_rows(training))
-    start = f"the weights of `{training.base.folder.name}`" if training.base else "random weights"
-    return f"""# A drafter trained on recorded traffic
-
-Written by `foretell train` on {facts["date"]}.
-
-**Its weights may reproduce texts that it was trained on, and the graph shows which tokens occur in them: treat this
-folder like the recordings.**
-
-* Trained on {facts["trained"]:,} requests of {facts["requests"]:,} recorded ones ({facts["tokens"]:,} tokens, prompts and
-  outputs); {facts["held"]:,} were held out. Groups: {", ".join(name.translate(cell) for name in facts["groups"])}.
-* {facts["seconds"]:,.0f} seconds of training, {training.step:,} steps, from {start}; the weights are those at
-  {training.best["share"]:.0%} of the time, the best on the held-out requests.
-* Size: {facts["parameters"]:,} parameters ({settings["num_hidden_layers"]} layers, hidden {settings["hidden_size"]}),
-  {facts["megabytes"]} MB, float16 values; rows for {len(training.kept):,} of {settings["vocab_size"]:,} tokens, and one
-  for all others, which it never drafts.
-* Context: {CONTEXT:,} tokens. Behind them it drafts nothing.
-
-## Acceptance
-
-E[N]: output tokens per round with {training.args.drafted} greedily drafted tokens, on the held-out requests, against the
-recorded outputs. Before: the model that the training began with. Requests of one conversation may be in both parts.
-
-| group | before | after |
-|---|---|---|
-{rows}
-"""
-
-
-COLOURS = ("#2f7ed8", "#d9662b", "#2f9e61", "#b252c4", "#b8901c", "#17a2b0", "#d6457a", "#7a8494")
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Training of a drafter</title>
-<style>
-:root {{ color-scheme: light dark; --text: #1c2127; --faint: #68727d; --line: #d5dae0; --page: #fff; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --text: #e4e8ec; --faint: #9aa4ae; --line: #3a424b; --page: #15191e; }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 48rem;
-  margin: 2rem auto; padding: 0 1rem; }}
-svg {{ width: 100%; height: auto; }} svg text {{ fill: var(--faint); font-size: 12px; }}
-.axis {{ stroke: var(--line); }} .kept {{ stroke: var(--faint); stroke-dasharray: 4 4; }}
-polyline {{ fill: none; stroke-width: 2; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .2rem 1.2rem .2rem 0; text-align: left;
-  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; }}
-.mark {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }}
-</style></head><body>
-<h1>Training of a drafter</h1>
-<p>{date}: {trained:,} requests, {tokens:,} tokens, {seconds:,.0f} seconds; {held:,} requests held out.
-{parameters:,} parameters.</p>
-<h2>Tokens per round on held-out requests</h2>
-<p>E[N] with {drafted} greedily drafted tokens, over the share of the training. The dashed line is the model that was kept.</p>
-{chart}
-<table><thead><tr><th>group</th><th>before</th><th>after</th></tr></thead><tbody>
-{rows}
-</tbody></table>
-<p>The weights may reproduce texts that they were trained on: treat them like the recordings.</p>
-</body></html>
-"""
-
-
-def chart(curve, names, best):
-    """Lines of E[N] over the share of the training, as inline SVG."""
-    width, height, left, right, bottom = 720, 320, 44, 28, 34
-    values = [value for _, groups, mean in curve for value in [*groups.values(), mean]]
-    low, high = 1.0, max([*values, 1.5])
-    step = 0.5 if high < 5 else 1.0 if high < 10 else 2.0
-
-    def x(share):
-        return round(left + share * (width - left - right), 1)
-
-    def y(value):
-        return round(height - bottom - (value - low) / (high - low) * (height - bottom - 12), 1)
-
-    parts = []
-    for value in np.arange(low, high + 1e-9, step):
-        parts.append(f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y(value)}" y2="{y(value)}"/>'
-                     f'<text x="{left - 8}" y="{y(value) + 4}" text-anchor="end">{value:.1f}</text>')
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(f'<text x="{x(share)}" y="{height - 12}" text-anchor="middle">{share:.0%}</text>')
-    parts.append(f'<line class="kept" x1="{x(best)}" x2="{x(best)}" y1="12" y2="{height - bottom}"/>')
-    for index, name in enumerate(names):
-        points = [(x(share), y(mean if name is None else groups[name])) for share, groups, mean in curve
-                  if name is None or name in groups]
-        colour = "currentColor" if name is None else COLOURS[index % len(COLOURS)]
-        line = " ".join(f"{a},{b}" for a, b in points)
-        dots = "".join(f'<circle cx="{a}" cy="{b}" r="2.5" fill="{colour}"/>' for a, b in points)
-        parts.append(f'<polyline stroke="{colour}" points="{line}"/>{dots}')
-    return (f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="Held-out tokens per round over the training">'
-            f'{"".join(parts)}</svg>')
-
-
-def report(training, facts):
-    """The report as one HTML file without anything external."""
-    rows = table_rows(training)
-    names = [name for name, *_ in rows[:-1]] + [None]
-    lines = []
-    for index, (name, before, after) in enumerate(rows):
-        colour = "currentColor" if index == len(rows) - 1 else COLOURS[index % len(COLOURS)]
-        lines.append(f'<tr><td><span class="mark" style="background:{colour}"></span>{html.escape(name)}</td>'
-                     f"<td>{shown(before)}</td><td>{shown(after)}</td></tr>")
-    return PAGE.format(**{k: v for k, v in facts.items() if k != "groups"}, drafted=training.args.drafted,
-                       chart=chart(training.curve, names, training.best["share"]), rows="\n".join(lines))
 
 
 # --------------------------------------------------------------------------------------------- main

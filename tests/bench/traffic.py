@@ -27,10 +27,10 @@ import real_prompts
 import real_servers as servers
 import sides
 
-SYSTEM = ("You are the desk assistant of Veltrix Irrigation. Devices: Kestrel hub, Marlow valve, Tern flow sensor, Osprey pump. "
-          "Fault codes: VX-11 low line pressure, VX-23 radio lost, VX-37 valve stuck, VX-42 sensor drift, VX-58 pump dry run. "
+SYSTEM = ("You are the desk assistant of Veltrix Irrigation. Devices: Kestrel hub, Marlow valve, Tern flow sensor, Osprey drive. "
+          "Fault codes: VX-11 low line pressure, VX-23 radio lost, VX-37 valve stuck, VX-42 sensor drift, VX-58 dry run. "
           "Answer in the house style: a greeting, the cause, numbered steps, a closing line with the case number.")
-DEVICES = ("Kestrel hub", "Marlow valve", "Tern flow sensor", "Osprey pump")
+DEVICES = ("Kestrel hub", "Marlow valve", "Tern flow sensor", "Osprey drive")
 FAULTS = ("VX-11", "VX-23", "VX-37", "VX-42", "VX-58")
 PLACES = ("the north greenhouse", "field 7", "the vineyard at Alder Creek", "the nursery roof", "orchard block C", "the rose beds")
 PEOPLE = ("Ms Okafor", "Mr Lindqvist", "Dr Haddad", "Ms Petrova", "Mr Tanaka", "Ms Moreau", "Mr Adeyemi", "Ms Silva")

@@ -8,10 +8,10 @@ import promql
 import yaml
 
 RUNBOOKS = [dashboards.ROOT / f"docs/{name}.md" for name in ("runbooks", "runbooks-service")]
-TESTS = dashboards.RULES.with_name("foretell.rules.test.yaml")
+TESTS = [dashboards.RULES.with_name(f"foretell.{name}.test.yaml") for name in ("rules", "days")]
 ALERTS = {"ForetellSlowerThanControl", "ForetellAcceptanceCollapse", "ForetellOutputPlateau", "ForetellConfigNotSynchronized",
           "ForetellReplicaDown", "ForetellBreakerOpen", "ForetellErrorRatio", "ForetellOverheadHigh", "ForetellMemoryHigh",
-          "ForetellStoreDown"}
+          "ForetellStoreDown", "ForetellDrafterStale"}
 PARTS = ("What it means", "What users notice", "What to look at", "What to do", "When it clears")
 
 
@@ -141,7 +141,7 @@ class Rules(unittest.TestCase):
 
     def test_every_alert_is_seen_firing_and_clear_by_a_unit_test(self):
         seen = {name: set() for name in ALERTS}
-        for test in yaml.safe_load(TESTS.read_text())["tests"]:
+        for test in (test for path in TESTS for test in yaml.safe_load(path.read_text())["tests"]):
             for check in test.get("alert_rule_test", []):
                 seen[check["alertname"]].add(bool(check.get("exp_alerts")))
         self.assertEqual({name for name, states in seen.items() if states != {True, False}}, set())

@@ -24,6 +24,8 @@ sys.path[:0] = [str(ROOT / "onnx/export"), str(ROOT / "onnx/train")]
 import graph  # noqa: E402
 import reference  # noqa: E402
 import traffic  # noqa: E402
+import traffic_data as data  # noqa: E402
+import traffic_report  # noqa: E402
 
 MODELS = ROOT / "onnx/models"
 SCRIPT = ROOT / "onnx/train/traffic.py"
@@ -31,7 +33,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def request(prompt, output, group="g"):
-    return traffic.Request(np.array(prompt, np.int32), np.array(output, np.int32), group)
+    return data.Request(np.array(prompt, np.int32), np.array(output, np.int32), group)
 
 
 def lines(count, seed=3):
@@ -46,27 +48,27 @@ def lines(count, seed=3):
 
 class Split(unittest.TestCase):
     def test_a_tenth_is_held_out_the_same_each_time_within_limits(self):
-        self.assertEqual(traffic.held_out(1000), traffic.held_out(1000))
-        self.assertTrue(70 < len(traffic.held_out(1000)) < 130)
-        self.assertEqual(len(traffic.held_out(50)), 8)
-        self.assertEqual(len(traffic.held_out(9000)), 200)
+        self.assertEqual(data.held_out(1000), data.held_out(1000))
+        self.assertTrue(70 < len(data.held_out(1000)) < 130)
+        self.assertEqual(len(data.held_out(50)), 8)
+        self.assertEqual(len(data.held_out(9000)), 200)
 
     def test_the_parts_are_disjoint_and_whole(self):
         requests = [request([1], [index]) for index in range(300)]
-        train, held = ({int(r.output[0]) for r in part} for part in traffic.split(requests))
+        train, held = ({int(r.output[0]) for r in part} for part in data.split(requests))
         self.assertFalse(train & held)
         self.assertEqual(train | held, set(range(300)))
 
 
 class Reading(unittest.TestCase):
     def refused(self, text):
-        with self.assertRaises(traffic.Refused) as caught:
-            traffic.read(io.StringIO(text), 8192)
+        with self.assertRaises(data.Refused) as caught:
+            data.read(io.StringIO(text), 8192)
         return str(caught.exception)
 
     def test_requests_without_output_are_left_out(self):
         text = lines(60) + '{"prompt":[1],"output":[],"group":"even"}\n\n'
-        read = traffic.read(io.StringIO(text), 8192)
+        read = data.read(io.StringIO(text), 8192)
         self.assertEqual(len(read), 60)
         self.assertEqual({r.group for r in read}, {"even", "odd"})
 
@@ -83,14 +85,14 @@ class Reading(unittest.TestCase):
 
 class Windows(unittest.TestCase):
     def test_a_short_request_is_one_window(self):
-        self.assertEqual(traffic.windows(10, 30, 512), [(0, 30, 1)])
-        self.assertEqual(traffic.windows(0, 1, 512), [])
+        self.assertEqual(data.windows(10, 30, 512), [(0, 30, 1)])
+        self.assertEqual(data.windows(0, 1, 512), [])
 
     def test_every_output_token_is_a_target_once_with_context_before_it(self):
         for prompt, total in ((10, 2000), (600, 700), (0, 1500), (3000, 3001), (5, 514), (511, 513)):
             with self.subTest(prompt=prompt, total=total):
                 times = np.zeros(total, int)
-                for start, stop, first in traffic.windows(prompt, total, 512):
+                for start, stop, first in data.windows(prompt, total, 512):
                     self.assertLessEqual(stop - start, 513)
                     self.assertTrue(start == 0 or first - start >= 128)
                     times[first:stop] += 1
@@ -103,30 +105,30 @@ class Batches(unittest.TestCase):
         rng = np.random.default_rng(2)
         self.requests = [request(rng.integers(0, 50, rng.integers(1, 900)), rng.integers(0, 60, rng.integers(1, 900)))
                          for _ in range(40)]
-        self.kept = traffic.Kept(np.arange(55), 64)
+        self.kept = data.Kept(np.arange(55), 64)
 
     def test_an_epoch_trains_on_every_output_token_once(self):
-        batches, total = traffic.Batches(self.requests, self.kept), 0.0
-        while batches.at[traffic.WINDOW][0] == 0:
-            x, y, weights = batches.next(traffic.WINDOW)
-            self.assertLessEqual(x.size, traffic.BATCH + traffic.WINDOW)
+        batches, total = data.Batches(self.requests, self.kept), 0.0
+        while batches.at[data.WINDOW][0] == 0:
+            x, y, weights = batches.next(data.WINDOW)
+            self.assertLessEqual(x.size, data.BATCH + data.WINDOW)
             self.assertFalse(weights[y == len(self.kept)].any())
             total += (weights == 1).sum()
         self.assertEqual(total, sum((r.output < 55).sum() for r in self.requests))
 
     def test_the_order_goes_on_from_a_saved_place(self):
-        batches = traffic.Batches(self.requests, self.kept)
+        batches = data.Batches(self.requests, self.kept)
         for _ in range(5):
-            batches.next(traffic.WINDOW)
-        again = traffic.Batches(self.requests, self.kept)
+            batches.next(data.WINDOW)
+        again = data.Batches(self.requests, self.kept)
         again.at = {length: list(place) for length, place in batches.at.items()}
         for _ in range(5):
-            for one, other in zip(batches.next(traffic.WINDOW), again.next(traffic.WINDOW)):
+            for one, other in zip(batches.next(data.WINDOW), again.next(data.WINDOW)):
                 np.testing.assert_array_equal(one, other)
 
     def test_prompt_tokens_weigh_less(self):
-        batches = traffic.Batches([request([1, 2, 3], [4, 5])], self.kept)
-        _, y, weights = batches.next(traffic.WINDOW)
+        batches = data.Batches([request([1, 2, 3], [4, 5])], self.kept)
+        _, y, weights = batches.next(data.WINDOW)
         self.assertEqual(y.tolist(), [[2, 3, 4, 5]])
         np.testing.assert_allclose(weights, [[0.1, 0.1, 1, 1]])
 
@@ -134,10 +136,10 @@ class Batches(unittest.TestCase):
 class Kept(unittest.TestCase):
     def test_the_most_frequent_tokens_have_rows_in_ascending_order(self):
         requests = [request([9, 9, 9, 4], [4, 7]), request([5], [9, 4, 5])]
-        kept = traffic.Kept.most_frequent(requests, 12, most=3)
+        kept = data.Kept.most_frequent(requests, 12, most=3)
         self.assertEqual(kept.ids.tolist(), [4, 5, 9])
         self.assertEqual(kept.rows.tolist(), [3, 3, 3, 3, 0, 1, 3, 3, 3, 2, 3, 3])
-        self.assertEqual(traffic.Kept.most_frequent(requests, 12).ids.tolist(), [4, 5, 7, 9])
+        self.assertEqual(data.Kept.most_frequent(requests, 12).ids.tolist(), [4, 5, 7, 9])
 
 
 class Acceptance(unittest.TestCase):
@@ -190,7 +192,7 @@ class Report(unittest.TestCase):
 
         facts = {"date": "2026-01-01", "requests": 60, "trained": 52, "held": 8, "tokens": 900, "seconds": 60.0,
                  "groups": ["<b>&"], "parameters": 1000}
-        page = traffic.report(Trained(), facts)
+        page = traffic_report.report(Trained(), facts)
         self.assertIn("&lt;b&gt;&amp;", page)
         self.assertNotIn("<b>", page)
         self.assertIsNone(re.search(r"(src|href)=|url\(|@import|https?:", page))
@@ -209,7 +211,7 @@ class Replacing(unittest.TestCase):
         out.mkdir()
         traffic.usable(out)
         (out / "notes.txt").write_text("mine")
-        with self.assertRaisesRegex(traffic.Refused, "another folder"):
+        with self.assertRaisesRegex(data.Refused, "another folder"):
             traffic.usable(out)
         (out / "report.html").write_text("")
         traffic.usable(out)

@@ -2,9 +2,9 @@
 //!
 //! A template comes with a model, from whoever published it. Jinja's namespaces are its only values
 //! that change: one that became an attribute of itself could be written and compared without end,
-//! which ends the process by its stack. So what is assigned to an attribute is copied, as plain data
-//! of limited depth and size. Steps are limited by the engine; the memory of a text that a macro
-//! doubles at each level of its recursion is not.
+//! which ends the process by its stack. So a value that is assigned to an attribute is copied, as
+//! plain data of limited depth and size. Steps are limited by the engine; the memory of a text that
+//! a macro doubles at each level of its recursion is not.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ const MAX_SIZE: usize = 16 << 20;
 /// Maximum depth of a value that is assigned to an attribute.
 const MAX_DEPTH: usize = 200;
 
-/// The source as it is compiled: attributes are assigned copies, and `generation` blocks, which mark
-/// what training is on, are blocks without effect.
+/// The source as it is compiled: attributes are assigned copies, and `generation` blocks, which
+/// mark the texts of a training, are blocks without effect.
 ///
 /// # Errors
 /// The source is too long, is no template, or filters what it assigns to an attribute as a block.

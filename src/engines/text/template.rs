@@ -18,8 +18,8 @@ use super::{TextError, read};
 const NAME: &str = "chat";
 /// Maximum steps of rendering: a template of 100 lines takes about ten per message.
 const STEPS: u64 = 1_000_000;
-/// Stack of rendering, bytes; only what is used takes memory. Values are dropped by calls as deep as
-/// they are, and a template of a megabyte may nest one by each of its lines.
+/// Stack of rendering, bytes; its pages take memory when they are used. Values are dropped by calls
+/// as deep as they are, and a template of a megabyte may nest one by each of its lines.
 const STACK: usize = 64 << 20;
 /// Maximum spaces by which JSON is indented.
 const INDENT: usize = 16;

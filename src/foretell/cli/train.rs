@@ -64,7 +64,7 @@ pub struct TrainArgs {
     /// Time for training, such as 30m
     #[arg(long, value_name = "T", default_value = "30m", value_parser = budget)]
     pub budget: Duration,
-    /// Python with PyTorch, onnx and onnxruntime [default: an environment that is made on first use]
+    /// Python with PyTorch, onnx and onnxruntime [default: an environment, made on first use]
     #[arg(long, value_name = "F")]
     pub python: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ struct Lengths {
     after: f64,
 }
 
-/// What a drafter is trained on.
+/// The texts that a drafter is trained on.
 #[derive(Default)]
 struct Texts {
     /// Prompt, output and policy of each request.

@@ -1,4 +1,5 @@
-//! The origin of a drafter that was trained on recorded requests: whose texts its drafts may repeat.
+//! The origin of a drafter that was trained on recorded requests: the tenants whose texts its
+//! drafts may repeat.
 
 use std::fs;
 use std::io;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// File of a drafter's folder that names it.
 const NAME: &str = "trained.json";
 
-/// What a drafter was trained on.
+/// The requests that a drafter was trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Time of its training, Unix seconds.

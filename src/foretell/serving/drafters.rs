@@ -7,6 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::config::process::DrafterModel;
 use crate::config::process::Process;
+use crate::config::trained;
 use crate::fleet::identity::Identity;
 use foretell_engines::policy::PolicySet;
 use foretell_engines::policy::part::ModelState;
@@ -53,6 +54,8 @@ pub struct LoadedDrafter {
     /// Translations between it and the targets it has drafted for, by their fingerprints and
     /// end tokens.
     pairs: Arc<Mutex<Translations>>,
+    /// When it was trained on recorded requests, Unix seconds; `None` for any other drafter.
+    trained: Option<u64>,
 }
 
 /// Translations by the fingerprint and the end tokens of the target.
@@ -82,7 +85,7 @@ pub struct SessionModel {
 impl LoadedDrafter {
     /// A drafter that is running.
     pub fn new(service: DrafterService, tokenizer: Arc<Tokenizer>) -> Self {
-        Self { service, tokenizer, pairs: Arc::default() }
+        Self { service, tokenizer, pairs: Arc::default(), trained: None }
     }
 
     fn is_of(&self, vocabulary: &str) -> bool {
@@ -212,6 +215,13 @@ impl Drafters {
         loaded.iter().map(|(name, drafter)| (name.clone(), drafter.service.waiting())).collect()
     }
 
+    /// Time at which each drafter that was trained on recorded requests was trained, Unix seconds,
+    /// by name.
+    pub fn trained(&self) -> Vec<(String, u64)> {
+        let loaded = self.loaded.read();
+        loaded.iter().filter_map(|(name, drafter)| Some((name.clone(), drafter.trained?))).collect()
+    }
+
     /// The names of those that are loaded.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.loaded.read().keys().cloned().collect();
@@ -233,5 +243,7 @@ fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
     };
     let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
     service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;
-    Ok(LoadedDrafter::new(service, Arc::new(tokenizer)))
+    // The origin was read when the configuration was checked.
+    let trained = trained::read(&model.path).ok().flatten().map(|origin| origin.at);
+    Ok(LoadedDrafter { trained, ..LoadedDrafter::new(service, Arc::new(tokenizer)) })
 }

@@ -41,6 +41,7 @@ struct Families {
     mode: IntGaugeVec,
     draining: IntGauge,
     queue: IntGaugeVec,
+    trained: IntGaugeVec,
     mismatch: IntGaugeVec,
 }
 
@@ -52,6 +53,7 @@ impl Families {
             mode: all.with(make::int_gauges(metric::MODE))?,
             draining: all.with(make::int_gauge(metric::DRAINING))?,
             queue: all.with(make::int_gauges(metric::DRAFTER_QUEUE))?,
+            trained: all.with(make::int_gauges(metric::DRAFTER_TRAINED))?,
             mismatch: all.with(make::int_gauges(metric::TOKENIZER_MISMATCH))?,
         })
     }
@@ -84,6 +86,9 @@ impl Families {
     fn drafters(&self, drafters: &Drafters, policies: &PolicySet, identities: &Identities) {
         for (name, waiting) in drafters.waiting() {
             self.queue.with_label_values(&[&*name]).set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        }
+        for (name, at) in drafters.trained() {
+            self.trained.with_label_values(&[&*name]).set(i64::try_from(at).unwrap_or(i64::MAX));
         }
         let known = identities.all();
         for drafter in policies.policies().iter().flat_map(|policy| &policy.drafters) {

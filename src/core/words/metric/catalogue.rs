@@ -161,6 +161,8 @@ sections! {
         gauge DRAFTER_QUEUE = "foretell_drafter_queue" ["drafter"] "Requests that wait for a model drafter.";
         gauge MEMORY = "foretell_memory_bytes" [] "Memory in use for bodies and sessions.";
         gauge MEMORY_LIMIT = "foretell_memory_limit_bytes" [] "Limit of that memory, limits.memory.";
+        gauge DRAFTER_TRAINED = "foretell_drafter_trained_timestamp_seconds" ["drafter"]
+            "When a loaded drafter was trained on recorded requests, Unix time; absent for other drafters.";
         gauge CORPUS_BYTES = "foretell_corpus_bytes" [] "Size of the corpus: earlier texts and successors that drafters look up.";
         gauge CORPUS_TOKENS = "foretell_corpus_tokens" [] "Tokens of these texts.";
         gauge CORPUS_TEXTS = "foretell_corpus_texts" [] "Texts in the corpus.";

@@ -10,6 +10,8 @@ use super::super::progress;
 /// The trainer and what it imports, by their places below the repository's `onnx` folder.
 const PROGRAMS: &[(&str, &str)] = &[
     ("train/traffic.py", include_str!("../../../../onnx/train/traffic.py")),
+    ("train/traffic_data.py", include_str!("../../../../onnx/train/traffic_data.py")),
+    ("train/traffic_report.py", include_str!("../../../../onnx/train/traffic_report.py")),
     ("train/model.py", include_str!("../../../../onnx/train/model.py")),
     ("train/train.py", include_str!("../../../../onnx/train/train.py")),
     ("train/data.py", include_str!("../../../../onnx/train/data.py")),

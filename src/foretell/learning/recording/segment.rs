@@ -1,10 +1,11 @@
 //! The files of a recording: segments of records, encrypted if there is a key.
 //!
 //! A segment is a first line, which names its version and whether it is encrypted, and records.
-//! Each is its length in bytes (32 bits, little endian), the complement of that, and that many bytes:
-//! the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the record,
-//! sealed with them by AES-256-GCM. A process that ends while it writes leaves a last record that is too short; it is
-//! left out. Anything else that does not fit is damage, reported by file and offset.
+//! Each is its length in bytes (32 bits, little endian), the complement of that, and that many
+//! bytes: the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the
+//! record, sealed with them by AES-256-GCM. A process that ends while it writes leaves a last
+//! record that is too short; it is left out. Anything else that does not fit is damage, reported by
+//! file and offset.
 
 use std::fs;
 use std::io;
@@ -110,7 +111,7 @@ pub enum ReadError {
         file: String,
         /// Where its damaged record begins, bytes.
         offset: usize,
-        /// What is wrong with it.
+        /// The fault.
         why: &'static str,
     },
 }
