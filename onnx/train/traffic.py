@@ -282,7 +282,7 @@ class Training:
 
     def clock(self):
         """Seconds of training, those of earlier runs with the same data included."""
-        return self.spent if self.began is None else time.time() - self.began
+        return self.spent if self.began is None else time.monotonic() - self.began
 
     def share(self):
         return min(1.0, self.clock() / self.args.budget)
@@ -308,6 +308,7 @@ class Training:
         except Exception:  # pickle, zip and torch have errors of their own
             return False
         if state.get("digest") != self.identity:
+            emit("discarded")
             return False
         self.model.load_state_dict(state["model"])
         self.muon.momenta = state["muon"]
@@ -343,26 +344,26 @@ class Training:
         return loss.detach(), count
 
     def run(self):
-        self.began = time.time() - self.spent
+        self.began = time.monotonic() - self.spent
         self.compare()
-        shown = saved = time.time()
+        shown = saved = time.monotonic()
         losses, tokens = [], 0
         while self.clock() < self.args.budget:
             with self.signals:
                 loss, count = self.take_step()
             losses.append(loss)
             tokens += count
-            now = time.time()
+            now = time.monotonic()
             if now - shown >= SHOWN:
                 emit("progress", share=round(self.share(), 4), step=self.step, tokens_per_second=round(tokens / (now - shown)),
                      loss=round(sum(map(float, losses)) / len(losses), 4))
                 shown, losses, tokens = now, [], 0
             if self.is_due():
                 self.evaluate()
-                shown, losses, tokens = time.time(), [], 0
+                shown, losses, tokens = time.monotonic(), [], 0
             if now - saved >= SAVED:
                 self.save()
-                saved = time.time()
+                saved = time.monotonic()
         if not self.curve or self.curve[-1][0] < 1.0:
             self.evaluate()
         self.spent, self.began = self.clock(), None
@@ -386,13 +387,13 @@ class Training:
             self.curve.append([0.0, by_group, mean])
 
     def evaluate(self):
-        began, share, weights = time.time(), round(self.share(), 4), rounded(self.model)
+        began, share, weights = time.monotonic(), round(self.share(), 4), rounded(self.model)
         by_group, mean = acceptance(hits(self.exported(weights), self.kept, self.held, self.args.device), self.args.drafted)
         with self.signals:
             self.curve.append([share, by_group, mean])
             if self.best is None or mean > self.best["mean"]:
                 self.best = {"weights": weights, "groups": by_group, "mean": mean, "share": share}
-            self.evaluating += time.time() - began
+            self.evaluating += time.monotonic() - began
         emit("held_out", share=share, **self.compared(by_group, mean))
 
     def exported(self, weights):
@@ -475,7 +476,6 @@ def export(training, settings, facts):
     for number in (signal.SIGTERM, signal.SIGINT):  # what is left takes milliseconds
         signal.signal(number, signal.SIG_IGN)
     replace(new, out)
-    training.path.unlink(missing_ok=True)
     return facts["parameters"]
 
 

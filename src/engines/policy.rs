@@ -73,8 +73,8 @@ pub struct Policy {
     pub gates: Gates,
     /// Share of requests that are only decoded plainly, for comparison.
     pub holdback: Holdback,
-    /// True if its requests, but those that are only decoded plainly, are recorded for training,
-    /// where the process records at all.
+    /// True if its requests that may be speculated on are recorded for training, where the process
+    /// records at all.
     pub record: bool,
 }
 

@@ -268,10 +268,11 @@ impl SessionRunner {
     }
 
     /// The recorder, if process, policy and client let this request be recorded and it is one of
-    /// the recorded share. The tokens of a request that is only decoded plainly are not known.
+    /// the recorded share. The tokens of other requests than those of sessions are not known, or
+    /// only by their text.
     fn recorder(&self, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
-        let is_plain = matches!(ruling.rules.permission, Permission::Plain(_));
-        let allowed = ruling.policy.record && exchange.client.memory && !is_plain;
+        let is_session = matches!(ruling.rules.permission, Permission::Speculate);
+        let allowed = ruling.policy.record && exchange.client.memory && is_session;
         self.setup.recorder.as_ref().filter(|recorder| allowed && recorder.draws())
     }
 

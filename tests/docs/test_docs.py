@@ -44,6 +44,8 @@ NOT_RUN = {
     "journalctl": "needs an init system",
     "prometheus": "run by tests/grafana",
     "promtool": "run by tests/grafana",
+    "foretell corpus": "needs a recording; run by tests/unit/train_cli.rs",
+    "foretell train": "needs a recording; run by tests/unit/train_cli.rs",
 }
 # make targets that take long are checked to exist (`make -n`)
 DRY = ("make",)
@@ -256,15 +258,15 @@ class Stand(unittest.TestCase):
         """The errors of `foretell check` for a file, or a part of one; empty if valid."""
         text = re.sub(r"tokenizer: /models/[^\s},\]]+", f"tokenizer: {ROOT}/onnx/models/target", text)
         text = re.sub(r"(model|path): onnx/models/", rf"\1: {ROOT}/onnx/models/", text)
-        text = re.sub(r"path: drafters/small", f"path: {ROOT}/onnx/models/draft-same", text)
-        text = re.sub(r"(ca|cert|key|token_file|own_token_file): (/etc/|ca|own|client|token)[\w./]*", r"\1: null", text)
+        text = re.sub(r"path: drafters/(small|ours)", f"path: {ROOT}/onnx/models/draft-same", text)
+        text = re.sub(r"(ca|cert|key|token_file|own_token_file|key_file): (/etc/|ca|own|client|token)[\w./]*", r"\1: null", text)
         variables = {name: "127.0.0.1" for name in re.findall(r"\$\{(\w+)\}", text)}
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             (folder / "policies").mkdir()
             process = "version: 1\nbackends: [{ name: b, replicas: ['http://127.0.0.1:9'] }]\n"
             policy = "version: 1\nname: own\n"
-            small = f"drafters: {{ small: {{ path: {ROOT}/onnx/models/draft-same }}, draft-same: {{ path: {ROOT}/onnx/models/draft-same }} }}\n"
+            small = f"drafters: {{ {', '.join(f'{name}: {{ path: {ROOT}/onnx/models/draft-same }}' for name in ('small', 'ours', 'draft-same'))} }}\n"
             if is_policy(text):
                 policy = text if "version:" in text else policy + text
                 process += small
@@ -293,6 +295,8 @@ class Stand(unittest.TestCase):
 
 def is_policy(text):
     """True if a snippet is (a part of) a policy file rather than of the process file."""
+    if re.search(r"^corpus: \{ record: true \}", text, re.M):
+        return True
     if re.search(r"^(backends|listen|observe|limits|corpus|admin|tenant|timeouts):", text, re.M):
         return False
     if re.search(r"^drafters:\s*$\n\s+\w[\w-]*: \{", text, re.M) or re.search(r"^drafters: \{", text, re.M):

@@ -29,34 +29,49 @@ const FAILING: &str =
 
 struct Folder(tempfile::TempDir);
 
+fn record(at: u64, tenant: Option<&str>) -> Record {
+    let tokenizer = Tokenizer::from_file(&Path::new(TARGET).join("tokenizer.json")).unwrap();
+    Record {
+        at,
+        model: "b/m".to_owned(),
+        vocabulary: tokenizer.fingerprint().to_string(),
+        tenant: tenant.map(ToOwned::to_owned),
+        policy: "p".to_owned(),
+        prompt: vec![1, 2],
+        output: vec![3, 4, 5],
+    }
+}
+
 impl Folder {
-    /// A folder with a recording of one request of each tenant.
+    /// A folder with a recording of one request of each tenant, and one of another vocabulary.
     fn new(tenants: &[Option<&str>]) -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
-        let vocabulary = Tokenizer::from_file(&Path::new(TARGET).join("tokenizer.json"))
-            .unwrap()
-            .fingerprint()
-            .to_string();
-        let settings =
-            process::Record { dir: folder.path("recorded"), max_bytes: 1 << 30, sample: 1.0, key_file: None };
-        let recorder = Recorder::start(&settings, Arc::new(Observer::new().unwrap())).unwrap();
-        let record = |at, tenant: Option<&str>, vocabulary: &str| Record {
-            at,
-            model: "b/m".to_owned(),
-            vocabulary: vocabulary.to_owned(),
-            tenant: tenant.map(ToOwned::to_owned),
-            policy: "p".to_owned(),
-            prompt: vec![1, 2],
-            output: vec![3, 4, 5],
-        };
+        let recorder = folder.recorder();
         for (at, tenant) in (1_000..).step_by(3_600).zip(tenants) {
-            recorder.record(record(at, *tenant, &vocabulary));
+            recorder.record(record(at, *tenant));
         }
-        recorder.record(record(9, None, "another"));
-        while folder.records() <= tenants.len() {
+        recorder.record(Record { vocabulary: "another".to_owned(), ..record(9, None) });
+        folder.wait_for(tenants.len() + 1);
+        folder
+    }
+
+    fn recorder(&self) -> Recorder {
+        let (dir, max_bytes) = (self.path("recorded"), 1 << 30);
+        let settings = process::Record { dir, max_bytes, sample: 1.0, key_file: None };
+        Recorder::start(&settings, Arc::new(Observer::new().unwrap())).unwrap()
+    }
+
+    /// Records another request.
+    fn recorded(&self, at: u64, tenant: Option<&str>) {
+        let records = self.records();
+        self.recorder().record(record(at, tenant));
+        self.wait_for(records + 1);
+    }
+
+    fn wait_for(&self, records: usize) {
+        while self.records() < records {
             std::thread::yield_now();
         }
-        folder
     }
 
     fn records(&self) -> usize {
@@ -122,6 +137,7 @@ fn a_recording_is_counted_printed_and_purged() {
         "0 requests removed, 2 left\n"
     );
     assert_eq!(folder.run(&["corpus", "purge", "recorded"]).0, Some(64), "what is purged must be said");
+    assert_eq!(folder.run(&["corpus", "stats", "recorded", "--key-file", "nowhere"]).0, Some(1));
     assert!(
         folder
             .run(&["corpus", "purge", "recorded", "--older-than", "1h"])
@@ -141,11 +157,16 @@ fn a_damaged_recording_is_refused_by_file_and_offset() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[60] ^= 1;
     fs::write(&path, bytes).unwrap();
-    for (code, told) in [folder.run(&["corpus", "export", "recorded"]), folder.train(TRAINER, &[])] {
+    let purge = ["corpus", "purge", "recorded", "--older-than", "1h"];
+    let commands =
+        [folder.run(&["corpus", "export", "recorded"]), folder.train(TRAINER, &[]), folder.run(&purge)];
+    for (code, told) in commands {
         assert_eq!(code, Some(1));
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         assert!(told.contains(&format!("recorded/{name}: damaged at byte 25: its checksum")), "{told}");
     }
+    assert_eq!(folder.run(&["corpus", "purge", "recorded", "--all"]).1, "everything is removed\n");
+    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no requests\n");
 }
 
 #[test]
@@ -178,6 +199,10 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     fs::write(folder.path("mine/text"), "").unwrap();
     let (code, told) = folder.train(TRAINER, &["--out", "mine"]);
     assert_eq!((code, told.contains("mine: it holds something else")), (Some(1), true), "{told}");
+    for (out, said) in [(".", "current folder"), ("/", "no folder of its own"), ("..", "something else")] {
+        let (code, told) = folder.train(TRAINER, &["--out", out]);
+        assert_eq!((code, told.contains(said)), (Some(1), true), "{told}");
+    }
     let (code, told) = folder.train("#!/bin/sh\nkill -9 $$\n", &[]);
     assert_eq!(code, Some(1));
     assert!(told.contains("the trainer ended with signal: 9"), "{told}");
@@ -210,4 +235,47 @@ fn the_drafter_of_a_tenant_is_for_that_tenant() {
     let (code, told) = check("match: { tenants: [a] }\n", "");
     assert_eq!(code, Some(0), "{told}");
     assert!(told.contains("policy p: corpus.record has no effect"), "{told}");
+}
+
+#[test]
+fn the_texts_of_a_base_are_those_of_its_drafter_too() {
+    let folder = Folder::new(&[Some("a"), Some("b")]);
+    let tenants = |name: &str| {
+        let origin: Value = serde_json::from_slice(&fs::read(folder.path(name)).unwrap()).unwrap();
+        origin["tenants"].clone()
+    };
+    assert_eq!(folder.train(TRAINER, &["--out", "first/", "--tenant", "a"]).0, Some(0));
+    assert_eq!(tenants("first/trained.json"), json!(["a"]));
+    assert_eq!(folder.train(TRAINER, &["--out", "second", "--base", "first", "--tenant", "b"]).0, Some(0));
+    assert_eq!(tenants("second/trained.json"), json!(["a", "b"]));
+    let again = ["--out", "third", "--base", "third", "--tenant", "b"];
+    for _ in 0..2 {
+        assert_eq!(folder.train(TRAINER, &again).0, Some(0), "the first has no base yet");
+    }
+    assert_eq!(tenants("third/trained.json"), json!(["b"]));
+    let told = folder.run(&["corpus", "purge", "recorded", "--tenant", "a"]).1;
+    assert!(told.contains("/first\n") && told.contains("/second\n") && !told.contains("/third"), "{told}");
+}
+
+#[test]
+fn a_training_that_was_ended_goes_on_with_the_same_requests_and_leaves_no_half_drafter() {
+    let folder = Folder::new(&[None]);
+    assert_eq!(folder.train(TRAINER, &[]).0, Some(0));
+    assert_eq!(folder.train(FAILING, &[]).0, Some(1));
+    // The process was ended between the two renames of the last step.
+    fs::rename(folder.path("ours"), folder.path("ours.training/former")).unwrap();
+    fs::write(folder.path("ours.training/last.pt"), "").unwrap();
+    let begun: u64 = fs::read_to_string(folder.path("ours.training/until")).unwrap().parse().unwrap();
+    fs::write(folder.path("ours.training/until"), (begun - 60).to_string()).unwrap();
+    folder.recorded(begun - 30, None);
+    let keeping = "#!/bin/sh\nwhile [ $# -gt 1 ]; do case $1 in --work) work=$2;; esac; shift; done\n\
+                   cat >given; ls $work >listed; exit 1\n";
+    assert_eq!(folder.train(keeping, &[]).0, Some(1));
+    assert!(folder.path("ours/trained.json").exists(), "the former drafter is back");
+    assert_eq!(folder.given().len(), 1, "what was recorded meanwhile is for the next training");
+    assert_eq!(fs::read_to_string(folder.path("listed")).unwrap(), "last.pt\nuntil\n");
+    fs::write(folder.path("ours.training/until"), (begun - 90_000).to_string()).unwrap();
+    assert_eq!(folder.train(keeping, &[]).0, Some(1));
+    assert_eq!(folder.given().len(), 2, "after a day it begins anew");
+    assert_eq!(fs::read_to_string(folder.path("listed")).unwrap(), "until\n");
 }

@@ -3,8 +3,9 @@
 //! A template comes with a model, from whoever published it. Jinja's namespaces are its only values
 //! that change: one that became an attribute of itself could be written and compared without end,
 //! which ends the process by its stack. So a value that is assigned to an attribute is copied, as
-//! plain data of limited depth and size. Steps are limited by the engine; the memory of a text that
-//! a macro doubles at each level of its recursion is not.
+//! plain data of limited depth and size. How deep other values may be follows from the number of
+//! brackets and the depth of recursion. Steps are limited by the engine. Not limited are the time
+//! and memory of a value that a template doubles again and again, by one short step each.
 
 use std::ops::Range;
 
@@ -14,13 +15,15 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// The name of [`copied`] in templates.
+/// The name of [`copied`] in templates, which they may not use themselves.
 pub const COPIED: &str = "foretell_copied";
+/// Maximum number of opening brackets: the largest known templates have 600.
+const MAX_BRACKETS: usize = 1_000;
 /// The beginning of its call; the second parenthesis is for a tuple that has none.
 const CALL: &str = "foretell_copied((";
 /// Maximum length of a template, bytes: the largest known ones have 30,000.
-const MAX_LEN: usize = 1 << 20;
-/// Maximum size of a value that is assigned to an attribute, bytes of text and one for each value.
+const MAX_LEN: usize = 256 << 10;
+/// Maximum size of a value that is assigned to an attribute, bytes of text and 16 for each value.
 const MAX_SIZE: usize = 16 << 20;
 /// Maximum depth of a value that is assigned to an attribute.
 const MAX_DEPTH: usize = 200;
@@ -29,15 +32,22 @@ const MAX_DEPTH: usize = 200;
 /// mark the texts of a training, are blocks without effect.
 ///
 /// # Errors
-/// The source is too long, is no template, or filters what it assigns to an attribute as a block.
+/// It is too long, has too many brackets, is no template, uses [`COPIED`], or assigns to an
+/// attribute in a way that is not understood.
 pub fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     if source.len() > MAX_LEN {
-        return Err(refused("the template is longer than a megabyte"));
+        return Err(refused("a template of more than 256 KiB"));
     }
     let tokens = tokenize(source, false, syntax.clone());
     let tokens = tokens
         .map(|token| token.map(|(token, span)| (token, span.start_offset as usize..span.end_offset as usize)))
         .collect::<Result<Vec<_>, _>>()?;
+    if tokens.iter().filter(|(token, _)| opens(token)).count() > MAX_BRACKETS {
+        return Err(refused("a template of more than 1,000 brackets"));
+    }
+    if tokens.iter().any(|(token, _)| matches!(token, Token::Ident(COPIED))) {
+        return Err(refused("a template that uses foretell_copied"));
+    }
     let mut edits = Vec::new();
     let mut rest = &tokens[..];
     while let Some(((token, _), behind)) = rest.split_first() {
@@ -72,6 +82,11 @@ fn statement(tokens: &[(Token<'_>, Range<usize>)], edits: &mut Vec<Edit>) -> Res
             let is_attribute = target.iter().any(|(token, _)| matches!(token, Token::Dot));
             match tokens.get(target.len()).filter(|_| is_attribute) {
                 Some((Token::Assign, assign)) => {
+                    if !is_balanced(tokens.get(target.len() + 1..).unwrap_or_default()) {
+                        return Err(refused(
+                            "brackets that do not match, in what is assigned to an attribute",
+                        ));
+                    }
                     let last = tokens.last().map_or(assign.end, |(_, last)| last.end);
                     edits.push((assign.end..assign.end, CALL));
                     edits.push((last..last, "))"));
@@ -85,6 +100,21 @@ fn statement(tokens: &[(Token<'_>, Range<usize>)], edits: &mut Vec<Edit>) -> Res
     Ok(())
 }
 
+fn opens(token: &Token<'_>) -> bool {
+    matches!(token, Token::ParenOpen | Token::BracketOpen | Token::BraceOpen)
+}
+
+/// True if no bracket closes one that was opened before these tokens, or stays open.
+fn is_balanced(tokens: &[(Token<'_>, Range<usize>)]) -> bool {
+    let mut depth = 0_usize;
+    tokens.iter().all(|(token, _)| {
+        let closes = matches!(token, Token::ParenClose | Token::BracketClose | Token::BraceClose);
+        let left = depth.checked_sub(closes.into());
+        depth = left.unwrap_or(0) + usize::from(opens(token));
+        left.is_some()
+    }) && depth == 0
+}
+
 /// A value as plain data: what is assigned to an attribute of a namespace.
 ///
 /// # Errors
@@ -95,7 +125,7 @@ pub fn copied(value: Value) -> Result<Value, Error> {
 }
 
 struct Copying {
-    /// Size that values may still have, bytes of text and one for each value.
+    /// Size that values may still have, bytes of text and 16 for each value.
     left: usize,
 }
 
@@ -104,7 +134,7 @@ impl Copying {
         let Some(depth) = depth.checked_sub(1) else {
             return Err(refused("a value that is nested more than 200 levels deep"));
         };
-        let Some(left) = self.left.checked_sub(1 + value.as_str().map_or(0, str::len)) else {
+        let Some(left) = self.left.checked_sub(16 + value.as_str().map_or(0, str::len)) else {
             return Err(refused("a value of more than 16 megabytes"));
         };
         self.left = left;

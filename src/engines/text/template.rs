@@ -3,6 +3,7 @@
 //! Configured as in the Python library: blocks are trimmed, `tojson` leaves text as it is, Python's
 //! string and dictionary methods work, and a template may refuse messages by `raise_exception`.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use minijinja::syntax::SyntaxConfig;
@@ -18,9 +19,12 @@ use super::{TextError, read};
 const NAME: &str = "chat";
 /// Maximum steps of rendering: a template of 100 lines takes about ten per message.
 const STEPS: u64 = 1_000_000;
-/// Stack of rendering, bytes; its pages take memory when they are used. Values are dropped by calls
-/// as deep as they are, and a template of a megabyte may nest one by each of its lines.
-const STACK: usize = 64 << 20;
+/// Maximum depth of recursion, where a macro counts for four.
+const RECURSION: usize = 250;
+/// Stack of rendering, bytes; its pages take memory when they are used. Values are written and
+/// dropped by calls as deep as they are: up to 40,000, by 1,000 brackets in each of 40 calls of a
+/// macro.
+const STACK: usize = 256 << 20;
 /// Maximum spaces by which JSON is indented.
 const INDENT: usize = 16;
 
@@ -66,6 +70,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(STEPS));
+        environment.set_recursion_limit(RECURSION);
         environment.add_function("raise_exception", refuse);
         environment.add_function(COPIED, copied);
         environment.add_filter("tojson", to_json);
@@ -87,6 +92,10 @@ impl ChatTemplate {
     ) -> Result<String, TextError> {
         let messages = flatten(messages);
         let template = self.environment.get_template(NAME).map_err(wrong)?;
+        let mut variables = Cow::Borrowed(variables);
+        if variables.contains_key(COPIED) {
+            variables.to_mut().shift_remove(COPIED);
+        }
         // An error holds values, so that it, too, is dropped here.
         stacker::grow(STACK, || {
             let rendered = template.render(context! {
@@ -94,7 +103,7 @@ impl ChatTemplate {
                 add_generation_prompt,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
-                ..Jinja::from(Serde(variables))
+                ..Jinja::from(Serde(&*variables))
             });
             rendered.map_err(wrong)
         })
@@ -282,10 +291,33 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_value_is_dropped() {
-        let deep = "{% set a = [a] %}".repeat(60_000);
-        assert_eq!(render(&deep, &json!([])).unwrap(), "");
-        assert!(render(&deep.repeat(2), &json!([])).unwrap_err().contains("longer than a megabyte"));
+    fn a_deep_value_is_written_and_dropped() {
+        let nest = format!("{{% set x = {}x{} %}}", "[".repeat(60), "]".repeat(60)).repeat(16);
+        for end in ["{{ x }}", "{{ x | tojson }}", "{{ x == [x] }}", "{% if x %}{{ x | list }}{% endif %}"] {
+            let deep = format!(
+                "{{% macro f(x, n) %}}{nest}{{% if n %}}{{{{ f(x, n - 1) }}}}{{% else %}}{end}{{% endif %}}{{% endmacro %}}{{{{ f(0, 35) }}}}"
+            );
+            assert!(render(&deep, &json!([])).is_ok(), "{end}");
+            let deeper = deep.replace("f(0, 35)", "f(0, 90)");
+            assert!(render(&deeper, &json!([])).unwrap_err().contains("recursion"), "{end}");
+            assert!(render(&format!("{nest}{nest}"), &json!([])).unwrap_err().contains("1,000 brackets"));
+        }
+        assert!(render(&"x".repeat(300_000), &json!([])).unwrap_err().contains("256 KiB"));
+    }
+
+    #[test]
+    fn a_template_cannot_get_around_the_copies() {
+        for source in [
+            "{% set a = namespace() %}{% set a.x = 1)), ((a %}{{ a }}",
+            "{% set a = namespace() %}{% set a.x = ((a %}{{ a }}",
+            "{% set foretell_copied = namespace %}{% set a = namespace() %}{% set a.x = {'y': a} %}{{ a }}",
+        ] {
+            assert!(render(source, &json!([])).unwrap_err().contains("not supported"), "{source}");
+        }
+        let source = "{% set a = namespace(y=1) %}{% set a.x = a %}{{ a.x }}";
+        let template = ChatTemplate::new(source, String::new(), String::new()).unwrap();
+        let variables = json!({"foretell_copied": 1});
+        assert_eq!(template.render(&json!([]), true, variables.as_object().unwrap()).unwrap(), "{'y': 1}");
     }
 
     #[test]

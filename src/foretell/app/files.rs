@@ -9,6 +9,7 @@ use crate::config::named::shown;
 use crate::config::problem::Refusal;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
+use crate::learning::recording::Cipher;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::folder;
 
@@ -56,6 +57,10 @@ fn inspect(named: &Named) -> Option<Problem> {
         FileKind::Secret => {
             let refused = KeyFile::open(path).err()?;
             Some(named.problem(&refused.to_string(), "a file with a token in it"))
+        }
+        FileKind::Key => {
+            let refused = Cipher::from_file(path).err()?;
+            Some(named.problem(&refused.to_string(), "64 hexadecimal digits (openssl rand -hex 32)"))
         }
         FileKind::Authorities => {
             let refused = tls::authorities(path).err()?;

@@ -12,7 +12,7 @@ use super::Exit;
 use crate::clock::unix_now;
 use crate::config::values;
 use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Cipher, KeyError, Purged, Record, purge};
+use crate::learning::recording::{Cipher, KeyError, Purge, Purged, Record, purge};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
@@ -76,11 +76,14 @@ pub struct Trained {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
     /// The key cannot be used.
-    #[error("--key-file: {0}")]
-    Key(#[from] KeyError),
+    #[error("--key-file {0:?}: {1}")]
+    Key(PathBuf, KeyError),
     /// It cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// Some segments could not be purged.
+    #[error("{} files stay as they are; the first: {}", .0.len(), .0.first().map_or_else(String::new, ToString::to_string))]
+    Left(Vec<ReadError>),
     /// The list of drafters, or the output, cannot be read or written.
     #[error("{0}: {1}")]
     File(String, io::Error),
@@ -110,8 +113,11 @@ fn age(text: &str) -> Result<Duration, String> {
 
 impl Recording {
     /// Its key, if one is named.
-    fn cipher(&self) -> Result<Option<Cipher>, KeyError> {
-        self.key_file.as_deref().map(Cipher::from_file).transpose()
+    fn cipher(&self) -> Result<Option<Cipher>, RecordingError> {
+        let read = |path: &PathBuf| {
+            Cipher::from_file(path).map_err(|error| RecordingError::Key(path.clone(), error))
+        };
+        self.key_file.as_ref().map(read).transpose()
     }
 
     /// Its records, oldest first, a segment at a time. An incomplete last record is reported and
@@ -223,13 +229,19 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
         (_, Some(age)) => Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs())),
         _ => Purged::All,
     };
-    let (gone, left) = purge(&recording.dir, recording.cipher()?.as_ref(), &which)?;
+    // Without its key a recording can still be removed as a whole.
+    let cipher = if which == Purged::All { None } else { recording.cipher()? };
+    let failed = |error| RecordingError::File(recording.dir.display().to_string(), error);
+    let Purge { gone, left, failed } = purge(&recording.dir, cipher.as_ref(), &which).map_err(failed)?;
     let concerned = |trained: &Trained| match &which {
         Purged::All => true,
         Purged::Tenant(tenant) => trained.tenants.contains(&Some(tenant.clone())),
         Purged::Before(_) => gone > 0,
     };
-    let mut lines = vec![format!("{gone} requests removed, {left} left")];
+    let mut lines = match which {
+        Purged::All => vec!["everything is removed".to_owned()],
+        _ => vec![format!("{gone} requests removed, {left} left")],
+    };
     let drafters = recording.drafters()?.into_iter().filter(concerned);
     lines.extend(drafters.map(|trained| {
         format!(
@@ -237,7 +249,8 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
             trained.drafter.display()
         )
     }));
-    writeln!(out, "{}", lines.join("\n")).map_err(unwritten)
+    writeln!(out, "{}", lines.join("\n")).map_err(unwritten)?;
+    if failed.is_empty() { Ok(()) } else { Err(RecordingError::Left(failed)) }
 }
 
 fn unwritten(error: io::Error) -> RecordingError {

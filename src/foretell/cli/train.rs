@@ -6,11 +6,11 @@
 //! disk but the drafter's weights.
 
 mod environment;
+mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -30,6 +30,7 @@ use environment::EnvironmentError;
 use foretell_core::units::TokenId;
 use foretell_engines::text::TextError;
 use foretell_engines::text::tokenizer::Tokenizer;
+use place::Place;
 
 /// Steps of the progress bar.
 const STEPS: u64 = 1_000;
@@ -91,13 +92,37 @@ enum TrainError {
 /// A line of the trainer.
 #[derive(Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Told {
-    Read { requests: u64, tokens: u64, held_out: u64, vocabulary: u64, kept: u64 },
-    Resumed { share: f64 },
-    Progress { share: f64, loss: f64, tokens_per_second: f64 },
-    HeldOut { share: f64, mean: Lengths },
-    Done { groups: BTreeMap<String, Lengths>, mean: Lengths, parameters: u64, seconds: f64 },
-    Error { message: String },
+enum TrainerEvent {
+    Read {
+        requests: u64,
+        tokens: u64,
+        held_out: u64,
+        vocabulary: u64,
+        kept: u64,
+    },
+    Resumed {
+        share: f64,
+    },
+    /// There was a checkpoint of other requests.
+    Discarded,
+    Progress {
+        share: f64,
+        loss: f64,
+        tokens_per_second: f64,
+    },
+    HeldOut {
+        share: f64,
+        mean: Lengths,
+    },
+    Done {
+        groups: BTreeMap<String, Lengths>,
+        mean: Lengths,
+        parameters: u64,
+        seconds: f64,
+    },
+    Error {
+        message: String,
+    },
 }
 
 /// Mean acceptance length on held-out requests.
@@ -116,6 +141,24 @@ struct Texts {
     tenants: BTreeSet<Option<String>>,
     /// Requests of other vocabularies.
     others: BTreeMap<String, usize>,
+}
+
+/// The drafter that training begins with.
+struct Base {
+    path: PathBuf,
+    /// The tenants of the texts that it was trained on.
+    tenants: Vec<Option<String>>,
+}
+
+impl Texts {
+    /// The error if there are none.
+    fn nothing(&self, target: &Path, vocabulary: String) -> TrainError {
+        let others: Vec<String> =
+            self.others.iter().map(|(vocabulary, count)| format!("{count} of {vocabulary}")).collect();
+        let others =
+            if others.is_empty() { String::new() } else { format!("; there are {}", others.join(", ")) };
+        TrainError::Nothing { target: target.display().to_string(), vocabulary, others }
+    }
 }
 
 /// Trains a drafter; the result is written to `out`.
@@ -137,26 +180,38 @@ fn budget(text: &str) -> Result<Duration, String> {
 fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
     let target = folder(&args.target);
     let vocabulary = Tokenizer::from_file(&target.join("tokenizer.json"))?.fingerprint().to_string();
-    replaceable(&args.out)?;
+    let failed = |error| TrainError::File(args.out.display().to_string(), error);
+    let place = Place::new(&args.out).map_err(failed)?;
+    let base = base(args, &place)?;
     let recording = Recording { dir: args.corpus.clone(), key_file: args.key_file.clone() };
-    let texts = read(args, &recording, &vocabulary)?;
+    let texts = read(args, &recording, &vocabulary, place.until)?;
     if texts.requests.is_empty() {
-        let others: Vec<String> =
-            texts.others.iter().map(|(vocabulary, count)| format!("{count} of {vocabulary}")).collect();
-        let others =
-            if others.is_empty() { String::new() } else { format!("; there are {}", others.join(", ")) };
-        return Err(TrainError::Nothing { target: target.display().to_string(), vocabulary, others });
+        return Err(texts.nothing(&target, vocabulary));
     }
     let environment = environment::prepare(args.python.as_deref())?;
-    let Texts { requests, tenants, .. } = texts;
-    let told = Trainer::start(args, &target, &environment)?.train(requests, out)?;
+    let Texts { requests, mut tenants, .. } = texts;
+    let trainer = Trainer::start(args, &target, &place, base.as_ref(), &environment)?;
+    let requests = trainer.train(requests, out)?;
+    // The weights that it began with may repeat what those were trained on.
+    tenants.extend(base.into_iter().flat_map(|base| base.tenants));
     let tenants: Vec<Option<String>> = tenants.into_iter().collect();
     let at = unix_now().as_secs();
-    let origin = trained::Origin { at, vocabulary, tenants: tenants.clone(), requests: told };
-    place(&args.out, &origin).map_err(|error| TrainError::File(args.out.display().to_string(), error))?;
-    let drafter = std::path::absolute(&args.out).unwrap_or_else(|_| args.out.clone());
-    recording.note(Trained { drafter, at, tenants })?;
-    Ok(())
+    recording.note(Trained { drafter: place.out.clone(), at, tenants: tenants.clone() })?;
+    place.put(&trained::Origin { at, vocabulary, tenants, requests }).map_err(failed)
+}
+
+/// The drafter to start from and the tenants of its texts. One that is to be replaced may be
+/// absent: the same command then makes the first.
+fn base(args: &TrainArgs, place: &Place) -> Result<Option<Base>, TrainError> {
+    let Some(base) = &args.base else { return Ok(None) };
+    let failed = |error| TrainError::File(base.display().to_string(), error);
+    let path: PathBuf = std::path::absolute(base).map_err(failed)?.components().collect();
+    if path == place.out && !path.exists() {
+        return Ok(None);
+    }
+    let origin = trained::read(&path).map_err(failed)?;
+    let tenants = origin.map(|origin| origin.tenants).unwrap_or_default();
+    Ok(Some(Base { path, tenants }))
 }
 
 /// The folder of a tokenizer, which may be named by its file.
@@ -165,15 +220,21 @@ fn folder(target: &Path) -> PathBuf {
     file.unwrap_or(target).to_owned()
 }
 
-fn read(args: &TrainArgs, recording: &Recording, vocabulary: &str) -> Result<Texts, RecordingError> {
+/// The chosen requests that ended before `until`, Unix seconds.
+fn read(
+    args: &TrainArgs,
+    recording: &Recording,
+    vocabulary: &str,
+    until: u64,
+) -> Result<Texts, RecordingError> {
     let mut texts = Texts::default();
     recording.each(|record| {
-        let Record { tenant, policy, prompt, output, vocabulary: own, .. } = record;
+        let Record { at, tenant, policy, prompt, output, vocabulary: own, .. } = record;
         let of_tenant = args.tenant.is_empty() || tenant.as_ref().is_some_and(|it| args.tenant.contains(it));
         let of_policy = args.policy.is_empty() || args.policy.contains(&policy);
         if own != vocabulary {
             *texts.others.entry(own).or_default() += 1;
-        } else if of_tenant && of_policy {
+        } else if of_tenant && of_policy && at < until {
             texts.requests.push((prompt, output, policy));
             texts.tenants.insert(tenant);
         }
@@ -192,26 +253,15 @@ impl Trainer {
     fn start(
         args: &TrainArgs,
         target: &Path,
+        place: &Place,
+        base: Option<&Base>,
         environment: &environment::Prepared,
     ) -> Result<Self, TrainError> {
         let mut command = Command::new(&environment.python);
-        command.arg(&environment.script).arg("--tokenizer").arg(target).arg("--out").arg(made(&args.out));
-        command
-            .arg("--work")
-            .arg(working(&args.out))
-            .arg("--budget")
-            .arg(args.budget.as_secs_f64().to_string());
-        command.arg("--device").arg(&args.device);
-        if let Some(base) = &args.base {
-            command.arg("--base").arg(base);
-        }
-        // Weights may repeat what they were trained on.
-        let work = working(&args.out);
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&work)
-            .map_err(|error| TrainError::File(work.display().to_string(), error))?;
+        command.arg(&environment.script).arg("--tokenizer").arg(target);
+        command.arg("--out").arg(place.drafter()).arg("--work").arg(&place.work);
+        command.arg("--budget").arg(args.budget.as_secs_f64().to_string()).arg("--device").arg(&args.device);
+        command.args(base.into_iter().flat_map(|base| [OsStr::new("--base"), base.path.as_os_str()]));
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let bar = progress::bar("of the time").with_message("starting");
         bar.set_length(STEPS);
@@ -239,8 +289,8 @@ impl Trainer {
         for line in self.child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
             let line = line.map_err(TrainError::Trainer)?;
             // A library may print a line of its own.
-            let Ok(told) = serde_json::from_str(&line) else { continue };
-            match self.show(told, out) {
+            let Ok(event) = serde_json::from_str(&line) else { continue };
+            match self.show(event, out) {
                 Ok(Some(count)) if matches!(result, Ok(None)) => result = Ok(Some(count)),
                 Ok(_) => {}
                 Err(error) => result = Err(error),
@@ -258,39 +308,42 @@ impl Trainer {
     }
 
     /// Shows a line of the trainer; the number of requests, if it tells that.
-    fn show(&self, told: Told, out: &mut dyn Write) -> Result<Option<u64>, TrainError> {
-        let mut say = |line: String| {
-            self.bar
-                .suspend(|| writeln!(out, "{line}"))
-                .map_err(|error| TrainError::File("output".to_owned(), error))
-        };
-        match told {
-            Told::Read { requests, tokens, held_out, vocabulary, kept } => {
+    fn show(&self, event: TrainerEvent, out: &mut dyn Write) -> Result<Option<u64>, TrainError> {
+        // The drafter is worth more than the line that nobody reads.
+        let mut say = |line: String| self.bar.suspend(|| drop(writeln!(out, "{line}")));
+        match event {
+            TrainerEvent::Read { requests, tokens, held_out, vocabulary, kept } => {
                 say(format!(
                     "{requests} requests, {tokens} tokens; {held_out} held out; {kept} of {vocabulary} tokens occur"
-                ))?;
+                ));
                 return Ok(Some(requests));
             }
-            Told::Resumed { share } => say(format!("goes on at {:.0} % of the time", 100.0 * share))?,
-            Told::Progress { share, loss, tokens_per_second } => {
+            TrainerEvent::Resumed { share } => say(format!("goes on at {:.0} % of the time", 100.0 * share)),
+            TrainerEvent::Discarded => {
+                say("begins anew: the last training was one of other requests".to_owned());
+            }
+            TrainerEvent::Progress { share, loss, tokens_per_second } => {
                 self.bar.set_position((share * STEPS as f64) as u64);
                 self.bar.set_message(format!("loss {loss:.3}, {tokens_per_second:.0} tokens/s"));
             }
-            Told::HeldOut { share, mean } => {
+            TrainerEvent::HeldOut { share, mean } => {
                 say(format!(
                     "{:3.0} %: mean acceptance length on held-out requests {}",
                     100.0 * share,
                     mean.shown()
-                ))?;
+                ));
             }
-            Told::Done { groups, mean, parameters, seconds } => {
-                say(format!("{parameters} parameters, trained for {seconds:.0} s"))?;
+            TrainerEvent::Done { groups, mean, parameters, seconds } => {
+                say(format!("{parameters} parameters, trained for {seconds:.0} s"));
                 for (group, lengths) in groups {
-                    say(format!("policy {group}: mean acceptance length {}", lengths.shown()))?;
+                    say(format!("policy {group}: mean acceptance length {}", lengths.shown()));
                 }
-                say(format!("all: mean acceptance length {}", mean.shown()))?;
+                say(format!("all: mean acceptance length {}", mean.shown()));
+                if mean.before.is_some_and(|before| before >= mean.after) {
+                    say("no better than the drafter that it began with".to_owned());
+                }
             }
-            Told::Error { message } => return Err(TrainError::Told(message)),
+            TrainerEvent::Error { message } => return Err(TrainError::Told(message)),
         }
         Ok(None)
     }
@@ -303,43 +356,4 @@ impl Lengths {
             None => format!("{:.2}", self.after),
         }
     }
-}
-
-/// Refuses to replace a folder that is no trained drafter.
-fn replaceable(out: &Path) -> Result<(), TrainError> {
-    let failed = |error| TrainError::File(out.display().to_string(), error);
-    let drafter = trained::read(out).map_err(failed)?.is_some();
-    let empty = fs::read_dir(out).map_or(Ok(true), |mut entries| match entries.next() {
-        None => Ok(true),
-        Some(entry) => entry.map(|_| false),
-    });
-    if drafter || empty.map_err(failed)? {
-        return Ok(());
-    }
-    let reason = "it holds something else than a drafter of this command";
-    Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, reason)))
-}
-
-/// Puts the finished drafter in its place, with its origin; a reload sees a whole one.
-fn place(out: &Path, origin: &trained::Origin) -> io::Result<()> {
-    let work = working(out);
-    let made = made(out);
-    trained::write(&made, origin)?;
-    if out.exists() {
-        fs::rename(out, work.join("former"))?;
-    }
-    fs::rename(&made, out)?;
-    fs::remove_dir_all(work)
-}
-
-/// Where the trainer puts the drafter.
-fn made(out: &Path) -> PathBuf {
-    working(out).join("drafter")
-}
-
-/// Folder of the checkpoint, beside the drafter.
-fn working(out: &Path) -> PathBuf {
-    let mut name = out.as_os_str().to_owned();
-    name.push(".training");
-    name.into()
 }

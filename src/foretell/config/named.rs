@@ -12,6 +12,8 @@ use super::problem::{Problem, Refusal};
 pub enum FileKind {
     /// A token or key; an empty file is refused.
     Secret,
+    /// A key of 64 hexadecimal digits.
+    Key,
     /// Certificates of authorities (PEM).
     Authorities,
     /// A certificate chain (PEM).

@@ -82,12 +82,12 @@ struct Shared {
 /// Error of starting a recorder.
 #[derive(Debug, thiserror::Error)]
 pub enum RecorderError {
-    /// The folder cannot be made or written to.
+    /// The folder cannot be made.
     #[error("corpus.record.dir {0:?}: {1}")]
     Folder(PathBuf, io::Error),
     /// The key cannot be used.
-    #[error("corpus.record.key_file: {0}")]
-    Key(#[from] KeyError),
+    #[error("corpus.record.key_file {0:?}: {1}")]
+    Key(PathBuf, KeyError),
     /// The thread cannot be started.
     #[error("no thread for recordings: {0}")]
     Thread(io::Error),
@@ -100,11 +100,12 @@ impl Recorder {
     /// See [`RecorderError`].
     pub fn start(settings: &Settings, observer: Arc<Observer>) -> Result<Self, RecorderError> {
         let Settings { dir, max_bytes, sample, key_file } = settings;
-        let cipher = key_file.as_deref().map(Cipher::from_file).transpose()?;
+        let key =
+            |path: &PathBuf| Cipher::from_file(path).map_err(|error| RecorderError::Key(path.clone(), error));
+        let cipher = key_file.as_ref().map(key).transpose()?;
         let folder = |error| RecorderError::Folder(dir.clone(), error);
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(folder)?;
-        let mut writer = Writer { dir: dir.clone(), max_bytes: *max_bytes, cipher, segment: None };
-        writer.open().map_err(folder)?;
+        let writer = Writer { dir: dir.clone(), max_bytes: *max_bytes, cipher, segment: None };
         let random = SharedSplitMix64::seeded(random::fresh_seed());
         let shared = Arc::new(Shared { sample: *sample, random, waiting: AtomicUsize::new(0), observer });
         let (records, inbox) = sync_channel(WAITING);
@@ -163,6 +164,8 @@ impl Writer {
                     }
                     metrics.recorded("written");
                 }
+                // A record that is too large says nothing about the disk.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => metrics.recorded("failed"),
                 Err(error) => {
                     if failed.replace(Instant::now()).is_none() {
                         tracing::warn!(dir = %self.dir.display(), %error, "requests are not recorded");
@@ -176,14 +179,18 @@ impl Writer {
     /// Appends a record. A part of it that was written before an error is cut off again.
     fn write(&mut self, record: &Record) -> io::Result<()> {
         let frame = segment::frame(&serde_json::to_vec(record)?, self.cipher.as_ref())?;
-        let full = (self.max_bytes / SEGMENTS).max(SEGMENT_BYTES);
-        // A purge replaces the file, and what is appended to the former one would be lost.
-        let fits = |segment: &Segment| segment.len < full && segment.is_in_place();
+        let full = (self.max_bytes / SEGMENTS).clamp(SEGMENT_BYTES, segment::MAX_SEGMENT / 2);
+        // A purge locks the file and replaces it: what is appended to the former one would be lost.
+        let fits = |segment: &Segment| {
+            segment.len < full && segment.file.try_lock().is_ok() && segment.is_in_place()
+        };
         if !self.segment.as_ref().is_some_and(fits) {
             self.open()?;
         }
         let Some(segment) = &mut self.segment else { return Ok(()) };
         let written = segment.file.write_all(&frame);
+        // A lock that stays makes a purge wait, and nothing else.
+        let _ = segment.file.unlock();
         if written.is_ok() {
             segment.len += frame.len() as u64;
         } else if segment.file.set_len(segment.len).is_err() {
@@ -196,16 +203,20 @@ impl Writer {
     fn open(&mut self) -> io::Result<()> {
         self.segment = None;
         let room = self.max_bytes - self.max_bytes / SEGMENTS;
-        let mut held = segment::list(&self.dir)?
+        // Another process may remove a file at the same time.
+        let mut held: Vec<(u64, PathBuf)> = segment::list(&self.dir)?
             .into_iter()
-            .map(|path| Ok((path.metadata()?.len(), path)))
-            .collect::<io::Result<Vec<_>>>()?;
+            .filter_map(|path| Some((path.metadata().ok()?.len(), path)))
+            .collect();
         let mut sum: u64 = held.iter().map(|(len, _)| len).sum();
         held.reverse();
         while sum > room
             && let Some((len, path)) = held.pop()
         {
-            fs::remove_file(path)?;
+            fs::remove_file(path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
             sum -= len;
         }
         let name = segment::name(unix_now(), random::fresh_seed());
@@ -248,40 +259,69 @@ pub enum Purged {
     Before(u64),
 }
 
-/// Removes records; returns the number of removed and of remaining ones. Each segment is complete
-/// at every moment.
+/// Result of a purge.
+#[derive(Debug, Default)]
+pub struct Purge {
+    /// Number of removed records; 0 where all are removed, unread.
+    pub gone: usize,
+    /// Number of remaining records.
+    pub left: usize,
+    /// Segments that cannot be read or replaced, which stay as they are.
+    pub failed: Vec<segment::ReadError>,
+}
+
+/// Removes records. Each segment is complete at every moment, and none is written to meanwhile.
 ///
 /// # Errors
-/// A segment is damaged or cannot be read or replaced; those before it are purged.
-pub fn purge(
-    dir: &Path,
+/// The folder cannot be read.
+pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<Purge> {
+    let mut purge = Purge::default();
+    for path in segment::leftovers(dir)? {
+        fs::remove_file(path)?;
+    }
+    for path in segment::list(dir)? {
+        if *which == Purged::All {
+            fs::remove_file(path)?;
+            continue;
+        }
+        match purge_segment(&path, cipher, which) {
+            Ok((gone, left)) => {
+                purge.gone += gone;
+                purge.left += left;
+            }
+            Err(error) => purge.failed.push(error),
+        }
+    }
+    Ok(purge)
+}
+
+/// Removes records of a segment; the number of removed and of remaining ones.
+fn purge_segment(
+    path: &Path,
     cipher: Option<&Cipher>,
     which: &Purged,
 ) -> Result<(usize, usize), segment::ReadError> {
-    let (mut gone, mut left) = (0, 0);
-    for path in segment::list(dir).map_err(|error| segment::ReadError::file(dir, error))? {
-        let failed = |error| segment::ReadError::file(&path, error);
-        let read = segment::read(&path, cipher)?;
-        let goes = |record: &Record| match which {
-            Purged::All => true,
-            Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
-            Purged::Before(at) => record.at < *at,
-        };
-        let kept: Vec<&Record> = read.records.iter().filter(|record| !goes(record)).collect();
-        gone += read.records.len() - kept.len();
-        left += kept.len();
-        if kept.is_empty() {
-            fs::remove_file(&path).map_err(failed)?;
-        } else if kept.len() < read.records.len() {
-            let mut bytes = segment::head(cipher.is_some()).to_vec();
-            for record in kept {
-                let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
-                bytes.extend(segment::frame(&payload, cipher).map_err(failed)?);
-            }
-            super::snapshot::replace(&path, &[&bytes]).map_err(failed)?;
+    let failed = |error| segment::ReadError::file(path, error);
+    let locked = File::open(path).map_err(failed)?;
+    locked.lock().map_err(failed)?;
+    let records = segment::read(path, cipher)?.records;
+    let goes = |record: &Record| match which {
+        Purged::All => true,
+        Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
+        Purged::Before(at) => record.at < *at,
+    };
+    let kept: Vec<&Record> = records.iter().filter(|record| !goes(record)).collect();
+    if kept.is_empty() {
+        fs::remove_file(path).map_err(failed)?;
+    } else if kept.len() < records.len() {
+        let mut bytes = segment::head(cipher.is_some()).to_vec();
+        for record in &kept {
+            let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
+            bytes.extend(segment::frame(&payload, cipher).map_err(failed)?);
         }
+        super::snapshot::replace(path, &[&bytes]).map_err(failed)?;
     }
-    Ok((gone, left))
+    Ok((records.len() - kept.len(), kept.len()))
 }
 
 #[cfg(test)]

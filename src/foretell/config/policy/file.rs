@@ -94,7 +94,7 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
 
 /// Reads `corpus`: true if requests are recorded.
 fn record(mut section: Section<'_>) -> bool {
-    let says = "Record tokens of requests, but plain ones, for `foretell train`, where `corpus.record` of the process file says.";
+    let says = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
     let record = section.or("record", says, false, &boolean());
     section.close();
     record

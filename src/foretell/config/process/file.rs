@@ -500,7 +500,7 @@ fn record(mut section: Section<'_>) -> Option<Record> {
         dir: dir.clone().unwrap_or_default(),
         max_bytes: section.or("max_bytes", max_bytes, 1 << 30, &size()),
         sample: section.or("sample", "Share of the requests that are recorded.", 1.0, &ratio()),
-        key_file: section.file("key_file", key_file, FileKind::Secret),
+        key_file: section.file("key_file", key_file, FileKind::Key),
     };
     section.close();
     dir.map(|_| record)

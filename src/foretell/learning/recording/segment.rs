@@ -26,8 +26,8 @@ const SUFFIX: &str = "records";
 const CHECKED: usize = 8;
 /// Maximum size of a record, bytes.
 const MAX_RECORD: usize = 64 << 20;
-/// Maximum size of a segment, bytes; one record may be written beyond its end.
-const MAX_SEGMENT: u64 = 4 << 30;
+/// Maximum size of a segment, bytes.
+pub(super) const MAX_SEGMENT: u64 = 4 << 30;
 /// Maximum size of a key file, bytes.
 const MAX_KEY: u64 = 4_096;
 
@@ -41,11 +41,11 @@ pub struct Cipher {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
-    #[error("{0:?}: {1}")]
-    File(PathBuf, io::Error),
-    /// It holds no key.
-    #[error("{0:?}: allowed 64 hexadecimal digits (openssl rand -hex 32)")]
-    Key(PathBuf),
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// It holds something else.
+    #[error("it is no key of 64 hexadecimal digits")]
+    Content,
 }
 
 impl Cipher {
@@ -54,17 +54,15 @@ impl Cipher {
     /// # Errors
     /// The file cannot be read, or holds anything else.
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
-        let (bytes, _) =
-            regular::read(path, MAX_KEY).map_err(|error| KeyError::File(path.to_owned(), error))?;
-        let wrong = || KeyError::Key(path.to_owned());
+        let (bytes, _) = regular::read(path, MAX_KEY)?;
         let digits = bytes.trim_ascii();
         let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
         let pairs = digits.chunks(2).map(|pair| match pair {
             [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
             _ => None,
         });
-        let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or_else(wrong)?;
-        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| wrong())?;
+        let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or(KeyError::Content)?;
+        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| KeyError::Content)?;
         Ok(Self { key: LessSafeKey::new(key), random: SystemRandom::new() })
     }
 
@@ -103,7 +101,7 @@ pub enum ReadError {
     Sealed(String),
     /// It is not encrypted.
     #[error("{0}: it is not encrypted, and was not written with this key")]
-    Open(String),
+    Plain(String),
     /// A record was lost or changed, or was encrypted with another key.
     #[error("{file}: damaged at byte {offset}: {why}")]
     Damaged {
@@ -124,7 +122,7 @@ impl ReadError {
 
 /// The records of a segment.
 #[derive(Debug)]
-pub struct Segment {
+pub struct Contents {
     /// Complete records, oldest first.
     pub records: Vec<Record>,
     /// Offset of a last record that is incomplete, bytes.
@@ -146,15 +144,24 @@ pub(super) fn name(now: Duration, random: u64) -> String {
 /// # Errors
 /// The folder cannot be read.
 pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut segments = Vec::new();
+    named(dir, &format!(".{SUFFIX}"))
+}
+
+/// Files of a purge that was ended.
+pub(super) fn leftovers(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    named(dir, &format!(".{SUFFIX}.new"))
+}
+
+fn named(dir: &Path, suffix: &str) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|suffix| suffix == SUFFIX) {
-            segments.push(path);
+        if path.to_string_lossy().ends_with(suffix) {
+            found.push(path);
         }
     }
-    segments.sort();
-    Ok(segments)
+    found.sort();
+    Ok(found)
 }
 
 /// A record's payload as it is written.
@@ -173,12 +180,12 @@ pub(super) fn frame(payload: &[u8], cipher: Option<&Cipher>) -> io::Result<Vec<u
 ///
 /// # Errors
 /// See [`ReadError`].
-pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Segment, ReadError> {
+pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Contents, ReadError> {
     let file = || path.display().to_string();
     let (bytes, _) = regular::read(path, MAX_SEGMENT).map_err(|error| ReadError::file(path, error))?;
     let mut rest = match (bytes.strip_prefix(PLAIN), bytes.strip_prefix(SEALED), cipher) {
         (Some(rest), _, None) | (_, Some(rest), Some(_)) => rest,
-        (Some(_), ..) => return Err(ReadError::Open(file())),
+        (Some(_), ..) => return Err(ReadError::Plain(file())),
         (_, Some(_), _) => return Err(ReadError::Sealed(file())),
         _ => return Err(ReadError::Foreign(file())),
     };
@@ -205,7 +212,7 @@ pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Segment, ReadError> 
         records.push(serde_json::from_slice(&payload).map_err(|_| damaged("no record"))?);
         rest = behind;
     }
-    Ok(Segment { records, cut })
+    Ok(Contents { records, cut })
 }
 
 fn checked(body: &[u8]) -> Option<Vec<u8>> {

@@ -1,0 +1,104 @@
+//! The folder of a new drafter, and the one beside it in which it is made.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::clock::unix_now;
+use crate::config::trained::{self, Origin};
+
+/// Age up to which a training that was ended goes on.
+const RESUMED: Duration = Duration::from_hours(24);
+
+/// The place of a drafter that is being trained.
+pub struct Place {
+    /// The drafter's folder, absolute.
+    pub out: PathBuf,
+    /// Folder with the checkpoint, readable by its owner only.
+    pub work: PathBuf,
+    /// Requests that ended before are trained on, Unix seconds: the same ones when a training goes
+    /// on, whatever was recorded meanwhile.
+    pub until: u64,
+}
+
+impl Place {
+    /// Prepares the folders.
+    ///
+    /// # Errors
+    /// The drafter's folder cannot be replaced when it is done, or a folder cannot be made.
+    pub fn new(out: &Path) -> io::Result<Self> {
+        // Without a slash at its end.
+        let out: PathBuf = std::path::absolute(out)?.components().collect();
+        let mut work = out.clone().into_os_string();
+        work.push(".training");
+        let work = PathBuf::from(work);
+        replaceable(&out)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&work)?;
+        let now = unix_now().as_secs();
+        let place = Self { until: now, out, work };
+        if !place.out.exists() && place.former().exists() {
+            fs::rename(place.former(), &place.out)?;
+        }
+        remove(&place.former())?;
+        let file = place.work.join("until");
+        let begun = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let begun = begun.filter(|begun| now.saturating_sub(*begun) < RESUMED.as_secs());
+        if begun.is_none() {
+            remove(&place.work.join("last.pt"))?;
+            fs::write(file, now.to_string())?;
+        }
+        Ok(Self { until: begun.unwrap_or(now), ..place })
+    }
+
+    /// Folder in which the trainer puts the drafter.
+    pub fn drafter(&self) -> PathBuf {
+        self.work.join("drafter")
+    }
+
+    /// Puts the finished drafter in its place, with its origin; whoever loads it finds a whole one.
+    pub fn put(&self, origin: &Origin) -> io::Result<()> {
+        trained::write(&self.drafter(), origin)?;
+        if self.out.exists() {
+            fs::rename(&self.out, self.former())?;
+        }
+        fs::rename(self.drafter(), &self.out).inspect_err(|_| {
+            let _ = fs::rename(self.former(), &self.out);
+        })?;
+        fs::remove_dir_all(&self.work)
+    }
+
+    /// The drafter that is replaced.
+    fn former(&self) -> PathBuf {
+        self.work.join("former")
+    }
+}
+
+/// Refuses a folder that cannot be replaced as a whole, or that is no drafter of this command.
+fn replaceable(out: &Path) -> io::Result<()> {
+    let refused = |reason: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    let Some(parent) = out.parent() else { return refused("it is no folder of its own") };
+    if env::current_dir().is_ok_and(|current| current.starts_with(out)) {
+        return refused("it is the current folder, or holds it");
+    }
+    let Ok(metadata) = fs::metadata(out) else { return Ok(()) };
+    if metadata.dev() != fs::metadata(parent)?.dev() {
+        return refused("it is a mount point; name a folder in it");
+    }
+    if fs::read_dir(out)?.next().is_some() && trained::read(out)?.is_none() {
+        return refused("it holds something else than a drafter of this command");
+    }
+    Ok(())
+}
+
+/// Removes a file or a folder, if it exists.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+    }
+}
