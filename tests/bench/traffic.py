@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A drafter trained on recorded traffic: recorded, trained, and measured on requests that it has not seen.
 
-    traffic.py [--foretell BIN] [--requests N] [--agents N] [--budget T] [--python F] [--count N] [--out DIR] [--engine onnx|vllm]
+    traffic.py [--foretell BIN] [--requests N] [--agents N] [--budget T] [--python F] [--count N] [--sides LIST] [--out DIR] [--engine onnx|vllm]
 
 The traffic is that of one made-up product: fixed kinds of requests with names, numbers and faults that
 vary, and questions of agents (BFCL, as text), answered by SmolLM2. It is recorded by a proxy whose policy
@@ -105,12 +105,14 @@ def measure(args, server, drafter, workloads):
     with contextlib.ExitStack() as stack:
         servers.OTHERS["trained"] = drafter
         trained, slem = "{ kind: model, model: trained, vocabulary: same }", "{ kind: model, model: draft-other, vocabulary: slem }"
-        kept = servers.HEADS["lookups, head"] if args.engine == "onnx" else servers.LOOKUPS
-        name = "lookups, head" if args.engine == "onnx" else "lookups"
+        kept = {"lookups": servers.LOOKUPS, **({"lookups, head": servers.HEADS["lookups, head"]} if args.engine == "onnx" else {})}
+        settings = [(name, "auto", kinds, ()) for name, kinds in kept.items()]
+        settings += [(f"{name}, trained", "auto", f"{kinds}, {trained}", ("trained",)) for name, kinds in kept.items()]
+        settings += [("trained, fixed 4", "4", trained, ("trained",)), ("draft-other, fixed 4", "4", slem, ("draft-other",))]
         group = [sides.Side("direct", servers.address_of(server))]
-        for shown, setting, kinds, others in (
-                (name, "auto", kept, ()), (f"{name}, trained", "auto", f"{kept}, {trained}", ("trained",)),
-                ("trained, fixed 4", "4", trained, ("trained",)), ("draft-other, fixed 4", "4", slem, ("draft-other",))):
+        for shown, setting, kinds, others in settings:
+            if args.sides and shown not in args.sides:
+                continue
             proxy = servers.start_proxy(stack, args.engine, "smollm2", server, args.foretell, setting, others, kinds)
             group.append(real.Proxied(shown, proxy))
         primed = [sides.Side("unmeasured", servers.address_of(server))]
@@ -132,6 +134,7 @@ def main():
     parser.add_argument("--python")
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--engine", choices=("onnx", "vllm"), default="onnx")
+    parser.add_argument("--sides", type=lambda text: text.split(";"), help="some of them, with ; between")
     parser.add_argument("--out", type=pathlib.Path, default=servers.REAL / "traffic")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
