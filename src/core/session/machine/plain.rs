@@ -165,7 +165,9 @@ impl<W: Walk> Session<W> {
     pub(super) fn leave_plain(&mut self, plain: PlainFlight) {
         self.flight.plain = None;
         self.act(Action::Cancel(plain.id));
-        self.drop_shadow();
+        if self.controller.has_read() {
+            self.drop_shadow();
+        }
         if plain.first {
             let held = self.output.take_over();
             self.emit(held);
@@ -184,7 +186,6 @@ impl<W: Walk> Session<W> {
             return match self.step(false, now) {
                 Step::Plain(reason) => self.decode_plainly(reason, false, now),
                 step => {
-                    self.drop_shadow();
                     self.controller.enter(now);
                     self.take_step(step, now, now);
                 }

@@ -45,12 +45,20 @@ impl<W: Walk> Session<W> {
                 self.decode_plainly(reason, true, now);
             }
             Step::Draft(gamma) => {
+                self.drop_shadow();
                 let min_survival = self.controller.min_worth(gamma);
                 let id = self.act(Action::Draft { gamma, min_survival, assumed: Vec::new() });
                 let until = now.after(self.patience());
                 self.flight.draft = Some(Drafting { id, since: now, gamma, until });
             }
-            Step::Verify(draft) => self.verify(draft.into(), 0, began, now),
+            Step::Verify(draft) => {
+                self.verify(draft.into(), 0, began, now);
+                // Where other drafters pay from the first tokens on, the model would never read
+                // the prompt.
+                if !self.controller.has_read() {
+                    self.shadow_pass(now);
+                }
+            }
         }
     }
 
