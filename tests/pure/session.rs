@@ -789,6 +789,35 @@ fn without_a_limit_a_draft_is_waited_for_the_time_of_two_plain_tokens() {
 }
 
 #[test]
+fn where_lookups_pay_from_the_first_token_on_the_model_reads_beside_their_rounds() {
+    let free = Rules { gamma_fixed: None, model: Some(0), ..rules() };
+    let mut desk = Desk::new(free, Ending::default());
+    teach(&desk.control);
+    desk.control.with(|learnt| {
+        let vote = Vote::new(Source::PromptLookup, Features::matched(4));
+        (0..60).for_each(|_| {
+            (0..4).for_each(|depth| {
+                learnt.survival.observe(TemperatureBucket::Greedy, vote, Agreement::Alone, depth, true);
+            });
+        });
+    });
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
+    let [(_, Action::Cancel(_)), (verify, Action::Verify(..)), (shadow, Action::Shadow { from: 0 })] =
+        asked[..]
+    else {
+        panic!("{asked:?}")
+    };
+    let asked = desk.tell(verify, rows(&[1, 2, 0, 1, 2, 0, 1, 2, 0]));
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "one pass at a time: {asked:?}");
+    assert_eq!(desk.tell(shadow, Event::Shadow(vec![Some(0)])), []);
+    let [(verify, _)] = asked[..] else { panic!("{asked:?}") };
+    let asked = desk.tell(verify, rows(&[1, 7, 7, 7, 7, 7, 7, 7, 7]));
+    let shadows = asked.iter().filter(|(_, action)| matches!(action, Action::Shadow { .. })).count();
+    assert_eq!(shadows, 0, "it has read: {asked:?}");
+}
+
+#[test]
 fn plain_decoding_to_the_limit_has_its_reason() {
     let free = Rules { gamma_fixed: None, ..rules() };
     let mut desk = Desk::new(free, Ending::default());

@@ -226,8 +226,8 @@ impl<W: Walk> Session<W> {
         }
     }
 
-    /// Starts a shadow pass of the model drafter, if one is due: during plain decoding, and in rounds
-    /// of other drafters until it has read the prompt.
+    /// Starts a shadow pass of the model drafter, if one is due: during plain decoding, and in
+    /// rounds of other drafters until it has read the prompt.
     fn shadow_pass(&mut self, now: Tick) {
         if self.flight.shadow.is_some() || !self.trusted() {
             return;
