@@ -100,11 +100,15 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
-        let mut wanted: Vec<String> =
-            shown().get_subcommands().map(|command| format!("foretell-{}.1", command.get_name())).collect();
-        wanted.push("foretell.1".to_owned());
+        let mut wanted = vec!["foretell.1".to_owned()];
+        for command in shown().get_subcommands() {
+            let name = format!("foretell-{}", command.get_name());
+            let below = command.get_subcommands().map(|below| format!("{name}-{}.1", below.get_name()));
+            wanted.extend(below);
+            wanted.push(format!("{name}.1"));
+        }
         wanted.sort();
-        names.retain(|name| name != "foretell-help.1");
+        names.retain(|name| !name.ends_with("-help.1"));
         assert_eq!(names, wanted);
         let serve = std::fs::read_to_string(folder.path().join("foretell-serve.1")).unwrap();
         assert!(serve.contains("FORETELL_LISTEN") && serve.contains("Exit codes"), "{serve}");

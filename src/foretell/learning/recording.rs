@@ -242,7 +242,8 @@ impl Segment {
 impl Drop for Segment {
     /// Removes a segment without a record.
     fn drop(&mut self) {
-        if self.len <= segment::head(true).len() as u64 && self.is_in_place() {
+        let is_file = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
+        if is_file && self.len <= segment::head(true).len() as u64 && self.is_in_place() {
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -194,4 +194,5 @@ fn a_full_disk_stops_recording_and_is_counted() {
     writer.run(&inbox, &shared);
     assert!(observer.metrics().text().contains(r#"foretell_recorded_requests_total{result="failed"} 2"#));
     assert_eq!(shared.waiting.into_inner(), 0);
+    assert!(full.exists(), "a device is not removed");
 }
