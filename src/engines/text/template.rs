@@ -62,7 +62,8 @@ impl ChatTemplate {
     /// none.
     ///
     /// # Errors
-    /// The template is not valid, or as for [`prepare`].
+    /// The template is not valid, is too long, or assigns to an attribute in a way that is not
+    /// understood.
     pub fn new(source: &str, bos: String, eos: String) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(wrong)?;
