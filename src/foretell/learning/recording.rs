@@ -7,7 +7,7 @@
 
 pub mod segment;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -181,9 +181,10 @@ impl Writer {
         let frame = segment::frame(&serde_json::to_vec(record)?, self.cipher.as_ref())?;
         let full = (self.max_bytes / SEGMENTS).clamp(SEGMENT_BYTES, segment::MAX_SEGMENT / 2);
         // A purge locks the file and replaces it: what is appended to the former one would be lost.
-        let fits = |segment: &Segment| {
-            segment.len < full && segment.file.try_lock().is_ok() && segment.is_in_place()
-        };
+        // A filesystem without locks has none that is held.
+        let is_locked = |file: &File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+        let fits =
+            |segment: &Segment| segment.len < full && !is_locked(&segment.file) && segment.is_in_place();
         if !self.segment.as_ref().is_some_and(fits) {
             self.open()?;
         }
@@ -304,7 +305,10 @@ fn purge_segment(
 ) -> Result<(usize, usize), segment::ReadError> {
     let failed = |error| segment::ReadError::file(path, error);
     let locked = File::open(path).map_err(failed)?;
-    locked.lock().map_err(failed)?;
+    locked.lock().or_else(|error| match error.kind() {
+        io::ErrorKind::Unsupported => Ok(()),
+        _ => Err(failed(error)),
+    })?;
     let records = segment::read(path, cipher)?.records;
     let goes = |record: &Record| match which {
         Purged::All => true,
