@@ -18,6 +18,7 @@ command with the same data goes on from there.
 
 import argparse
 import collections
+import contextlib
 import datetime
 import hashlib
 import importlib
@@ -567,7 +568,8 @@ def main():
         message = f"{type(error).__name__}: {error}"
     except Exception as error:  # its text might hold a token
         message = f"{type(error).__name__} in {place(error)}"
-    emit("error", message=message)
+    with contextlib.suppress(BrokenPipeError):  # who asked may have ended first
+        emit("error", message=message)
     return 1
 
 
