@@ -13,7 +13,8 @@ and a digest of the data. The weights themselves may reproduce what they were tr
 
 A line of standard input is a request, {"prompt": [ids], "output": [ids], "group": "name"}; a line of
 standard output is an event in JSON. On SIGTERM it saves a checkpoint to --work and ends; the same
-command with the same data goes on from there.
+command with the same data goes on from there. The checkpoint stays when the drafter is done, for the
+caller to remove when it is in its place.
 """
 
 import argparse

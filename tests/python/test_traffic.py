@@ -250,7 +250,8 @@ class Training(unittest.TestCase):
         self.assertGreater(done["mean"]["after"], 2)
         self.assertLessEqual({"model.onnx", "config.json", "tokenizer.json", "README.md", "report.html"},
                              {path.name for path in (self.folder / "out").iterdir()})
-        self.assertEqual(list((self.folder / "work").iterdir()), [])
+        # Who asked removes it, once the drafter is in its place.
+        self.assertEqual([path.name for path in (self.folder / "work").iterdir()], ["last.pt"])
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["out", "work"])
         config = json.loads((self.folder / "out/config.json").read_text())
         self.assertEqual((config["vocab_size"], config["eos_token_id"]), (8192, 0))
