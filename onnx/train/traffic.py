@@ -459,7 +459,7 @@ def replace(new, out):
 
 
 def export(training, settings, facts):
-    """Writes the best model of the evaluations beside --out, tests it, and renames it."""
+    """Writes the best model of the evaluations next to --out, tests it, and puts it in its place."""
     import bundle
 
     args, best, kept = training.args, training.best, training.kept

@@ -12,7 +12,7 @@ use super::Exit;
 use crate::clock::unix_now;
 use crate::config::values;
 use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Cipher, KeyError, Purge, Purged, Record, purge};
+use crate::learning::recording::{Cipher, KeyError, Purge, Purged, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
@@ -224,33 +224,33 @@ fn export(recording: &Recording, out: &mut dyn Write) -> Result<(), RecordingErr
 
 fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     let PurgeArgs { recording, tenant, older_than, .. } = args;
+    let unread = |error| RecordingError::File(recording.dir.display().to_string(), error);
     let which = match (tenant, older_than) {
-        (Some(tenant), _) => Purged::Tenant(tenant.clone()),
-        (_, Some(age)) => Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs())),
-        _ => Purged::All,
+        (Some(tenant), _) => Some(Purged::Tenant(tenant.clone())),
+        (_, Some(age)) => Some(Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
+        _ => None,
     };
-    // Without its key a recording can still be removed as a whole.
-    let cipher = if which == Purged::All { None } else { recording.cipher()? };
-    let failed = |error| RecordingError::File(recording.dir.display().to_string(), error);
-    let Purge { gone, left, failed } = purge(&recording.dir, cipher.as_ref(), &which).map_err(failed)?;
+    let (line, purge) = if let Some(which) = &which {
+        let purge = purge(&recording.dir, recording.cipher()?.as_ref(), which).map_err(unread)?;
+        (format!("{} requests removed, {} left", purge.gone, purge.left), purge)
+    } else {
+        // Without its key a recording can still be removed as a whole.
+        purge_all(&recording.dir).map_err(unread)?;
+        ("everything is removed".to_owned(), Purge::default())
+    };
     let concerned = |trained: &Trained| match &which {
-        Purged::All => true,
-        Purged::Tenant(tenant) => trained.tenants.contains(&Some(tenant.clone())),
-        Purged::Before(_) => gone > 0,
+        None => true,
+        Some(Purged::Tenant(tenant)) => trained.tenants.contains(&Some(tenant.clone())),
+        Some(Purged::Before(_)) => purge.gone > 0,
     };
-    let mut lines = match which {
-        Purged::All => vec!["everything is removed".to_owned()],
-        _ => vec![format!("{gone} requests removed, {left} left")],
-    };
+    let mut lines = vec![line];
     let drafters = recording.drafters()?.into_iter().filter(concerned);
     lines.extend(drafters.map(|trained| {
-        format!(
-            "trained on such requests, and still in use if a policy names it: {}",
-            trained.drafter.display()
-        )
+        let drafter = trained.drafter.display();
+        format!("trained on such requests, and still in use if a policy names it: {drafter}")
     }));
     writeln!(out, "{}", lines.join("\n")).map_err(unwritten)?;
-    if failed.is_empty() { Ok(()) } else { Err(RecordingError::Left(failed)) }
+    if purge.failed.is_empty() { Ok(()) } else { Err(RecordingError::Left(purge.failed)) }
 }
 
 fn unwritten(error: io::Error) -> RecordingError {

@@ -253,8 +253,6 @@ impl Drop for Segment {
 /// Texts of a recording to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purged {
-    /// All.
-    All,
     /// Those of a tenant.
     Tenant(String),
     /// Those that ended before this moment, Unix seconds.
@@ -264,7 +262,7 @@ pub enum Purged {
 /// Result of a purge.
 #[derive(Debug, Default)]
 pub struct Purge {
-    /// Number of removed records; 0 where all are removed, unread.
+    /// Number of removed records.
     pub gone: usize,
     /// Number of remaining records.
     pub left: usize,
@@ -278,14 +276,8 @@ pub struct Purge {
 /// The folder cannot be read.
 pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<Purge> {
     let mut purge = Purge::default();
-    for path in segment::leftovers(dir)? {
-        fs::remove_file(path)?;
-    }
+    remove(segment::leftovers(dir)?)?;
     for path in segment::list(dir)? {
-        if *which == Purged::All {
-            fs::remove_file(path)?;
-            continue;
-        }
         match purge_segment(&path, cipher, which) {
             Ok((gone, left)) => {
                 purge.gone += gone;
@@ -295,6 +287,19 @@ pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<
         }
     }
     Ok(purge)
+}
+
+/// Removes all records, unread.
+///
+/// # Errors
+/// The folder cannot be read, or a file cannot be removed.
+pub fn purge_all(dir: &Path) -> io::Result<()> {
+    remove(segment::leftovers(dir)?)?;
+    remove(segment::list(dir)?)
+}
+
+fn remove(files: Vec<PathBuf>) -> io::Result<()> {
+    files.into_iter().try_for_each(fs::remove_file)
 }
 
 /// Removes records of a segment; the number of removed and of remaining ones.
@@ -311,7 +316,6 @@ fn purge_segment(
     })?;
     let records = segment::read(path, cipher)?.records;
     let goes = |record: &Record| match which {
-        Purged::All => true,
         Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
         Purged::Before(at) => record.at < *at,
     };

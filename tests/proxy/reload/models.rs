@@ -12,7 +12,14 @@ use crate::wire::{Message, Server, Wire, ok};
 /// A whole proxy with two drafters: one whose tokenizer is named by its folder, and one that cannot
 /// be loaded.
 async fn start(server: &Server, folder: &Path) -> Running {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
+    let model = folder.join("good");
+    std::fs::create_dir(&model).unwrap();
+    for file in ["config.json", "tokenizer.json", "model.onnx"] {
+        std::fs::copy(bundled.join(file), model.join(file)).unwrap();
+    }
+    let origin = r#"{ "at": 7, "vocabulary": "v", "tenants": [null], "requests": 60 }"#;
+    write(&model, "trained.json", origin);
     let broken = folder.join("broken");
     std::fs::create_dir(&broken).unwrap();
     for file in ["config.json", "tokenizer.json"] {
@@ -55,6 +62,9 @@ async fn a_model_is_loaded_before_the_swap_and_dropped_when_no_policy_names_it()
     write(&policies, "p.yaml", &policy("kind: model, model: good"));
     assert_eq!(reload(&running).await.head.status(), 200);
     assert_eq!(running.drafters.names(), ["good"]);
+    let scrape = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned();
+    let page = Wire::connect(running.gateway.admin.unwrap()).await.ask(scrape).await.text();
+    assert!(page.contains("foretell_drafter_trained_timestamp_seconds{drafter=\"good\"} 7\n"));
 
     let revision = |body: &Value| body["policies"][0]["revision"].clone();
     write(&policies, "q.yaml", "version: 1\nname: q\ndrafters: [{ kind: model, model: broken }]\n");

@@ -1,4 +1,4 @@
-//! The folder of a new drafter, and the one beside it in which it is made.
+//! The folder of a new drafter, and the working folder next to it.
 
 use std::env;
 use std::fs;

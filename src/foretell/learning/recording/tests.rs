@@ -61,6 +61,19 @@ fn what_is_recorded_is_read_again_and_only_the_owner_may_read_it() {
 }
 
 #[test]
+fn no_request_is_one_of_an_empty_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { sample: 0.0, ..settings(&folder) };
+    let recorder = Recorder::start(&settings, Arc::new(Observer::new().unwrap())).unwrap();
+    assert!(!(0..1_000).any(|_| recorder.draws()));
+    assert_eq!(
+        fs::read_dir(&settings.dir).unwrap().count(),
+        0,
+        "nothing is written before the first request"
+    );
+}
+
+#[test]
 fn a_key_hides_every_byte_and_no_other_opens_it() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { key_file: Some(key(&folder, 'a')), ..settings(&folder) };
@@ -161,7 +174,7 @@ fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
     let damaged = purge(&settings.dir, None, &Purged::Before(4)).unwrap();
     assert_eq!((damaged.gone, damaged.left, damaged.failed.len()), (1, 0, 1), "the others are purged");
     assert!(!settings.dir.join("1.records.new").exists());
-    purged(&Purged::All);
+    purge_all(&settings.dir).unwrap();
     drop(writer);
     assert_eq!(fs::read_dir(&settings.dir).unwrap().count(), 0);
 }
