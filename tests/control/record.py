@@ -2,6 +2,7 @@
 """Records outputs of the bundled pair for the workloads, for simulations with real acceptance.
 
     record.py [--foretell BIN] [--out DIR] [--temperature T] [--check N] [WORKLOAD ...]
+    record.py --real [--foretell BIN] [--out DIR] [WORKLOAD ...]
 
 For each workload (tests/workloads/WORKLOAD.jsonl, all of them by default) one file, one line per
 prompt: `WORKLOAD.jsonl` at temperature 0, `WORKLOAD-tT.jsonl` above, as in `completion-t0.7.jsonl`:
@@ -35,6 +36,10 @@ others:
 * choices and margins are those after the recorded output, so that they can be compared whatever was
   sampled now: margins to 0.02, another choice only where the margin is less.
 
+--real records SmolLM2-135M and prompts by others (`make real-models`, tests/bench/real_prompts.py)
+as `real-WORKLOAD.jsonl`: 32 prompts each, with the lengths and stops of `make bench-real`, outputs
+of any length kept, and no drafter.
+
 It cannot check that a sample is a likely one; a test of its own checks that the target samples
 correctly (src/onnx/sampler). Exits 2 if anything differs that must not.
 
@@ -45,6 +50,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -52,6 +58,11 @@ import sys
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/bench"))
+
+import real_prompts  # noqa: E402
+
+REAL_PROMPTS = 32
 WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile", "turns", "agent", "retrieval")
 LEAST_MAX_TOKENS = 128
 SHORTEST = 24
@@ -63,10 +74,10 @@ BITS = (1 << 64) - 1
 
 
 @contextlib.contextmanager
-def served(foretell, model):
+def served(foretell, model, *extra):
     """The address of a server of this model, for the duration of the block."""
     argv = [foretell, "target", "--model", str(ROOT / "onnx/models" / model), "--name", "foretell-target",
-            "--listen", "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log-level", "error"]
+            "--listen", "127.0.0.1:0", "--device", "cpu", "--threads", "1", "--log-level", "error", *extra]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         ready = READY.match(process.stdout.readline())
@@ -134,6 +145,13 @@ def traces(target, drafter, workload, temperature):
         choices, margins = judged(drafter, prompt, output)
         line = {"prompt": prompt, "output": output, "choices": choices, "margins": margins}
         yield {**line, "temperature": temperature} if temperature else line
+
+
+def real_traces(target, prompts, workload):
+    """The lines of a recording of real prompts, in the folder `prompts`."""
+    for entry in real_prompts.load(prompts, workload, REAL_PROMPTS, model="foretell-target"):
+        prompt, output = completed(target, PATHS[entry["route"]], entry["body"], 0, 0)
+        yield {"prompt": prompt, "output": output}
 
 
 # --------------------------------------------------------------------------------------- comparing
@@ -218,25 +236,42 @@ def compare(path, target, drafter, workload, temperature, limit):
 def write(path, lines):
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     tokens = sum(len(line["output"]) for line in lines)
-    same = sum(a == b for line in lines for a, b in zip(line["output"], line["choices"]))
-    print(f"{path.name}: {len(lines)} lines, {tokens} tokens of output, the drafter's choice {same / tokens:.1%} of them")
+    print(f"{path.name}: {len(lines)} lines, {tokens} tokens of output", end="")
+    same = sum(a == b for line in lines for a, b in zip(line["output"], line.get("choices", ())))
+    print(f", the drafter's choice {same / tokens:.1%} of them" if same else "", flush=True)
+
+
+def record_real(args):
+    """Records each workload of real prompts."""
+    real = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")) / "real-models"
+    if not (real / "prompts").exists():
+        sys.exit(f"{real / 'prompts'} is not there: make real-models")
+    for workload in args.workloads or real_prompts.NAMES:
+        with served(args.foretell, real / "smollm2/onnx", "--context", "2048") as target:
+            write(args.out / f"real-{workload}.jsonl", list(real_traces(target, real / "prompts", workload)))
+    return 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}; all by default")
+    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD",
+                        help=f"of {', '.join(WORKLOADS)}, with --real of {', '.join(real_prompts.NAMES)}; all by default")
+    parser.add_argument("--real", action="store_true", help="SmolLM2-135M and prompts by others")
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/control/traces", metavar="DIR")
     parser.add_argument("--temperature", type=float, default=0, metavar="T", help="sample at T; 0 is greedy, the default")
     parser.add_argument("--check", type=int, metavar="N", help="record the first N prompts again and compare")
     args = parser.parse_args()
-    if unknown := [name for name in args.workloads if name not in WORKLOADS]:
-        parser.error(f"no workload {unknown[0]}, allowed {', '.join(WORKLOADS)}")
+    allowed = real_prompts.NAMES if args.real else WORKLOADS
+    if unknown := [name for name in args.workloads if name not in allowed]:
+        parser.error(f"no workload {unknown[0]}, allowed {', '.join(allowed)}")
     if args.check is not None and args.check < 1:
         parser.error(f"--check: at least 1, got {args.check}")
     if not 0 <= args.temperature <= 2:
         parser.error(f"--temperature: 0 to 2, got {args.temperature}")
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.real:
+        return record_real(args)
     well = True
     for workload in args.workloads or WORKLOADS:
         path = args.out / (f"{workload}-t{args.temperature}.jsonl" if args.temperature else f"{workload}.jsonl")

@@ -1,26 +1,35 @@
-//! The five workloads: recorded if there is a recording, otherwise made from a seed.
+//! The workloads: five of the bundled models, recorded or made from a seed, and those of a real
+//! model that were recorded.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::grid::Workload;
 use super::source::{self, Unreadable};
 use super::synthetic::{Agreement, Copied, Kind};
 
-/// Their names.
+/// Those of the bundled models.
 pub const NAMES: [&str; 5] = ["rewrite", "completion", "prose", "chat", "hostile"];
+/// Those of SmolLM2-135M, without a model drafter (`tests/control/record.py --real`).
+pub const REAL: [&str; 5] = ["real-edit", "real-chat", "real-completion", "real-talk", "real-tools"];
 /// Number of requests of a generated workload.
 const REQUESTS: usize = 30;
 
-/// The recorded workloads of a folder, `NAME.jsonl` each; a missing one is made from a seed.
+/// The recorded workloads of a folder, `NAME.jsonl` each; a missing one of the bundled models is
+/// made from a seed, a missing one of the real model left out.
 ///
 /// # Errors
 /// A recording that cannot be read.
 pub fn all(folder: &Path) -> Result<Vec<Workload>, Unreadable> {
-    NAMES.into_iter().map(|name| one(folder, name)).collect()
+    let real = REAL.into_iter().filter(|name| recording(folder, name).exists());
+    NAMES.into_iter().chain(real).map(|name| one(folder, name)).collect()
+}
+
+fn recording(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.jsonl"))
 }
 
 fn one(folder: &Path, name: &str) -> Result<Workload, Unreadable> {
-    let path = folder.join(format!("{name}.jsonl"));
+    let path = recording(folder, name);
     if path.exists() {
         return Ok(Workload { name: name.to_owned(), scripts: source::read(&path)? });
     }
