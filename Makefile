@@ -63,7 +63,7 @@ demo-parts: binary $(RUNTIME) $(INFLATED)/model.onnx
 quick: ## The tests of the pure crates but for the enumeration (3 min: cargo nextest run exactness::): no ONNX Runtime, no pip
 	@tests/run.sh --package foretell-core --package foretell-engines -- --skip exactness::
 
-test: test-rust test-python ## Every test
+test: test-rust test-python ## The Rust and Python tests; those of page, documents, deployment, Grafana and clients are below
 
 test-rust: $(RUNTIME) $(PYPATH)/.done
 	@tests/run.sh $(CARGO_FEATURES)

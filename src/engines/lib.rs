@@ -1,7 +1,7 @@
 //! Knowledge about inference engines and the wire format, without any I/O.
 //!
-//! Requests and answers are values here; `foretell` sends and receives them. Only tokenizers may be
-//! opened by their path.
+//! Requests and answers are values here; `foretell` sends and receives them. Only tokenizers and
+//! chat templates may be opened by their path.
 //!
 //! | module | purpose |
 //! |---|---|

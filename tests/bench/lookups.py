@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Baselines for drafters without a model: other engines' lookups on recorded texts.
 
-    lookups.py [--sets real,long,memory] [--drafters D,...] [--gamma G,...] [--memory TOKENS,...] [--repeats N] [--arctic DIR]
+    lookups.py [--sets real,smollm2,long,memory] [--drafters D,...] [--gamma G,...] [--memory TOKENS,...] [--repeats N] [--arctic DIR]
                [--json F]
     lookups.py --dump-streams DIR
 
@@ -34,6 +34,7 @@ the number of such streams (`unsteady`), and their first replay counts.
 
 Sets:
 real    the streams of the five workloads unchanged
+smollm2 what SmolLM2 says to real prompts (real-WORKLOAD.jsonl)
 long    the first four streams of each workload after long contexts: all streams (rewrite,
         completion, prose, chat, hostile; each its prompt, then its output) make a ring, and the
         prompt is preceded by tokens before it in the ring up to a length of 32,768 tokens
@@ -81,7 +82,8 @@ from figures import resampled
 from sides import ROOT, counts, some_of
 
 WORKLOADS = ("rewrite", "completion", "prose", "chat", "hostile")
-SETS = ("real", "long", "memory")
+SMOLLM2 = ("real-edit", "real-chat", "real-completion", "real-talk", "real-tools")
+SETS = ("real", "smollm2", "long", "memory")
 MEMORIES = ("copies", "splices")
 TRACES = ROOT / "tests/control/traces"
 CACHE = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache"))
@@ -364,11 +366,11 @@ class Rows:
 
 # -------------------------------------------------------------------------------------------- sets
 
-def real(table, streams, args):
+def unchanged(table, streams, args):
     room = 2048
     for name, gamma in itertools.product(args.drafters, args.gamma):
         together = [], []
-        for workload in WORKLOADS:
+        for workload in streams:
             found = replayed(lambda: drafter(name, gamma, room), streams[workload], args.repeats)
             table.add(workload, name, gamma, streams[workload], found)
             together = together[0] + streams[workload], together[1] + found
@@ -453,7 +455,7 @@ def version(package):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     drafters = (*NGRAMS, *SUFFIXES)
-    parser.add_argument("--sets", type=some_of(SETS), default=list(SETS), metavar="S,...", help="all of real,long,memory by default")
+    parser.add_argument("--sets", type=some_of(SETS), default=list(SETS), metavar="S,...", help="all of real,smollm2,long,memory by default")
     parser.add_argument("--drafters", type=some_of(drafters), default=list(drafters), metavar="D,...", help="all by default")
     parser.add_argument("--gamma", type=counts, default=[4, 8, 32], metavar="G,...", help="4,8,32 by default")
     parser.add_argument("--memory", type=counts, default=[1_000_000, 10_000_000], metavar="TOKENS,...")
@@ -469,7 +471,9 @@ def main():
     streams, table, sizes = {name: recorded(name) for name in WORKLOADS}, Rows(), []
     print(HEAD)
     if "real" in args.sets:
-        real(table, streams, args)
+        unchanged(table, streams, args)
+    if "smollm2" in args.sets:
+        unchanged(table, {name: recorded(name) for name in SMOLLM2}, args)
     if "long" in args.sets:
         long(table, streams, args)
     if "memory" in args.sets:

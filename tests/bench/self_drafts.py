@@ -173,7 +173,7 @@ class Lookahead:
             cache = self.model(torch.tensor([[text[-1], *best[:-1]]]), past_key_values=cache, use_cache=True).past_key_values
             text, out, rounds = text + best, out + best, rounds + 1
         same = next((at for at, (a, b) in enumerate(zip(out, wanted)) if a != b), len(wanted))
-        return rounds, len(out), same == len(wanted)
+        return rounds, len(wanted), same == len(wanted)
 
 
 # --------------------------------------------------------------------------------------------- times

@@ -10,8 +10,8 @@ prompt: `WORKLOAD.jsonl` at temperature 0, `WORKLOAD-tT.jsonl` above, as in `com
     {"prompt": [ids], "output": [ids], "choices": [ids], "margins": [floats], "temperature": float}
 
 prompt       the prompt's token ids as the target sees them (a chat after its template)
-output       the target's output, at least 128 tokens if it does not end before; an end-of-text id
-             is part of it
+output       the target's output, at least 128 tokens if it does not end before (with --real as many
+             as are asked for); an end-of-text id is part of it
 choices      choices[i] is the greedy choice of the drafter draft-same after prompt + output[:i]
 margins      margins[i] is its best log-probability there minus the second best (nats, two decimals)
 temperature  sampling temperature of the output; left out at temperature 0
@@ -36,12 +36,12 @@ others:
 * choices and margins are those after the recorded output, so that they can be compared whatever was
   sampled now: margins to 0.02, another choice only where the margin is less.
 
+--check cannot tell that a sample is a likely one; a test of its own checks that the target samples
+correctly (src/onnx/sampler). Exits 2 if anything differs that must not.
+
 --real records SmolLM2-135M and prompts by others (`make real-models`, tests/bench/real_prompts.py)
 as `real-WORKLOAD.jsonl`: 32 prompts each, with the lengths and stops of `make bench-real`, outputs
 of any length kept, and no drafter.
-
-It cannot check that a sample is a likely one; a test of its own checks that the target samples
-correctly (src/onnx/sampler). Exits 2 if anything differs that must not.
 
 Needs the exports of `make -s print-env`.
 """
@@ -243,7 +243,7 @@ def write(path, lines):
 
 def record_real(args):
     """Records each workload of real prompts."""
-    real = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")) / "real-models"
+    real = pathlib.Path(os.environ.get("FORETELL_CACHE", ROOT / ".cache")).resolve() / "real-models"
     if not (real / "prompts").exists():
         sys.exit(f"{real / 'prompts'} is not there: make real-models")
     for workload in args.workloads or real_prompts.NAMES:
@@ -265,6 +265,8 @@ def main():
     allowed = real_prompts.NAMES if args.real else WORKLOADS
     if unknown := [name for name in args.workloads if name not in allowed]:
         parser.error(f"no workload {unknown[0]}, allowed {', '.join(allowed)}")
+    if args.real and (args.check is not None or args.temperature):
+        parser.error("--real records at temperature 0, and compares nothing")
     if args.check is not None and args.check < 1:
         parser.error(f"--check: at least 1, got {args.check}")
     if not 0 <= args.temperature <= 2:

@@ -171,6 +171,7 @@ fn an_explanation_names_parameters_policies_and_the_result() {
                rest@{rest}                matches (mode auto)\n\
              drafters\n  \
                prompt_lookup                drafts\n  \
+               suffix                       drafts\n  \
                phrasebook                   drafts\n  \
                head                         not known: it depends on the server, which is not known\n",
             revisions[1]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use self::ahead::AheadDrafts;
 pub use self::ahead::{AHEAD_MAX, Ahead};
-use self::slot::{ModelDrafter, SessionDrafter, leading};
+use self::slot::{ModelDrafter, SessionDrafter, counted_for};
 use super::Balance;
 use super::accept::Accepted;
 use super::shadow::VirtualRound;
@@ -115,6 +115,9 @@ pub struct SpeculationController {
     methods: Vec<VerifyMethod>,
     /// The drafters, in the policy's order.
     slots: Vec<SessionDrafter>,
+    /// The merged draft of the lookups that plain tokens are compared with; `None` between two
+    /// rounds.
+    virtual_round: Option<VirtualRound>,
     /// The model that drafts for this session, if one does.
     model: DrafterId,
     /// Number of token ids.
@@ -154,6 +157,7 @@ impl SpeculationController {
             bucket: rules.bucket(temperature),
             methods: rules.methods.clone(),
             slots: if drafts { SessionDrafter::all(rules) } else { Vec::new() },
+            virtual_round: None,
             model: DrafterId::model(rules.model.unwrap_or_default()),
             vocabulary: rules.vocabulary,
             prompt: None,
@@ -178,7 +182,7 @@ impl SpeculationController {
 
     /// The lookups, which answer at once.
     fn lookups(&self) -> impl Iterator<Item = &dyn Lookup> {
-        self.slots.iter().filter_map(|slot| Some(slot.inline()?.lookup.as_ref()))
+        self.slots.iter().filter_map(SessionDrafter::lookup)
     }
 
     /// The slot of the model drafter, if there is one.
@@ -231,55 +235,40 @@ impl SpeculationController {
         }
     }
 
-    /// Advances the virtual round of every slot by a plain token.
+    /// Advances the virtual round by a plain token.
     fn follow(&mut self, token: TokenId) {
-        let (control, bucket, tuning) = (&self.control, self.bucket, &mut self.tuning);
-        let mut over: Vec<(usize, usize, usize)> = Vec::new();
-        for (position, slot) in self.slots.iter_mut().enumerate() {
-            let Some(inline) = slot.inline_mut() else { continue };
-            let Some(mut round) = inline.virtual_round.take() else { continue };
-            let (draft, parent, depth) = round.position();
-            score(control, tuning, bucket, draft, parent, depth, token);
-            match round.follow(token) {
-                None => inline.virtual_round = Some(round),
-                Some(tokens) => {
-                    over.push((position, round.planned, if round.planned == 0 { 1 } else { tokens }));
-                }
-            }
-        }
-        for (position, planned, tokens) in over {
-            self.note(position, planned, 0, tokens);
+        let Some(mut round) = self.virtual_round.take() else { return };
+        let (draft, parent, depth) = round.position();
+        score(&self.control, &mut self.tuning, self.bucket, draft, parent, depth, token);
+        match round.follow(token) {
+            None => self.virtual_round = Some(round),
+            Some(tokens) => self.note(round.planned, 0, if round.planned == 0 { 1 } else { tokens }),
         }
     }
 
-    /// Notes a round, real or virtual, for the drafter in this slot and for its class.
-    fn note(&mut self, position: usize, nodes: usize, modelled: usize, tokens: usize) {
-        let Some(slot) = self.slots.get_mut(position) else { return };
+    /// Notes a round, real or virtual, for the drafter that it is counted for and for its class.
+    fn note(&mut self, nodes: usize, modelled: usize, tokens: usize) {
+        let slot = counted_for(&self.slots, modelled).and_then(|position| self.slots.get_mut(position));
+        let Some(slot) = slot else { return };
         slot.rounds.push(nodes, modelled, tokens);
         let class = Class::new(slot.id, self.bucket, self.kind);
         self.control.with(|learnt| learnt.classes.push(class, nodes, modelled, tokens));
     }
 
-    /// Starts a virtual round for every slot that answers at once and has none.
+    /// Starts a virtual round of the lookups, if there is none.
     fn begin_virtual(&mut self) {
-        let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
-        for position in 0..self.slots.len() {
-            let idle = self
-                .slots
-                .get(position)
-                .and_then(SessionDrafter::inline)
-                .filter(|inline| inline.virtual_round.is_none() && inline.lookup.is_informed());
-            let Some(draft) = idle.map(|inline| inline.lookup.draft(budget)) else { continue };
-            let (mut draft, quote) = self.control.with(|learnt| {
-                let round_costs = self.round_costs(learnt, true);
-                let rate = self.rate(self.slots.get(position), &round_costs, learnt);
-                self.cut(&[draft], budget, rate, &round_costs, learnt)
-            });
-            draft.truncate(quote.nodes.max(4));
-            if let Some(inline) = self.slots.get_mut(position).and_then(SessionDrafter::inline_mut) {
-                inline.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
-            }
+        if self.virtual_round.is_some() || !self.lookups().any(Lookup::is_informed) {
+            return;
         }
+        let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
+        let (mut draft, quote) = self.control.with(|learnt| {
+            let round_costs = self.round_costs(learnt, true);
+            let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
+            let rate = self.rate(counted, &round_costs, learnt);
+            self.cut(&self.looked_up(budget), budget, rate, &round_costs, learnt)
+        });
+        draft.truncate(quote.nodes.max(4));
+        self.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
     }
 
     /// The drafts merged within `budget`, and their best cut where a second is worth `rate` tokens.
@@ -326,8 +315,8 @@ impl SpeculationController {
         ];
         for (origin, tokens) in slices {
             let Some(tokens) = tokens.filter(|tokens| !tokens.is_empty()) else { continue };
-            for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
-                inline.lookup.observe(&Feedback { tokens, origin });
+            for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
+                lookup.observe(&Feedback { tokens, origin });
             }
         }
         self.fed = self.fed.max(end);
@@ -339,8 +328,8 @@ impl SpeculationController {
         let Some(&after) = output.last().or(self.prompt.as_ref().and_then(|prompt| prompt.last())) else {
             return;
         };
-        for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
-            inline.lookup.observe_result(&VerifyFeedback { after, draft, result });
+        for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
+            lookup.observe_result(&VerifyFeedback { after, draft, result });
         }
         if let Some(proposal) = &result.proposal {
             self.observe_proposal(proposal, output.len());
@@ -356,8 +345,8 @@ impl SpeculationController {
         if !proposal.steps.iter().flatten().all(known) {
             return;
         }
-        for inline in self.slots.iter_mut().filter_map(SessionDrafter::inline_mut) {
-            inline.lookup.observe_proposal(proposal, prompt + output);
+        for lookup in self.slots.iter_mut().filter_map(SessionDrafter::lookup_mut) {
+            lookup.observe_proposal(proposal, prompt + output);
         }
     }
 
@@ -384,9 +373,7 @@ impl SpeculationController {
             position = draft.child(position, token);
         }
         let tokens = accepted.tokens.len();
-        if let Some(position) = leading(&self.slots, draft, modelled) {
-            self.note(position, draft.len(), modelled, tokens);
-        }
+        self.note(draft.len(), modelled, tokens);
         self.faults = 0;
         let lost = self.control.with(|learnt| {
             if learnt.concurrency.others() > 0 {
@@ -503,10 +490,7 @@ impl SpeculationController {
 
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
-        self.slots
-            .iter_mut()
-            .filter_map(SessionDrafter::inline_mut)
-            .for_each(|inline| inline.virtual_round = None);
+        self.virtual_round = None;
         let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
         self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial });
     }

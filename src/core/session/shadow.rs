@@ -11,16 +11,19 @@ use crate::units::TokenId;
 #[derive(Debug)]
 pub struct VirtualRound {
     draft: Tree,
-    /// Nodes that would have been sent; the draft may hold some more, which are scored too.
+    /// Nodes that would have been sent, the first ones; the draft may hold some more, which are
+    /// scored too.
     pub planned: usize,
     position: Option<usize>,
     depth: usize,
+    /// Tokens that the planned nodes have yielded.
+    accepted: usize,
 }
 
 impl VirtualRound {
     /// A round that begins at the end of the context.
     pub fn new(draft: Tree, planned: usize) -> Self {
-        Self { draft, planned, position: None, depth: 0 }
+        Self { draft, planned, position: None, depth: 0, accepted: 0 }
     }
 
     /// The position that the next token decides: draft, parent node and depth.
@@ -34,9 +37,10 @@ impl VirtualRound {
         if let Some(node) = self.draft.child(self.position, token) {
             self.position = Some(node);
             self.depth += 1;
+            self.accepted += usize::from(node < self.planned);
             return None;
         }
-        Some(self.depth.min(self.planned) + 1)
+        Some(self.accepted + 1)
     }
 }
 

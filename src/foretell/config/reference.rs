@@ -50,7 +50,7 @@ const PROCESS: &str = "\
 # Reference of the process file
 
 Written by `foretell check --process-reference` from the schema of the process file
-([deploy/schema.json](../deploy/schema.json)); a test compares this page with the program. A file with every setting:
+([deploy/schema.json](../deploy/schema.json)); a test compares this page with the program. A file with most of them:
 [deploy/foretell.yaml](../deploy/foretell.yaml). Any value may be an environment variable, `${NAME}`.
 ";
 
@@ -169,14 +169,25 @@ fn values(schema: &Value) -> String {
             }
             None => "a list of texts".to_owned(),
         },
-        Some("string")
-            if schema.get("pattern").is_some_and(|pattern| plain(pattern).contains("ms|s|m|h")) =>
-        {
-            "a duration: `250ms`, `30s`, `5m`, `1h`".to_owned()
-        }
-        Some("string") => "a text".to_owned(),
-        _ if schema.get("oneOf").is_some() => "a list of URLs, or one of the shapes below".to_owned(),
-        _ => "an object".to_owned(),
+        Some("string") => text(schema.get("pattern").map(plain).as_deref().unwrap_or_default()).to_owned(),
+        _ => match schema.pointer("/oneOf/0") {
+            Some(first) if first.get("type").is_some() => {
+                "a list of URLs, or one of the shapes below".to_owned()
+            }
+            Some(first) => {
+                format!("{}, or the shape below", values(first.pointer("/anyOf/0").unwrap_or(first)))
+            }
+            None => "an object".to_owned(),
+        },
+    }
+}
+
+/// The values of a text with this pattern, in words.
+fn text(pattern: &str) -> &'static str {
+    match pattern.matches("ms|s|m|h").count() {
+        0 => "a text",
+        1 => "a duration: `250ms`, `30s`, `5m`, `1h`",
+        _ => "two durations: `20s/30m`",
     }
 }
 

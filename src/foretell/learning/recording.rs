@@ -180,15 +180,11 @@ impl Writer {
     fn write(&mut self, record: &Record) -> io::Result<()> {
         let frame = segment::frame(&serde_json::to_vec(record)?, self.cipher.as_ref())?;
         let full = (self.max_bytes / SEGMENTS).clamp(SEGMENT_BYTES, segment::MAX_SEGMENT / 2);
-        // A purge locks the file and replaces it: what is appended to the former one would be lost.
-        // A filesystem without locks has none that is held.
-        let is_locked = |file: &File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-        let fits =
-            |segment: &Segment| segment.len < full && !is_locked(&segment.file) && segment.is_in_place();
-        if !self.segment.as_ref().is_some_and(fits) {
-            self.open()?;
-        }
-        let Some(segment) = &mut self.segment else { return Ok(()) };
+        let segment = match self.segment.take().filter(|segment| segment.len < full && segment.locks()) {
+            Some(segment) => segment,
+            None => self.open()?,
+        };
+        let segment = self.segment.insert(segment);
         let written = segment.file.write_all(&frame);
         // A lock that stays makes a purge wait, and nothing else.
         let _ = segment.file.unlock();
@@ -200,9 +196,8 @@ impl Writer {
         written
     }
 
-    /// Begins a segment, and deletes the oldest ones for room.
-    fn open(&mut self) -> io::Result<()> {
-        self.segment = None;
+    /// Begins a segment, locked, and deletes the oldest ones for room.
+    fn open(&self) -> io::Result<Segment> {
         let room = self.max_bytes - self.max_bytes / SEGMENTS;
         // Another process may remove a file at the same time.
         let mut held: Vec<(u64, PathBuf)> = segment::list(&self.dir)?
@@ -222,15 +217,33 @@ impl Writer {
         }
         let name = segment::name(unix_now(), random::fresh_seed());
         let path = self.dir.join(name);
-        let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        lock(&file)?;
         let head = segment::head(self.cipher.is_some());
-        file.write_all(head)?;
-        self.segment = Some(Segment { path, file, len: head.len() as u64 });
-        Ok(())
+        let mut segment = Segment { path, file, len: head.len() as u64 };
+        if !segment.is_in_place() {
+            return Err(io::Error::other("a purge removed the new segment"));
+        }
+        segment.file.write_all(head)?;
+        Ok(segment)
     }
 }
 
+/// Waits for the lock of a file, on a filesystem that has locks.
+fn lock(file: &File) -> io::Result<()> {
+    file.lock().or_else(|error| match error.kind() {
+        io::ErrorKind::Unsupported => Ok(()),
+        _ => Err(error),
+    })
+}
+
 impl Segment {
+    /// Locks it, unless a purge has: what is appended to a segment that it replaces would be lost.
+    /// A filesystem without locks has none that is held.
+    fn locks(&self) -> bool {
+        !matches!(self.file.try_lock(), Err(TryLockError::WouldBlock)) && self.is_in_place()
+    }
+
     /// True if its name still leads to it.
     fn is_in_place(&self) -> bool {
         let same =
@@ -283,6 +296,8 @@ pub fn purge(dir: &Path, cipher: Option<&Cipher>, which: &Purged) -> io::Result<
                 purge.gone += gone;
                 purge.left += left;
             }
+            // A sidecar that makes room has removed it.
+            Err(_) if !path.exists() => {}
             Err(error) => purge.failed.push(error),
         }
     }
@@ -298,8 +313,13 @@ pub fn purge_all(dir: &Path) -> io::Result<()> {
     remove(segment::list(dir)?)
 }
 
+/// Removes all that can be removed; the last error otherwise. A file that is gone is none.
 fn remove(files: Vec<PathBuf>) -> io::Result<()> {
-    files.into_iter().try_for_each(fs::remove_file)
+    let removed = files.into_iter().map(|file| match fs::remove_file(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    });
+    removed.fold(Ok(()), |all, one| one.and(all))
 }
 
 /// Removes records of a segment; the number of removed and of remaining ones.
@@ -309,12 +329,10 @@ fn purge_segment(
     which: &Purged,
 ) -> Result<(usize, usize), segment::ReadError> {
     let failed = |error| segment::ReadError::file(path, error);
-    let locked = File::open(path).map_err(failed)?;
-    locked.lock().or_else(|error| match error.kind() {
-        io::ErrorKind::Unsupported => Ok(()),
-        _ => Err(failed(error)),
-    })?;
-    let records = segment::read(path, cipher)?.records;
+    // To be written to, because NFS gives no exclusive lock otherwise.
+    let locked = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
+    lock(&locked).map_err(failed)?;
+    let segment::Contents { records, cut } = segment::read(path, cipher)?;
     let goes = |record: &Record| match which {
         Purged::Tenant(tenant) => record.tenant.as_ref() == Some(tenant),
         Purged::Before(at) => record.at < *at,
@@ -322,7 +340,7 @@ fn purge_segment(
     let kept: Vec<&Record> = records.iter().filter(|record| !goes(record)).collect();
     if kept.is_empty() {
         fs::remove_file(path).map_err(failed)?;
-    } else if kept.len() < records.len() {
+    } else if kept.len() < records.len() || cut.is_some() {
         let mut bytes = segment::head(cipher.is_some()).to_vec();
         for record in &kept {
             let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;

@@ -346,7 +346,8 @@ impl SessionLoop {
             Happened::PlainEvent(PlainEvent::Chunk(event, _)) => {
                 (!self.begun && self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
             }
-            Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
+            Happened::PlainEvent(PlainEvent::Broken(Fault::Changed, _))
+            | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
                 self.calls.changed();
                 true
             }

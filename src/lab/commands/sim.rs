@@ -37,8 +37,8 @@ pub struct SimArgs {
     /// short anywhere.
     #[arg(long)]
     pub grid: bool,
-    /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one is
-    /// generated from a seed.
+    /// Recorded texts for the grid, one file NAME.jsonl for each workload; a missing one of the
+    /// bundled models is generated from a seed, one of the real model left out.
     #[arg(long, value_name = "DIR", default_value = "tests/control/traces", requires = "grid")]
     pub traces: PathBuf,
     /// Only cells of the grid whose line contains all of these words, such as rewrite,model.
@@ -55,6 +55,10 @@ enum Stopped {
     Texts(#[from] source::Unreadable),
     #[error("{0}")]
     Policy(#[from] permit::Refused),
+    #[error("--only: no cell of the grid has all of {0}")]
+    NoCell(String),
+    #[error("--traces: no folder {0}")]
+    NoFolder(PathBuf),
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("{0}")]
@@ -64,7 +68,12 @@ enum Stopped {
 impl Stopped {
     fn exit(&self) -> Exit {
         match self {
-            Self::Table(_) | Self::Texts(_) | Self::Policy(_) | Self::File { .. } => Exit::Usage,
+            Self::Table(_)
+            | Self::Texts(_)
+            | Self::Policy(_)
+            | Self::NoCell(_)
+            | Self::NoFolder(_)
+            | Self::File { .. } => Exit::Usage,
             Self::Broken(_) => Exit::FellShort,
         }
     }
@@ -80,12 +89,18 @@ pub fn run(args: &SimArgs, out: &mut impl Write) -> Exit {
 }
 
 fn grid(args: &SimArgs, out: &mut impl Write) -> Result<Exit, Stopped> {
+    if !args.traces.is_dir() {
+        return Err(Stopped::NoFolder(args.traces.clone()));
+    }
     let workloads = workloads::all(&args.traces)?;
     let mut cells = grid::cells(&grid::servers(), &workloads)?;
     cells.retain(|cell| {
         let name = cell.name();
         args.only.iter().all(|word| name.split_whitespace().any(|part| part.trim_end_matches('*') == word))
     });
+    if cells.is_empty() {
+        return Err(Stopped::NoCell(args.only.join(", ")));
+    }
     let outcomes = grid::play(&cells, grid::Size::USUAL, &progress::bar("cells"))?;
     // A closed pipe is not an error.
     let _ = out.write_all(grid::table(&outcomes).as_bytes());

@@ -10,6 +10,7 @@ use std::fmt::Write;
 use std::sync::Mutex;
 
 use indicatif::ProgressBar;
+use serde::Deserialize;
 
 use super::drafter::DrafterSpec;
 use super::engine::EngineSpec;
@@ -42,26 +43,45 @@ const REGRET_TOKENS: f64 = 12.5;
 const REGRET_REFILL: f64 = 0.01;
 
 /// The drafters of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Drafters {
     /// `prompt_lookup`.
     Lookup,
+    /// `prompt_lookup` and `suffix`.
+    Lookups,
     /// A model.
     Model,
-    /// Both.
+    /// `prompt_lookup` and a model.
+    #[default]
     Both,
 }
 
 impl Drafters {
     /// Every set.
-    pub const ALL: [Self; 3] = [Self::Lookup, Self::Model, Self::Both];
+    pub const ALL: [Self; 4] = [Self::Lookup, Self::Lookups, Self::Model, Self::Both];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
+            Self::Lookups => "lookups",
             Self::Model => "model",
             Self::Both => "both",
+        }
+    }
+
+    const fn has_model(self) -> bool {
+        matches!(self, Self::Model | Self::Both)
+    }
+
+    /// Their kinds, in the words of a policy.
+    pub const fn kinds(self) -> &'static [&'static str] {
+        match self {
+            Self::Lookup => &[permit::PROMPT_LOOKUP],
+            Self::Lookups => &[permit::PROMPT_LOOKUP, permit::SUFFIX],
+            Self::Model => &[permit::MODEL_DRAFTER],
+            Self::Both => &[permit::PROMPT_LOOKUP, permit::MODEL_DRAFTER],
         }
     }
 
@@ -70,12 +90,7 @@ impl Drafters {
     /// # Errors
     /// A policy that is refused; this one is valid.
     pub fn permit(self) -> Result<Permit, Refused> {
-        permit::of(
-            "policy",
-            &permit::policy(self != Self::Model, self != Self::Lookup),
-            &[VerifyMethod::Tree],
-            1 << 20,
-        )
+        permit::of("policy", &permit::policy(self.kinds()), &[VerifyMethod::Tree], 1 << 20)
     }
 }
 
@@ -147,6 +162,11 @@ impl Outcome<'_> {
             .fold((0, 1.0), |best, one| if one.1 > best.1 { one } else { best })
     }
 
+    /// True if its texts are those of a real model.
+    fn is_real(&self) -> bool {
+        workloads::REAL.contains(&&*self.cell.workload.name)
+    }
+
     /// The controller's speed ÷ that of the best fixed gamma, after the first requests.
     pub fn reached(&self) -> f64 {
         self.auto.rest / self.best().1
@@ -189,7 +209,7 @@ pub fn cells<'a>(servers: &[Steps], workloads: &'a [Workload]) -> Result<Vec<Cel
                 permit: permit.clone(),
             };
             let recorded = workload.scripts.iter().all(|script| script.has_model());
-            let drafts = |drafters: Drafters| recorded || drafters == Drafters::Lookup;
+            let drafts = |drafters: Drafters| recorded || !drafters.has_model();
             cells.extend(permits.iter().filter(|(drafters, _)| drafts(*drafters)).map(with));
         }
     }
@@ -241,7 +261,7 @@ impl<'a> Cell<'a> {
     pub fn name(&self) -> String {
         let Steps { step, base, node, .. } = self.paced;
         let (text, drafters) = (&self.workload.name, self.drafters.name());
-        format!("{base:>4} {node:>5} {:>3.0} {text:<15} {drafters:<6}", step * 1e3)
+        format!("{base:>4} {node:>5} {:>3.0} {text:<15} {drafters:<7}", step * 1e3)
     }
 }
 
@@ -292,7 +312,7 @@ fn plain_run(cell: &Cell<'_>, size: Size, plain_runs: &Mutex<Vec<PlainRun>>) -> 
 pub fn table(outcomes: &[Outcome<'_>]) -> String {
     let mut text = String::from(
         "tokens/s as multiples of plain decoding: first requests | rest; fixed gammas: rest; reached: auto ÷ best fixed, rest\n\
-         base  node  ms text            drafts   auto first  rest    g=2   g=4   g=8  g=16  g=31    best reached\n",
+         base  node  ms text            drafts    auto first  rest    g=2   g=4   g=8  g=16  g=31    best reached\n",
     );
     for outcome in outcomes {
         let Speed { first, rest } = outcome.auto;
@@ -305,14 +325,12 @@ pub fn table(outcomes: &[Outcome<'_>]) -> String {
         let mark = if outcome.falls_short() { " <" } else { "" };
         let _ = writeln!(text, "   {gamma:>4}   {reached:>5.3}{mark}");
     }
-    for drafters in Drafters::ALL {
-        let of: Vec<&Outcome<'_>> =
-            outcomes.iter().filter(|outcome| outcome.cell.drafters == drafters).collect();
-        text.push_str(&summary(drafters.name(), &of));
+    for (prefix, real) in [("", false), ("real texts, ", true)] {
+        for drafters in Drafters::ALL {
+            let of = outcomes.iter().filter(|one| one.cell.drafters == drafters && one.is_real() == real);
+            text.push_str(&summary(&format!("{prefix}{}", drafters.name()), &of.collect::<Vec<_>>()));
+        }
     }
-    let real: Vec<&Outcome<'_>> =
-        outcomes.iter().filter(|outcome| workloads::REAL.contains(&&*outcome.cell.workload.name)).collect();
-    text.push_str(&summary("real texts", &real));
     text.push_str(&summary("all", &outcomes.iter().collect::<Vec<_>>()));
     text
 }
@@ -326,9 +344,9 @@ fn summary(name: &str, outcomes: &[&Outcome<'_>]) -> String {
     let mean = |of: &dyn Fn(&Outcome<'_>) -> f64| {
         (outcomes.iter().map(|one| of(one).ln()).sum::<f64>() / outcomes.len() as f64).exp()
     };
-    let short = outcomes.iter().filter(|outcome| outcome.reached() < 0.95).count();
+    let short = outcomes.iter().filter(|outcome| outcome.reached() < MIN_REACHED).count();
     format!(
-        "{name}: {} cells, reached: geometric mean {:.3}, least {:.3}, below 0.95 in {short} (first requests: {:.3}, \
+        "{name}: {} cells, reached: geometric mean {:.3}, least {:.3}, below {MIN_REACHED} in {short} (first requests: {:.3}, \
          {:.3}); least speed: first {:.3}, rest {:.3}\n",
         outcomes.len(),
         mean(&|one| one.reached()),

@@ -53,17 +53,18 @@ pub const MODEL: &str = "draft";
 /// A backend's own budget, without plain windows: their cost is not part of the comparison.
 const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, slots: 0.1, windows: None };
 
+/// `prompt_lookup`, in the words of a policy.
+pub const PROMPT_LOOKUP: &str = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }";
+/// `suffix`.
+pub const SUFFIX: &str = "{ kind: suffix }";
+/// A model drafter of the target's own vocabulary.
+pub const MODEL_DRAFTER: &str = "{ kind: model, model: draft, vocabulary: same }";
+
 /// A policy with these drafters and without a control group, whose cost is not part of the
 /// comparison.
-pub fn policy(lookup: bool, model: bool) -> String {
-    let mut text = String::from("version: 1\nname: sim\nholdback: { start: 0, floor: 0 }\ndrafters:\n");
-    if lookup {
-        text.push_str("  - { kind: prompt_lookup, ngram: { min: 2, max: 8 } }\n");
-    }
-    if model {
-        text.push_str("  - { kind: model, model: draft, vocabulary: same }\n");
-    }
-    text
+pub fn policy(drafters: &[&str]) -> String {
+    let drafters = drafters.join(", ");
+    format!("version: 1\nname: sim\nholdback: {{ start: 0, floor: 0 }}\ndrafters: [{drafters}]\n")
 }
 
 /// The permit that the policy file `text` gives a greedy request on a server with these
@@ -130,22 +131,26 @@ mod tests {
             &[VerifyMethod::FanOut],
             &[VerifyMethod::Tree, VerifyMethod::FanOut],
         ] {
-            let permit = of("p", &policy(true, true), methods, 4096).expect("a permit");
+            let permit = of("p", &policy(&[PROMPT_LOOKUP, MODEL_DRAFTER]), methods, 4096).expect("a permit");
             assert_eq!(permit.rules.methods, methods);
             assert_eq!((permit.rules.permission, permit.rules.gamma_max), (Permission::Speculate, 32));
             assert!(permit.rules.model.is_some() && permit.rules.lookups.len() == 1);
         }
         assert!(
-            of("p", &policy(true, false), &[VerifyMethod::Tree], 9).expect("a permit").rules.model.is_none()
+            of("p", &policy(&[PROMPT_LOOKUP]), &[VerifyMethod::Tree], 9)
+                .expect("a permit")
+                .rules
+                .model
+                .is_none()
         );
     }
 
     #[test]
     fn a_policy_with_an_error_is_refused_by_its_line() {
-        let text = policy(true, false).replace("min: 2", "min: 0");
+        let text = policy(&[PROMPT_LOOKUP]).replace("min: 2", "min: 0");
         let refused = of("t.yaml policy", &text, &[VerifyMethod::Tree], 9).expect_err("an error").to_string();
-        assert!(refused.starts_with("t.yaml policy:5: drafters[0].ngram.min: "), "{refused}");
-        let off = format!("mode: off\n{}", policy(true, false));
+        assert!(refused.starts_with("t.yaml policy:4: drafters[0].ngram.min: "), "{refused}");
+        let off = format!("mode: off\n{}", policy(&[PROMPT_LOOKUP]));
         assert!(
             of("p", &off, &[VerifyMethod::Tree], 9).expect_err("relayed").to_string().contains("relayed")
         );

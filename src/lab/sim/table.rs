@@ -18,7 +18,7 @@
 //! drafter: { token: 2ms, read: 10us, growth: 0.1, slots: 64, shared: false }     # or none
 //! verify: [score, fan_out]
 //! sidecars: 1
-//! drafters: both                   # lookup|model|both: their policy, without control group; or
+//! drafters: both                   # lookup|lookups|model|both, without a control group; or
 //! policy: |                        # a policy file, whose drafter model is called draft
 //!   version: 1
 //!   name: mine

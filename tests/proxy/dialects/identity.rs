@@ -112,6 +112,35 @@ async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
     }
 }
 
+/// The same for a client that waits for the whole answer: nothing has reached it, so the engine
+/// that is there now gets its request from the beginning.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_answer_begins_anew_on_the_engine_that_takes_over() {
+    for (version, scale_out) in [("0.29.0", true), ("0.22.0", false)] {
+        for (cuts, after) in [(true, EARLY), (true, LATE), (false, LATE)] {
+            let both = [vllm(1, version, scale_out).await, vllm(2, version, scale_out).await];
+            both[0].house.start_at(SECOND + 10);
+            both[1].house.start_at(SECOND + 20);
+            let switch = Switch::before(both.iter().map(|fake| fake.address).collect(), cuts).await;
+            let proxy = proxy(switch.address).await;
+            let front = proxy.gateway.addresses[0];
+            let mut texts = Vec::new();
+            for fake in &both {
+                texts.push(ask(false, 0.0).send(fake.address, "").await.plain.text);
+            }
+            assert_eq!(ask(true, 0.0).send(front, "").await.foretell()["path"], "speculated");
+            switch.after(after);
+            let message = asked(front, &ask(false, 0.0)).await;
+            let what = format!("vLLM {version}, cut {cuts}, after {after}: {}", message.text());
+            assert!(switch.has_switched(), "{what}");
+            assert_eq!(message.head.status(), 200, "{what}");
+            let answer: Value = serde_json::from_str(&message.text()).unwrap();
+            let text = answer["choices"][0]["text"].as_str().unwrap();
+            assert!(texts.iter().any(|whole| whole == text), "{what}");
+        }
+    }
+}
+
 /// A rolling update of one replica: the same model, another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_is_not_continued_on_a_restarted_engine() {

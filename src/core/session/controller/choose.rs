@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::slot::{ModelDrafter, SessionDrafter, leading};
+use super::slot::{ModelDrafter, SessionDrafter, counted_for};
 use super::{CLASS_TOKENS, EVIDENCE, PROMPT_CHUNK_TOKENS, SessionState, SpeculationController, Step};
 use crate::control::costs::Basis;
 use crate::control::gates::{self, GateInputs};
 use crate::control::{Class, Measurements, Outlook, Quote, RoundCosts, Value};
-use crate::draft::{Budget, Draft, Tree};
+use crate::draft::{Budget, Draft, DrafterId, Tree};
 use crate::units::{Tick, TokenId};
 use crate::words::{PlainReason, VerifyMethod};
 
@@ -112,13 +112,13 @@ impl SpeculationController {
     /// The draft of the lookups, and its value if it pays.
     fn lookup_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (Tree, Option<Offer>) {
         let ChoiceInputs { state, budget, round_costs, learnt } = inputs;
-        let first = self.slots.iter().find(|slot| slot.inline().is_some());
-        let rate = self.outlook(first, inputs).rate();
-        let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, rate, round_costs, learnt);
-        let led = leading(&self.slots, &draft, 0).and_then(|position| self.slots.get(position));
-        let judged = led.is_some() || state.speculating;
-        let offer = judged.then(|| (quote, self.outlook(led, inputs)));
-        (draft, offer.filter(|(quote, outlook)| self.worth(*quote, led, outlook, inputs)))
+        let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
+        let outlook = self.outlook(counted, inputs);
+        let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, outlook.rate(), round_costs, learnt);
+        let first = draft.nodes().first().map(|node| node.votes.first().drafter);
+        let judged = counted.is_some() || state.speculating;
+        let worth = judged && self.worth(quote, first, &outlook, inputs);
+        (draft, worth.then_some((quote, outlook)))
     }
 
     /// True if the model drafter may be queried, and the expected value of its draft if that pays.
@@ -130,7 +130,7 @@ impl SpeculationController {
             let outlook = self.outlook(Some(slot), inputs);
             let nodes = budget.nodes.min(budget.depth);
             let offer = self.model_offer(nodes, outlook.rate(), round_costs, learnt)?;
-            self.worth(offer, Some(slot), &outlook, inputs).then_some((offer, outlook))
+            self.worth(offer, Some(slot.id), &outlook, inputs).then_some((offer, outlook))
         });
         (model.is_some(), offer)
     }
@@ -149,11 +149,11 @@ impl SpeculationController {
         learnt.survival.all_refused(drafters, self.min_acceptance)
     }
 
-    /// True if a round of the drafter in this slot pays, by the present measurements.
+    /// True if a round whose first token this drafter proposes pays, by the present measurements.
     fn worth(
         &self,
         quote: Quote,
-        slot: Option<&SessionDrafter>,
+        first: Option<DrafterId>,
         outlook: &Outlook,
         inputs: &ChoiceInputs<'_, '_>,
     ) -> bool {
@@ -161,8 +161,8 @@ impl SpeculationController {
             return self.streak.is_some_and(|streak| streak.tries())
                 || outlook.goes_on(quote, self.stay, self.streak.map_or(0, |streak| streak.gap));
         }
-        let known = |slot: &SessionDrafter| inputs.learnt.survival.evidence(self.bucket, slot.id) >= EVIDENCE;
-        slot.is_some_and(known) && outlook.begins(quote, self.margin)
+        let known = |drafter| inputs.learnt.survival.evidence(self.bucket, drafter) >= EVIDENCE;
+        first.is_some_and(known) && outlook.begins(quote, self.margin)
     }
 
     /// The outlook of speculation with the drafter in a slot.

@@ -104,7 +104,6 @@ impl SpeculationController {
         let pairs: Vec<(TokenId, TokenId)> =
             choices.iter().zip(output.iter().skip(from)).map(choice).collect();
         let hits: Vec<bool> = pairs.iter().map(|(choice, token)| choice == token).collect();
-        let position = self.slots.iter().position(|slot| slot.model_drafter().is_some());
         let mut rest = pairs.as_slice();
         for run in rounds(&hits, gamma) {
             let (round, behind) = rest.split_at(rest.len().min(run + 1));
@@ -112,9 +111,7 @@ impl SpeculationController {
                 let draft = Tree::chain(&[choice], self.model, Features::default());
                 score(&self.control, &mut self.tuning, self.bucket, &draft, None, depth, token);
             }
-            if let Some(position) = position {
-                self.note(position, gamma, gamma, run + 1);
-            }
+            self.note(gamma, gamma, run + 1);
             rest = behind;
         }
         let (promising, earned) = self.control.with(|learnt| {

@@ -1,8 +1,8 @@
 //! The drafters of a session, one slot each: identity, results of its rounds, and health.
 
 use crate::control::Rounds;
-use crate::draft::{DrafterId, Lookup, Tree};
-use crate::session::shadow::{ShadowSchedule, VirtualRound};
+use crate::draft::{DrafterId, Lookup};
+use crate::session::shadow::ShadowSchedule;
 use crate::session::start::Rules;
 
 /// Output tokens for which a drafter is not queried after its first failure, doubled with every
@@ -16,7 +16,7 @@ pub(super) struct SessionDrafter {
     /// The identity that its votes carry.
     pub id: DrafterId,
     pub kind: Kind,
-    /// Its last rounds, real and virtual.
+    /// The last rounds that are counted for it, real and virtual.
     pub rounds: Rounds,
     pub health: Health,
 }
@@ -24,16 +24,9 @@ pub(super) struct SessionDrafter {
 /// The way a drafter is queried.
 pub(super) enum Kind {
     /// It answers at once, inside the session.
-    Inline(Inline),
+    Inline(Box<dyn Lookup>),
     /// It is queried by an action, and answers by an event.
     ModelDrafter(ModelDrafter),
-}
-
-/// A drafter that answers at once.
-pub(super) struct Inline {
-    pub lookup: Box<dyn Lookup>,
-    /// Its draft that the plain tokens are compared with; `None` between two rounds.
-    pub virtual_round: Option<VirtualRound>,
 }
 
 /// A drafter that is queried by an action.
@@ -79,7 +72,7 @@ impl SessionDrafter {
             let number = slots.iter().filter(|slot| slot.id.source == spec.source()).count();
             let id = DrafterId { source: spec.source(), number: number as u8 };
             if let Some(lookup) = spec.build(id, &rules.shared) {
-                slots.push(Self::new(id, Kind::Inline(Inline { lookup, virtual_round: None })));
+                slots.push(Self::new(id, Kind::Inline(lookup)));
             }
         }
         if let Some(number) = rules.model {
@@ -89,16 +82,16 @@ impl SessionDrafter {
         slots
     }
 
-    pub fn inline(&self) -> Option<&Inline> {
+    pub fn lookup(&self) -> Option<&dyn Lookup> {
         match &self.kind {
-            Kind::Inline(inline) => Some(inline),
+            Kind::Inline(lookup) => Some(lookup.as_ref()),
             Kind::ModelDrafter(_) => None,
         }
     }
 
-    pub fn inline_mut(&mut self) -> Option<&mut Inline> {
+    pub fn lookup_mut(&mut self) -> Option<&mut Box<dyn Lookup>> {
         match &mut self.kind {
-            Kind::Inline(inline) => Some(inline),
+            Kind::Inline(lookup) => Some(lookup),
             Kind::ModelDrafter(_) => None,
         }
     }
@@ -118,34 +111,29 @@ impl SessionDrafter {
     }
 }
 
-/// The index of the slot that a round is counted for: the model drafter's if it drafted for it,
-/// else that of the proposer of the first node, else the first of those that answer at once.
-pub(super) fn leading(slots: &[SessionDrafter], draft: &Tree, modelled: usize) -> Option<usize> {
-    let proposer = draft.nodes().first().map(|node| node.votes.first().drafter);
-    let position = |is: &dyn Fn(&SessionDrafter) -> bool| slots.iter().position(is);
-    if modelled > 0 {
-        return position(&|slot| slot.model_drafter().is_some());
-    }
-    position(&|slot| Some(slot.id) == proposer).or_else(|| position(&|slot| slot.inline().is_some()))
+/// The index of the slot that a round is counted for: the model drafter's if it computed tokens
+/// for it, else the first of those that answer at once, whose drafts are merged and so win or lose
+/// together.
+pub(super) fn counted_for(slots: &[SessionDrafter], modelled: usize) -> Option<usize> {
+    slots
+        .iter()
+        .position(|slot| if modelled > 0 { slot.model_drafter().is_some() } else { slot.lookup().is_some() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Features, LookupSpec, Ngram, Source};
+    use crate::draft::{LookupSpec, Ngram, Source};
 
     #[test]
-    fn drafters_of_one_kind_are_numbered_and_a_round_is_counted_for_its_leading_drafter() {
+    fn drafters_of_one_kind_are_numbered_and_rounds_of_lookups_are_counted_together() {
         let ngram = |max| LookupSpec::PromptLookup(Ngram { min: 1, max });
         let rules = Rules { lookups: vec![ngram(2), ngram(8)], model: Some(3), ..Rules::default() };
         let slots = SessionDrafter::all(&rules);
         let ids: Vec<_> = slots.iter().map(|slot| (slot.id.source, slot.id.number)).collect();
         assert_eq!(ids, [(Source::PromptLookup, 0), (Source::PromptLookup, 1), (Source::Model, 3)]);
-        let by = |slot: usize| Tree::chain(&[1], slots[slot].id, Features::default());
-        assert_eq!([0, 1, 2].map(|slot| leading(&slots, &by(slot), 0)), [Some(0), Some(1), Some(2)]);
-        assert_eq!(leading(&slots, &by(1), 3), Some(2), "the model drafted for it, too");
-        assert_eq!(leading(&slots, &Tree::default(), 0), Some(0));
-        assert_eq!(leading(&slots[2..], &Tree::default(), 0), None);
+        assert_eq!((counted_for(&slots, 0), counted_for(&slots, 3)), (Some(0), Some(2)));
+        assert_eq!(counted_for(&slots[2..], 0), None);
     }
 
     #[test]

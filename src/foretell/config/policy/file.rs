@@ -229,6 +229,7 @@ fn drafter(item: &Item<'_>) -> Option<Drafter> {
 fn default_drafters() -> Vec<Drafter> {
     let lookups = [
         LookupSpec::PromptLookup(Ngram { min: 2, max: 8 }),
+        LookupSpec::Suffix(Scope::Request),
         LookupSpec::Phrasebook { phrases: Arc::default(), schemas: true },
         LookupSpec::Head,
     ];

@@ -180,6 +180,32 @@ fn a_purge_removes_and_recording_goes_on_in_a_new_segment() {
 }
 
 #[test]
+fn a_purge_leaves_no_incomplete_record_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(&folder);
+    write(&settings, &[record(Some("b"), 1, &[3]), record(Some("a"), 2, &[444_444])]);
+    let path = segment::list(&settings.dir).unwrap().remove(0);
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() - 2]).unwrap();
+    let holds = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap()).contains("444444");
+    assert!(holds(&path));
+    let purged = purge(&settings.dir, None, &Purged::Tenant("a".to_owned())).unwrap();
+    assert_eq!((purged.gone, purged.left), (0, 1));
+    assert!(!holds(&path));
+}
+
+#[test]
+fn removing_goes_on_behind_a_file_that_cannot_be_removed_or_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let [gone, kept, last] = ["gone", "kept", "last"].map(|name| folder.path().join(name));
+    fs::create_dir(&kept).unwrap();
+    fs::write(&last, "").unwrap();
+    assert!(remove(vec![gone.clone(), kept.clone(), last.clone()]).is_err(), "a folder is no file");
+    assert!(kept.exists() && !last.exists());
+    assert!(remove(vec![gone]).is_ok());
+}
+
+#[test]
 fn a_full_disk_stops_recording_and_is_counted() {
     let full = Path::new("/dev/full");
     if !full.exists() {

@@ -9,6 +9,7 @@ use serde_saphyr::Spanned;
 
 use crate::sim::drafter::DrafterSpec;
 use crate::sim::engine::Front;
+use crate::sim::grid::Drafters;
 use crate::sim::profile::Jitter;
 use crate::sim::sidecar::SignalSpec;
 use crate::sim::synthetic::Kind;
@@ -58,16 +59,6 @@ const fn second() -> f64 {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Nothing {
     None,
-}
-
-/// The drafters of a table without a policy of its own.
-#[derive(Clone, Copy, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Drafters {
-    Lookup,
-    Model,
-    #[default]
-    Both,
 }
 
 /// Either a profile or a paced server, and what differs from it.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::keys::{Bounds, Budget, Drafters, Engine, JitterWord, Keys, Overload, Share, Text, Traffic};
+use super::keys::{Bounds, Budget, Engine, JitterWord, Keys, Overload, Share, Text, Traffic};
 use super::{Expected, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
@@ -90,8 +90,7 @@ impl Reader<'_> {
 
     /// The policy's permit. Without a policy: one with the named drafters.
     fn permit(&self, keys: &Keys) -> Result<Permit, Unusable> {
-        let (lookup, model) = (keys.drafters != Drafters::Model, keys.drafters != Drafters::Lookup);
-        let text = keys.policy.clone().unwrap_or_else(|| permit::policy(lookup, model));
+        let text = keys.policy.clone().unwrap_or_else(|| permit::policy(keys.drafters.kinds()));
         let methods = self.methods(keys)?;
         let permit = permit::of(&format!("{} policy", self.file), &text, &methods, 1 << 20)?;
         Ok(Permit { imposed: imposed(&keys.budget).unwrap_or(permit.imposed), ..permit })
