@@ -315,11 +315,14 @@ pub fn purge_all(dir: &Path) -> io::Result<()> {
 
 /// Removes all that can be removed; the last error otherwise. A file that is gone is none.
 fn remove(files: Vec<PathBuf>) -> io::Result<()> {
-    let removed = files.into_iter().map(|file| match fs::remove_file(file) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    });
-    removed.fold(Ok(()), |all, one| one.and(all))
+    let mut failed = Ok(());
+    for file in files {
+        match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => failed = Err(error),
+            _ => {}
+        }
+    }
+    failed
 }
 
 /// Removes records of a segment; the number of removed and of remaining ones.
