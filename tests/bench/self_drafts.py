@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Drafts that a model makes of itself without training: is `early_exit` or `lookahead` worth building?
 
-    self_drafts.py [--model DIR] [--count N] [--tokens N] [--threads N] [--json F]
+    self_drafts.py [--count N] [--tokens N] [--threads N] [--json F]
 
 Greedy texts of SmolLM2-135M (`make real-models`), N prompts of each workload of real_prompts.py, in
 32 bits, batch 1. For each method the mean acceptance length E[N] (accepted + 1) over all rounds,
@@ -34,6 +34,8 @@ import torch
 import transformers
 from real_servers import PROMPTS, REAL
 
+MODEL = REAL / "smollm2/hf"
+# of its 30 layers
 EXITS = (6, 12, 18, 24, 27)
 GAMMAS = (1, 2, 4)
 # (window, n-gram, verified n-grams): the smallest, and the paper's for a model of 7 B
@@ -179,17 +181,17 @@ class Lookahead:
 # --------------------------------------------------------------------------------------------- times
 
 @functools.lru_cache
-def shaped(folder, layers):
+def shaped(layers):
     """A model of this shape with `layers` layers, for times only: its weights are random."""
-    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=layers)
+    config = transformers.AutoConfig.from_pretrained(MODEL, num_hidden_layers=layers)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @torch.inference_mode()
-def seconds(folder, tokens, layers):
+def seconds(tokens, layers):
     """Median seconds of a step with `tokens` tokens through `layers` layers, after CONTEXT
     others."""
-    model, taken = shaped(folder, layers), []
+    model, taken = shaped(layers), []
     cache = model(torch.ones(1, CONTEXT, dtype=torch.long), use_cache=True).past_key_values
     for _ in range(REPEATS + 2):
         began = time.perf_counter()
@@ -205,15 +207,14 @@ def bytes_of(module):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=pathlib.Path, default=REAL / "smollm2/hf", metavar="DIR")
     parser.add_argument("--count", type=int, default=4, metavar="N", help="prompts of a workload")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="of a text, at most")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager").eval()
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
     found, count = collections.defaultdict(lambda: collections.defaultdict(lambda: [0, 0])), len(model.model.layers)
     same = texts = 0
@@ -231,7 +232,7 @@ def main():
                     sums = found[key][column]
                     sums[0], sums[1] = sums[0] + rounds, sums[1] + tokens
         print(f"{name}: done", flush=True)
-    step = seconds(args.model, 1, count)
+    step = seconds(1, count)
     layer, matrix = bytes_of(model.model.layers[0]), bytes_of(model.lm_head)
     whole = count * layer + matrix
     columns = (*real_prompts.NAMES, "all")
@@ -245,13 +246,13 @@ def main():
             layers, gamma = key
             title = f"early exit after {layers} of {count} layers, {gamma} drafted"
             # The last drafted token passes the first layers too, but not the output matrix.
-            took = (gamma + 1) * seconds(args.model, 1, layers) - step * matrix / whole
-            took += seconds(args.model, gamma + 1, count - layers)
+            took = (gamma + 1) * seconds(1, layers) - step * matrix / whole
+            took += seconds(gamma + 1, count - layers)
             read = (gamma + 1) * layers * layer + gamma * matrix + (count - layers) * layer + matrix
         else:
             window, size, most = key
             title = f"lookahead W={window} N={size} G={most}"
-            took, read = seconds(args.model, 1 + (window + most) * (size - 1), count), whole
+            took, read = seconds(1 + (window + most) * (size - 1), count), whole
         cost, least = took / step, read / whole
         report[title] = {"e_n": length, "steps": cost, "speed": length["all"] / cost, "by_weights": length["all"] / least}
         cells = [title, *(f"{length[column]:.2f}" for column in columns), f"{cost:.2f}", f"{length['all'] / cost:.2f}",

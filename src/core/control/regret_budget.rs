@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Minimum capacity, plain tokens.
-const TOKENS: f64 = 10.0;
+pub const TOKENS: f64 = 10.0;
 /// Capacity in losses of a trial: the switches to speculation and back, and a round that yields one
 /// token. Where round trips are long that is more than [`TOKENS`].
 const TRIALS: f64 = 2.0;
@@ -21,9 +21,9 @@ const TRIALS: f64 = 2.0;
 const SAVED: f64 = 3.0;
 /// Maximum debt, in capacities: losses of the rounds in flight when it ran out. A longer stall
 /// would have met plain decoding as well.
-const OVERDRAFT: f64 = 0.25;
+pub const OVERDRAFT: f64 = 0.25;
 /// Share of the time that refills it.
-const REFILL: f64 = 0.01;
+pub const REFILL: f64 = 0.01;
 
 /// The regret budget of one replica and one concurrency bucket, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

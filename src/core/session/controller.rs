@@ -242,7 +242,7 @@ impl SpeculationController {
         score(&self.control, &mut self.tuning, self.bucket, draft, parent, depth, token);
         match round.follow(token) {
             None => self.virtual_round = Some(round),
-            Some(tokens) => self.note(round.planned, 0, if round.planned == 0 { 1 } else { tokens }),
+            Some(tokens) => self.note(round.planned, 0, tokens),
         }
     }
 

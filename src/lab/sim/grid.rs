@@ -21,6 +21,7 @@ use super::source::Scripts;
 use super::traffic::Stream;
 use super::workloads;
 use super::world::{Broken, Mode, Net, Setup, World};
+use foretell_core::control::regret_budget::{OVERDRAFT, REFILL, TOKENS};
 use foretell_core::words::VerifyMethod;
 use foretell_onnx::pace::curve::Steps;
 
@@ -36,11 +37,6 @@ pub const GAMMAS: [usize; 5] = [2, 4, 8, 16, 31];
 const MIN_REACHED: f64 = 0.95;
 /// Minimum speed of the controller as a multiple of plain decoding, from the first request on.
 const MIN_SPEED: f64 = 0.98;
-/// Plain tokens that may be lost while the controller learns, the regret budget with its overdraft,
-/// and the share of the time that refills it. Where the first requests have less than 1,200 tokens
-/// together, that is more than `MIN_SPEED` leaves.
-const REGRET_TOKENS: f64 = 12.5;
-const REGRET_REFILL: f64 = 0.01;
 
 /// The drafters of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -178,10 +174,12 @@ impl Outcome<'_> {
     }
 
     /// True if the controller is slower than `MIN_REACHED` of the best fixed gamma, or ever slower
-    /// than `MIN_SPEED` of plain decoding; while it learns, than what the regret budget allows.
+    /// than `MIN_SPEED` of plain decoding. While it learns it may lose the regret budget and its
+    /// overdraft, which is more than `MIN_SPEED` leaves of fewer than 1,200 tokens.
     pub fn falls_short(&self) -> bool {
         let Speed { first, rest } = self.auto;
-        let allowed = 1.0 / (1.0 + REGRET_REFILL + REGRET_TOKENS / self.tokens as f64);
+        let lost = (1.0 + OVERDRAFT) * TOKENS / self.tokens as f64;
+        let allowed = 1.0 / (1.0 + REFILL + lost);
         self.reached() < MIN_REACHED || first < MIN_SPEED.min(allowed) || rest < MIN_SPEED
     }
 }

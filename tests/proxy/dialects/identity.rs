@@ -76,16 +76,27 @@ fn read(message: &Message) -> (String, String) {
     (text, events.iter().filter_map(|event| event["error"]["code"].as_str()).collect())
 }
 
+/// Two engines that were started in the same second, and the address that leads to one after the
+/// other; `cuts`: open connections end with the switch.
+async fn one_after_the_other(
+    version: &'static str,
+    scale_out: bool,
+    cuts: bool,
+) -> ([Fake<Vllm>; 2], Switch) {
+    let both = [vllm(1, version, scale_out).await, vllm(2, version, scale_out).await];
+    both[0].house.start_at(SECOND + 10);
+    both[1].house.start_at(SECOND + 20);
+    let switch = Switch::before(both.iter().map(|fake| fake.address).collect(), cuts).await;
+    (both, switch)
+}
+
 /// Two engines that were started in the same second. Older versions report no fingerprint: their
 /// connections identify them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
     for (version, scale_out) in [("0.29.0", true), ("0.22.0", false)] {
         for (cuts, after) in [(true, EARLY), (true, LATE), (false, EARLY), (false, LATE)] {
-            let both = [vllm(1, version, scale_out).await, vllm(2, version, scale_out).await];
-            both[0].house.start_at(SECOND + 10);
-            both[1].house.start_at(SECOND + 20);
-            let switch = Switch::before(both.iter().map(|fake| fake.address).collect(), cuts).await;
+            let (both, switch) = one_after_the_other(version, scale_out, cuts).await;
             let proxy = proxy(switch.address).await;
             let front = proxy.gateway.addresses[0];
             let plain = ask(true, 0.0).send(both[0].address, "").await.plain;
@@ -118,10 +129,7 @@ async fn an_engine_that_takes_over_the_address_is_noticed_by_its_start_time() {
 async fn a_whole_answer_begins_anew_on_the_engine_that_takes_over() {
     for (version, scale_out) in [("0.29.0", true), ("0.22.0", false)] {
         for (cuts, after) in [(true, EARLY), (true, LATE), (false, LATE)] {
-            let both = [vllm(1, version, scale_out).await, vllm(2, version, scale_out).await];
-            both[0].house.start_at(SECOND + 10);
-            both[1].house.start_at(SECOND + 20);
-            let switch = Switch::before(both.iter().map(|fake| fake.address).collect(), cuts).await;
+            let (both, switch) = one_after_the_other(version, scale_out, cuts).await;
             let proxy = proxy(switch.address).await;
             let front = proxy.gateway.addresses[0];
             let mut texts = Vec::new();

@@ -111,13 +111,12 @@ impl SpeculationController {
 
     /// The draft of the lookups, and its value if it pays.
     fn lookup_offer(&self, inputs: &ChoiceInputs<'_, '_>) -> (Tree, Option<Offer>) {
-        let ChoiceInputs { state, budget, round_costs, learnt } = inputs;
+        let ChoiceInputs { budget, round_costs, learnt, .. } = inputs;
         let counted = counted_for(&self.slots, 0).and_then(|position| self.slots.get(position));
         let outlook = self.outlook(counted, inputs);
         let (draft, quote) = self.cut(&self.looked_up(*budget), *budget, outlook.rate(), round_costs, learnt);
         let first = draft.nodes().first().map(|node| node.votes.first().drafter);
-        let judged = counted.is_some() || state.speculating;
-        let worth = judged && self.worth(quote, first, &outlook, inputs);
+        let worth = self.worth(quote, first, &outlook, inputs);
         (draft, worth.then_some((quote, outlook)))
     }
 

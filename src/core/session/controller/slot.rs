@@ -89,9 +89,9 @@ impl SessionDrafter {
         }
     }
 
-    pub fn lookup_mut(&mut self) -> Option<&mut Box<dyn Lookup>> {
+    pub fn lookup_mut(&mut self) -> Option<&mut dyn Lookup> {
         match &mut self.kind {
-            Kind::Inline(lookup) => Some(lookup),
+            Kind::Inline(lookup) => Some(lookup.as_mut()),
             Kind::ModelDrafter(_) => None,
         }
     }
