@@ -205,7 +205,7 @@ impl Codec for Lmdeploy {
         Some(Load {
             running: shared::metric(body, &["lmdeploy:num_requests_running"])? as u32,
             waiting: waiting as u32,
-            kv_usage: shared::metric(body, &["lmdeploy:gpu_cache_usage_perc"]),
+            kv_usage: shared::kv_usage(body, &["lmdeploy:gpu_cache_usage_perc"]),
             limit: None,
         })
     }

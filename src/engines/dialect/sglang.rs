@@ -251,11 +251,11 @@ struct RankLoad {
 
 impl Loads {
     fn sum(&self) -> Option<Load> {
-        let fullest = self.loads.iter().filter_map(|rank| rank.token_usage).reduce(f64::max);
+        let sum = |count: fn(&RankLoad) -> u32| self.loads.iter().map(count).fold(0, u32::saturating_add);
         (!self.loads.is_empty()).then(|| Load {
-            running: self.loads.iter().map(|rank| rank.num_running_reqs).sum(),
-            waiting: self.loads.iter().map(|rank| rank.num_waiting_reqs).sum(),
-            kv_usage: fullest,
+            running: sum(|rank| rank.num_running_reqs),
+            waiting: sum(|rank| rank.num_waiting_reqs),
+            kv_usage: shared::fullest(self.loads.iter().filter_map(|rank| rank.token_usage)),
             limit: None,
         })
     }

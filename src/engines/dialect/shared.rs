@@ -350,12 +350,32 @@ pub fn metric(exposition: &str, names: &[&str]) -> Option<f64> {
 
 /// As [`metric`], of the series with this label only, as in `kind="decode"`.
 pub fn metric_of(exposition: &str, names: &[&str], label: Option<&str>) -> Option<f64> {
+    let sum = series(exposition, names, label).reduce(|sum, value| sum + value);
+    sum.filter(|sum| sum.is_finite())
+}
+
+/// The largest share of a KV cache among the series of a metric, one for each data-parallel rank:
+/// the fullest rank is the first that preempts. `None` if there is none, or no share.
+pub fn fullest(shares: impl Iterator<Item = f64>) -> Option<f64> {
+    shares.filter(|share| share.is_finite() && *share >= 0.0).reduce(f64::max)
+}
+
+/// The values of a metric's series, those with `label` if one is given.
+fn series<'a>(
+    exposition: &'a str,
+    names: &'a [&str],
+    label: Option<&'a str>,
+) -> impl Iterator<Item = f64> + 'a {
     let lines = exposition.lines().filter(|line| !line.starts_with('#'));
-    let values = lines.filter_map(|line| {
+    lines.filter_map(move |line| {
         let (name, rest) = line.split_at(line.find(['{', ' '])?);
         names.contains(&name).then(|| value(rest, label)).flatten()
-    });
-    values.reduce(|sum, value| sum + value).filter(|sum| sum.is_finite())
+    })
+}
+
+/// Share of the KV cache in use, by a metric in Prometheus' text format that has one of `names`.
+pub fn kv_usage(exposition: &str, names: &[&str]) -> Option<f64> {
+    fullest(series(exposition, names, None))
 }
 
 /// The value behind a metric's name: behind its labels, before a timestamp or an exemplar. `None`
@@ -382,7 +402,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
     Some(Load {
         running: metric(exposition, &[running])? as u32,
         waiting: metric(exposition, &[waiting])? as u32,
-        kv_usage: metric(exposition, kv_usage),
+        kv_usage: self::kv_usage(exposition, kv_usage),
         limit: None,
     })
 }
@@ -497,5 +517,12 @@ mod tests {
         assert_eq!(metric("a NaN\na 1\nb 1e308\nb 1e308", &["a"]), None);
         assert_eq!(metric("a 1e308\na 1e308\n+Inf 1", &["a"]), None);
         assert_eq!(label(text, "info", "y").as_deref(), Some("z"));
+    }
+
+    #[test]
+    fn of_a_kv_cache_the_fullest_rank_counts() {
+        assert_eq!(kv_usage("kv{r=\"0\"} 0.6\nkv{r=\"1\"} 0.7\n", &["kv"]), Some(0.7));
+        assert_eq!(kv_usage("kv -3\nkv NaN\nkv +Inf\n", &["kv"]), None, "no share");
+        assert_eq!(kv_usage("kv -3\nkv 0.1\n", &["new", "kv"]), Some(0.1));
     }
 }

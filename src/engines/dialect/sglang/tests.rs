@@ -213,4 +213,9 @@ fn loads_are_read_from_either_page() {
     assert_eq!(Sglang.load(json), Some(expected));
     let page = "sglang:num_running_reqs{x=\"1\"} 3.0\nsglang:num_queue_reqs{x=\"1\"} 1.0\nsglang:token_usage{x=\"1\"} 0.5\n";
     assert_eq!(Sglang.load(page), Some(expected));
+    let ranks = "sglang:num_running_reqs{r=\"0\"} 3\nsglang:num_queue_reqs{r=\"0\"} 1\n\
+        sglang:token_usage{r=\"0\"} 0.5\nsglang:token_usage{r=\"1\"} 0.25\n";
+    assert_eq!(Sglang.load(ranks), Some(expected), "the fullest rank, not the sum");
+    let full = r#"{"loads":[{"num_reqs":4294967295,"num_queue_reqs":0},{"num_reqs":9,"num_queue_reqs":0}]}"#;
+    assert_eq!(Sglang.load(full), Some(Load { running: u32::MAX, ..Load::default() }));
 }
