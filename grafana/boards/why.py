@@ -110,8 +110,8 @@ def reasons() -> tuple[Panel, ...]:
             says="Eligible requests per second that were decoded plainly, or plainly to their end, by reason.",
             good="mostly `holdback`, `switchback` and `no_gain`.",
             otherwise=(
-                "`gate_*`: see the timeline below; `gate_control` while its gate is open: waiting for a draft would "
-                "exceed `gates.max_gap`. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "
+                "`gate_*`: see the timeline below. `max_gap`: even the shortest round would exceed `gates.max_gap`. "
+                "`draft_fault`: a drafter failed. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "
                 "`policy`: set by the mode or the policy. `budget`: raise `budget.extra_tokens` if the engine has "
                 "capacity. `backend_speculates`: the engine speculates itself."
             ),

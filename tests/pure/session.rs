@@ -746,7 +746,7 @@ fn every_drafter_that_proposed_a_token_is_counted() {
 fn a_drafter_that_fails_is_left_alone_for_a_while() {
     let (mut desk, draft) = asking(rules());
     let plain = stays_plain(&desk.tell(draft, Event::Fault(Fault::Draft)));
-    assert_eq!(desk.session.summary().reason, Some(PlainReason::VerifyFault));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::DraftFault));
     let asked = desk.token(plain, 1);
     assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
 }
@@ -815,6 +815,16 @@ fn where_lookups_pay_from_the_first_token_on_the_model_reads_beside_their_rounds
     let asked = desk.tell(verify, rows(&[1, 7, 7, 7, 7, 7, 7, 7, 7]));
     let shadows = asked.iter().filter(|(_, action)| matches!(action, Action::Shadow { .. })).count();
     assert_eq!(shadows, 0, "it has read: {asked:?}");
+}
+
+#[test]
+fn a_token_that_no_method_decides_is_decoded_plainly() {
+    let mut desk = desk();
+    let (verify, _) = desk.take_step();
+    let plain = stays_plain(&desk.tell(verify, rows(&[])));
+    assert_eq!(desk.session.summary().reason, Some(PlainReason::Undecided));
+    let asked = desk.token(plain, 1);
+    assert!(matches!(asked[..], [(_, Action::Cancel(_)), (_, Action::Verify(..))]), "{asked:?}");
 }
 
 #[test]

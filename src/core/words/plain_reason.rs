@@ -59,7 +59,11 @@ pub enum PlainReason {
     HeldBackText,
     /// `verify.allow` has none of the exact verification methods of the server.
     NoVerifyMethod,
-    /// A drafter or verify request failed.
+    /// Every verification method that is allowed was tried, and none could decide the next token.
+    Undecided,
+    /// A drafter failed.
+    DraftFault,
+    /// A verify request failed.
     VerifyFault,
     /// The backend answered with an error or with no stream, or a plain answer broke off.
     UpstreamError,
@@ -72,7 +76,7 @@ pub enum PlainReason {
 
 impl PlainReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::Holdback,
         Self::Observe,
         Self::NoGain,
@@ -99,6 +103,8 @@ impl PlainReason {
         Self::NoDraft,
         Self::HeldBackText,
         Self::NoVerifyMethod,
+        Self::Undecided,
+        Self::DraftFault,
         Self::VerifyFault,
         Self::UpstreamError,
         Self::RetryAfter,
@@ -134,6 +140,8 @@ impl PlainReason {
             Self::NoDraft => "no_draft",
             Self::HeldBackText => "held_back_text",
             Self::NoVerifyMethod => "no_verify_method",
+            Self::Undecided => "undecided",
+            Self::DraftFault => "draft_fault",
             Self::VerifyFault => "verify_fault",
             Self::UpstreamError => "upstream_error",
             Self::RetryAfter => "retry_after",
@@ -170,7 +178,9 @@ impl PlainReason {
             Self::NoDraft => "no drafter has a proposal",
             Self::HeldBackText => "the backend holds back text that may be part of a stop text",
             Self::NoVerifyMethod => "verify.allow has none of the exact methods of the server",
-            Self::VerifyFault => "a drafter or a verify request failed",
+            Self::Undecided => "no verification method could decide the next token",
+            Self::DraftFault => "a drafter failed",
+            Self::VerifyFault => "a verify request failed",
             Self::UpstreamError => "the backend answered with an error, or its answer broke off",
             Self::RetryAfter => {
                 "the server asked for a pause, or does not show at the moment which process it is"

@@ -433,7 +433,11 @@ mod drafter {
             let after =
                 troubles.iter().find(|(of, _)| of == name).and_then(|(_, trouble)| trouble.map(|t| t.0));
             match after {
-                Some(after) => assert!(handle.runs() > after, "{name}: the fault has begun"),
+                Some(after) => {
+                    assert!(handle.runs() > after, "{name}: the fault has begun");
+                    let reason = foretell["reason"].as_str();
+                    assert!(matches!(reason, None | Some("draft_fault")), "{name}: {foretell}");
+                }
                 None if name.ends_with("foreign") => {
                     assert_eq!((handle.runs(), &foretell["drafted"]), (0, &json!(0)), "{name}: never asked");
                 }

@@ -94,14 +94,16 @@ fn scene(reason: PlainReason) -> Option<Scene> {
             ask: completion(&json!({"max_tokens": 48})),
             ..plain
         },
-        // These take an engine that misbehaves or parses, hundreds of requests, or rounds that are
-        // slow and pay: tests/pure/session.rs, tests/proxy/parsers.rs, tests/proxy/groups,
-        // src/core/control/forecast.rs.
+        // These take an engine that misbehaves or parses, a drafter that fails, hundreds of
+        // requests, or rounds that are slow and pay: tests/pure/session.rs, tests/proxy/parsers.rs,
+        // tests/proxy/end_to_end/faults.rs, tests/proxy/groups, src/core/control/forecast.rs.
         PlainReason::UntrustedIds
         | PlainReason::Grammar
         | PlainReason::HeldBackText
         | PlainReason::GateControl
         | PlainReason::GateFirstToken
+        | PlainReason::Undecided
+        | PlainReason::DraftFault
         | PlainReason::MaxGap => return None,
     };
     Some(scene)

@@ -100,6 +100,7 @@ fn holds_when_forced(gate: PlainReason) -> bool {
         | PlainReason::HeldBackText
         | PlainReason::NoVerifyMethod
         | PlainReason::UpstreamError
+        | PlainReason::DraftFault
         | PlainReason::VerifyFault
         | PlainReason::RetryAfter
         | PlainReason::Observe
@@ -119,6 +120,7 @@ fn holds_when_forced(gate: PlainReason) -> bool {
         | PlainReason::GateControl
         | PlainReason::Shadow
         | PlainReason::Switchback
-        | PlainReason::NoDraft => false,
+        | PlainReason::NoDraft
+        | PlainReason::Undecided => false,
     }
 }

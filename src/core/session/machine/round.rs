@@ -102,7 +102,7 @@ impl<W: Walk> Session<W> {
     /// decodes one token plainly.
     fn verify_by(&mut self, position: usize, draft: Draft, modelled: usize, began: Tick, now: Tick) {
         if self.rules.methods.get(position).is_none() {
-            return self.plain_after_fault(PlainReason::NoDraft, now);
+            return self.plain_after_fault(PlainReason::Undecided, now);
         }
         self.summary.reason = None;
         debug_assert!(self.flight.calls.is_empty(), "nothing continues the output but this call");
@@ -179,7 +179,7 @@ impl<W: Walk> Session<W> {
     pub(super) fn draft_failed(&mut self, now: Tick) {
         let done = self.output.tokens().len();
         self.controller.model_failed(done);
-        self.plain_after_fault(PlainReason::VerifyFault, now);
+        self.plain_after_fault(PlainReason::DraftFault, now);
     }
 
     pub(super) fn verifying(&mut self, id: ActionId, event: Event, now: Tick) {
