@@ -27,6 +27,7 @@ pub mod vllm;
 use serde_json::Value;
 
 use crate::openai::{Additive, Request, Route, Sampling};
+use crate::translation::Thinking;
 use foretell_core::draft::Tree;
 use foretell_core::session::{Hold, StopOrder};
 use foretell_core::units::TokenId;
@@ -108,6 +109,11 @@ impl Dialect {
             Self::Ollama => "ollama",
             Self::Mlx => "mlx",
         }
+    }
+
+    /// The dialect of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dialect| dialect.name() == name)
     }
 
     /// The constant properties of its engine.
@@ -326,6 +332,20 @@ pub struct Quirks {
     /// Its texts are made by Hugging Face's own code, which removes spaces before punctuation
     /// unless the model's configuration forbids that (SGLang, LMDeploy).
     pub tidies_text: bool,
+    /// A drafter can draw with this engine's own noise: it is a function that is known here, of a
+    /// seed that the engine takes as an additive field.
+    pub shares_noise: bool,
+    /// Rows that it scores after a cached prefix were wrong in some builds (vLLM's for CPUs), so
+    /// the probe asks for the same rows twice.
+    pub rows_may_change: bool,
+    /// The sequences of a fan-out are slots that read a prompt one after the other and keep it
+    /// (llama.cpp), so the probe fills them before it measures.
+    pub fills_slots: bool,
+    /// How it is told to reason.
+    pub thinking: Thinking,
+    /// It has the Responses and the Messages API itself in its newest version, so what Foretell
+    /// cannot translate is left to it.
+    pub has_other_apis: bool,
 }
 
 /// An engine in its most common configuration.
@@ -337,6 +357,14 @@ pub struct Usual {
     pub noise: Noise,
     /// It draws with a fixed seed of its own where the client sends none, and reports no defaults.
     pub seeded: bool,
+    /// It takes a grammar together with the ids that the grammar has read.
+    pub continues_grammar: bool,
+}
+
+impl Usual {
+    /// Properties that most engines have in common.
+    pub const COMMON: Self =
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification
@@ -378,6 +406,11 @@ impl Quirks {
         refuses_prediction: false,
         prompt_ids_need_count: false,
         tidies_text: false,
+        shares_noise: false,
+        rows_may_change: false,
+        fills_slots: false,
+        thinking: Thinking::Template,
+        has_other_apis: false,
     };
 }
 

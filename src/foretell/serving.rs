@@ -173,7 +173,7 @@ impl SessionRunner {
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
-        let sampling = if identity.engine.shares_noise() {
+        let sampling = if identity.engine.dialect.quirks().shares_noise {
             Sampling { seed: Some(seed), ..ruling.sampling.clone() }
         } else {
             ruling.sampling.clone()
@@ -183,7 +183,7 @@ impl SessionRunner {
         let mut drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
         let remembering = self.remembering(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
-        let shares_noise = drafting.shares_noise() && identity.engine.shares_noise();
+        let shares_noise = drafting.shares_noise() && identity.engine.dialect.quirks().shares_noise;
         let samples = shares_noise && self.samples(&ruling, exchange);
         if samples {
             drafting.sample(fresh_seed());
@@ -292,7 +292,8 @@ impl SessionRunner {
     ) -> Drafting {
         // Where the target's noise cannot be reproduced, its most probable token is the best guess:
         // draft greedily.
-        let temperature = if identity.engine.shares_noise() { sampling.temperature } else { 0.0 };
+        let temperature =
+            if identity.engine.dialect.quirks().shares_noise { sampling.temperature } else { 0.0 };
         let sampling = Sampling { temperature, ..sampling.clone() };
         let bounded = self.setup.draft_timeout.is_some();
         Drafting::new(drafter, sampling, bounded, Arc::clone(observer))

@@ -18,7 +18,7 @@ const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target");
 /// A trainer that makes a drafter of an empty file, and keeps what it was given.
 const TRAINER: &str = r#"#!/bin/sh
 while [ $# -gt 1 ]; do case $1 in --out) out=$2;; --work) work=$2;; --budget) budget=$2;; esac; shift; done
-mkdir -p "$out" && cat >"$work/../given" && touch "$out/model.onnx" && echo "a line of a library"
+mkdir -p "$out" && cat >"$work/../given" && touch "$out/model.onnx" && printf 'a line of a library \377\n'
 echo '{"event":"read","requests":2,"tokens":9,"held_out":1,"vocabulary":8192,"kept":5}'
 echo '{"event":"progress","share":0.5,"step":3,"loss":1.5,"tokens_per_second":100.0}'
 echo '{"event":"held_out","share":0.5,"groups":{},"mean":{"before":null,"after":1.5}}'

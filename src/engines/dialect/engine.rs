@@ -235,12 +235,6 @@ impl Engine {
         (sampling, known)
     }
 
-    /// True if a drafter can draw with this engine's own noise: it is a function that is known
-    /// here, of a seed that the engine takes as an additive field.
-    pub fn shares_noise(&self) -> bool {
-        self.dialect == Dialect::Onnx
-    }
-
     /// Reason why this request may not be speculated on here; `None` if it may.
     pub fn refuses(&self, request: &Request, sampling: &Sampling) -> Option<Refused> {
         if let Some(refused) = self.refuses_rendered(request) {

@@ -17,7 +17,7 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -28,7 +28,7 @@ fn engines() -> Vec<Engine> {
             caches: Some(true),
             tells_cached: true,
             special: vec![0],
-            continues_grammar: dialect == Dialect::Onnx,
+            continues_grammar,
             ..Engine::new(dialect, MODEL, "1")
         })
     };

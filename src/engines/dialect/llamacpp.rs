@@ -59,10 +59,12 @@ const ANSWER: [&str; 8] =
 
 const QUIRKS: Quirks = Quirks {
     owner: Some("llamacpp"),
-    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: false }),
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], ..Usual::COMMON }),
     cache_setting: CacheSetting::FanOut(
         "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
     ),
+    fills_slots: true,
+    has_other_apis: true,
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
     no_usage_event: &[Route::Completions],

@@ -44,7 +44,7 @@ pub struct Lmdeploy;
 const QUIRKS: Quirks = Quirks {
     owner: Some("lmdeploy"),
     experimental: true,
-    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: false }),
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], ..Usual::COMMON }),
     noise_may_be_placed: true,
     cache_setting: CacheSetting::Prefix("its prefix cache is off: start it with --enable-prefix-caching"),
     stop_hold: Hold::Longest,

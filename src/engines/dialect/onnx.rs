@@ -43,8 +43,10 @@ const QUIRKS: Quirks = Quirks {
     usual: Some(Usual {
         methods: &[VerifyMethod::Tree, VerifyMethod::FanOut],
         noise: Noise::Position,
-        seeded: false,
+        continues_grammar: true,
+        ..Usual::COMMON
     }),
+    shares_noise: true,
     stop_order: StopOrder::FirstComplete,
     hollow_deltas: true,
     render_setting: Some("--tool-parser"),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Call, Context, Dialect, Engine, RequestKind, Round, VerifyRequest};
+use super::{Call, Context, Engine, RequestKind, Round, VerifyRequest};
 use crate::openai::{Sampling, SamplingField, SetFields};
 use foretell_core::control::prospect::Measured;
 use foretell_core::draft::{Features, Source, Tree};

@@ -51,8 +51,9 @@ const QUIRKS: Quirks = Quirks {
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
         noise: Noise::Ignored,
-        seeded: false,
+        ..Usual::COMMON
     }),
+    has_other_apis: true,
     stop_field: Some("matched_stop"),
     stop_field_names_end: true,
     tidies_text: true,

@@ -54,7 +54,7 @@ pub struct Triton;
 
 const QUIRKS: Quirks = Quirks {
     experimental: true,
-    usual: Some(Usual { methods: &[VerifyMethod::Native], noise: Noise::Call, seeded: true }),
+    usual: Some(Usual { methods: &[VerifyMethod::Native], seeded: true, ..Usual::COMMON }),
     first_request_ids: false,
     no_usage_event: &[Route::Completions, Route::Chat],
     ..Quirks::COMMON

@@ -46,7 +46,7 @@ pub struct TrtLlm;
 const QUIRKS: Quirks = Quirks {
     owner: Some("tensorrt_llm"),
     experimental: true,
-    usual: Some(Usual { methods: &[VerifyMethod::FanOut], noise: Noise::Call, seeded: true }),
+    usual: Some(Usual { methods: &[VerifyMethod::FanOut], seeded: true, ..Usual::COMMON }),
     stop_hold: Hold::Longest,
     first_request_ids: false,
     refuses_prediction: true,

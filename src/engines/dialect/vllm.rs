@@ -32,6 +32,7 @@ use super::{
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
+use crate::translation::Thinking;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -104,12 +105,11 @@ pub struct Vllm;
 /// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
 const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
-    usual: Some(Usual {
-        methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
-        noise: Noise::Call,
-        seeded: false,
-    }),
+    usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
     noise_may_be_placed: true,
+    rows_may_change: true,
+    thinking: Thinking::Effort,
+    has_other_apis: true,
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
     hollow_deltas: true,

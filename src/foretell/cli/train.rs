@@ -286,10 +286,10 @@ impl Trainer {
             input.flush()
         });
         let mut result = Ok(None);
-        for line in self.child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
-            let line = line.map_err(TrainError::Trainer)?;
-            // A library may print a line of its own.
-            let Ok(event) = serde_json::from_str(&line) else { continue };
+        let lines = self.child.stdout.take().map(|stdout| BufReader::new(stdout).split(b'\n'));
+        for line in lines.into_iter().flatten().map_while(Result::ok) {
+            // A library may print a line of its own, in any encoding.
+            let Ok(event) = serde_json::from_slice(&line) else { continue };
             match self.show(event, out) {
                 Ok(Some(count)) if matches!(result, Ok(None)) => result = Ok(Some(count)),
                 Ok(_) => {}

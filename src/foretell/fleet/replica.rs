@@ -213,7 +213,7 @@ impl Replica {
     /// Sets the recognised dialect, and whether it can verify drafts.
     pub fn set_dialect(&self, dialect: impl Into<String>, speculates: bool) {
         let dialect = Arc::new(dialect.into());
-        if Dialect::ALL.iter().any(|known| known.name() == dialect.as_str()) {
+        if Dialect::named(&dialect).is_some() {
             self.engine.store(Arc::clone(&dialect));
         }
         self.dialect.store(dialect);

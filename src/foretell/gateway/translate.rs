@@ -31,7 +31,7 @@ use crate::http::request::RequestBody;
 use crate::random;
 use foretell_core::words::RelayReason;
 use foretell_engines::anthropic::{self, System};
-use foretell_engines::dialect::Dialect;
+use foretell_engines::dialect::{Dialect, Quirks};
 use foretell_engines::openai::sse::{Decoder, TooLong};
 use foretell_engines::openai::{Api, Route, json, parsed_bytes};
 use foretell_engines::responses::{self, Asked};
@@ -122,10 +122,8 @@ pub(crate) async fn enter(
 /// The backend of a request by this API; `None` if it is sent such as they are.
 pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
-    let known = replica.engine();
-    let is = |dialect: Dialect| known.as_str() == dialect.name();
-    let thinking = if is(Dialect::Vllm) { Thinking::Effort } else { Thinking::Template };
-    let has_api = is(Dialect::Vllm) || is(Dialect::Sglang) || is(Dialect::LlamaCpp);
+    let quirks = Dialect::named(&replica.engine()).map_or(&Quirks::COMMON, Dialect::quirks);
+    let (thinking, has_api) = (quirks.thinking, quirks.has_other_apis);
     replica.translates(api).then_some(Backend { thinking, has_api })
 }
 

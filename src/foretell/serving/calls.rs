@@ -222,8 +222,9 @@ impl Calls {
         }
     }
 
-    /// False if an event of a stream shows that another process than the session's sent it.
-    pub fn fits(&self, event: &Value) -> bool {
+    /// Records the process that an event of a stream names; false if it is another than the
+    /// session's.
+    pub fn join_origin(&self, event: &Value) -> bool {
         let origin = Origin::of_event(event);
         !self.is_unnamed(&origin) && self.is_from_there(origin)
     }

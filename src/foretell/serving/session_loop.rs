@@ -344,7 +344,7 @@ impl SessionLoop {
         let unanswered = match happened {
             Happened::PlainEvent(PlainEvent::End | PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
             Happened::PlainEvent(PlainEvent::Chunk(event, _)) => {
-                (!self.begun && self.sink.is_whole() && many_choices(event)) || self.is_begun_anew(event)
+                (!self.begun && self.sink.is_whole() && many_choices(event)) || self.begins_anew(event)
             }
             Happened::PlainEvent(PlainEvent::Broken(Fault::Changed, _))
             | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
@@ -363,10 +363,10 @@ impl SessionLoop {
         Some(unsent)
     }
 
-    /// True if an event has come from another engine than the one identified, and nothing has
-    /// reached the client: the new engine is then sent the client's own request only.
-    fn is_begun_anew(&self, event: &Value) -> bool {
-        let other = self.unsent.is_some() && !self.calls.fits(event);
+    /// Records the engine that an event names. True if it is another than the session's while
+    /// nothing has reached the client: the new engine is then sent the client's own request only.
+    fn begins_anew(&self, event: &Value) -> bool {
+        let other = self.unsent.is_some() && !self.calls.join_origin(event);
         if other {
             self.calls.changed();
         }

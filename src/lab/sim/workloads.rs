@@ -45,6 +45,7 @@ pub fn made(name: &str) -> Kind {
         "completion" => kind(Copied::Rewrite(0.45), mixed(0.9, 0.4)),
         "prose" => kind(Copied::Rewrite(0.6), mixed(0.9, 0.45)),
         "chat" => kind(Copied::Fresh, mixed(0.95, 0.5)),
-        _ => kind(Copied::Fresh, Agreement::Even(0.1)),
+        "hostile" => kind(Copied::Fresh, Agreement::Even(0.1)),
+        _ => unreachable!("{name} is none of NAMES"),
     }
 }

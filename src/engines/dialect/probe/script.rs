@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 
-use super::Dialect;
 use crate::dialect::{Engine, Noise};
 use foretell_core::control::prospect::MAX_GAMMA;
 use foretell_core::words::VerifyMethod;
@@ -171,12 +170,12 @@ fn placed(least: usize, engine: &Engine) -> usize {
 fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
     let mut tasks = VecDeque::new();
     let Some(&first) = engine.methods.first() else { return tasks };
-    if engine.methods.contains(&VerifyMethod::Score) && engine.dialect == Dialect::Vllm {
+    if engine.methods.contains(&VerifyMethod::Score) && engine.dialect.quirks().rows_may_change {
         tasks.extend([Task::Same { again: false }, Task::Same { again: true }]);
     }
     let main = if long { ProbeContext::Long } else { ProbeContext::Short };
-    // Slots are warmed one by one, which takes long with a long context: the short one comes first.
-    let order = if engine.dialect == Dialect::LlamaCpp {
+    // Slots are filled one by one, which takes long with a long context: the short one comes first.
+    let order = if engine.dialect.quirks().fills_slots {
         [ProbeContext::Short, main]
     } else {
         [main, ProbeContext::Short]
@@ -215,7 +214,7 @@ fn tasks(engine: &Engine, long: bool) -> VecDeque<Task> {
 
 /// The timed rounds of a verification method.
 fn rounds(engine: &Engine, method: VerifyMethod, context: ProbeContext) -> Vec<Task> {
-    let slots = engine.dialect == Dialect::LlamaCpp && method == VerifyMethod::FanOut;
+    let slots = engine.dialect.quirks().fills_slots && method == VerifyMethod::FanOut;
     let warm = slots.then_some(Task::Warm { method, context, nodes: MAX_GAMMA });
     warm.into_iter().chain(GAMMAS.map(|nodes| Task::Round { method, context, nodes })).collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
+use crate::dialect::Dialect;
 
 fn engine() -> Engine {
     let mut engine = Engine::new(Dialect::Onnx, "m", "1");

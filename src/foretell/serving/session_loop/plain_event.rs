@@ -28,7 +28,7 @@ impl SessionLoop {
                     self.session.handle(WORLD, Event::ClientGone, now);
                 }
             }
-            PlainEvent::Chunk(event, _) if !event.is_null() && !self.calls.fits(&event) => {
+            PlainEvent::Chunk(event, _) if !event.is_null() && !self.calls.join_origin(&event) => {
                 self.changed();
                 self.session.handle(id, Event::Fault(Fault::Changed), now);
             }
