@@ -343,6 +343,8 @@ pub struct Quirks {
     pub fills_slots: bool,
     /// How it is told to reason.
     pub thinking: Thinking,
+    /// It knows `stream_options.continuous_usage_stats`: others may refuse the request for it.
+    pub continuous_usage: bool,
     /// It has the Responses and the Messages API itself in its newest version, so what Foretell
     /// cannot translate is left to it.
     pub has_other_apis: bool,
@@ -410,6 +412,7 @@ impl Quirks {
         rows_may_change: false,
         fills_slots: false,
         thinking: Thinking::Template,
+        continuous_usage: false,
         has_other_apis: false,
     };
 }

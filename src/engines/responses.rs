@@ -59,7 +59,8 @@ fn usage(chat: &Value) -> Value {
     set(&mut usage, "output_tokens", json!(count("completion_tokens")));
     let reasoning = detail("completion_tokens_details", "reasoning_tokens");
     set(&mut usage, "output_tokens_details", json!({ "reasoning_tokens": reasoning }));
-    set(&mut usage, "total_tokens", json!(count("prompt_tokens") + count("completion_tokens")));
+    let total = count("prompt_tokens").saturating_add(count("completion_tokens"));
+    set(&mut usage, "total_tokens", json!(total));
     if let Some(foretell) = chat.get("foretell") {
         set(&mut usage, "foretell", foretell.clone());
     }

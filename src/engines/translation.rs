@@ -16,6 +16,8 @@ pub enum Thinking {
     Effort,
     /// By `chat_template_kwargs.enable_thinking`; a developer's messages are those of the system.
     Template,
+    /// As [`Self::Template`], and `thinking_budget_tokens` limits it (llama.cpp).
+    TemplateAndBudget,
 }
 
 /// Reason for which a request is not translated, in words for the client: they begin with the path

@@ -141,6 +141,9 @@ pub struct Finished {
     pub added: Option<Duration>,
     /// Time from accepting the request to the first byte of the answer's body.
     pub first_byte: Option<Duration>,
+    /// Time from accepting the request to the first part of its output, which a client that does
+    /// not stream gets later.
+    pub first_token: Option<Duration>,
     /// Time from accepting the request to the end of the answer.
     pub duration: Duration,
     /// Its trace; `None` if it has no spans.
@@ -189,6 +192,7 @@ impl Finished {
             estimated: false,
             added: None,
             first_byte: None,
+            first_token: None,
             duration: Duration::ZERO,
             trace: None,
             unsampled: false,
@@ -228,7 +232,7 @@ impl Finished {
     /// Mean seconds per output token after the first; `None` for fewer than two tokens, and for an
     /// answer that was relayed: its tokens may be estimated, and a JSON answer shows no pace.
     pub fn seconds_per_token(&self) -> Option<f64> {
-        let first = self.first_byte.filter(|_| self.path != Path::Relayed)?;
+        let first = self.first_token.filter(|_| self.path != Path::Relayed)?;
         let rest = self.output_tokens.checked_sub(1).filter(|rest| *rest > 0)?;
         Some(self.duration.saturating_sub(first).as_secs_f64() / f64::from(rest))
     }

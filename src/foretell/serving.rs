@@ -155,7 +155,7 @@ impl SessionRunner {
         let admitted = Admitted {
             head: Subjects {
                 route: request.route,
-                headers: &exchange.head.headers,
+                headers: &exchange.sent,
                 tenant: exchange.client.tenant.as_deref(),
             },
             request,

@@ -124,12 +124,13 @@ impl Store {
         let others = members.iter().filter(|&member| *member != own && Some(member) != former.as_ref());
         let (same, strangers): (Vec<&str>, Vec<&str>) =
             others.map(String::as_str).partition(|member| member.starts_with(own_version.as_str()));
-        let keys = same.iter().filter_map(|member| member.strip_prefix(own_version.as_str()));
-        let mut keys: Vec<String> = keys.map(|id| self.key_of("sidecar", id)).collect();
-        let sidecars = keys.len();
-        keys.extend(plans.keys());
-        let mut values = link.values(&keys).await?;
-        plans.take(&values.split_off(sidecars));
+        let sidecars = same.iter().filter_map(|member| member.strip_prefix(own_version.as_str()));
+        let mut keys: Vec<String> = plans.keys().collect();
+        let planned = keys.len();
+        keys.extend(sidecars.map(|id| self.key_of("sidecar", id)));
+        let mut windows = link.values(&keys).await?;
+        let values = windows.split_off(planned);
+        plans.take(&windows);
         let (learnt, now) = (Arc::clone(&self.learnt), unix_now().as_secs());
         let lent = tokio::task::spawn_blocking(move || lend(&learnt, values, now)).await;
         let Lent { sidecars, unreadable } = lent.map_err(|error| Fault::answer(error.to_string()))?;

@@ -250,6 +250,14 @@ fn the_first_refused_parameter_is_blamed_and_all_are_listed() {
 }
 
 #[test]
+fn a_model_in_the_proxys_own_process_is_not_asked() {
+    let here = "version: 1\nbackends: [{ name: a, replicas: { model: nowhere } }]\n";
+    let folder = Folder::new(&[("foretell.yaml", here), ("request.json", CHAT)]);
+    let (code, told) = folder.explain(&[], false);
+    assert!(code == 0 && told.contains("a model in the proxy's own process"), "{code} {told}");
+}
+
+#[test]
 fn an_invalid_explain_call_is_a_usage_error() {
     let folder = Folder::new(&[("request.json", CHAT)]);
     let (code, told) = folder.explain(&["authorization secret"], false);

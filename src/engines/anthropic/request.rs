@@ -322,7 +322,10 @@ fn think(value: &Value, told: Thinking, chat: &mut Map<String, Value>) -> Result
             set(chat, "thinking_token_budget", budget);
         }
         (Some("disabled"), Thinking::Effort) => set(chat, "reasoning_effort", json!("none")),
-        (Some(kind @ ("enabled" | "disabled")), Thinking::Template) => {
+        (Some(kind @ ("enabled" | "disabled")), Thinking::Template | Thinking::TemplateAndBudget) => {
+            if let (Thinking::TemplateAndBudget, Some(budget)) = (told, value.get("budget_tokens")) {
+                set(chat, "thinking_budget_tokens", budget.clone());
+            }
             let known = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
             if let Some(known) = known.as_object_mut() {
                 set(known, "enable_thinking", json!(kind == "enabled"));
@@ -508,6 +511,7 @@ mod tests {
         let enabled = json!({ "type": "enabled", "budget_tokens": 1024 });
         assert_eq!(with(enabled.clone(), Thinking::Effort)["thinking_token_budget"], 1024);
         assert_eq!(with(json!({ "type": "disabled" }), Thinking::Effort)["reasoning_effort"], "none");
+        assert_eq!(with(enabled.clone(), Thinking::TemplateAndBudget)["thinking_budget_tokens"], 1024);
         let told = with(enabled, Thinking::Template);
         assert_eq!(told["chat_template_kwargs"], json!({ "enable_thinking": true }));
         assert!(with(json!({ "type": "adaptive" }), Thinking::Effort).get("reasoning_effort").is_none());

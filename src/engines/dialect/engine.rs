@@ -145,6 +145,12 @@ pub struct Engine {
     /// Fields that a client leaves out get the operator's values, which are not known here
     /// (SGLang's `preferred_sampling_params`).
     pub own_defaults: bool,
+    /// Samplers that its operator has switched on. A client may switch one off for its own request
+    /// by a field that later requests lack (llama.cpp).
+    pub own_samplers: Vec<&'static str>,
+    /// It marks its samples by tokens of the output, which are prompt in later requests (vLLM:
+    /// `--watermark-config`).
+    pub watermarks: bool,
     /// It draws with one fixed seed where the client sends none.
     pub seeded: bool,
     /// Maximum output tokens where a client sets no limit; `None` if the server has no such limit.
@@ -160,9 +166,12 @@ pub struct Engine {
     pub load_path: Option<&'static str>,
     /// Ids of the tokens that end an output; empty if it does not report them.
     pub eos: Vec<TokenId>,
-    /// Ids of the tokens that may end an output or are no text, ascending; taken from the
-    /// tokenizer, and empty as long as that is not known.
+    /// Ids of the tokens that are no text, ascending; taken from the tokenizer, and empty as long
+    /// as that is not known.
     pub special: Vec<TokenId>,
+    /// Ids of the tokens that may end an output, the special ones among them, ascending; as
+    /// [`Self::special`]. Where one may be next, only the engine itself can tell what follows.
+    pub may_end: Vec<TokenId>,
 }
 
 impl Engine {
@@ -200,6 +209,8 @@ impl Engine {
             proposes: 0,
             speculates: false,
             own_defaults: false,
+            own_samplers: Vec::new(),
+            watermarks: false,
             seeded: false,
             default_tokens: None,
             segment: None,
@@ -208,6 +219,7 @@ impl Engine {
             load_path: None,
             eos: Vec::new(),
             special: Vec::new(),
+            may_end: Vec::new(),
         }
     }
 

@@ -28,6 +28,7 @@ fn engines() -> Vec<Engine> {
             caches: Some(true),
             tells_cached: true,
             special: vec![0],
+            may_end: vec![0],
             continues_grammar,
             ..Engine::new(dialect, MODEL, "1")
         })

@@ -27,6 +27,7 @@ use super::{
     Noise, PromptAnswer, Question, Quirks, Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
 use crate::openai::{Additive, Defaults, Prompt, Request, Route, Sampling, order};
+use crate::translation::Thinking;
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -64,6 +65,7 @@ const QUIRKS: Quirks = Quirks {
         "its idle slots are cleared, so every prompt is computed anew: start it with --no-cache-idle-slots",
     ),
     fills_slots: true,
+    thinking: Thinking::TemplateAndBudget,
     has_other_apis: true,
     stop_order: StopOrder::FirstBegun,
     unasked_usage: Some(Route::Completions),
@@ -102,6 +104,7 @@ impl Codec for LlamaCpp {
             methods,
             defaults: defaults(&params),
             default_tokens: most,
+            own_samplers: own_samplers(&params),
             noise: Noise::Call,
             seeded: number("seed").is_some_and(|seed| seed >= 0.0 && seed as u64 != RANDOM_SEED),
             lanes: usize::try_from(slots).ok(),
@@ -117,7 +120,7 @@ impl Codec for LlamaCpp {
     /// This server ignores parameters of other servers silently. Where the first call of a chat
     /// overwrites a parameter of the client's, the server's error about the client's value would be
     /// lost.
-    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let own = &request.sampling;
         let penalized = own.set_by_client.has(crate::openai::SamplingField::RepetitionPenalty)
             && own.penalizes_repetition();
@@ -133,7 +136,10 @@ impl Codec for LlamaCpp {
             (replaced("n_probs"), "n_probs"),
             (replaced("top_logprobs"), "top_logprobs"),
         ];
+        let sets = |name: &&str| request.body.get(*name).is_some_and(|value| !value.is_null());
+        let switched_off = engine.own_samplers.iter().copied().find(sets);
         Refused::by_first(RelayReason::Parameter, &parameters)
+            .or_else(|| switched_off.map(|name| Refused::by(RelayReason::Parameter, name)))
     }
 
     fn max_tokens(&self, engine: &Engine, _: &Request) -> MaxTokens {
@@ -299,6 +305,27 @@ fn remembers(params: &Value) -> bool {
         || number("adaptive_target").is_some_and(|target| target >= 0.0)
 }
 
+/// The samplers of the server's chain that are switched on by its own settings.
+fn own_samplers(params: &Value) -> Vec<&'static str> {
+    let is_on =
+        |&(name, off): &(&str, f64)| params.get(name).and_then(Value::as_f64).is_some_and(|own| own != off);
+    SAMPLERS.iter().filter(|sampler| is_on(sampler)).map(|(name, _)| *name).collect()
+}
+
+/// Samplers that have no part in [`Defaults`], or another name there, with the values that switch
+/// them off.
+const SAMPLERS: [(&str, f64); 9] = [
+    ("top_n_sigma", -1.0),
+    ("xtc_probability", 0.0),
+    ("typical_p", 1.0),
+    ("dynatemp_range", 0.0),
+    ("repeat_penalty", 1.0),
+    ("dry_multiplier", 0.0),
+    ("mirostat", 0.0),
+    ("adaptive_target", -1.0),
+    ("min_keep", 0.0),
+];
+
 /// The server's sampling defaults, from its own parameter names.
 fn defaults(params: &Value) -> Option<Defaults> {
     let number = |name: &str| params.get(name).and_then(Value::as_f64);
@@ -409,7 +436,7 @@ struct Timings {
 impl Timings {
     /// Tokens of the prompt.
     fn prompt(&self) -> Option<u32> {
-        Some(self.cached? + self.computed)
+        Some(self.cached?.saturating_add(self.computed))
     }
 
     /// The same as `usage`, which only the last event has: for a call that is left before its end.
@@ -418,7 +445,7 @@ impl Timings {
         Some(json!({
             "completion_tokens": output,
             "prompt_tokens": prompt,
-            "total_tokens": prompt + output,
+            "total_tokens": u64::from(prompt) + u64::from(output),
             "prompt_tokens_details": { "cached_tokens": self.cached },
         }))
     }

@@ -79,8 +79,10 @@ impl Codec for Lmdeploy {
 
     /// Its repetition penalty counts output only, and `/generate` has none of the others. It
     /// ignores parameters that it does not know (`min_tokens`).
-    fn refuses(&self, _: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
+    fn refuses(&self, engine: &Engine, request: &Request, sampling: &Sampling) -> Option<Refused> {
         let parameters = [
+            // Another name is an adapter's, which `/generate` does not take.
+            (request.model != engine.model, "model"),
             (sampling.penalizes_repetition(), "repetition_penalty"),
             (!sampling.logit_bias.is_empty(), "logit_bias"),
             (request.include_stop, "include_stop_str_in_output"),
@@ -205,7 +207,7 @@ impl Codec for Lmdeploy {
         Some(Load {
             running: shared::metric(body, &["lmdeploy:num_requests_running"])? as u32,
             waiting: waiting as u32,
-            kv_usage: shared::kv_usage(body, &["lmdeploy:gpu_cache_usage_perc"]),
+            kv_usage: shared::largest(body, &["lmdeploy:gpu_cache_usage_perc"]),
             limit: None,
         })
     }
@@ -315,6 +317,7 @@ mod tests {
             json!({"stop_token_ids": [4]}),
             json!({"min_tokens": 3}),
             json!({"seed": 5}),
+            json!({"model": "adapter"}),
         ] {
             assert!(methods(&engine(Some(true)), &more).is_empty(), "{more}");
         }

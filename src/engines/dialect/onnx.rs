@@ -47,6 +47,7 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     shares_noise: true,
+    continuous_usage: true,
     stop_order: StopOrder::FirstComplete,
     hollow_deltas: true,
     render_setting: Some("--tool-parser"),

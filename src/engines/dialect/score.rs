@@ -71,8 +71,8 @@ pub fn rows(
     for top in told {
         // The bounds count special tokens, which `min_tokens` may bar.
         let between =
-            || bounded(&top, sampling, &engine.special).filter(|_| bounds && sampling.min_tokens == 0);
-        let Some(row) = row(&top, sampling, &engine.special).or_else(between) else { return rows };
+            || bounded(&top, sampling, &engine.may_end).filter(|_| bounds && sampling.min_tokens == 0);
+        let Some(row) = row(&top, sampling, &engine.may_end).or_else(between) else { return rows };
         rows.push(row);
     }
     rows.push(bonus);

@@ -54,6 +54,7 @@ const QUIRKS: Quirks = Quirks {
         ..Usual::COMMON
     }),
     has_other_apis: true,
+    continuous_usage: true,
     stop_field: Some("matched_stop"),
     stop_field_names_end: true,
     tidies_text: true,
@@ -97,7 +98,9 @@ impl Codec for Sglang {
             defaults: (openai && !preferred).then_some(Defaults::OPENAI),
             own_defaults: preferred,
             noise: if on("/enable_deterministic_inference") { Noise::Position } else { Noise::Ignored },
-            block: answers.number(SERVER_INFO, "/page_size").map_or(1, |size| size as usize),
+            block: answers
+                .number(SERVER_INFO, "/page_size")
+                .map_or(1, |size| shared::block(usize::try_from(size).unwrap_or(1))),
             rows: RowShape::Tail,
             lanes: Some(MAX_PROMPTS),
             counts_reasoning: info("/reasoning_parser").is_some(),
@@ -139,7 +142,9 @@ impl Codec for Sglang {
         sampling: &Sampling,
         _: bool,
     ) -> Vec<VerifyMethod> {
-        let scores = sampling_is_known(engine, request) && scores(engine, sampling);
+        // `/generate` takes an adapter by another name than the model `base:adapter`.
+        let adapter = request.model != engine.model && request.model.contains(':');
+        let scores = !adapter && sampling_is_known(engine, request) && scores(engine, sampling);
         engine.methods.iter().copied().filter(|method| *method != VerifyMethod::Score || scores).collect()
     }
 

@@ -17,6 +17,8 @@ use foretell_core::words::{Row, VerifyResult};
 
 /// Maximum output tokens of a completion whose client sets no limit.
 pub const COMPLETION_TOKENS: u32 = 16;
+/// Maximum tokens of a block that is believed.
+const MAX_BLOCK: usize = 1 << 16;
 const COMPLETIONS: &str = Route::Completions.path();
 /// The page on which vLLM renders a completion request.
 pub const RENDER: &str = "/v1/completions/render";
@@ -105,7 +107,7 @@ pub fn paths(draft: &Tree, nodes: usize) -> Vec<Vec<TokenId>> {
 /// a token that is no text.
 pub fn text_stem(engine: &Engine, draft: &Tree) -> usize {
     let nodes = draft.nodes().iter().take(draft.stem());
-    nodes.take_while(|node| !engine.special.contains(&node.token)).count()
+    nodes.take_while(|node| !engine.may_end.contains(&node.token)).count()
 }
 
 /// The sampling fields that differ from OpenAI's defaults, for an engine that has no others.
@@ -354,10 +356,10 @@ pub fn metric_of(exposition: &str, names: &[&str], label: Option<&str>) -> Optio
     sum.filter(|sum| sum.is_finite())
 }
 
-/// The largest share of a KV cache among the series of a metric, one for each data-parallel rank:
-/// the fullest rank is the first that preempts. `None` if there is none, or no share.
-pub fn fullest(shares: impl Iterator<Item = f64>) -> Option<f64> {
-    shares.filter(|share| share.is_finite() && *share >= 0.0).reduce(f64::max)
+/// The largest of the values of data-parallel ranks, such as their shares of the KV cache: the
+/// fullest rank is the first that preempts. `None` if none is finite and not negative.
+pub fn fullest(values: impl Iterator<Item = f64>) -> Option<f64> {
+    values.filter(|value| value.is_finite() && *value >= 0.0).reduce(f64::max)
 }
 
 /// The values of a metric's series, those with `label` if one is given.
@@ -373,9 +375,15 @@ fn series<'a>(
     })
 }
 
-/// Share of the KV cache in use, by a metric in Prometheus' text format that has one of `names`.
-pub fn kv_usage(exposition: &str, names: &[&str]) -> Option<f64> {
+/// As [`metric`], but the largest value over its labels: of numbers such as shares, whose sum over
+/// data-parallel ranks says nothing.
+pub fn largest(exposition: &str, names: &[&str]) -> Option<f64> {
     fullest(series(exposition, names, None))
+}
+
+/// Tokens per block of a prefix cache, from what the server reports.
+pub fn block(reported: usize) -> usize {
+    reported.clamp(1, MAX_BLOCK)
 }
 
 /// The value behind a metric's name: behind its labels, before a timestamp or an exemplar. `None`
@@ -402,7 +410,7 @@ pub fn load(exposition: &str, running: &str, waiting: &str, kv_usage: &[&str]) -
     Some(Load {
         running: metric(exposition, &[running])? as u32,
         waiting: metric(exposition, &[waiting])? as u32,
-        kv_usage: self::kv_usage(exposition, kv_usage),
+        kv_usage: largest(exposition, kv_usage),
         limit: None,
     })
 }
@@ -521,8 +529,8 @@ mod tests {
 
     #[test]
     fn of_a_kv_cache_the_fullest_rank_counts() {
-        assert_eq!(kv_usage("kv{r=\"0\"} 0.6\nkv{r=\"1\"} 0.7\n", &["kv"]), Some(0.7));
-        assert_eq!(kv_usage("kv -3\nkv NaN\nkv +Inf\n", &["kv"]), None, "no share");
-        assert_eq!(kv_usage("kv -3\nkv 0.1\n", &["new", "kv"]), Some(0.1));
+        assert_eq!(largest("kv{r=\"0\"} 0.6\nkv{r=\"1\"} 0.7\n", &["kv"]), Some(0.7));
+        assert_eq!(largest("kv -3\nkv NaN\nkv +Inf\n", &["kv"]), None, "no share");
+        assert_eq!(largest("kv -3\nkv 0.1\n", &["new", "kv"]), Some(0.1));
     }
 }

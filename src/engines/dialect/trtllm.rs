@@ -50,6 +50,7 @@ const QUIRKS: Quirks = Quirks {
     stop_hold: Hold::Longest,
     first_request_ids: false,
     refuses_prediction: true,
+    continuous_usage: true,
     prompt_ids_need_count: true,
     ..Quirks::COMMON
 };
@@ -67,12 +68,12 @@ impl Codec for TrtLlm {
         let version = answers.word(VERSION, "/version").ok_or_else(|| Foreign::silent("version"))?;
         let model = answers.model().ok_or_else(|| Foreign::silent("model"))?;
         let metrics = answers.text(METRICS).unwrap_or_default();
-        let block = shared::metric(metrics, &["trtllm_kv_cache_tokens_per_block"]);
+        let block = shared::largest(metrics, &["trtllm_kv_cache_tokens_per_block"]);
         Ok(Engine {
             started: shared::started(metrics),
             methods: vec![VerifyMethod::FanOut],
             noise: Noise::Call,
-            block: block.map_or(BLOCK, |block| (block as usize).max(1)),
+            block: block.map_or(BLOCK, |block| shared::block(block as usize)),
             load_path: Some(METRICS),
             ..Engine::new(Dialect::TrtLlm, model, version)
         })

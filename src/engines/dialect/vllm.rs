@@ -2,7 +2,9 @@
 //!
 //! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
 //! ids; fields that the client left open stay open, so that the server's `generation_config`
-//! applies to it as it does to the client's own request. `Score` uses the token endpoint
+//! applies to it as it does to the client's own request. It cannot for penalties on output, which
+//! in a later request is prompt: where the server may have its own ([`PENALTY_DEFAULTS`]) and does
+//! not render requests, the client has to send them. `Score` uses the token endpoint
 //! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
 //! log-probabilities.
 //!
@@ -31,7 +33,7 @@ use super::{
     Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling, order};
+use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField, order};
 use crate::translation::Thinking;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
@@ -56,6 +58,9 @@ const SCORED: ([u32; 2], [u32; 2]) = ([0, 15], [0, 33]);
 const ABORTS: [u32; 2] = [0, 32];
 /// The first version that parses a complete output on a page of its own.
 const DERENDERS: [u32; 2] = [0, 24];
+/// The first version known to take `presence_penalty` and `frequency_penalty` from a
+/// `generation_config` (0.32, `config/model.py`).
+const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -109,6 +114,7 @@ const QUIRKS: Quirks = Quirks {
     noise_may_be_placed: true,
     rows_may_change: true,
     thinking: Thinking::Effort,
+    continuous_usage: true,
     has_other_apis: true,
     stop_hold: Hold::Longest,
     stop_field: Some("stop_reason"),
@@ -133,7 +139,8 @@ impl Codec for Vllm {
         }
         if !answers.has(shared::CHAT_RENDER) {
             let chat = json!([{ "role": "user", "content": "." }]);
-            let body = json!({ "model": model, "messages": chat, "max_tokens": 1 });
+            // Without a limit of its own, so that the answer shows the server's.
+            let body = json!({ "model": model, "messages": chat });
             questions.push(Question::post(shared::CHAT_RENDER, body));
         }
         if !answers.has(GENERATE) && scored(answers) {
@@ -164,13 +171,10 @@ impl Codec for Vllm {
             methods: methods.into_iter().filter_map(|(has, method)| has.then_some(method)).collect(),
             risky: if score && !safe { vec![VerifyMethod::Score] } else { Vec::new() },
             defaults: rendered.as_ref().map(defaults),
-            max_tokens: rendered
-                .as_ref()
-                .and_then(|params| params.get("max_tokens")?.as_u64())
-                .and_then(|tokens| u32::try_from(tokens).ok())
-                .filter(|&tokens| (tokens as usize) < context.saturating_sub(1)),
+            max_tokens: rendered.as_ref().and_then(|params| limit_in(params, context.saturating_sub(1))),
+            default_tokens: chat_limit(answers, context),
             noise: Noise::Call,
-            block: block.and_then(|block| block.parse().ok()).unwrap_or(BLOCK),
+            block: block.and_then(|block| block.parse().ok()).map_or(BLOCK, shared::block),
             rows: RowShape::Full,
             lanes: Some(MAX_PROMPTS),
             // With several API servers, each knows its own requests only; together they show no
@@ -179,6 +183,7 @@ impl Codec for Vllm {
                 && is_open(answers)
                 && shared::started(metrics).is_some(),
             speculates: shared::metric(metrics, &["vllm:spec_decode_num_drafts_total"]).is_some(),
+            watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
             // One flag opens both pages.
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
@@ -196,8 +201,11 @@ impl Codec for Vllm {
     /// otherwise, and cannot replace a penalty on presence where a later request goes on for more
     /// than one token. The repetition penalty counts prompt and output; `min_tokens` is counted
     /// here.
-    fn refuses(&self, _: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
+    fn refuses(&self, engine: &Engine, _: &Request, sampling: &Sampling) -> Option<Refused> {
+        let marked = (engine.watermarks && sampling.temperature > 0.0, "watermarking");
         Refused::by_first(RelayReason::Parameter, &sampling.output_penalties())
+            .or_else(|| Refused::by_first(RelayReason::Parameter, &[marked]))
+            .or_else(|| unknown_penalty(engine, sampling))
     }
 
     fn methods_for(
@@ -218,8 +226,8 @@ impl Codec for Vllm {
         match request.route {
             Route::Completions => MaxTokens::Tokens(COMPLETION_TOKENS),
             // `max_new_tokens` of a generation config that is not known may be lower.
-            Route::Chat if engine.defaults.is_none() => MaxTokens::Unknown,
-            Route::Chat => MaxTokens::Context,
+            Route::Chat if engine.defaults.is_none() || !engine.renders => MaxTokens::Unknown,
+            Route::Chat => engine.default_tokens.map_or(MaxTokens::Context, MaxTokens::Tokens),
         }
     }
 
@@ -406,6 +414,30 @@ fn rendered(answers: &Answers) -> Option<Map<String, Value>> {
     let rendered = answers.json(shared::RENDER)?;
     let one = rendered.as_array().and_then(|all| all.first()).unwrap_or(&rendered);
     one.get("sampling_params")?.as_object().cloned()
+}
+
+/// The first penalty on output that the client leaves to a server whose own one is not known.
+fn unknown_penalty(engine: &Engine, sampling: &Sampling) -> Option<Refused> {
+    let may_have = shared::version(&engine.version).is_some_and(|version| version >= PENALTY_DEFAULTS);
+    let fields = [SamplingField::PresencePenalty, SamplingField::FrequencyPenalty];
+    let open = fields.into_iter().find(|&field| !sampling.set_by_client.has(field));
+    let open = open.filter(|_| may_have && engine.defaults.is_none());
+    open.map(|field| Refused::by(RelayReason::DefaultsUnknown, field.name()))
+}
+
+/// The limit of the output in the engine's parameters, if it is below `room`, what the context
+/// leaves. Members with vLLM's own default are left out.
+fn limit_in(params: &Map<String, Value>, room: usize) -> Option<u32> {
+    let tokens = params.get("max_tokens").map_or(Some(u64::from(COMPLETION_TOKENS)), Value::as_u64)?;
+    u32::try_from(tokens).ok().filter(|&tokens| (tokens as usize) < room)
+}
+
+/// The limit of a chat that sets none: `max_new_tokens` of the model's generation config
+/// (`get_max_tokens`, 0.32). It does not limit a chat that sets one.
+fn chat_limit(answers: &Answers, context: usize) -> Option<u32> {
+    let chat = answers.json(shared::CHAT_RENDER)?;
+    let prompt = chat.get("token_ids")?.as_array()?.len();
+    limit_in(chat.get("sampling_params")?.as_object()?, context.saturating_sub(prompt))
 }
 
 /// The defaults in the engine's parameters; a parameter that is not listed has OpenAI's default.

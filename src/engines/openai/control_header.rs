@@ -9,8 +9,8 @@ pub const NAME: &str = "x-foretell";
 /// The largest number of draft tokens in one round that any setting allows.
 pub const GAMMA_MAX: u8 = foretell_core::session::GAMMA_MAX as u8;
 
-/// The client's instruction to Foretell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The client's instruction to Foretell, the strictest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Control {
     /// Relay this request unchanged.
     Off,

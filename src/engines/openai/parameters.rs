@@ -109,7 +109,8 @@ pub enum Field {
     StructuredOutputs,
 }
 
-/// A value that is the default of every server, so that sending it has no effect.
+/// A value that is the default of every server, so that sending it has no effect; llama.cpp's
+/// operator may set another default (`Engine::own_samplers`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Plain {
     /// This boolean.
@@ -377,7 +378,7 @@ pub static TABLE: &[Parameter] = &[
     row("stream_reasoning", Chat, Sglang, Neutral(TRUE, R::Reasoning)),
 
     // llama.cpp. Its sampling chain has its own defaults, so only values that switch a sampler off
-    // are neutral.
+    // are neutral, and where the operator has switched that sampler on its dialect refuses them.
     row("n_predict", Both, LlamaCpp, Relay(R::Parameter)),
     row("max_completion_tokens", Completions, LlamaCpp, Relay(R::Parameter)),
     row("n_cmpl", Both, LlamaCpp, Neutral(ONE, R::Choices)),

@@ -144,7 +144,7 @@ impl Usage {
         let mut usage = self.base.clone();
         usage.insert("prompt_tokens".to_owned(), self.prompt_tokens.into());
         usage.insert("completion_tokens".to_owned(), completion_tokens.into());
-        usage.insert("total_tokens".to_owned(), (self.prompt_tokens + completion_tokens).into());
+        usage.insert("total_tokens".to_owned(), self.prompt_tokens.saturating_add(completion_tokens).into());
         if let Some((accepted, rejected)) = self.prediction {
             let details = usage.entry("completion_tokens_details").or_insert_with(|| json!({}));
             if !details.is_object() {

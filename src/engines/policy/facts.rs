@@ -113,11 +113,16 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// Reads the header's value; pass `None` if the header is missing or clients may not use it.
-    pub fn read(value: Option<&HeaderValue>) -> Self {
-        let Some(value) = value else { return Self::Said(None) };
-        let control = value.to_str().ok().and_then(|text| Control::parse(text).ok());
-        control.map_or(Self::Unreadable, |control| Self::Said(Some(control)))
+    /// Reads the header's values: there are several if a proxy before this one adds its own, and
+    /// the strictest counts. Pass none if clients may not use the header.
+    pub fn read<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Self {
+        let mut strictest = None;
+        for value in values {
+            let control = value.to_str().ok().and_then(|text| Control::parse(text).ok());
+            let Some(control) = control else { return Self::Unreadable };
+            strictest = Some(strictest.map_or(control, |known: Control| known.min(control)));
+        }
+        Self::Said(strictest)
     }
 
     /// The value, if it is well-formed and present.
@@ -229,4 +234,21 @@ pub struct Terms {
     pub context_max: usize,
     /// Maximum bytes of a round's request, and maximum bytes of its answer.
     pub bytes_max: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strictest_of_several_wishes_counts() {
+        let read = |values: &[&'static str]| {
+            let values: Vec<_> = values.iter().map(|value| HeaderValue::from_static(value)).collect();
+            Wish::read(&values)
+        };
+        assert!(matches!(read(&[]), Wish::Said(None)));
+        assert!(matches!(read(&["gamma=4", "gamma=2"]), Wish::Said(Some(Control::Gamma(2)))));
+        assert!(matches!(read(&["gamma=4", "off", "plain"]), Wish::Said(Some(Control::Off))));
+        assert!(matches!(read(&["plain", "on"]), Wish::Unreadable));
+    }
 }

@@ -95,7 +95,7 @@ impl Turns {
                 let text = texts(item.get("content"), &format!("{path}.content"))?;
                 self.of_assistant("content", json!(text));
             }
-            Some("developer") if self.thinking == Thinking::Template => {
+            Some("developer") if self.thinking != Thinking::Effort => {
                 self.add("system", content(item, "content", path)?);
             }
             Some(role @ ("user" | "system" | "developer")) => self.add(role, content(item, "content", path)?),

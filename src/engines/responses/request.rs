@@ -197,7 +197,7 @@ fn text(value: &Value, chat: &mut Map<String, Value>) -> Result<(), Untranslated
 fn reasoning(value: &Value, thinking: Thinking, chat: &mut Map<String, Value>) {
     let Some(effort) = value.get("effort").filter(|effort| !effort.is_null()) else { return };
     set(chat, "reasoning_effort", effort.clone());
-    if thinking == Thinking::Template {
+    if thinking != Thinking::Effort {
         let variables = chat.entry("chat_template_kwargs").or_insert_with(|| json!({}));
         if let Some(variables) = variables.as_object_mut() {
             variables.entry("enable_thinking").or_insert_with(|| json!(effort != "none"));

@@ -162,6 +162,18 @@ impl Tokenizer {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
+    /// The special tokens, in rising order.
+    pub fn special(&self) -> Vec<TokenId> {
+        (0..self.end()).filter(|&id| self.is_special(id)).collect()
+    }
+
+    /// The tokens that may end an output, in rising order: engines go by ids, and not every
+    /// tokenizer flags each of them as special.
+    pub fn may_end(&self) -> Vec<TokenId> {
+        let is_added = |id: TokenId| self.added.binary_search(&id).is_ok();
+        (0..self.end()).filter(|&id| self.is_special(id) || is_added(id)).collect()
+    }
+
     /// The tokens that were added to the model's own vocabulary (marks of a chat, of tools, of
     /// reasoning), in rising order.
     pub fn added(&self) -> &Arc<[TokenId]> {

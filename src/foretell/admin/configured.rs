@@ -379,6 +379,11 @@ impl Configured {
                 let signal = replica.load().map(|load| load.signal());
                 ruling::closed(&ruling.gates, replica, signal.as_ref())
             };
+            let compared = || {
+                let (forced, name) = (ruling.rules.gamma_fixed.is_some(), &ruling.policy.name);
+                let closed = self.known.comparisons.is_closed(name, replica.as_deref()?.backend());
+                (closed && !forced).then_some(PlainReason::GateControl)
+            };
             let written = || {
                 identity.zip(question.request()).and_then(|(identity, request)| {
                     self.known.runner.plain_before(identity, request)?.reason()
@@ -387,7 +392,7 @@ impl Configured {
             match () {
                 () if shared.life.is_draining() => Some(PlainReason::Draining),
                 () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),
-                () => written().or_else(gate),
+                () => compared().or_else(written).or_else(gate),
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {

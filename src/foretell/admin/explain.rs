@@ -204,7 +204,8 @@ pub fn explain(
     shared: &Shared,
     known: ServerFacts<'_>,
 ) -> Explanation {
-    let wish = question.headers.get(headers::CONTROL).filter(|_| process.client == ClientControl::Bounded);
+    let bounded = process.client == ClientControl::Bounded;
+    let wish = question.headers.get_all(headers::CONTROL).into_iter().filter(|_| bounded);
     let tenant =
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
     let asked = (question.route, &question.headers);

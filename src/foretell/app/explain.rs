@@ -9,7 +9,7 @@ use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
 use crate::fleet::identity::{self, Identity, RecognitionSettings, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
-use crate::fleet::{Replica, SystemResolver};
+use crate::fleet::{Local, Replica, SystemResolver};
 use crate::gateway::Shared;
 use crate::serving::{drafters, ruling};
 use foretell_core::words::RelayReason;
@@ -41,7 +41,12 @@ pub async fn explain(
     question: &Question,
     ask: bool,
 ) -> Result<Explanation, AssembleError> {
-    let shared = Shared::new(&settings(process)?)?;
+    let mut settings = settings(process)?;
+    for backend in process.backends.iter().filter(|backend| matches!(backend.replicas, Replicas::Here(_))) {
+        let replicas = settings.backends.iter_mut().filter(|replica| replica.name == backend.name);
+        replicas.for_each(|replica| replica.local = Some(Local::absent()));
+    }
+    let shared = Shared::new(&settings)?;
     if ask {
         shared.fleet.discover(&SystemResolver).await;
     }

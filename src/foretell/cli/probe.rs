@@ -186,7 +186,7 @@ async fn measure(
 ) -> Result<Outcome, Unknown> {
     let mut engine = recognised.engine;
     let tokenizer = identity::tokenizer(replica, file, &engine).await?;
-    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     seen.calls += if file.is_some() { 1 } else { 2 };
     seen.busy = !idle(replica, &engine, &mut seen.calls).await;
     let (Probe { calls, within, .. }, methods) = (Probe::default(), VerifyLimits::default());

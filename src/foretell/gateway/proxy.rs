@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -269,7 +269,9 @@ impl Proxy {
         let decides = self.shared.fleet.needs_model() && inbound.parts.method == Method::POST;
         let told = api.is_some() && facts::laxest(&self.shared.fleet, &self.shared.modes) != Mode::Off;
         let body = if decides || told {
-            match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+            let selects = decides && headers::is_json(&inbound.parts.headers);
+            match route::read(body, self.readable(&inbound.parts.headers, selects), &self.shared.memory).await
+            {
                 Read::Broken(error) => return fail(inbound.record, &Failure::of_body(&*error)),
                 Read::Unread(_, Stopped::Memory) if decides => return fail(inbound.record, &Failure::Memory),
                 Read::Unread(body, _) => Payload::Stream(body),
@@ -373,7 +375,7 @@ impl Proxy {
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
     /// read.
     async fn admit(&self, head: Head<'_>, body: RequestBody) -> Received {
-        let route = head.route;
+        let (route, headers) = (head.route, head.headers);
         let mut admission = Admission::begin(head);
         let early = relay(admission.ended());
         let fleet = &self.shared.fleet;
@@ -381,7 +383,8 @@ impl Proxy {
             let (why, body) = (why.clone(), Payload::streamed(body));
             return Received::Relay { why, model: None, to: None, body };
         }
-        let bytes = match route::read(body, self.limits.speculate_body, &self.shared.memory).await {
+        let readable = self.readable(headers, fleet.needs_model());
+        let bytes = match route::read(body, readable, &self.shared.memory).await {
             Read::Broken(error) => return Received::Fail(Failure::of_body(&*error)),
             // The model, which decides the backend, is in the part that was not read.
             Read::Unread(_, Stopped::Memory) if fleet.needs_model() => {
@@ -404,6 +407,10 @@ impl Proxy {
         }
         let (why, to) = match early {
             Some(why) => (why, None),
+            None if bytes.len() > self.limits.speculate_body => {
+                admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
+                (relay(admission.ended()).unwrap_or(RelayReason::Body.into()), None)
+            }
             None => match self.judged(admission, route, &bytes) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
@@ -417,6 +424,17 @@ impl Proxy {
         };
         let model = route::model_of(&bytes);
         Received::Relay { why, model, to, body: Payload::Whole(bytes) }
+    }
+
+    /// Bytes of a body that are read before it is passed on. Where the model `selects` the backend,
+    /// that is all of it: clients write the model behind the messages.
+    fn readable(&self, headers: &HeaderMap, selects: bool) -> usize {
+        if !selects || route::is_encoded(headers) {
+            return self.limits.speculate_body;
+        }
+        let most =
+            self.limits.relay_body.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        most.max(self.limits.speculate_body)
     }
 
     /// Judges the body, and takes a session permit if a session may serve it. The replica that was
@@ -487,6 +505,7 @@ impl Proxy {
         let Inbound { parts: mut head, peer, mut record } = inbound;
         let Some(serving) = &self.serving else { return fail(record, &Failure::Internal) };
         let host = head.uri.host().map(ToOwned::to_owned);
+        let sent = head.headers.clone();
         headers::for_backend(&mut head.headers, head.version, host.as_deref(), peer);
         head.headers.remove(CONNECTION);
         head.headers.remove(http::header::UPGRADE);
@@ -496,6 +515,7 @@ impl Proxy {
         let slot = Slot::new(record, permit);
         let answer = serving.serve(Exchange {
             head,
+            sent,
             body,
             request,
             replica,
@@ -528,6 +548,6 @@ impl Proxy {
 
     /// The client's `x-foretell`, if the operator allows it.
     fn wish(&self, parts: &request::Parts) -> Wish {
-        Wish::read(parts.headers.get(headers::CONTROL).filter(|_| self.client_control))
+        Wish::read(parts.headers.get_all(headers::CONTROL).into_iter().filter(|_| self.client_control))
     }
 }

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, UPGRADE};
+use http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, UPGRADE};
 use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::upgrade::OnUpgrade;
 use serde::de::IgnoredAny;
 
+use super::route;
 use super::tunnel::Tunnels;
 use crate::clock::Clock;
 use crate::fleet::{self, Fleet, Replica};
@@ -48,11 +49,7 @@ fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
 /// Answers with an error of Foretell's own.
 pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
     let mut response = failure.response();
-    if failure.is_unreachable() {
-        record.unreachable(failure.to_string());
-    } else {
-        record.failed(failure.to_string());
-    }
+    failure.record_in(&mut record);
     answered(&mut record, &mut response);
     record.end(false);
     response
@@ -108,12 +105,13 @@ impl Relay {
     /// As [`Self::send_prepared`] for a request that has been answered in part before: a JSON
     /// answer is read to its end before its head is sent, so that one that breaks off too is an
     /// error and not half an answer.
-    pub async fn send_again(mut self, parts: request::Parts, body: Body) -> Response<Body> {
+    pub async fn send_again(mut self, mut parts: request::Parts, body: Body) -> Response<Body> {
+        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let response = match self.exchange(parts, body).await {
             Err(failure) => return fail(self.record, &failure),
             Ok(response) => response,
         };
-        if !headers::is_json(response.headers()) {
+        if !headers::is_json(response.headers()) || route::is_encoded(response.headers()) {
             return self.pass_back(response);
         }
         let (mut parts, body) = response.into_parts();

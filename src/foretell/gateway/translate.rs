@@ -69,6 +69,8 @@ pub(crate) struct Backend {
     pub thinking: Thinking,
     /// It has that API itself: what cannot be translated is left to it.
     pub has_api: bool,
+    /// It knows `stream_options.continuous_usage_stats`.
+    pub continuous_usage: bool,
 }
 
 /// The request to serve, and the answer that is to be made of that to it. `told` tells by the body
@@ -97,7 +99,7 @@ pub(crate) async fn enter(
         return as_it_is(parts, full(bytes));
     };
     let mut parts = parts;
-    let (body, back) = match chat(api, &bytes, backend.thinking, parsed) {
+    let (body, back) = match chat(api, &bytes, backend, parsed) {
         Ok((chat, back)) => (chat, Some(back)),
         Err(passed @ Untranslated::Passed { .. }) => {
             parts.extensions.insert(passed);
@@ -123,23 +125,24 @@ pub(crate) async fn enter(
 pub(super) fn told(fleet: &Fleet, api: Api, body: &[u8]) -> Option<Backend> {
     let replica = fleet.would_pick(route::model_of(body).as_deref())?;
     let quirks = Dialect::named(&replica.engine()).map_or(&Quirks::COMMON, Dialect::quirks);
-    let (thinking, has_api) = (quirks.thinking, quirks.has_other_apis);
-    replica.translates(api).then_some(Backend { thinking, has_api })
+    let Quirks { thinking, has_other_apis: has_api, continuous_usage, .. } = *quirks;
+    replica.translates(api).then_some(Backend { thinking, has_api, continuous_usage })
 }
 
 /// The body of the chat request. `memory` covers what is read of the request.
 fn chat(
     api: Api,
     body: &[u8],
-    thinking: Thinking,
+    backend: Backend,
     mut memory: Reservation,
 ) -> Result<(Bytes, Back), Untranslated> {
+    let Backend { thinking, continuous_usage, .. } = backend;
     let malformed = || Untranslated::Refused {
         path: BODY.to_owned(),
         words: "it is no JSON, or not every reader reads it alike".to_owned(),
     };
     let parsed = json::parse(body).ok_or_else(malformed)?;
-    let (chat, back) = match api {
+    let (mut chat, back) = match api {
         Api::Responses => {
             let (chat, asked) = responses::translate(&parsed, thinking)?;
             let kept = memory.split(asked.bytes() as u64);
@@ -149,6 +152,11 @@ fn chat(
             (anthropic::translate(&parsed, System::Merged, thinking)?, Back::Message)
         }
     };
+    if let Some(options) = chat.get_mut("stream_options").and_then(Value::as_object_mut)
+        && !continuous_usage
+    {
+        options.shift_remove("continuous_usage_stats");
+    }
     Ok((chat.to_string().into(), back))
 }
 
@@ -368,7 +376,7 @@ mod tests {
     async fn what_cannot_be_translated_is_left_to_a_server_that_has_the_api() {
         for body in [r#"{"model":"m","mcp_servers":[]}"#, r#"{"model":"m","k":18446744073709551616}"#] {
             for has_api in [true, false] {
-                let backend = Backend { thinking: Thinking::Effort, has_api };
+                let backend = Backend { thinking: Thinking::Effort, has_api, continuous_usage: true };
                 let request = Request::post("/v1/messages").body(RequestBody::resumed(full(body))).unwrap();
                 let memory = Memory::new(1 << 20);
                 let (request, back) =

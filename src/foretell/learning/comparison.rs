@@ -76,6 +76,14 @@ impl Comparisons {
         Drawn { all, policy, backend, held_back, closed }
     }
 
+    /// True if requests of this policy are closed at this backend now, without a change of state:
+    /// what [`Self::draw`] would find.
+    pub fn is_closed(&self, policy: &str, backend: &str) -> bool {
+        let now = self.clock.now();
+        let key = (policy.to_owned(), backend.to_owned());
+        self.groups.lock().0.look(&key).is_some_and(|groups| groups.looks_closed(now))
+    }
+
     /// The groups of every policy and backend, in no order.
     pub fn all(&self) -> Vec<Compared> {
         let now = self.clock.now();

@@ -143,8 +143,8 @@ impl Learnt {
     }
 }
 
-/// Saves in intervals of `every`, and once more when the process drains. A lasting error is logged
-/// once.
+/// Saves in intervals of `every`, when the process drains, and once more when its last request has
+/// ended. A lasting error is logged once.
 pub(super) async fn keep(
     save: impl Fn() -> Result<(), SnapshotError> + Send + Sync + 'static,
     every: Duration,
@@ -153,9 +153,14 @@ pub(super) async fn keep(
     life: &Lifecycle,
 ) {
     let save = Arc::new(save);
-    let mut failed = false;
+    let (mut failed, mut draining) = (false, false);
     loop {
-        let last = tokio::time::timeout(every, life.draining()).await.is_ok();
+        let last = draining;
+        if last {
+            life.emptied().await;
+        } else {
+            draining = tokio::time::timeout(every, life.draining()).await.is_ok();
+        }
         let save = Arc::clone(&save);
         let saved = tokio::task::spawn_blocking(move || save()).await;
         let error = saved.ok().and_then(Result::err);

@@ -295,6 +295,7 @@ mod tests {
             prompt_tokens: 700,
             output_tokens: 5,
             first_byte: Some(Duration::from_millis(2)),
+            first_token: Some(Duration::from_millis(2)),
             duration: Duration::from_millis(10),
             ..Finished::new(Path::Speculated, "b")
         });

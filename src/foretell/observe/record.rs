@@ -62,6 +62,10 @@ pub struct Record {
     /// Large, and the record is moved often.
     finished: Box<Finished>,
     written: bool,
+    /// The parts of its answer are gathered, and sent as one.
+    gathers: bool,
+    /// The duration, and whether the client had left, if its answer is over before the record.
+    over: Option<(Duration, bool)>,
     /// The API by which the client asked, if the request is its translation.
     asked_by: Option<Api>,
     held: Option<Held>,
@@ -95,6 +99,8 @@ impl Record {
             started: Instant::now(),
             finished,
             written: false,
+            gathers: false,
+            over: None,
             asked_by: None,
             held,
             stream: None,
@@ -162,10 +168,10 @@ impl Record {
         let gone = &mut self.finished;
         gone.rounds.clear();
         (gone.output_tokens, gone.estimated) = (0, false);
-        (gone.first_byte, gone.added) = (None, None);
+        (gone.first_byte, gone.first_token, gone.added) = (None, None, None);
         (gone.drift, gone.ahead, gone.balance) = (fresh.drift, fresh.ahead, fresh.balance);
         gone.text = gone.text.take().map(|_| Text::default());
-        self.moments.received = None;
+        (self.moments.received, self.moments.emitted, self.gathers) = (None, None, false);
         self.session_holds(0);
     }
 
@@ -230,7 +236,7 @@ impl Record {
     /// the end.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.status(status);
-        if is_event_stream(headers) {
+        if is_event_stream(headers) && !self.gathers {
             self.stream.get_or_insert_with(|| self.observer.metrics().hold_stream());
         }
         let theirs = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
@@ -252,16 +258,40 @@ impl Record {
         self.moments.received.get_or_insert_with(Instant::now);
     }
 
-    /// Records that a part of the answer's body is sent; the first one sets `first_byte`.
+    /// Records that the parts of the backend's stream are gathered, for a client that does not
+    /// stream: they are not sent until [`Self::sent_whole`].
+    pub fn gathers(&mut self) {
+        self.gathers = true;
+    }
+
+    /// Records that the gathered answer is sent.
+    pub fn sent_whole(&mut self) {
+        self.gathers = false;
+        self.emitted();
+    }
+
+    /// Records that a part of the answer is sent, or gathered; the first one sets `first_token`,
+    /// and the first one that is sent `first_byte`.
     pub fn emitted(&mut self) {
         let now = Instant::now();
-        if let Some(last) = self.moments.emitted.replace(now) {
-            if self.stream.is_some() && self.finished.is_completion() {
-                self.observer.metrics().gap(self.finished.path, now.saturating_duration_since(last));
-            }
+        self.first(now);
+        if self.gathers {
             return;
         }
-        self.finished.first_byte = Some(now.saturating_duration_since(self.started));
+        match self.moments.emitted.replace(now) {
+            None => self.finished.first_byte = Some(now.saturating_duration_since(self.started)),
+            Some(last) if self.stream.is_some() && self.finished.is_completion() => {
+                self.observer.metrics().gap(self.finished.path, now.saturating_duration_since(last));
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn first(&mut self, now: Instant) {
+        if self.finished.first_token.is_some() {
+            return;
+        }
+        self.finished.first_token = Some(now.saturating_duration_since(self.started));
         if let Moments { whole: Some(whole), called: Some(called), received: Some(received), .. } =
             self.moments
         {
@@ -378,14 +408,21 @@ impl Record {
         }
     }
 
+    /// Records that the answer is over; what follows until [`Self::end`] is Foretell's own work.
+    pub fn over(&mut self, client_gone: bool) {
+        self.over.get_or_insert((self.started.elapsed(), client_gone));
+        self.stream = None;
+        self.held = None;
+    }
+
     /// Ends the request and passes on the record, once. `client_gone`: the client left before the
     /// end.
     pub fn end(&mut self, client_gone: bool) {
         if !std::mem::replace(&mut self.written, true) {
             let nothing = Finished::new(self.finished.path, "");
             let mut finished = std::mem::replace(&mut *self.finished, nothing);
-            finished.duration = self.started.elapsed();
-            finished.client_gone = client_gone;
+            (finished.duration, finished.client_gone) =
+                self.over.unwrap_or_else(|| (self.started.elapsed(), client_gone));
             self.span.in_scope(|| self.observer.finish(finished));
         }
         self.stream = None;

@@ -269,6 +269,7 @@ mod tests {
             status: 200,
             output_tokens: 11,
             first_byte: Some(Duration::from_millis(100)),
+            first_token: Some(Duration::from_millis(100)),
             duration: Duration::from_millis(300),
             ..Finished::new(path, "b")
         }

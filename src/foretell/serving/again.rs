@@ -3,7 +3,8 @@
 //! The client has received the head and no event, so the backend's answer to the client's own
 //! request can follow unchanged, byte by byte. It counts as relayed, with reason `fault`.
 
-use http::{Request, Response};
+use http::header::ACCEPT_ENCODING;
+use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 
@@ -16,7 +17,7 @@ use crate::fleet::{Answer, SendError};
 use crate::http::body::full;
 use crate::observe::Record;
 use foretell_core::words::RelayReason;
-use foretell_engines::openai::sse;
+use foretell_engines::openai::{OutputTokens, sse};
 
 /// Maximum size of a backend's error body that is passed on within a stream, bytes.
 const ERROR_BYTES: usize = 1 << 20;
@@ -41,6 +42,7 @@ pub(super) async fn stream(unanswered: Unanswered) {
 
 async fn send(unsent: Unsent, shared: &Shared) -> Result<Response<Answer>, SendError> {
     let Unsent { mut head, body, mut replica } = unsent;
+    head.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     let body = fit(&replica, &mut head, body, &shared.memory);
     let request = Request::from_parts(head, full(body));
     shared.fleet.send(&mut replica, request, None).await
@@ -53,27 +55,36 @@ async fn pass_on(
 ) -> Result<(), Gone> {
     let response = match sent {
         Ok(response) => response,
-        Err(error) => return sink.error(&Failure::from(error).body()).await,
+        Err(error) => return refuse(&Failure::from(error), sink, record).await,
     };
-    let stream = head::is_stream(&response);
+    let (stream, status) = (head::is_stream(&response), response.status());
     let mut body = response.into_body();
     if !stream {
         // The head (200) is sent already, so the backend's error goes out as an event.
         let whole = Limited::new(body, ERROR_BYTES).collect().await;
         let said = whole.ok().and_then(|whole| serde_json::from_slice::<Value>(&whole.to_bytes()).ok());
         let said = said.filter(|said| said.get("error").is_some());
-        return sink.error(&said.unwrap_or_else(|| Failure::BrokeOff.body())).await;
+        let Some(said) = said else { return refuse(&Failure::BrokeOff, sink, record).await };
+        record.failed(format!("sent once more, the backend answered {status}"));
+        return sink.error(&said).await;
     }
     let mut events = WholeEvents::default();
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(data) = frame.into_data() else { continue };
         let whole = events.push(&data);
+        record.counted(&events.tokens);
         if !whole.is_empty() {
             record.emitted();
             sink.raw(whole.into()).await?;
         }
     }
-    if events.ended { Ok(()) } else { sink.error(&Failure::BrokeOff.body()).await }
+    if events.ended { Ok(()) } else { refuse(&Failure::BrokeOff, sink, record).await }
+}
+
+/// Ends the stream by an error of Foretell's own.
+async fn refuse(failure: &Failure, sink: &mut Sink, record: &mut Record) -> Result<(), Gone> {
+    failure.record_in(record);
+    sink.error(&failure.body()).await
 }
 
 /// Passes a stream on event by event, so that one that breaks off leaves no half of one.
@@ -84,6 +95,7 @@ struct WholeEvents {
     held: Vec<u8>,
     /// The event that ends the stream has come.
     ended: bool,
+    tokens: OutputTokens,
 }
 
 impl WholeEvents {
@@ -95,6 +107,7 @@ impl WholeEvents {
             // broken off.
             let messages = self.decoder.push(std::slice::from_ref(byte)).unwrap_or_default();
             self.ended |= messages.iter().any(sse::Message::is_done);
+            messages.iter().for_each(|message| self.tokens.read(message.data.as_bytes()));
             if self.decoder.is_between_events() {
                 whole = at + 1;
             }

@@ -58,6 +58,9 @@ pub struct Common {
     /// The `x-request-id` of the first call. If calls can be aborted by id it has to be unique;
     /// clients may reuse theirs.
     first_id: String,
+    /// The query of the client's URI, which goes with every call, as its headers do: a gateway
+    /// before the backend may go by it.
+    query: Option<String>,
     /// Its trace; `None` if it has no spans.
     pub trace: Option<Trace>,
     /// The model id as the client sent it.
@@ -155,6 +158,7 @@ impl Calls {
                 headers,
                 request_id,
                 first_id,
+                query: exchange.head.uri.query().map(ToOwned::to_owned),
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling: run.plan.sampling.clone(),
@@ -509,7 +513,11 @@ impl Calls {
     fn request(&self, path: &'static str, body: Bytes, round: Option<u32>) -> Request<Body> {
         let mut request = Request::new(full(body));
         *request.method_mut() = Method::POST;
-        if let Ok(uri) = path.parse() {
+        let uri = match &self.0.query {
+            Some(query) => format!("{path}?{query}").parse(),
+            None => path.parse(),
+        };
+        if let Ok(uri) = uri {
             *request.uri_mut() = uri;
         }
         *request.headers_mut() = self.0.headers.clone();

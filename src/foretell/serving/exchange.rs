@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_LENGTH;
-use http::{Response, request};
+use http::{HeaderMap, Response, request};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::mode::ModeSwitch;
@@ -55,6 +55,8 @@ pub struct Exchange {
     /// The head, fit for the backend: hop-by-hop fields and Foretell's own are gone,
     /// `x-forwarded-*` are in.
     pub head: request::Parts,
+    /// The headers that the client sent, which policies match on.
+    pub sent: HeaderMap,
     /// The body as received.
     pub body: Bytes,
     /// The parsed body.
@@ -90,13 +92,19 @@ pub struct Client {
 pub struct Slot {
     /// The request's one record.
     pub record: Record,
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Slot {
     /// The record of a request, with the permit taken for it.
     pub fn new(record: Record, permit: OwnedSemaphorePermit) -> Self {
-        Self { record, _permit: permit }
+        Self { record, permit: Some(permit) }
+    }
+
+    /// The answer is over: releases the permit. The record ends with what follows.
+    pub fn over(&mut self, client_gone: bool) {
+        self.permit = None;
+        self.record.over(client_gone);
     }
 
     /// Releases the permit and keeps the record.

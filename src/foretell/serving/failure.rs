@@ -11,6 +11,7 @@ use crate::fleet::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 use crate::http::answer::{error_body, json_response};
 use crate::http::body::Body;
 use crate::http::request::Silent;
+use crate::observe::Record;
 use foretell_engines::translation::Untranslated;
 
 /// `Retry-After` of a request refused for lack of memory, seconds.
@@ -75,8 +76,17 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Records it as the cause of the request's end.
+    pub fn record_in(&self, record: &mut Record) {
+        if self.is_unreachable() {
+            record.unreachable(self.to_string());
+        } else {
+            record.failed(self.to_string());
+        }
+    }
+
     /// True if no replica has answered.
-    pub fn is_unreachable(&self) -> bool {
+    fn is_unreachable(&self) -> bool {
         match self {
             Self::Send(error) => error.kind() != SendErrorKind::Request,
             Self::NoBackend => true,

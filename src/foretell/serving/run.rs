@@ -89,6 +89,9 @@ impl Run {
             }
             Err(error) => return self.unanswered(exchange, error),
         };
+        if head::is_stream(&response) && !exchange.request.stream {
+            exchange.slot.record.gathers();
+        }
         exchange.slot.record.answered(response.status(), response.headers());
         if head::is_stream(&response) {
             Box::pin(self.answer(exchange, calls, response, prediction)).await
@@ -336,6 +339,7 @@ fn whole(ended: Ended, headers: http::HeaderMap, json_type: &'static str, policy
     let gone = answer.is_err();
     let response = match answer.ok().flatten().filter(|_| end.is_whole()) {
         Some(answer) => {
+            record.sent_whole();
             let mut response = Response::new(full(answer));
             *response.headers_mut() = head::of_json(headers, json_type);
             response

@@ -40,7 +40,7 @@ const PACED: usize = 32;
 impl Run {
     /// Passes the request and its answer on unchanged.
     pub(super) async fn pass(self, exchange: Exchange, reason: PlainReason) -> Served {
-        let Exchange { mut head, body, request, mut replica, shared, client, mut slot } = exchange;
+        let Exchange { mut head, body, request, mut replica, shared, client, mut slot, .. } = exchange;
         slot.record.set_plain_reason(reason);
         let body = fit(&replica, &mut head, body, &shared.memory);
         let small = body.len() <= SLICE;
@@ -161,6 +161,7 @@ impl Work {
     async fn settle(mut self: Box<Self>, heard: TappedText, end: Ending) {
         self.run.present = None;
         let gone = end == Ending::Gone;
+        self.slot.over(gone);
         let whole = end == Ending::Whole && heard.ended;
         if let Ending::Broken(cause) = end {
             self.slot.record.failed(cause);

@@ -19,9 +19,11 @@ use tokio_rustls::TlsConnector;
 use super::{Fault, FaultKind, Settings, millis};
 use crate::fleet::key::secret;
 
-/// Maximum bytes that are read in one exchange, as of a snapshot: its answers come from outside.
-/// 256 sidecars with entries of 64 KiB.
+/// Maximum bytes of an answer, and about the most that are kept of one exchange, as of a snapshot:
+/// its answers come from outside. 256 sidecars with entries of 64 KiB.
 const MAX_BYTES: usize = 16 << 20;
+/// Maximum keys of one request: their entries, of up to 256 KiB, fill half of an answer.
+const KEYS_AT_ONCE: usize = 32;
 
 /// A connection to the store. Its task ends with it.
 pub struct Link {
@@ -60,7 +62,7 @@ impl Link {
         Ok(Self { connection, driver: tokio::spawn(driver), left })
     }
 
-    /// Begins an exchange.
+    /// Begins an exchange, or a request that may have as long an answer.
     pub fn begin(&mut self) {
         self.left.store(MAX_BYTES, Ordering::Relaxed);
     }
@@ -73,14 +75,25 @@ impl Link {
         Ok(command.query_async(&mut self.connection).await?)
     }
 
-    /// The values of these keys; `None` for a key without one.
+    /// The values of these keys, in their order; `None` for a key without one, and for those behind
+    /// the first 16 MiB of values.
     pub async fn values(&mut self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, Fault> {
-        if keys.is_empty() {
-            return Ok(Vec::new());
+        let (mut values, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+        for some in keys.chunks(KEYS_AT_ONCE) {
+            if bytes >= MAX_BYTES {
+                break;
+            }
+            self.begin();
+            let got: Vec<Option<Vec<u8>>> =
+                redis::cmd("MGET").arg(some).query_async(&mut self.connection).await?;
+            if got.len() != some.len() {
+                return Err(Fault::answer("another number of values"));
+            }
+            bytes += got.iter().flatten().map(Vec::len).sum::<usize>();
+            values.extend(got);
         }
-        let values: Vec<_> = redis::cmd("MGET").arg(keys).query_async(&mut self.connection).await?;
-        let complete = values.len() == keys.len();
-        complete.then_some(values).ok_or_else(|| Fault::answer("another number of values"))
+        values.resize(keys.len(), None);
+        Ok(values)
     }
 
     /// Sets the value of a key for the time `kept`.

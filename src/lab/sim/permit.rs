@@ -107,6 +107,7 @@ fn engine(methods: &[VerifyMethod], context: usize) -> Engine {
         tells_cached: true,
         // The special tokens are known; vLLM's scores are read only then.
         special: vec![0],
+        may_end: vec![0],
         ..Engine::new(dialect, "m", "1")
     }
 }

@@ -34,6 +34,8 @@ pub struct Defaults {
     pub min_p: Option<f64>,
     pub repetition_penalty: Option<f64>,
     pub max_new_tokens: Option<u64>,
+    /// Limits a request that sets its own limit, too (vLLM: `--override-generation-config`).
+    pub caps: bool,
 }
 
 /// Simulated load of other clients, added to the real one in the gauges.

@@ -79,6 +79,7 @@ fn route_defaults(native: bool) -> Defaults {
         min_p: Some(0.0),
         repetition_penalty: Some(1.0),
         max_new_tokens: None,
+        caps: false,
     }
 }
 

@@ -96,6 +96,7 @@ fn own_defaults() -> Defaults {
         min_p: Some(0.0),
         repetition_penalty: Some(1.0),
         max_new_tokens: None,
+        caps: false,
     }
 }
 

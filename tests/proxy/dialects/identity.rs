@@ -65,7 +65,11 @@ fn ask(stream: bool, temperature: f64) -> Ask {
 }
 
 async fn asked(front: SocketAddr, ask: &Ask) -> Message {
-    let answer = async { Wire::connect(front).await.ask(ask.bytes("")).await };
+    sent(front, ask.bytes("accept-encoding: gzip\r\n")).await
+}
+
+async fn sent(front: SocketAddr, request: Vec<u8>) -> Message {
+    let answer = async { Wire::connect(front).await.ask(request).await };
     tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
 }
 
@@ -137,6 +141,7 @@ async fn a_whole_answer_begins_anew_on_the_engine_that_takes_over() {
                 texts.push(ask(false, 0.0).send(fake.address, "").await.plain.text);
             }
             assert_eq!(ask(true, 0.0).send(front, "").await.foretell()["path"], "speculated");
+            both[1].house.keep_requests();
             switch.after(after);
             let message = asked(front, &ask(false, 0.0)).await;
             let what = format!("vLLM {version}, cut {cuts}, after {after}: {}", message.text());
@@ -145,8 +150,29 @@ async fn a_whole_answer_begins_anew_on_the_engine_that_takes_over() {
             let answer: Value = serde_json::from_str(&message.text()).unwrap();
             let text = answer["choices"][0]["text"].as_str().unwrap();
             assert!(texts.iter().any(|whole| whole == text), "{what}");
+            // Its answer is read before the client's head is sent, so it must not be compressed.
+            for request in both[1].house.take_requests().iter().filter(|request| request.path == COMPLETIONS)
+            {
+                assert_eq!(request.get("accept-encoding"), Some("identity"), "{what}");
+            }
         }
     }
+}
+
+/// A gateway before the engine may go by the query, as by a header.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clients_query_goes_with_every_call() {
+    let fake = vllm(1, "0.29.0", true).await;
+    let proxy = proxy(fake.address).await;
+    fake.house.keep_requests();
+    let request = String::from_utf8(ask(true, 0.0).bytes("")).unwrap();
+    let request = request.replacen(COMPLETIONS, &format!("{COMPLETIONS}?key=7"), 1);
+    let message = sent(proxy.gateway.addresses[0], request.into_bytes()).await;
+    assert_eq!(message.head.status(), 200);
+    let calls = fake.house.take_requests();
+    let posted: Vec<_> = calls.iter().filter(|call| call.method == "POST").collect();
+    assert!(posted.iter().any(|call| call.path == SCORE), "{posted:?}");
+    assert!(posted.iter().all(|call| call.query == "key=7"), "{posted:?}");
 }
 
 /// A rolling update of one replica: the same model, another process.

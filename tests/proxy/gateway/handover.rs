@@ -175,5 +175,10 @@ async fn requests_go_to_the_backend_of_their_model_handed_over_or_relayed() {
         assert_eq!(ask(&gateway, "", body.as_bytes()).await.text(), wanted);
         let mut client = Wire::connect(gateway.addresses[0]).await;
         assert_eq!(client.ask(post("/v1/embeddings", "", body.as_bytes())).await.text(), wanted);
+        // Clients write the model behind the messages, however long these are.
+        let long = format!("{{\"prompt\":\"{}\",\"model\":\"{model}\"}}", "x".repeat(9 << 20));
+        let fields = "content-type: application/json\r\n";
+        assert_eq!(ask(&gateway, fields, long.as_bytes()).await.text(), wanted);
+        assert_eq!(client.ask(post("/v1/embeddings", fields, long.as_bytes())).await.text(), wanted);
     }
 }

@@ -122,6 +122,27 @@ fn parameters_that_the_server_ignores_are_refused() {
     assert_eq!(LlamaCpp.refuses(&house, &request, &sampling), None);
 }
 
+/// Later requests lack the field, so they would have the operator's sampler again.
+#[test]
+fn a_client_that_switches_the_operators_sampler_off_is_not_speculated_on() {
+    let refused = |house: &Value, fields: &Value| {
+        let (engine, request) = (known(9, house), request(Route::Completions, fields));
+        engine.refuses(&request, &engine.sampling(&request).0).and_then(|refused| refused.parameter)
+    };
+    for (name, on, off) in [
+        ("repeat_penalty", 1.1, 1.0),
+        ("dry_multiplier", 0.8, 0.0),
+        ("xtc_probability", 0.5, 0.0),
+        ("typical_p", 0.9, 1.0),
+        ("top_n_sigma", 1.0, -1.0),
+        ("dynatemp_range", 0.5, 0.0),
+    ] {
+        assert_eq!(refused(&json!({ name: on }), &json!({ name: off })), Some(name));
+        assert_eq!(refused(&json!({ name: on }), &json!({})), None, "{name}: every call has it");
+        assert_eq!(refused(&json!({ name: off }), &json!({ name: off })), None, "{name}: no call has it");
+    }
+}
+
 #[test]
 fn a_fan_out_is_an_array_of_prompts_with_the_fields_of_the_client() {
     let set_by_client = SetFields::default().with(F::Temperature);

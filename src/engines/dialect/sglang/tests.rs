@@ -8,6 +8,7 @@ fn engine() -> Engine {
         methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
         noise: Noise::Ignored,
         special: vec![0],
+        may_end: vec![0],
         ..Engine::new(Dialect::Sglang, "m", "0.5.23")
     }
 }
@@ -158,6 +159,18 @@ fn a_chat_is_speculated_on_only_if_it_sets_all_that_the_model_may_set() {
         methods(&openai, json!({"temperature": 0})),
         Ok(vec![VerifyMethod::Score, VerifyMethod::FanOut])
     );
+}
+
+/// `/generate` would answer with the base model.
+#[test]
+fn an_adapter_is_verified_by_its_own_route_only() {
+    let methods = |model: &str| {
+        let body = json!({"model": model, "prompt": "x", "temperature": 0});
+        let request = request(Route::Completions, &body);
+        Sglang.methods_for(&engine(), &request, &greedy(), true)
+    };
+    assert_eq!(methods("m"), [VerifyMethod::Score, VerifyMethod::FanOut]);
+    assert_eq!(methods("m:adapter"), [VerifyMethod::FanOut]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ fn engine() -> Engine {
         methods: vec![VerifyMethod::Score, VerifyMethod::FanOut],
         block: 16,
         special: vec![0],
+        may_end: vec![0],
         ..Engine::new(Dialect::Vllm, "m", "0.32.0")
     }
 }
@@ -246,9 +247,49 @@ fn verification_methods_depend_on_the_sampling() {
 fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     let mut chat = request(&json!({"model": "m", "prompt": "x"}));
     chat.route = Route::Chat;
-    let known = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
-    assert_eq!((engine().limit(&chat), known.limit(&chat)), (MaxTokens::Unknown, MaxTokens::Context));
-    assert_eq!(Engine { max_tokens: Some(99), ..known }.limit(&chat), MaxTokens::Tokens(99));
+    let defaults = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
+    let known = Engine { renders: true, ..defaults.clone() };
+    let limits = [&engine(), &defaults, &known].map(|engine| engine.limit(&chat));
+    assert_eq!(limits, [MaxTokens::Unknown, MaxTokens::Unknown, MaxTokens::Context]);
+    assert_eq!(Engine { max_tokens: Some(99), ..known.clone() }.limit(&chat), MaxTokens::Tokens(99));
+    assert_eq!(Engine { default_tokens: Some(9), ..known }.limit(&chat), MaxTokens::Tokens(9));
+}
+
+/// `max_new_tokens` of the generation config is a default of chats, not a maximum.
+#[test]
+fn the_limit_of_a_chat_that_sets_none_is_read_from_its_rendering() {
+    let known = |params: &Value| {
+        let mut answers = Answers::default();
+        let chat = json!({"token_ids": [5, 6, 7], "sampling_params": params});
+        let body = chat.to_string().into_bytes();
+        answers
+            .add(shared::CHAT_RENDER, crate::dialect::recognise::Reply { status: 200, server: None, body });
+        chat_limit(&answers, 100)
+    };
+    assert_eq!(known(&json!({"max_tokens": 97})), None, "what the context leaves");
+    assert_eq!(known(&json!({"max_tokens": 40})), Some(40));
+    assert_eq!(known(&json!({})), Some(16), "vLLM's own default is left out");
+}
+
+#[test]
+fn defaults_that_later_requests_would_lose_are_refused() {
+    let refused = |engine: &Engine, more: &Value| {
+        let mut body = json!({"model": "m", "prompt": "x"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let request = request(&body);
+        engine.refuses(&request, &engine.sampling(&request).0).and_then(|refused| refused.parameter)
+    };
+    let set = json!({"presence_penalty": 0, "frequency_penalty": 0});
+    let told = Engine { defaults: Some(Defaults::OPENAI), ..engine() };
+    let older = Engine { version: "0.31.0".to_owned(), ..engine() };
+    assert_eq!(refused(&engine(), &json!({})), Some("presence_penalty"));
+    assert_eq!(refused(&engine(), &json!({"presence_penalty": 0})), Some("frequency_penalty"));
+    for (engine, more) in [(&engine(), &set), (&told, &json!({})), (&older, &json!({}))] {
+        assert_eq!(refused(engine, more), None);
+    }
+    let marking = Engine { watermarks: true, ..told };
+    assert_eq!(refused(&marking, &json!({})), Some("watermarking"));
+    assert_eq!(refused(&marking, &json!({"temperature": 0})), None, "there is no mark without sampling");
 }
 
 fn request(body: &Value) -> Request {

@@ -227,9 +227,9 @@ export function why(status, span) {
 
 function gates(status) {
   const head = byId("gates").tHead.rows[0];
-  const names = ["load", "stale", "acceptance", "control", "memory", "health"];
-  if (head.cells.length === 0) {
-    head.append(...["Policy", "Replica", ...names].map((title) => element("th", { scope: "col" }, title)));
+  const names = status.gates[0]?.gates.map(({ gate }) => gate) ?? [];
+  if (head.cells.length !== names.length + 2) {
+    head.replaceChildren(...["Policy", "Replica", ...names].map((title) => element("th", { scope: "col" }, title)));
   }
   const closed = new Map();
   rows(body("gates"), status.gates, (each) => `${each.policy} ${each.replica}`, (each) => [

@@ -68,7 +68,10 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
     let matcher =
         matcher(top.section("match", "Conditions; every field must match, and of a list one entry."));
     let items = top
-        .item("drafters", "Drafters, in order of preference. Default: prompt_lookup and phrasebook.")
+        .item(
+            "drafters",
+            "Drafters, in order of preference. Default: prompt_lookup, suffix, phrasebook and head.",
+        )
         .map(|item| item.items());
     let lines = |items: &Vec<Item<'_>>| items.iter().map(|item| item.node.line).collect();
     let drafter_lines = items.as_ref().map_or_else(Vec::new, lines);

@@ -127,7 +127,7 @@ pub async fn ask(
     if asking.parsers != Parsers::default() {
         engine.parsers = asking.parsers;
     }
-    engine.special = (0..tokenizer.end()).filter(|&id| tokenizer.is_special(id)).collect();
+    (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     let epoch = Epoch {
         replica: replica.label().to_owned(),
         model: engine.model.clone(),

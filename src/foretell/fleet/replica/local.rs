@@ -4,16 +4,17 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt};
 
 use crate::fleet::error::SendError;
-use crate::http::body::{Body, BoxError};
+use crate::http::body::{Body, BoxError, full};
 
 /// A server in this process. Dropping its future, or the body of its answer, cancels the request.
 #[derive(Clone)]
@@ -30,6 +31,15 @@ impl Local {
             + 'static,
     {
         Self(BoxCloneSyncService::new(service))
+    }
+
+    /// A server that was not started: it answers 503.
+    pub fn absent() -> Self {
+        Self::new(tower::service_fn(|_| {
+            let mut response = Response::new(full(Bytes::new()));
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            std::future::ready(Ok(response))
+        }))
     }
 
     /// Sends it a request. If the request's body failed, that is the error, regardless of the

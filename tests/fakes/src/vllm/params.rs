@@ -128,8 +128,12 @@ impl Vllm {
                 "input_tokens",
             ));
         }
-        let cap = self.house.defaults.lock().max_new_tokens.unwrap_or(u64::MAX);
+        let (own, caps) = {
+            let defaults = self.house.defaults.lock();
+            (defaults.max_new_tokens, defaults.caps)
+        };
         let room = (longest - prompt) as u64;
-        Ok(asked.or(unasked).unwrap_or(room).min(room).min(cap) as usize)
+        let cap = own.filter(|_| caps).unwrap_or(u64::MAX);
+        Ok(asked.or(unasked).or(own).unwrap_or(room).min(room).min(cap) as usize)
     }
 }
