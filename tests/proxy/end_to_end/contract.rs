@@ -317,6 +317,24 @@ async fn the_admin_api_shows_sessions_replicas_and_policies() {
     }
 }
 
+/// The parts of the backend's stream are gathered: the client gets one, at the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_answer_is_not_measured_as_a_stream() {
+    let house = House::build(Setup::default()).await;
+    for stream in [false, true] {
+        house.through(&ask(Route::Completions, stream), "one").await;
+        let gaps = house.metric("foretell_inter_token_latency_seconds_count ").await;
+        assert_eq!(gaps > 0.5, stream, "{gaps}");
+        let sessions = get(house.admin(), "/api/sessions").await.json();
+        let session = &sessions["sessions"][0];
+        let ms = |of: &Value, name: &str| of[name].as_f64().unwrap();
+        let verifying: f64 =
+            session["rounds"].as_array().unwrap().iter().map(|round| ms(round, "verify_ms")).sum();
+        assert!(verifying > 0.0, "{session}");
+        assert!(stream || ms(session, "first_byte_ms") >= verifying, "{session}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_good_reload_is_taken_and_a_bad_one_is_refused_by_line() {
     let dir = tempfile::tempdir().unwrap();

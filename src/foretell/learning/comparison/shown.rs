@@ -166,6 +166,8 @@ mod tests {
         assert_eq!(counted, sent, "what was counted is not lost");
         let late = comparisons.draw(&policy, "llama", true);
         assert!(late.closed);
+        let looks = |backend: &str| comparisons.is_closed(&policy.name, backend);
+        assert_eq!((looks("llama"), looks("other")), (true, false));
         late.ended(0.02);
         assert_eq!(&comparisons.shown(&policy.name)[0]["requests"], requests, "in neither group");
     }
