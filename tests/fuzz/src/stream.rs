@@ -70,7 +70,7 @@ fn asked(
         ("/v1/completions", r#""prompt":"x""#)
     };
     let body = format!(
-        r#"{{"model":"foretell-target",{subject},"temperature":0,"max_tokens":64,"stream":{streams}}}"#
+        r#"{{"model":"foretell-target",{subject},"temperature":0,"presence_penalty":0,"frequency_penalty":0,"max_tokens":64,"stream":{streams}}}"#
     );
     turn.post(path, &format!("x-foretell: {control}\r\n"), body.as_bytes())
 }

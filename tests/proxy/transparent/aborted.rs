@@ -35,7 +35,7 @@ async fn before(address: SocketAddr) -> foretell::app::Running {
 }
 
 async fn ask(address: SocketAddr, fields: &str) -> Message {
-    let body = json!({"model": "toy", "temperature": 0, "max_tokens": 40,
+    let body = json!({"model": "toy", "temperature": 0, "max_tokens": 40, "presence_penalty": 0, "frequency_penalty": 0,
         "messages": [{"role": "user", "content": "one two three one two three one two"}]});
     let answer = send(address, CHAT, fields, &body).await;
     assert_eq!(answer.json()["usage"]["foretell"]["path"], "speculated", "{}", answer.text());
