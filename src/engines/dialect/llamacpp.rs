@@ -307,8 +307,9 @@ fn remembers(params: &Value) -> bool {
 
 /// The samplers of the server's chain that are switched on by its own settings.
 fn own_samplers(params: &Value) -> Vec<&'static str> {
-    let is_on =
-        |&(name, off): &(&str, f64)| params.get(name).and_then(Value::as_f64).is_some_and(|own| own != off);
+    let is_on = |&(name, off): &(&str, f64)| {
+        params.get(name).and_then(Value::as_f64).is_some_and(|own| (own - off).abs() > 1e-6)
+    };
     SAMPLERS.iter().filter(|sampler| is_on(sampler)).map(|(name, _)| *name).collect()
 }
 

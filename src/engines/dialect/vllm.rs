@@ -3,7 +3,7 @@
 //! `FanOut` uses `/v1/completions`, which takes many prompts of token ids and returns the sampled
 //! ids; fields that the client left open stay open, so that the server's `generation_config`
 //! applies to it as it does to the client's own request. It cannot for penalties on output, which
-//! in a later request is prompt: where the server may have its own ([`PENALTY_DEFAULTS`]) and does
+//! in a later request is prompt: where the server may have its own (`PENALTY_DEFAULTS`) and does
 //! not render requests, the client has to send them. `Score` uses the token endpoint
 //! (`/inference/v1/generate`), the only one that reads the prefix cache for prompt
 //! log-probabilities.

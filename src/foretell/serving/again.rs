@@ -107,7 +107,9 @@ impl WholeEvents {
             // broken off.
             let messages = self.decoder.push(std::slice::from_ref(byte)).unwrap_or_default();
             self.ended |= messages.iter().any(sse::Message::is_done);
-            messages.iter().for_each(|message| self.tokens.read(message.data.as_bytes()));
+            for message in &messages {
+                self.tokens.read(message.data.as_bytes());
+            }
             if self.decoder.is_between_events() {
                 whole = at + 1;
             }
