@@ -326,7 +326,12 @@ fn limits(mut section: Section<'_>) -> Limits {
             uri: section.or("uri", "Maximum size of its target.", head.uri, &size()),
             ..head
         },
-        speculate_body: section.or("speculate_body", "Larger bodies are relayed unread.", speculate_body, &size()),
+        speculate_body: section.or(
+            "speculate_body",
+            "Larger bodies are relayed; unread, unless their model selects the backend.",
+            speculate_body,
+            &size(),
+        ),
         relay_body: section.maybe("relay_body", "Larger bodies are refused; null: no limit.", relay_body, &size()),
         sessions: section.or(
             "sessions",
