@@ -18,8 +18,10 @@ import pathlib
 import sys
 import urllib.request
 
-from gate import GAMMA, lookup, rounds
-from generate import Model, loop_share
+from gate import GAMMA, lookup
+from generate import Model
+from make_workloads import loop_share
+from traffic import rounds
 
 COUNT, SHORTEST, MOST_LOOPS, BATCH = 50, 48, 0.2, 32
 CUTS = (96, 64)
@@ -49,9 +51,9 @@ def from_server(model, lines, url):
 def guessed(drafter, prompt, output):
     """Mean acceptance length of the better of prompt lookup and the drafter."""
     guesses = drafter.guesses(prompt + output)
-    tokens, count = rounds([guesses[i - 1] == t for i, t in enumerate(prompt + output)][len(prompt):], GAMMA)
+    hits = [guesses[i - 1] == t for i, t in enumerate(prompt + output)][len(prompt):]
     _, _, _, looked = lookup(prompt, output, GAMMA)
-    return tokens / min(count, looked)
+    return len(hits) / min(rounds(hits, GAMMA), looked)
 
 
 def without_loop(line, prompt, output):

@@ -15,20 +15,11 @@ import time
 
 import numpy as np
 
-from generate import Model, in_batches, loop_share
+from generate import Model, in_batches
+from make_workloads import loop_share
+from traffic import rounds
 
 GAMMA = 4
-
-
-def rounds(hits, gamma):
-    """Mean acceptance length: the accepted run, at most gamma, and one token from the target."""
-    at = count = 0
-    while at < len(hits):
-        run = 0
-        while run < gamma and at + run < len(hits) and hits[at + run]:
-            run += 1
-        at, count = at + run + 1, count + 1
-    return len(hits), count
 
 
 def lookup(prompt, output, gamma, shortest=3):
@@ -103,7 +94,7 @@ def main():
                 else:
                     hit = other_hits(target, drafter, prompt, output)
                 hits += hit
-                total += rounds(hit, GAMMA)
+                total += len(hit), rounds(hit, GAMMA)
             row[drafter_name] = {"E[N]": round(total[0] / max(total[1], 1), 3), "hit": round(float(np.mean(hits)), 3)} if hits else None
         for gamma in (4, 8):
             sums = np.sum([lookup(p, o, gamma) for p, o in kept] or [[0] * 4], 0)

@@ -89,18 +89,6 @@ class Model:
         return logits[0].argmax(-1)
 
 
-def loop_share(prompt, output, n=8):
-    """Share of the output's n-grams that repeat an earlier one and are not in the prompt."""
-    known = {tuple(prompt[i:i + n]) for i in range(len(prompt) - n + 1)}
-    seen, loops, total = set(), 0, 0
-    for i in range(len(output) - n + 1):
-        gram = tuple(output[i:i + n])
-        total += 1
-        loops += gram in seen and gram not in known
-        seen.add(gram)
-    return loops / total if total else 0.0
-
-
 def in_batches(model, lines, size=16):
     """(line, prompt ids, output ids), longest prompts together."""
     jobs = sorted(((len(ids), i, ids) for i, ids in enumerate(map(model.prompt_ids, lines))), reverse=True)

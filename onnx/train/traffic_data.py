@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 SEED = 31
-FEWEST = 50  # requests
+FEWEST = 50  # different requests
 HELD, HELD_FEWEST, HELD_MOST = 0.1, 8, 200  # share of the requests that are held out, and its limits
 KEPT_MOST = 8192  # tokens with a row in the embedding
 WINDOW, CONTEXT = 512, 2048  # tokens of a training row; positions of the model
@@ -41,27 +41,37 @@ def read(stream, vocabulary):
                 raise Refused(f"line {number} of the input has a token that the vocabulary of {vocabulary} lacks")
         if len(output):
             requests.append(Request(prompt.astype(np.int32), output.astype(np.int32), group))
-    if len(requests) < FEWEST:
-        raise Refused(f"{len(requests)} recorded requests with an output are too few to train on: at least {FEWEST} are needed")
+    different = len({share_of(request) for request in requests})
+    if different < FEWEST:
+        raise Refused(f"{different} different recorded requests with an output are too few to train on: at least {FEWEST} are needed")
     return requests
 
 
-def share_of(index):
-    """A number in [0, 1) for each index, the same in every run."""
-    return int.from_bytes(hashlib.sha256(f"{SEED}:{index}".encode()).digest()[:8], "big") / 2**64
-
-
-def held_out(count):
-    """The indices of the requests that are held out."""
-    order = sorted(range(count), key=share_of)
-    drawn = sum(share_of(index) < HELD for index in order)
-    return set(order[:min(max(drawn, HELD_FEWEST), HELD_MOST)])
+def share_of(request):
+    """A number in [0, 1) for the tokens of each request, the same in every run and in every recording."""
+    made = hashlib.sha256(f"{SEED}:{len(request.prompt)}:".encode())
+    made.update(request.prompt.tobytes() + request.output.tobytes())
+    return int.from_bytes(made.digest()[:8], "big") / 2**64
 
 
 def split(requests):
-    """(requests to train on, requests held out)"""
-    held = held_out(len(requests))
-    return ([r for i, r in enumerate(requests) if i not in held], [r for i, r in enumerate(requests) if i in held])
+    """(requests to train on, requests held out)
+
+    A request's own tokens decide, not its place: when older requests are deleted, what a base was trained on is
+    not held out for the next drafter. (Only where HELD_MOST limits the share, and a recording has shrunk, a few
+    are.) Of requests with equal tokens one is held out, and the others are on neither side.
+    """
+    shares = [share_of(request) for request in requests]
+    order = sorted(set(shares))
+    drawn = sum(share < HELD for share in order)
+    held = dict.fromkeys(order[:min(max(drawn, HELD_FEWEST), HELD_MOST)])
+    trained = []
+    for share, request in zip(shares, requests):
+        if share in held:
+            held[share] = request
+        else:
+            trained.append(request)
+    return trained, list(held.values())
 
 
 class Kept:

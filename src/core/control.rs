@@ -132,7 +132,7 @@ impl Measurements<'_> {
         // Plain decoding is slower concurrent with verify requests; speculation has to beat the
         // pace that it has without them.
         if self.concurrency.all_plain() {
-            self.costs.note_plain(seconds, tokens, now);
+            self.costs.note_plain(seconds, tokens, self.concurrency.ours(), now);
         } else {
             self.costs.plain_concurrent(tokens);
             self.book(tokens as f64, seconds);
@@ -140,12 +140,19 @@ impl Measurements<'_> {
         self.passed(seconds, tokens, now);
     }
 
-    /// Notes the first token of a plain request after a round, `seconds` after it was sent. Returns
-    /// the plain tokens won, negative if lost.
-    pub fn left(&mut self, seconds: f64, now: Tick) -> f64 {
-        self.costs.left(seconds, now);
-        let won = self.book(1.0, seconds);
-        self.passed(seconds, 1, now);
+    /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent: one,
+    /// or all of an answer that comes whole. Returns the plain tokens won, negative if lost.
+    pub fn left(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
+        self.costs.left(seconds, tokens, now);
+        self.continued(seconds, tokens, now)
+    }
+
+    /// As [`Self::left`], of a plain request that continues another one.
+    pub fn continued(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
+        // Their time is not the pace of the engine alone, and they do not wait for it for ever.
+        self.costs.plain_concurrent(tokens);
+        let won = self.book(tokens as f64, seconds);
+        self.passed(seconds, tokens, now);
         won
     }
 

@@ -50,20 +50,23 @@ enum Called {
     Complete,
 }
 
-/// `stop_reason` and `stop_sequence` of a message for the finish of a chat. A stop text that cut a
-/// call short wins over the call, which must not run.
-fn stopped(finish: Option<&str>, stop: Option<&Value>, called: Called) -> (Value, Value) {
+/// `stop_reason` and `stop_sequence` of a message for the finish of a chat; `None` for an answer
+/// that the engine broke off. A stop text that cut a call short wins over the call, which must not
+/// run. For other reasons (`repetition`) both are null, as vLLM has them.
+fn stopped(finish: &str, stop: Option<&Value>, called: Called) -> Option<(Value, Value)> {
     let sequence = stop.filter(|stop| stop.is_string() && called != Called::Complete);
     let reason = match (finish, called, sequence) {
-        (Some("length"), ..) => "max_tokens",
-        (Some("stop" | "tool_calls"), _, Some(sequence)) => {
-            return (json!("stop_sequence"), sequence.clone());
+        ("length", ..) => "max_tokens",
+        ("content_filter", ..) => "refusal",
+        ("stop" | "tool_calls", _, Some(sequence)) => {
+            return Some((json!("stop_sequence"), sequence.clone()));
         }
-        (Some("stop"), Called::No, None) => "end_turn",
-        (Some("stop" | "tool_calls"), _, None) => "tool_use",
-        _ => return (Value::Null, Value::Null),
+        ("stop", Called::No, None) => "end_turn",
+        ("stop" | "tool_calls", _, None) => "tool_use",
+        ("abort" | "error", ..) => return None,
+        _ => return Some((Value::Null, Value::Null)),
     };
-    (json!(reason), Value::Null)
+    Some((json!(reason), Value::Null))
 }
 
 /// Signature of a block of reasoning, as long as vLLM's are. Nothing is signed by it; clients send
@@ -94,12 +97,15 @@ mod tests {
     #[test]
     fn a_stop_text_wins_over_a_call_that_it_cut_short_and_a_limit_over_all() {
         let (stop, token) = (json!("END"), json!(7));
-        let reason = |finish, stop, called| stopped(Some(finish), stop, called).0;
+        let reason = |finish, stop, called| stopped(finish, stop, called).unwrap().0;
         assert_eq!(reason("length", Some(&stop), Called::Complete), "max_tokens");
         assert_eq!(reason("stop", Some(&stop), Called::Complete), "tool_use");
-        assert_eq!(stopped(Some("stop"), Some(&stop), Called::Yes), (json!("stop_sequence"), json!("END")));
+        let cut = stopped("stop", Some(&stop), Called::Yes);
+        assert_eq!(cut, Some((json!("stop_sequence"), json!("END"))));
         assert_eq!(reason("stop", Some(&token), Called::Yes), "tool_use");
         assert_eq!(reason("stop", None, Called::No), "end_turn");
-        assert_eq!(reason("abort", None, Called::No), Value::Null);
+        assert_eq!(reason("content_filter", None, Called::Yes), "refusal");
+        assert_eq!(reason("repetition", None, Called::No), Value::Null);
+        assert_eq!(stopped("abort", None, Called::No), None);
     }
 }

@@ -4,7 +4,7 @@
 mod parts;
 
 pub use parts::{Call, End, Events, Part, Stream};
-pub(crate) use parts::{logprobs, of_message, write};
+pub(crate) use parts::{broken_off, logprobs, of_message, stop, write};
 
 use foretell_core::words::RelayReason;
 use serde_json::{Map, Value};

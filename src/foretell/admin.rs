@@ -261,18 +261,19 @@ impl Admin {
         shown
     }
 
-    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the index of the replica in
-    /// `/api/replicas`, from 0.
+    /// `/api/replicas/{n}/disable|enable|reprobe`; `n` is the name of the replica, or its index in
+    /// `/api/replicas`, from 0, which changes with the addresses that a DNS name has.
     fn replica(&self, method: &Method, path: &str) -> Response<Body> {
-        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.split_once('/'));
-        let Some((number, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
+        let asked = path.strip_prefix(REPLICA).and_then(|rest| rest.rsplit_once('/'));
+        let Some((named, verb)) = asked.filter(|(_, verb)| VERBS.contains(verb)) else { return not_found() };
         if method != Method::POST {
             return not_allowed("POST");
         }
         let replicas = self.shared.fleet.replicas();
-        let Some(replica) = number.parse().ok().and_then(|number: usize| replicas.get(number)) else {
-            return not_found();
-        };
+        let name = values::percent_decoded(named).unwrap_or_default();
+        let by_name = replicas.iter().find(|replica| replica.label() == name);
+        let by_index = || named.parse().ok().and_then(|index: usize| replicas.get(index));
+        let Some(replica) = by_name.or_else(by_index) else { return not_found() };
         if verb == "reprobe" {
             let Some(configured) = &self.configured else { return not_found() };
             return match configured.reprobe(replica) {

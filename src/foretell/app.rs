@@ -30,8 +30,7 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Replicas, Switchback,
-    TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Replicas, TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
@@ -52,7 +51,6 @@ use crate::serving::live;
 use crate::serving::ruling::{self, Rulebook};
 use crate::serving::{SessionRunner, SessionRunnerSetup};
 use crate::store::{self, Store};
-use foretell_core::control::{Imposed, Windows};
 use foretell_core::draft;
 use foretell_core::units::SplitMix64;
 use foretell_engines::dialect::Dialect as Spoken;
@@ -64,6 +62,10 @@ use foretell_engines::policy::PolicySet;
 const KNOWN_WITHIN: Duration = Duration::from_secs(2);
 /// Maximum wait at the end for the snapshots to be written, and for the store.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Maximum wait at the end for recorded requests to be written: those of the last second, unless
+/// the disk hangs.
+const RECORDED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Maximum wait at the end for the last spans to be sent.
 const SPAN_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -113,6 +115,8 @@ pub struct Running {
     /// The task that shares measurements with other sidecars, for the last time when the process
     /// drains; `None` without `fleet.store`.
     sharing: Option<JoinHandle<()>>,
+    /// Writes requests for training; `None` without `corpus.record`.
+    recorder: Option<Recorder>,
     /// The task that sends spans, and the token that stops it; `None` without a collector.
     exporting: Option<(JoinHandle<()>, CancellationToken)>,
     /// Stops the repeated identification of the backends when it is dropped.
@@ -124,9 +128,17 @@ impl Running {
     /// of its state.
     pub async fn until(self, signals: Signals, manager: Arc<Manager>) -> Ended {
         let ended = self.gateway.until(signals, manager).await;
+        // Nothing more is written: the last snapshots would wait for requests that are still open.
+        if ended == Ended::AtOnce {
+            return ended;
+        }
         for last in [self.remembering, self.sharing].into_iter().flatten() {
             // A disk or a store that hangs does not delay the end.
             let _ = tokio::time::timeout(WRITTEN_WITHIN, last).await;
+        }
+        if let Some(recorder) = self.recorder {
+            let written = tokio::task::spawn_blocking(move || recorder.finish());
+            let _ = tokio::time::timeout(RECORDED_WITHIN, written).await;
         }
         if let Some((exporting, stop)) = self.exporting {
             stop.cancel();
@@ -164,7 +176,10 @@ pub async fn start_with(
         exporting = Some((tokio::spawn(spans.send(stop_tracing.clone())), stop_tracing));
     }
     let shared = Shared::new(&settings)?;
-    let known = known(&process, policies, drafters, &shared)?;
+    let recorder = process.corpus.record.as_ref();
+    let recorder =
+        recorder.map(|settings| Recorder::start(settings, Arc::clone(&shared.observer))).transpose()?;
+    let known = known(&process, policies, drafters, recorder.clone(), &shared)?;
     expose(&known, &shared).map_err(StartError::from)?;
     let Known { identities, drafters, learnt, runner, gates, corpus, .. } = known.clone();
     let snapshot = process.corpus.snapshot.clone();
@@ -205,6 +220,7 @@ pub async fn start_with(
         drafters,
         remembering,
         sharing,
+        recorder,
         exporting,
         _asking: watching.drop_guard(),
     };
@@ -233,6 +249,7 @@ fn known(
     process: &Process,
     policies: PolicySet,
     drafters: Arc<Drafters>,
+    recorder: Option<Recorder>,
     shared: &Shared,
 ) -> Result<Known, AssembleError> {
     let backends = || process.backends.iter();
@@ -250,11 +267,8 @@ fn known(
     let snapshot = process.corpus.snapshot.as_deref().map(corpus::sibling);
     let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
         .map_err(StartError::Threads)?;
-    let recorder = process.corpus.record.as_ref();
-    let recorder =
-        recorder.map(|settings| Recorder::start(settings, Arc::clone(&shared.observer))).transpose()?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
-    let imposed = backends().map(|backend| (backend.name.clone(), imposed(backend))).collect();
+    let imposed = backends().map(|backend| (backend.name.clone(), backend.budget)).collect();
     let learnt = Arc::new(Learnt::new(imposed));
     let runner = Arc::new(SessionRunner::new(SessionRunnerSetup {
         identities: Arc::clone(&identities),
@@ -305,13 +319,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         // The runtime is shutting down.
         Err(Err(_)) => std::future::pending().await,
     }
-}
-
-/// Limits on what speculation may cost other requests of a backend.
-fn imposed(backend: &Backend) -> Imposed {
-    let budget = &backend.budget;
-    let windows = budget.switchback.map(|Switchback { window, every }| Windows { window, every });
-    Imposed { extra_tokens: budget.extra_tokens, slots: budget.slots, windows }
 }
 
 /// Reloads configuration files that have changed, until `stop`.
@@ -381,7 +388,7 @@ fn predicts(backend: &Backend) -> bool {
     backend.dialect == Dialect::Of(Spoken::OpenAi) && backend.methods.prediction
 }
 
-/// The first output parsers named for one of its models.
+/// The output parsers named for its models: one set.
 fn parsers(backend: &Backend) -> Parsers {
     let named = backend.models.iter().map(|model| model.parsers);
     named.into_iter().find(|parsers| *parsers != Parsers::default()).unwrap_or_default()

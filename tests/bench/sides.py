@@ -182,6 +182,14 @@ class Side:
         self.headers = {"content-type": "application/json", **(headers or {})}
         self.connection = http.client.HTTPConnection(address, timeout=600)
 
+    def ask_all(self, entries, clients=1):
+        """Keeps the answers to the prompts: of this side's own client, or of several concurrent ones."""
+        askers = [self, *(Side(self.name, self.address, self.headers) for _ in range(clients - 1))]
+        shares = [entries[place::clients] for place in range(clients)]
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+            found = list(pool.map(lambda one: [one[0].ask(entry) for entry in one[1]], zip(askers, shares)))
+        self.answers += [found[place % clients][place // clients] for place in range(len(entries))]
+
     def ask(self, entry):
         """The answer to a prompt: text, seconds to the first and the last event, figures of its
         usage."""
@@ -225,13 +233,13 @@ def understood(lines):
             "drafted": foretell.get("drafted", 0), "accepted": foretell.get("accepted", 0), "drift": foretell.get("drift") or {}}
 
 
-def measure(groups, prompts, requests, size=BLOCK, settle=0):
+def measure(groups, prompts, requests, size=BLOCK, settle=0, clients=1):
     """Sends blocks of prompts to all groups at the same time.
 
     Each block goes to the group's target (or to each of several), unmeasured, then to its sides, in
     an order of its own for each block: in a fixed cycle one side would always follow the same other
     one, and its cached prompts, unread rounds and spinning threads. `settle`: seconds to wait before
-    each side."""
+    each side; `clients`: concurrent ones, which share the prompts of a block."""
     def block(group, number, entries):
         targets, group = group
         for target in targets if isinstance(targets, list) else [targets]:
@@ -241,7 +249,7 @@ def measure(groups, prompts, requests, size=BLOCK, settle=0):
         for side in random.Random(number).sample(group, len(group)):
             time.sleep(settle)
             side.connection.close()  # a connection that was idle for some blocks may have been closed by the peer
-            side.answers += [side.ask(entry) for entry in entries]
+            side.ask_all(entries, clients)
 
     with concurrent.futures.ThreadPoolExecutor(len(groups)) as pool:
         for number in range(requests // size):

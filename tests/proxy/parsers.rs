@@ -22,9 +22,11 @@ use foretell_onnx::target::server::App;
 use rstest::rstest;
 use serde_json::{Map, Value, json};
 
-use crate::client::{FORCED, panics, watch_panics};
+use crate::client::{FORCED, HELD_BACK, panics, watch_panics};
 use crate::end_to_end::model::{self, Babble};
+use crate::fakes::fault::{Fault, When};
 use crate::fakes::house::{Hermes, Script};
+use crate::fakes::toy::{Temper, Toy};
 use crate::fakes::vllm::{Options, Vllm};
 use crate::fakes::{Fake, Setup, toy};
 use crate::probe::house::until;
@@ -32,6 +34,8 @@ use crate::wire::{Message, PATIENCE, Wire, post};
 
 /// Tokens that the model may write.
 const MOST: usize = 400;
+/// The page that parses a complete output.
+const DERENDER: &str = "/v1/chat/completions/derender";
 /// The version of vLLM where a test does not name one.
 const LATEST: &str = "0.33.0";
 const STEP: Duration = Duration::from_millis(1);
@@ -113,6 +117,11 @@ impl Scene {
 
     /// As [`Scene::of`]; `render` is a line of the backend.
     async fn rendered(server: Server, render: &str) -> Self {
+        Self::under(server, render, &format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n")).await
+    }
+
+    /// As [`Scene::rendered`], under this policy.
+    async fn under(server: Server, render: &str, policy: &str) -> Self {
         watch_panics();
         let model = match &server {
             Server::Vllm(_) => format!(
@@ -126,8 +135,7 @@ impl Scene {
              probe: {{ when: never }}\n",
             server.address(),
         );
-        let policy = format!("{FORCED}holdback: {{ start: 0, floor: 0 }}\n");
-        let proxy = local::proxy(&process, &[&policy]).await.unwrap();
+        let proxy = local::proxy(&process, &[policy]).await.unwrap();
         Self { server, proxy }
     }
 
@@ -201,6 +209,8 @@ struct Parts {
     content: String,
     calls: Vec<(String, String)>,
     finish: Value,
+    /// The stop that ended it, if one is named.
+    stop: Value,
     usage: Value,
     /// Kinds of deltas, repetitions left out.
     kinds: Vec<String>,
@@ -234,6 +244,7 @@ fn read(message: &Message) -> Answer {
         content: String::new(),
         calls: Vec::new(),
         finish: Value::Null,
+        stop: Value::Null,
         usage: Value::Null,
         kinds: Vec::new(),
     };
@@ -253,6 +264,7 @@ fn read(message: &Message) -> Answer {
         }
         if choice["finish_reason"].is_string() {
             parts.finish = choice["finish_reason"].clone();
+            parts.stop = choice["stop_reason"].clone();
         }
         if event["usage"].is_object() {
             parts.usage = without_own(&event["usage"]);
@@ -270,13 +282,21 @@ fn read(message: &Message) -> Answer {
 /// As [`ask`], for an answer that is not streamed: the answer without what differs by nature, and
 /// its path and reason.
 async fn ask_whole(to: SocketAddr, more: &Value) -> (Value, (String, String)) {
+    try_whole(to, more).await.unwrap()
+}
+
+/// As [`ask_whole`]; the status and the path of an answer that failed.
+async fn try_whole(to: SocketAddr, more: &Value) -> Result<(Value, (String, String)), (u16, String)> {
     let mut body = json!({"model": "toy", "messages": [{"role": "user", "content": "Go on."}], "temperature": 0,
         "max_tokens": MOST, "tools": [weather()]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let fields = "content-type: application/json\r\n";
     let message =
         Wire::connect(to).await.ask(post(Route::Chat.path(), fields, body.to_string().as_bytes())).await;
-    assert_eq!(message.head.status(), 200, "{}", message.text());
+    if message.head.status() != 200 {
+        let path = message.head.get("x-foretell-path").unwrap_or_default();
+        return Err((message.head.status(), path.to_owned()));
+    }
     let mut answer: Value = serde_json::from_str(&message.text()).unwrap();
     let calls = answer.pointer_mut("/choices/0/message/tool_calls").and_then(Value::as_array_mut);
     for call in calls.into_iter().flatten() {
@@ -291,7 +311,7 @@ async fn ask_whole(to: SocketAddr, more: &Value) -> (Value, (String, String)) {
     let told = ["x-foretell-path", "x-foretell-reason"]
         .map(|name| message.head.get(name).unwrap_or_default().to_owned());
     let [path, reason] = told;
-    (answer, (path, reason))
+    Ok((answer, (path, reason)))
 }
 
 /// Usage without Foretell's own report and what depends on the state of the cache.
@@ -354,6 +374,60 @@ async fn a_whole_answer_has_the_servers_own_parts(
     #[values(Hermes::AsRead, Hermes::LeavesBrace)] hermes: Hermes,
 ) {
     Scene::of(Server::vllm(text, hermes, LATEST).await).await.wholes_alike(text).await;
+}
+
+/// The page that parses whole answers fails: a parser that has proved nothing gives none, so a
+/// speculated answer fails, and one that stayed plain has the parts of the server's stream.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_parser_that_has_not_proved_itself_never_stands_in_for_the_server(
+    #[values(Hermes::AsRead, Hermes::LeavesBrace)] hermes: Hermes,
+) {
+    let scene = Scene::of(Server::vllm(CALL, hermes, LATEST).await).await;
+    let Server::Vllm(fake) = &scene.server else { unreachable!() };
+    fake.house.faults.always(When::path(DERENDER), Fault::Status(500));
+    let (want, _) = ask_whole(fake.address, &json!({})).await;
+    let mut failed = BTreeSet::new();
+    for _ in 0..4 {
+        match try_whole(scene.proxy.gateway.addresses[0], &json!({})).await {
+            Ok((got, told)) => assert_eq!((got, told.0.as_str()), (want.clone(), "plain")),
+            Err(other) => drop(failed.insert(other)),
+        }
+    }
+    assert_eq!(failed, BTreeSet::from([(502, "speculated".to_owned())]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proven_parser_stands_in_for_a_page_that_fails() {
+    let scene = Scene::of(Server::vllm(CALL, Hermes::AsRead, LATEST).await).await;
+    let Server::Vllm(fake) = &scene.server else { unreachable!() };
+    let (want, _) = ask_whole(fake.address, &json!({})).await;
+    for _ in 0..3 {
+        assert_eq!(ask_whole(scene.proxy.gateway.addresses[0], &json!({})).await.0, want);
+    }
+    fake.house.faults.always(When::path(DERENDER), Fault::Status(500));
+    for _ in 0..3 {
+        assert_eq!(ask_whole(scene.proxy.gateway.addresses[0], &json!({})).await.0, want);
+    }
+}
+
+/// The page fails, and the answer stays plain: several calls, each in several pieces.
+#[rstest]
+#[case::one(CALL.to_owned())]
+#[case::two(format!("Let me look that up.\n{CALL}\n{CALL}"))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pieces_of_a_stream_make_a_whole_answer(#[case] text: String) {
+    let server = Server::vllm(&text, Hermes::AsRead, LATEST).await;
+    let scene = Scene::under(server, "", HELD_BACK).await;
+    let Server::Vllm(fake) = &scene.server else { unreachable!() };
+    fake.house.faults.always(When::path(DERENDER), Fault::Status(500));
+    for most in [MOST, scene.server.length(&text)] {
+        let more = json!({"max_tokens": most});
+        let (want, _) = ask_whole(fake.address, &more).await;
+        assert_eq!(want["choices"][0]["finish_reason"], "tool_calls", "{want}");
+        let (got, told) = ask_whole(scene.proxy.gateway.addresses[0], &more).await;
+        assert_eq!((got, told.0.as_str()), (want, "plain"), "{most}");
+    }
 }
 
 /// The first version whose page parses whole answers, one before the call that aborts, and one
@@ -517,6 +591,46 @@ async fn our_own_target_refuses_what_it_cannot_bind(#[case] more: Value, #[case]
     let message = Wire::connect(server.address()).await.ask(post).await;
     let answer: Value = serde_json::from_str(&message.text()).unwrap();
     assert_eq!((message.head.status(), answer["error"]["param"].as_str()), (400, Some(parameter)));
+}
+
+/// The server names every end-of-text token but the tokenizer's own, and a stop token of the
+/// client's only if it is not that.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_token_that_ends_a_text_is_named_as_by_the_server(#[values(false, true)] scale_out: bool) {
+    let text = "Say it again and again. Say it again and again. Say it again and again.<|end|> Again.";
+    let end = Toy::new(Temper::default()).encode("<|end|>")[0];
+    let fake = Server::vllm_of(text, Hermes::AsRead, LATEST, scale_out);
+    let other_ends = vec![end];
+    let fake = Vllm::new(Options { other_ends, ..fake.options });
+    let scene = Scene::of(Server::Vllm(Fake::start(fake).await)).await;
+    let Server::Vllm(fake) = &scene.server else { unreachable!() };
+    let own = fake.house.toy.eos();
+    let told: BTreeSet<_> = BTreeSet::from([("speculated".to_owned(), String::new())]);
+    let say = json!([{"role": "user", "content": "Say."}]);
+    for (more, stop) in [
+        (json!({}), json!(end)),
+        (json!({"stop_token_ids": [own, end]}), json!(end)),
+        (json!({"ignore_eos": true, "stop_token_ids": [own]}), json!(own)),
+        (json!({"messages": say}), Value::Null),
+        (json!({"messages": say, "stop_token_ids": [own]}), Value::Null),
+    ] {
+        // A server that does not render tells no defaults of its own.
+        let mut asked = json!({"tools": [], "presence_penalty": 0, "frequency_penalty": 0});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let more = asked;
+        let (mut want, mut got) = (scene.direct(&more).await, scene.through(&more).await);
+        // Events without text may be joined with others.
+        want.parts.kinds.clear();
+        got.parts.kinds.clear();
+        assert_eq!((got.parts, want.parts.stop.clone()), (want.parts, stop.clone()), "{more}");
+        let (want, _) = ask_whole(fake.address, &more).await;
+        let (got, _) = ask_whole(scene.proxy.gateway.addresses[0], &more).await;
+        assert_eq!(got, want, "{more}");
+        if stop == json!(end) {
+            assert_eq!(BTreeSet::from([scene.through(&more).await.told]), told);
+        }
+    }
 }
 
 /// Its tools do not bind the sampling, and none may be called: the text is not parsed.

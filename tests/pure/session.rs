@@ -133,6 +133,7 @@ impl Desk {
             parser: None,
             unconfirmed: false,
             rules,
+            sent: None,
             seed: 3,
             noise: 2,
         };
@@ -413,6 +414,72 @@ fn a_pause_without_a_plain_request_is_waited_out() {
     assert_eq!(desk.session.deadline(), Some(desk.now.after(pause)));
     desk.now = desk.now.after(pause);
     stays_plain(&desk.tell(ActionId::WORLD, Event::Timeout));
+}
+
+#[test]
+fn a_request_that_breaks_off_behind_a_pause_is_continued_once_too() {
+    let mut desk = desk();
+    let (verify, _) = desk.take_step();
+    let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    let pause = Duration::from_secs(1);
+    assert_eq!(desk.tell(on, Event::Fault(Fault::RetryAfter(pause))), []);
+    desk.now = desk.now.after(pause);
+    let on = stays_plain(&desk.tell(ActionId::WORLD, Event::Timeout));
+    let on = stays_plain(&desk.tell(on, Event::Fault(Fault::Plain)));
+    let end = summary(&desk.tell(on, Event::Fault(Fault::Plain)));
+    assert_eq!((end.finish, desk.text.as_str()), (None, "a"));
+}
+
+/// Engines that have no stream of tokens answer a later plain request whole.
+#[test]
+fn all_tokens_of_a_whole_answer_are_booked_to_its_time() {
+    let mut desk = desk();
+    desk.control.with(|learnt| (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, Tick(0))));
+    let (verify, _) = desk.take_step();
+    let on = stays_plain(&desk.tell(verify, Event::Fault(Fault::Verify)));
+    let lost = |desk: &Desk| desk.control.with(|learnt| learnt.regret_left());
+    let (before, left) = (lost(&desk), desk.now);
+    desk.now = left.after(Duration::from_millis(80 - 10));
+    let tokens = vec![0; 8];
+    let text = "aaaaaaaa".to_owned();
+    desk.tell(on, Event::Token { tokens, parsed: Parsed::content(text), tail: Tail::Open });
+    assert!((desk.now.seconds_since(left) - 0.08).abs() < 1e-9);
+    assert!((lost(&desk) - before).abs() < 0.2, "8 tokens in 80 ms: {before} and {}", lost(&desk));
+    assert!(desk.control.with(|learnt| learnt.costs.switch_out()) < 0.001);
+}
+
+#[test]
+fn nodes_that_were_not_sent_count_as_neither_drafted_nor_rejected() {
+    let mut desk = Desk::new(Rules { methods: vec![VerifyMethod::FanOut], ..rules() }, Ending::default());
+    let plain = desk.plain();
+    let asked = desk.token(plain, 0);
+    let [_, (verify, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(draft.len(), 2);
+    let put = Some(Put { method: VerifyMethod::FanOut, nodes: 1 });
+    let rows = [1, 2].map(Row::of).to_vec();
+    let asked =
+        desk.tell(*verify, Event::VerifyResult(VerifyResult { rows, put, ..VerifyResult::default() }));
+    let seen = desk.session.summary();
+    assert_eq!((seen.drafted, seen.accepted, desk.text.as_str()), (1, 1, "abc"));
+    let [(_, Action::Verify(draft, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(draft.len(), 1, "no more than the engine had room for");
+}
+
+#[test]
+fn an_answer_that_ends_with_its_first_event_is_not_in_doubt() {
+    let free = Rules { gamma_fixed: None, ..rules() };
+    let mut desk = Desk::new(free.clone(), Ending::default());
+    let plain = desk.plain();
+    let whole = |tail| Event::Token { tokens: vec![0], parsed: Parsed::content("a".into()), tail };
+    desk.tell(plain, whole(Tail::Stop));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
+    assert_eq!(end.reason, Some(PlainReason::NoGain));
+    let mut desk = Desk::new(free, Ending::default());
+    let asked = desk.asks();
+    let [(plain, Action::Plain(PlainRequest::First))] = asked[..] else { panic!("{asked:?}") };
+    desk.tell(plain, whole(Tail::Stop));
+    let end = summary(&desk.tell(plain, Event::PlainEnded(Finish::Stop)));
+    assert_eq!(end.reason, Some(PlainReason::UntrustedIds), "no ids of the prompt were told");
 }
 
 #[test]
@@ -745,6 +812,14 @@ fn every_drafter_that_proposed_a_token_is_counted() {
 #[test]
 fn a_drafter_that_fails_is_left_alone_for_a_while() {
     let (mut desk, draft) = asking(rules());
+    // The round goes on with the draft of the lookup, and so does the next one.
+    let asked = desk.tell(draft, Event::Fault(Fault::Draft));
+    let [(verify, Action::Verify(sent, ..))] = &asked[..] else { panic!("{asked:?}") };
+    assert_eq!(sent.path(1), [1, 2]);
+    let asked = desk.tell(*verify, rows(&[1, 2, 0]));
+    assert!(matches!(asked[..], [(_, Action::Verify(..))]), "{asked:?}");
+    // Without a lookup there is nothing to verify.
+    let (mut desk, draft) = asking(Rules { lookups: Vec::new(), ..rules() });
     let plain = stays_plain(&desk.tell(draft, Event::Fault(Fault::Draft)));
     assert_eq!(desk.session.summary().reason, Some(PlainReason::DraftFault));
     let asked = desk.token(plain, 1);
@@ -754,7 +829,7 @@ fn a_drafter_that_fails_is_left_alone_for_a_while() {
 /// Plain decoding takes 10 ms a token, and the model drafter is accurate and fast.
 fn teach(control: &Control) {
     control.with(|learnt| {
-        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, Tick(0)));
+        (0..20).for_each(|_| learnt.costs.note_plain(0.010, 1, 1, Tick(0)));
         for nodes in 0..9 {
             learnt.costs.verified(Way::by(VerifyMethod::Tree, 0), nodes, 0.010, Tick(1_000_000));
         }

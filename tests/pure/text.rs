@@ -68,6 +68,21 @@ fn the_output_of_a_sentence_piece_model_keeps_its_leading_space_after_a_prompt()
     assert_eq!(output + &detokenizer.flush(), " brown");
 }
 
+/// Where it stayed, each further one would be decoded with all before it.
+#[test]
+fn a_special_token_does_not_stay_in_the_window() {
+    let end = PIECES.id("</s>").unwrap();
+    let ids = PIECES.encode("The quick brown", false).unwrap();
+    let mut detokenizer = PIECES.detokenizer(&[], true);
+    let mut text = detokenizer.push(ids[0]);
+    for _ in 0..100 {
+        text += &detokenizer.push(end);
+        assert!(!detokenizer.holds());
+    }
+    text.extend(ids[1..].iter().map(|&id| detokenizer.push(id)));
+    assert_eq!(text, PIECES.decode(&ids, true).unwrap());
+}
+
 #[test]
 fn ids_beyond_the_vocabulary_are_left_out() {
     assert_eq!(pieces(&BYTES, &[1_000_000, u32::MAX], true).concat(), "");

@@ -42,22 +42,35 @@ def lines(count, seed=3):
     for index in range(count):
         first = 100 + int(rng.integers(0, 6))
         output = [first, *(200 + (first + step) % 16 for step in range(24)), 0]
-        made.append({"prompt": [2, first, 7, 8, 9, 3], "output": output, "group": ("even", "odd")[index % 2]})
+        made.append({"prompt": [2, first, 300 + index, 8, 9, 3], "output": output, "group": ("even", "odd")[index % 2]})
     return "".join(json.dumps(one) + "\n" for one in made)
 
 
 class Split(unittest.TestCase):
     def test_a_tenth_is_held_out_the_same_each_time_within_limits(self):
-        self.assertEqual(data.held_out(1000), data.held_out(1000))
-        self.assertTrue(70 < len(data.held_out(1000)) < 130)
-        self.assertEqual(len(data.held_out(50)), 8)
-        self.assertEqual(len(data.held_out(9000)), 200)
+        requests = [request([1], [index]) for index in range(9000)]
+        held = lambda count: [int(r.output[0]) for r in data.split(requests[:count])[1]]  # noqa: E731
+        self.assertEqual(held(1000), held(1000))
+        self.assertTrue(70 < len(held(1000)) < 130)
+        self.assertTrue(8 <= len(held(50)) < 15)
+        self.assertEqual(len(held(9000)), 200)
 
     def test_the_parts_are_disjoint_and_whole(self):
         requests = [request([1], [index]) for index in range(300)]
         train, held = ({int(r.output[0]) for r in part} for part in data.split(requests))
         self.assertFalse(train & held)
         self.assertEqual(train | held, set(range(300)))
+
+    def test_what_was_trained_on_is_not_held_out_when_the_oldest_are_deleted(self):
+        requests = [request([1], [index]) for index in range(1000)]
+        [(train, _), (_, held)] = data.split(requests), data.split(requests[62:] + [request([2], [1])])
+        self.assertFalse({int(r.output[0]) for r in train} & {int(r.output[0]) for r in held if r.prompt[0] == 1})
+
+    def test_equal_requests_are_on_one_side(self):
+        requests = [request([1], [index]) for index in range(60)]
+        train, held = ([int(r.output[0]) for r in part] for part in data.split(requests * 3))
+        self.assertFalse(set(train) & set(held))
+        self.assertEqual((len(set(train)), len(train), len(held)), (60 - len(held), 3 * len(set(train)), len(set(held))))
 
 
 class Reading(unittest.TestCase):
@@ -73,7 +86,7 @@ class Reading(unittest.TestCase):
         self.assertEqual({r.group for r in read}, {"even", "odd"})
 
     def test_too_few_are_refused_with_their_number(self):
-        self.assertIn("49 recorded requests", self.refused(lines(49)))
+        self.assertIn("49 different recorded requests", self.refused(lines(49) + lines(49)))
 
     def test_errors_name_a_line_and_no_token(self):
         for wrong in ('{"prompt":[777777],"output":[1]}', '{"prompt":[777777]}', "[777777",
@@ -199,29 +212,6 @@ class Report(unittest.TestCase):
         self.assertIn("prefers-color-scheme: dark", page)
 
 
-class Replacing(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
-    def test_only_an_older_drafter_is_replaced(self):
-        out, new = self.folder / "out", self.folder / ".out.new"
-        traffic.usable(out)
-        out.mkdir()
-        traffic.usable(out)
-        (out / "notes.txt").write_text("mine")
-        with self.assertRaisesRegex(data.Refused, "another folder"):
-            traffic.usable(out)
-        (out / "report.html").write_text("")
-        traffic.usable(out)
-        new.mkdir()
-        (new / "model.onnx").write_text("new")
-        traffic.replace(new, out)
-        self.assertEqual([path.name for path in self.folder.iterdir()], ["out"])
-        self.assertEqual([path.name for path in out.iterdir()], ["model.onnx"])
-
-
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (onnx/train/requirements.txt)")
 class Training(unittest.TestCase):
     """Whole runs of a few seconds."""
@@ -242,7 +232,7 @@ class Training(unittest.TestCase):
 
     def test_it_learns_and_the_folder_is_whole(self):
         events = self.events(budget=8)
-        self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "held_out": 10,
+        self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "held_out": 9,
                                                      "vocabulary": 8192, "kept": events[0]["kept"]})
         done = events[-1]
         self.assertEqual((done["event"], set(done["groups"])), ("done", {"even", "odd"}))
@@ -289,7 +279,7 @@ class Training(unittest.TestCase):
     def test_errors_are_events(self):
         error, = self.events(text=lines(10), code=1)
         self.assertEqual(error["event"], "error")
-        self.assertIn("10 recorded requests", error["message"])
+        self.assertIn("10 different recorded requests", error["message"])
         error, = self.events(code=1, tokenizer=self.folder)
         self.assertIn("tokenizer.json", error["message"])
 

@@ -152,7 +152,7 @@ backends:
         ..ServedModel::of("some/folder".into())
     };
     assert_eq!(process.backends[2].replicas, Replicas::Here(here));
-    assert!(backend.budget.switchback.is_none() && backend.billed && backend.connect.pass_auth);
+    assert!(backend.budget.windows.is_none() && backend.billed && backend.connect.pass_auth);
 }
 
 #[test]
@@ -492,6 +492,85 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     );
 }
 
+#[rstest::rstest]
+#[case("match: { backends: [lama*, b] }", "match.backends: no backend is named lama*")]
+#[case(
+    "match: { tenants: [a] }",
+    "match.tenants never applies without tenant.header or tenant.fallback of the process file"
+)]
+#[case(
+    "drafters: [{ kind: suffix, scope: tenant }]",
+    "scope: tenant is that of request without tenant.header or tenant.fallback of the process file"
+)]
+#[case("mode: shadow\ncorpus: { record: true }", "corpus.record has no effect with mode: shadow")]
+#[case("corpus: { record: true }", "")]
+#[case("match: { backends: [b] }", "")]
+fn a_setting_of_a_policy_that_the_process_file_leaves_without_effect_is_warned_of(
+    #[case] policy: &str,
+    #[case] wanted: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "policies/a.yaml", &format!("version: 1\nname: p\n{policy}\n"));
+    let process =
+        "version: 1\nbackends: [{ name: b, replicas: [\"http://b:1\"] }]\ncorpus: { record: { dir: r } }\n";
+    let wanted: Vec<String> = Some(wanted)
+        .filter(|wanted| !wanted.is_empty())
+        .into_iter()
+        .map(|it| format!("policy p: {it}"))
+        .collect();
+    assert_eq!(load_from(folder.path(), process).unwrap().warnings, wanted);
+    let observing = load_from(folder.path(), &format!("{process}mode: observe\n")).unwrap().warnings;
+    let unrecorded = observing.contains(
+        &"policy p: corpus.record has no effect while the process file has mode: observe".to_owned(),
+    );
+    assert_eq!(unrecorded, policy == "corpus: { record: true }");
+}
+
+#[test]
+fn listeners_that_cannot_be_bound_beside_another_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for good in [
+        "metrics: { address: \"127.0.0.1:9465\" }",
+        "listen: [{ address: \":0\" }, { address: \":0\" }]\nadmin: { address: \"127.0.0.1:0\" }",
+        "listen: [{ address: \"127.0.0.1:1\" }, { address: \"[::1]:1\" }]\nmetrics: { address: \"127.0.0.2:1\" }",
+        // Sockets of IPv4 alone do not take the port of IPv6.
+        "listen: [{ address: \":1\" }, { address: \"[::1]:1\" }]",
+    ] {
+        let loaded = load_from(folder.path(), &format!("version: 1\n{good}\n"));
+        assert!(loaded.is_ok(), "{good}: {loaded:?}");
+    }
+    for (bad, told) in [
+        (
+            "metrics: { address: \":9464\" }",
+            "metrics.address: admin.address (127.0.0.1:9464) takes it, allowed an address of its own, got \"0.0.0.0:9464\"",
+        ),
+        (
+            "listen: [{ address: \"127.0.0.1:9464\" }]",
+            "admin.address: listen[0].address (127.0.0.1:9464) takes it, allowed an address of its own, got \"127.0.0.1:9464\"",
+        ),
+        (
+            "listen: [{ address: \"127.0.0.1:1\" }, { address: \"[::]:1\" }]",
+            "listen[1].address: listen[0].address (127.0.0.1:1) takes it, allowed an address of its own, got \"[::]:1\"",
+        ),
+    ] {
+        let got = load_from(folder.path(), &format!("version: 1\n{bad}\n")).unwrap_err();
+        assert_eq!(got, format!("/foretell.yaml: {told}\n"));
+    }
+    let process = "version: 1\nlisten: [{ address: \"127.0.0.1:9464\" }]\n";
+    let flags = Flags { admin: Some("127.0.0.1:1".to_owned()), ..flags_for(folder.path(), process) };
+    assert!(load(&flags, &BTreeMap::new()).is_ok(), "flags count");
+}
+
+#[test]
+fn a_process_file_that_is_a_pipe_is_refused_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("foretell.yaml");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let flags = Flags { config: Some(pipe.display().to_string()), ..Flags::default() };
+    let told = lines(&load(&flags, &BTreeMap::new()).unwrap_err());
+    assert!(told.contains("it is a FIFO, not a regular file"), "{told}");
+}
+
 #[test]
 fn a_reload_is_taken_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
@@ -597,7 +676,7 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 14] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 16] = [
     "a key twice",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
@@ -612,6 +691,8 @@ const BEYOND_THE_PROCESS_SCHEMA: [&str; 14] = [
     "a model here that cannot be run so",
     "a model here with what only a server has",
     "a model twice",
+    "models of one backend with different tokenizers and parsers",
+    "a credential as tenant",
     "a store with two passwords, and authorities without TLS",
 ];
 

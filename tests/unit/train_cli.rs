@@ -258,6 +258,20 @@ fn the_texts_of_a_base_are_those_of_its_drafter_too() {
 }
 
 #[test]
+fn a_purge_names_the_checkpoint_of_a_training_that_did_not_end() {
+    let folder = Folder::new(&[Some("a"), Some("b"), Some("c")]);
+    let purged = |tenant: &str| folder.run(&["corpus", "purge", "recorded", "--tenant", tenant]).1;
+    let checkpoint = "the checkpoint of a training on such requests that did not end: /ours.training\n";
+    assert_eq!(folder.train("#!/bin/sh\nkill -9 $$\n", &["--tenant", "a"]).0, Some(1));
+    assert_eq!(folder.train(FAILING, &["--tenant", "b"]).0, Some(1));
+    assert_eq!(purged("a"), format!("1 requests removed, 3 left\n{checkpoint}"), "of either training");
+    assert_eq!(purged("b"), format!("1 requests removed, 2 left\n{checkpoint}"));
+    assert_eq!(folder.train(TRAINER, &["--tenant", "c"]).0, Some(0));
+    assert_eq!(purged("a"), "0 requests removed, 2 left\n", "it is gone with the end of a training");
+    assert!(purged("c").ends_with("still in use if a policy names it: /ours\n"));
+}
+
+#[test]
 fn a_training_that_was_ended_goes_on_with_the_same_requests_and_leaves_no_half_drafter() {
     let folder = Folder::new(&[None]);
     assert_eq!(folder.train(TRAINER, &[]).0, Some(0));

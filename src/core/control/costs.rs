@@ -10,6 +10,7 @@ mod drafts;
 mod first_tokens;
 mod joint;
 mod pace;
+mod renewal;
 mod shared;
 mod table;
 
@@ -25,6 +26,7 @@ pub use first_tokens::{DELAY_ALLOWED, Sent};
 use joint::Joint;
 pub use pace::SIZES as CONCURRENCIES;
 use pace::{ConcurrencyBucket, Pace};
+use renewal::{Renewals, Renewed};
 pub use shared::SharedCosts;
 pub use table::{CONTEXTS, NODES_MAX};
 use table::{TableKey, Verify};
@@ -35,15 +37,6 @@ use super::regret_budget::RegretBudget;
 use crate::units::Tick;
 use crate::words::VerifyMethod;
 
-/// Seconds of speculation, in plain tokens, after which the plain pace is measured again ...
-const PACE_OLD: f64 = 1200.0;
-/// ... or, where the measurement was given up, is tried again ...
-const PACE_GIVEN_UP: f64 = 100.0;
-/// ... and the plain tokens that it is measured over.
-const PACE_OVER: usize = 4;
-/// That measurement is given up after this multiple of plain tokens concurrent with verify
-/// requests.
-const CONCURRENT: usize = 32;
 /// Weight of a probe's result, in measurements.
 const PRIOR_WEIGHT: f64 = 0.5;
 /// Minimum slope of the verify table before two points are known, in plain tokens per node.
@@ -137,13 +130,9 @@ pub struct Costs {
     /// Extra seconds of switching from plain decoding to speculation, and back, by concurrency.
     switch_in: [Belief; pace::SIZES],
     switch_out: [Belief; pace::SIZES],
-    /// Seconds of speculation since the plain pace was measured, in plain tokens, by concurrency.
-    speculated: [f64; pace::SIZES],
-    /// Times in a row that measuring a pace was given up: each doubles the wait.
-    #[serde(skip)]
-    given_up: u32,
-    /// Plain tokens since the pace was last found old, by concurrency.
-    plain: [usize; pace::SIZES],
+    /// Age of the plain pace, by concurrency.
+    #[serde(default)]
+    renewals: Renewals,
     /// Result of a probe, used where nothing is measured.
     #[serde(skip)]
     prior: Option<Arc<Prior>>,
@@ -181,61 +170,48 @@ impl Costs {
         self.concurrency.index()
     }
 
-    /// Notes `tokens` plain tokens that came `seconds` after the ones before.
-    pub fn note_plain(&mut self, seconds: f64, tokens: usize, now: Tick) {
-        if self.pace_is_old() && self.plain.get(self.concurrency.index()) == Some(&0) {
+    /// Notes `tokens` plain tokens that came `seconds` after the ones before, of one of `ours`
+    /// requests that are all decoded plainly: a step yields a token for each, so their first tokens
+    /// make a pace known, and only some steps confirm it.
+    pub fn note_plain(&mut self, seconds: f64, tokens: usize, ours: usize, now: Tick) {
+        if tokens == 0 || !seconds.is_finite() {
+            return;
+        }
+        let share = 1.0 / ours.max(1) as f64;
+        let before = self.pace.token_of(self.concurrency);
+        let renewal = self.renewals.of(self.concurrency);
+        let renewed = renewal.stepped(seconds * share, tokens as f64 * share, before);
+        if renewed == Renewed::Begun {
             self.pace.loosen(self.concurrency);
         }
         self.pace.note_plain(self.concurrency, seconds, tokens, now);
-        self.plain_while_old(tokens, PACE_OVER);
+        if let Renewed::Replaced(measured) = renewed {
+            self.pace.replace(self.concurrency, measured, now);
+        }
     }
 
-    /// Notes `tokens` plain tokens concurrent with verify requests of others. They do not show the
-    /// pace, but they count towards giving up its measurement.
+    /// Notes `tokens` plain tokens that do not show the pace: concurrent with verify requests of
+    /// others, or of an answer that came whole. They count towards giving up its measurement.
     pub fn plain_concurrent(&mut self, tokens: usize) {
-        self.plain_while_old(tokens, PACE_OVER * CONCURRENT);
+        let known = self.pace.token_of(self.concurrency).is_some();
+        self.renewals.of(self.concurrency).concurrent(tokens, known);
     }
 
-    fn plain_while_old(&mut self, tokens: usize, enough: usize) {
-        let (old, known) = (self.pace_is_old(), self.pace.token_of(self.concurrency).is_some());
-        let at = self.concurrency.index();
-        if let (Some(speculated), Some(plain)) = (self.speculated.get_mut(at), self.plain.get_mut(at)) {
-            *plain = if old { *plain + tokens } else { 0 };
-            if *plain >= enough {
-                self.given_up = if known { 0 } else { (self.given_up + 1).min(10) };
-                (*speculated, *plain) =
-                    (if known { 0.0 } else { -PACE_GIVEN_UP * f64::from(1 << self.given_up) }, 0);
-            }
-        }
-    }
-
-    /// Notes seconds of speculation, by which the plain pace ages.
+    /// Notes seconds of speculation, by which the plain pace ages: in tokens of the shortest pace,
+    /// since one that is too long would hardly age in its own.
     pub fn speculated(&mut self, seconds: f64) {
-        let token = self.plain_token_expected();
-        if let Some(speculated) = self.speculated.get_mut(self.concurrency.index()) {
-            *speculated += seconds / token;
-        }
+        let token = self.pace.lowest().unwrap_or_else(|| self.plain_token_expected());
+        self.renewals.of(self.concurrency).speculated(seconds / token);
     }
 
     /// True if the plain pace is to be measured again, with the next plain request.
     pub fn pace_is_old(&self) -> bool {
-        self.speculated_here() >= self.pace_old()
+        self.renewals.get(self.concurrency).is_old(self.pace.token_of(self.concurrency).is_some())
     }
 
     /// True if that is so overdue that speculation should be interrupted for it.
     pub fn pace_is_overdue(&self) -> bool {
-        self.speculated_here() >= 4.0 * self.pace_old().max(PACE_GIVEN_UP)
-    }
-
-    /// Amount of speculation, in plain tokens, after which the pace is old: none where it was never
-    /// measured at this concurrency. The pace of a lower concurrency would make every round look
-    /// like a loss.
-    fn pace_old(&self) -> f64 {
-        if self.pace.token_of(self.concurrency).is_some() { PACE_OLD } else { 0.0 }
-    }
-
-    fn speculated_here(&self) -> f64 {
-        self.speculated.get(self.concurrency.index()).copied().unwrap_or(0.0)
+        self.renewals.get(self.concurrency).is_overdue(self.pace.token_of(self.concurrency).is_some())
     }
 
     /// Notes the seconds of a verify request with `nodes` draft nodes in the middle of a streak of
@@ -294,11 +270,11 @@ impl Costs {
         }
     }
 
-    /// Notes the first token of a plain request after a round, `seconds` after it was sent.
-    pub fn left(&mut self, seconds: f64, now: Tick) {
+    /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent.
+    pub fn left(&mut self, seconds: f64, tokens: usize, now: Tick) {
         let belief = self.switch_out.get_mut(self.concurrency.index());
         if let Some((token, belief)) = self.pace.token(self.concurrency).zip(belief) {
-            belief.observe_of((seconds - token).max(0.0), token, now);
+            belief.observe_of((seconds - tokens as f64 * token).max(0.0), token, now);
         }
     }
 

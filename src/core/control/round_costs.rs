@@ -22,9 +22,10 @@ pub struct RoundCosts {
     pub switch_out: f64,
     /// Basis of the costs of rounds.
     pub basis: Basis,
-    /// Cost of a round by its nodes: the request itself, and the time that requests of others lose
-    /// by it.
-    rounds: Vec<f64>,
+    /// Seconds of a round by its nodes, for the request itself.
+    calls: Vec<f64>,
+    /// Seconds that requests of others lose by each node.
+    lost: f64,
     /// Price of a node in tokens beyond its time, where requests of others are in flight
     /// ([`super::Budget::price`]).
     pub price: f64,
@@ -38,11 +39,10 @@ impl RoundCosts {
         let token = costs.plain_token_expected();
         let (saved, waited) = costs.saved_by_drafting(model);
         let draft = costs.draft_token(model);
-        let round = |nodes: usize| {
+        let call = |nodes: usize| {
             let call = if begins { costs.beginning(way, nodes) } else { costs.verify(way, nodes) };
-            call + waited + learnt.lost_by_others(way, nodes)
+            call + waited
         };
-        let rounds: Vec<f64> = (0..=NODES_MAX).map(round).collect();
         Self {
             token,
             draft,
@@ -50,15 +50,21 @@ impl RoundCosts {
             switch_in: costs.switch_in(),
             switch_out: costs.switch_out(),
             basis: costs.basis(way),
-            rounds,
+            calls: (0..=NODES_MAX).map(call).collect(),
+            lost: learnt.lost_by_others(way, 1),
             price: if learnt.concurrency.others() > 0 { learnt.budget.price() } else { 0.0 },
         }
     }
 
-    /// Cost of a round with `nodes` nodes; more than [`NODES_MAX`] cost as much as that number.
+    /// Cost of a round with `nodes` nodes: the request itself, and the time that requests of others
+    /// lose by it. More than [`NODES_MAX`] cost as much as that number.
     pub fn round(&self, nodes: usize) -> f64 {
-        let last = self.rounds.last().copied().unwrap_or(0.0);
-        self.rounds.get(nodes).copied().unwrap_or(last)
+        self.call(nodes) + nodes.min(NODES_MAX) as f64 * self.lost
+    }
+
+    /// Seconds that the client waits for a round with `nodes` nodes.
+    fn call(&self, nodes: usize) -> f64 {
+        self.calls.get(nodes).or(self.calls.last()).copied().unwrap_or(0.0)
     }
 
     /// Cost of a round with `nodes` nodes, for which the model drafter computes `modelled` tokens.
@@ -67,11 +73,6 @@ impl RoundCosts {
     fn drafted(&self, nodes: usize, modelled: f64) -> f64 {
         let least = if modelled > 0.0 { self.token + modelled * self.draft } else { 0.0 };
         (self.round(nodes) + modelled * self.longer).max(least)
-    }
-
-    /// Cost of a round for which the model drafts `tokens` tokens, all of which are verified.
-    fn model_round(&self, tokens: usize) -> f64 {
-        self.drafted(tokens, tokens as f64)
     }
 
     /// The best cut of a draft with these survival probabilities, where a second is worth `rate`
@@ -85,7 +86,7 @@ impl RoundCosts {
     /// Cost of one more token of the model drafter, drafted and verified: the mean of those after
     /// the first in a draft of `nodes`.
     pub fn one_more(&self, nodes: usize) -> f64 {
-        let spent = |nodes: usize| self.model_round(nodes);
+        let spent = |nodes: usize| self.drafted(nodes, nodes as f64);
         let more = nodes.saturating_sub(1);
         (spent(nodes) - spent(1)).max(0.0) / more.max(1) as f64
     }
@@ -103,13 +104,8 @@ impl RoundCosts {
     /// than `max_gap` seconds, or `GAP_TOKENS` plain tokens if that is more; `None` if not even
     /// an empty one does.
     pub fn within_gap(&self, most: usize, max_gap: f64) -> Option<usize> {
-        self.within(most, max_gap.max(GAP_TOKENS * self.token))
-    }
-
-    /// The largest number of nodes up to `most` whose round takes no longer than `seconds`; `None`
-    /// if not even an empty one does.
-    fn within(&self, most: usize, seconds: f64) -> Option<usize> {
-        (0..=most).rev().find(|&nodes| self.round(nodes) <= seconds)
+        let pause = max_gap.max(GAP_TOKENS * self.token);
+        (0..=most).rev().find(|&nodes| self.call(nodes) <= pause)
     }
 }
 
@@ -163,6 +159,9 @@ mod tests {
             [&alone, &others, &priced].map(|round_costs| round_costs.cut(&survival, 150.0, false).nodes);
         assert!(nodes[0] > nodes[1] && nodes[0] > nodes[2], "{nodes:?}");
         assert!((priced.cut(&survival, 150.0, false).seconds - alone.round(nodes[2])).abs() < 1e-9);
-        assert_eq!((alone.within(32, 0.0165), alone.within(32, 0.001)), (Some(4), None));
+        assert_eq!((alone.within_gap(32, 0.0), alone.within_gap(32, 0.0205)), (Some(8), Some(8)));
+        assert_eq!(others.within_gap(8, 0.0), Some(8), "the client does not wait for what others lose");
+        let fast = RoundCosts { token: 0.001, ..alone };
+        assert_eq!((fast.within_gap(32, 0.0165), fast.within_gap(32, 0.001)), (Some(4), None));
     }
 }

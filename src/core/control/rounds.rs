@@ -148,12 +148,15 @@ impl Rounds {
             value.drafted.0 += sum.tokens;
             value.drafted.1 += sum.rounds * (prices.round)(nodes, sum.modelled / sum.rounds);
         }
-        let empty = self.sums.first().map_or(0.0, |sum| sum.rounds);
-        let staying = empty * ((prices.round)(0, 0.0) - prices.token).max(0.0);
+        let (empty, modelled) = self.sums.first().map_or((0.0, 0.0), |sum| (sum.rounds, sum.modelled));
+        let round = (prices.round)(0, 0.0);
+        // What the model drafted for them in vain was waited for before it was known to be.
+        let in_vain = empty * ((prices.round)(0, modelled / empty.max(1e-9)) - round).max(0.0);
+        let staying = empty * (round - prices.token).max(0.0);
         let leaving = self.gaps * prices.switches;
         value.rounds = drafted + empty;
         value.tokens = value.drafted.0 + empty;
-        value.seconds = value.drafted.1 + empty * prices.token + staying.min(leaving);
+        value.seconds = value.drafted.1 + empty * prices.token + in_vain + staying.min(leaving);
         value.between_gaps = if self.gaps > 1e-6 { drafted / self.gaps } else { f64::MAX };
         value.gap = if self.gaps > 1e-6 { empty / self.gaps } else { 0.0 };
         value

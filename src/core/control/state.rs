@@ -176,11 +176,6 @@ impl Concurrency {
         (self.ours + self.others).max(1)
     }
 
-    /// Our requests that are speculated on.
-    pub fn speculating(&self) -> usize {
-        self.speculating
-    }
-
     /// Our requests in flight.
     pub fn ours(&self) -> usize {
         self.ours

@@ -53,6 +53,8 @@ pub struct SessionState {
 pub struct Took {
     /// Method and number of nodes.
     pub put: Put,
+    /// Nodes of the draft, of which the dialect may send fewer.
+    pub planned: usize,
     /// Seconds since plain decoding was left or the request before it ended.
     pub seconds: f64,
     /// Tokens that the model drafter computed for it, before it began.
@@ -102,6 +104,9 @@ const BUSY: f64 = 0.125;
 /// Rounds of a streak that starts where no verify request was measured: the first one pays for the
 /// switch, and one of the other two may have met a hiccup.
 const TRIAL: u32 = 3;
+/// Tokens for which drafts are as short as one that the engine had no room for: its slots are
+/// divided among its requests, and the bound of `min_tokens` moves with the output.
+const CUT_FOR: usize = 64;
 /// Decay of a session's own rounds, in rounds.
 const MEMORY: f64 = 24.0;
 /// Tokens of a class that weigh as much as its rounds do in combination with a session's own.
@@ -146,6 +151,9 @@ pub struct SpeculationController {
     faults: u32,
     /// No speculation before this many output tokens.
     not_before: usize,
+    /// Nodes that the engine had room for in a fan-out, and the context size up to which drafts are
+    /// no longer than that.
+    cut: Option<(usize, usize)>,
 }
 
 impl SpeculationController {
@@ -177,7 +185,13 @@ impl SpeculationController {
             balance: Balance::default(),
             faults: 0,
             not_before: 0,
+            cut: None,
         }
+    }
+
+    /// Maximum nodes that the engine has room for, as far as that is known.
+    fn room(&self) -> usize {
+        self.cut.filter(|&(_, until)| self.fed < until).map_or(usize::MAX, |(nodes, _)| nodes)
     }
 
     /// The lookups, which answer at once.
@@ -205,8 +219,12 @@ impl SpeculationController {
 
     /// Method, fallback and context size of the next round.
     pub(super) fn way(&self) -> Way {
-        let method = self.methods.first().copied().unwrap_or(VerifyMethod::FanOut);
-        Way { method, fallback: self.methods.get(1).copied(), context: self.fed }
+        Way { fallback: self.methods.get(1).copied(), ..self.way_of(0) }
+    }
+
+    /// The method at this index of the list, without a fallback.
+    fn way_of(&self, position: usize) -> Way {
+        Way::by(self.methods.get(position).copied().unwrap_or(VerifyMethod::FanOut), self.fed)
     }
 
     /// Sets the prompt. It is fed to the drafters in chunks, at the token events that follow.
@@ -222,7 +240,7 @@ impl SpeculationController {
     /// Takes plain tokens: advances virtual rounds and feeds the drafters. `from` is the index of
     /// the first new token.
     pub fn note_plain(&mut self, output: &[TokenId], from: usize) {
-        if self.prompt.is_none() || self.lookups().next().is_none() || self.gamma_fixed.is_some() {
+        if self.prompt.is_none() || self.gamma_fixed.is_some() {
             return;
         }
         self.feed(output, from, PROMPT_CHUNK_TOKENS);
@@ -305,6 +323,8 @@ impl SpeculationController {
     /// Feeds the drafters with the context up to output token `until`, at most `most` tokens.
     fn feed(&mut self, output: &[TokenId], until: usize, most: usize) {
         let Some(prompt) = &self.prompt else { return };
+        // Without lookups there is nothing to feed.
+        let most = if self.lookups().next().is_some() { most } else { usize::MAX };
         let end = (prompt.len() + until).min(self.fed.saturating_add(most));
         let slices = [
             (Origin::Prompt, prompt.get(self.fed.min(prompt.len())..end.min(prompt.len()))),
@@ -401,10 +421,12 @@ impl SpeculationController {
         self.balance.book(saved);
     }
 
-    /// Takes the time of a plain request's first token after a round, seconds.
-    pub fn left(&mut self, seconds: f64, now: Tick) {
+    /// Takes the time of the first tokens of a later plain request, seconds: after a round, or
+    /// after another one.
+    pub fn continued(&mut self, seconds: f64, tokens: usize, after_rounds: bool, now: Tick) {
         self.balance.book(self.control.with(|learnt| {
-            let won = learnt.left(seconds, now);
+            let noted = if after_rounds { Measurements::left } else { Measurements::continued };
+            let won = noted(learnt, seconds, tokens, now);
             learnt.plain_seconds(won)
         }));
     }
@@ -422,8 +444,11 @@ impl SpeculationController {
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
     pub fn called(&mut self, took: &Took, now: Tick) {
-        let Took { put, seconds, modelled, decided, turn } = *took;
+        let Took { put, planned, seconds, modelled, decided, turn } = *took;
         let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
+        if put.method == VerifyMethod::FanOut && nodes < planned {
+            self.cut = Some((nodes.max(1), self.fed + CUT_FOR));
+        }
         let streak = self.streak.as_mut();
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
@@ -467,9 +492,10 @@ impl SpeculationController {
     }
 
     /// True if the engine computes so many concurrent requests that a verify request of `nodes`
-    /// nodes was expected to take an eighth of its timeout.
-    pub fn is_busy(&self, nodes: usize, timeout: Duration) -> bool {
-        let way = self.way();
+    /// nodes, by the method at this index of the list, was expected to take an eighth of its
+    /// timeout.
+    pub fn is_busy(&self, position: usize, nodes: usize, timeout: Duration) -> bool {
+        let way = self.way_of(position);
         self.control.with(|learnt| {
             let expected = learnt.costs.verify(way, nodes);
             learnt.concurrency.requests() > 1 && expected >= BUSY * timeout.as_secs_f64()
@@ -512,9 +538,10 @@ impl SpeculationController {
         self.not_before = done + (FAULT_BACKOFF_TOKENS << self.faults);
     }
 
-    /// A verify request was late because the engine is busy: only its time is lost.
-    pub fn verify_late(&mut self, nodes: usize, waited: f64, now: Tick) {
-        let way = self.way();
+    /// A verify request by the method at this index of the list was late because the engine is
+    /// busy: only its time is lost.
+    pub fn verify_late(&mut self, position: usize, nodes: usize, waited: f64, now: Tick) {
+        let way = self.way_of(position);
         // It takes at least as long; a lower estimate was wrong.
         self.control.with(|learnt| {
             if learnt.costs.verify(way, nodes) < waited {

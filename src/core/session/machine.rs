@@ -58,8 +58,10 @@ pub struct Session<W: Walk = Judge> {
     fault_reason: PlainReason,
     /// The last round did not yield the tokens that the verify request behind it had assumed.
     missed: bool,
-    /// Consecutive plain requests that broke off without a token.
+    /// Consecutive plain requests that broke off without a token, and pauses that the backend asked
+    /// for instead of one.
     broken: u32,
+    pauses: u32,
     over: bool,
     /// Time of the last event.
     now: Tick,
@@ -84,7 +86,7 @@ impl Session {
 impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
-        let presence = Some(Presence::new(Arc::clone(&control)));
+        let (presence, since) = start.sent.unwrap_or_else(|| (Presence::new(Arc::clone(&control)), now));
         let controller = SpeculationController::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,
@@ -103,25 +105,28 @@ impl<W: Walk> Session<W> {
             fault_reason: PlainReason::VerifyFault,
             missed: false,
             broken: 0,
+            pauses: 0,
             over: false,
             now,
             paced: None,
             queue: VecDeque::new(),
             next_id: ActionId::WORLD.0,
             summary: Summary::default(),
-            presence,
+            presence: Some(presence),
         };
         if let Some(prompt) = start.prompt {
             session.know_prompt(prompt);
         }
-        session.summary.reason = session.forbidden(now).or(Some(PlainReason::NoGain));
+        // The ids are told by the answer.
+        let forbidden = session.forbidden(now).filter(|&reason| reason != PlainReason::UntrustedIds);
+        session.summary.reason = forbidden.or(Some(PlainReason::NoGain));
         let id = session.act(Action::Plain(PlainRequest::First));
         session.flight.plain = Some(PlainFlight {
             id,
             first: true,
             asked: u32::MAX,
             brought: 0,
-            since: now,
+            since,
             last: None,
             after_rounds: false,
         });

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::accept::Accept;
 use super::{Decode, MakeParser};
-use crate::control::{MARGIN, STAY, TemperatureBucket};
+use crate::control::{MARGIN, Presence, STAY, TemperatureBucket};
 use crate::draft::{LookupSpec, Shared};
-use crate::units::TokenId;
+use crate::units::{Tick, TokenId};
 use crate::words::{PlainReason, VerifyMethod};
 
 /// One request to be served.
@@ -34,6 +34,9 @@ pub struct Start {
     pub unconfirmed: bool,
     /// The rules of policy, replica and client.
     pub rules: Rules,
+    /// When the client's own request was sent, and its place among the requests of the engine from
+    /// then on; `None`: now. Some engines send no head before their first token.
+    pub sent: Option<(Presence, Tick)>,
     /// Seeds the session's own random numbers, which decide what is explored and never what is
     /// emitted.
     pub seed: u64,

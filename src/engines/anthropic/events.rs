@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::whole::error;
 use super::{Called, signature, stopped, usage};
-use crate::translation::{self, End, Part, Stream, write};
+use crate::translation::{self, End, Part, Stream, broken_off, write};
 
 /// Writes the events.
 #[derive(Debug)]
@@ -76,7 +76,9 @@ impl translation::Events for Events {
             Some(arguments) if whole(arguments) => Called::Complete,
             Some(_) => Called::Yes,
         };
-        let (reason, sequence) = stopped(Some(&end.finish), Some(&end.stop), called);
+        let Some((reason, sequence)) = stopped(&end.finish, Some(&end.stop), called) else {
+            return self.fail(None, &broken_off(&end.finish), out);
+        };
         let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
         let usage = usage(end.usage.as_ref());
         write(&json!({ "type": "message_delta", "delta": delta, "usage": usage }), out);
@@ -181,6 +183,25 @@ mod tests {
         assert!(
             events.iter().any(|event| event["delta"]["type"] == "signature_delta" && event["index"] == 0)
         );
+    }
+
+    #[test]
+    fn a_stop_text_of_sglang_is_the_stop_sequence() {
+        let choice = json!({ "index": 0, "delta": {}, "finish_reason": "stop", "matched_stop": "END" });
+        let events = translated(&[json!({ "id": "1", "model": "m", "choices": [choice] }).to_string()]);
+        let wanted = json!({ "stop_reason": "stop_sequence", "stop_sequence": "END" });
+        assert_eq!(events[events.len() - 2]["delta"], wanted);
+    }
+
+    #[test]
+    fn an_answer_that_the_engine_broke_off_has_no_end() {
+        let events = translated(&[chunk(&json!({ "content": "x" }), &json!("abort")), last()]);
+        let words = "the engine ended its answer: abort";
+        let error = json!({ "type": "error", "error": { "type": "api_error", "message": words } });
+        assert_eq!(events.last(), Some(&error));
+        assert!(!kinds(&events).contains(&"message_delta") && !kinds(&events).contains(&"message_stop"));
+        let events = translated(&[chunk(&json!({ "content": "x" }), &json!("content_filter")), last()]);
+        assert_eq!(events[events.len() - 2]["delta"]["stop_reason"], "refusal");
     }
 
     #[test]

@@ -4,14 +4,14 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::{Called, signature, stopped, usage};
-use crate::translation::{Part, of_message};
+use crate::translation::{Part, of_message, stop};
 
 /// Members that engines add to their answers for other parts of a deployment.
 const ADDED: [&str; 2] = ["kv_transfer_params", "ec_transfer_params"];
 
 /// The message, as JSON text, for the JSON answer of a chat; `seed` makes its signatures. Arguments
 /// of calls stand in it as they came: their numbers may be longer than 64 bits. `None` if that is
-/// no answer of a chat, or a call's arguments are no JSON object.
+/// no answer of a chat or one that the engine broke off, or a call's arguments are no JSON object.
 pub fn message(chat: &Value, seed: u64) -> Option<String> {
     let choice = chat.get("choices")?.get(0)?;
     let parts = of_message(choice.get("message")?, seed)?;
@@ -22,9 +22,9 @@ pub fn message(chat: &Value, seed: u64) -> Option<String> {
     if content.is_empty() {
         content.push(json!({ "type": "text", "text": "" }).to_string());
     }
-    let finish = choice.get("finish_reason").and_then(Value::as_str);
+    let finish = choice.get("finish_reason")?.as_str()?;
     let called = if called { Called::Complete } else { Called::No };
-    let (reason, sequence) = stopped(finish, choice.get("stop_reason"), called);
+    let (reason, sequence) = stopped(finish, stop(choice), called)?;
     let of_chat = |name: &str| chat.get(name).cloned().unwrap_or_default();
     let mut members = vec![
         ("id", of_chat("id").to_string()),
@@ -102,6 +102,21 @@ mod tests {
         assert_eq!(message, expected);
     }
 
+    #[rstest::rstest]
+    #[case::vllm("stop_reason")]
+    #[case::sglang("matched_stop")]
+    fn a_stop_text_is_read_under_either_name(#[case] name: &str) {
+        let mut chat = answer(&json!({ "content": "Hi" }), "stop");
+        let choice = chat["choices"][0].as_object_mut().unwrap();
+        choice.shift_remove("stop_reason");
+        choice.insert(name.to_owned(), json!("END"));
+        let message: Value = serde_json::from_str(&message(&chat, 1).unwrap()).unwrap();
+        assert_eq!(
+            (&message["stop_reason"], &message["stop_sequence"]),
+            (&json!("stop_sequence"), &json!("END"))
+        );
+    }
+
     #[test]
     fn an_empty_answer_has_one_empty_block_and_a_broken_call_is_no_message() {
         let empty = message(&answer(&json!({ "content": null }), "stop"), 1).unwrap();
@@ -111,6 +126,7 @@ mod tests {
         let call = json!({ "id": "c1", "function": { "name": "f", "arguments": "{\"a" } });
         assert_eq!(message(&answer(&json!({ "tool_calls": [call] }), "length"), 1), None);
         assert_eq!(message(&json!({ "object": "list" }), 1), None);
+        assert_eq!(message(&answer(&json!({ "content": "Hi" }), "abort"), 1), None);
     }
 
     #[test]

@@ -135,6 +135,8 @@ pub struct Engine {
     pub derenders: bool,
     /// The output parsers that it was started with.
     pub parsers: Parsers,
+    /// It tells that it was started without any, so that its text is that of its tokens.
+    pub unparsed: bool,
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
@@ -205,6 +207,7 @@ impl Engine {
             renders: false,
             derenders: false,
             parsers: Parsers::default(),
+            unparsed: false,
             continues_grammar: false,
             proposes: 0,
             speculates: false,

@@ -75,7 +75,9 @@ impl Codec for Onnx {
             tools: format("/data/0/tool_parser").and_then(|name| ToolFormat::from_name(&name)),
             reasoning: format("/data/0/reasoning_parser").and_then(|name| ReasoningFormat::from_name(&name)),
         };
+        let told = |name: &str| answers.at(MODELS, name).is_some_and(|value| !value.is_null());
         Ok(Engine {
+            unparsed: !told("/data/0/tool_parser") && !told("/data/0/reasoning_parser"),
             started: answers.number(MODELS, "/data/0/started").or_else(|| whole_seconds(answers)),
             mark: answers.word(MODELS, "/data/0/system_fingerprint"),
             context: usize::try_from(context).ok(),
@@ -313,6 +315,7 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::recognise::Reply;
     use foretell_core::draft::{Features, Source, Tree};
 
     const CONTEXT: Context<'_> = Context::new("m", &[1, 2], &[3]);
@@ -326,6 +329,28 @@ mod tests {
         let asked = Onnx.verify(&engine(), &round).unwrap();
         let text = String::from_utf8(asked.calls[0].body.clone()).unwrap();
         (asked, text)
+    }
+
+    #[test]
+    fn one_that_names_no_parser_parses_nothing_and_one_that_names_an_unknown_one_may() {
+        let unparsed = |parser: &str| {
+            let model =
+                format!(r#"{{"data": [{{"id": "m", "max_model_len": 64, "tool_parser": {parser}}}]}}"#);
+            let mut answers = Answers::default();
+            for (path, body) in [
+                (MODELS, model.as_str()),
+                (VERSION, r#"{"version": "1"}"#),
+                (TOKENIZER_INFO, r#"{"eos_token_ids": [0]}"#),
+            ] {
+                let body = body.as_bytes().to_vec();
+                answers.add(path, Reply { status: 200, body, ..Reply::default() });
+            }
+            let engine = Onnx.engine(&answers).unwrap();
+            (engine.unparsed, engine.parsers.tools.is_some())
+        };
+        assert_eq!(unparsed("null"), (true, false));
+        assert_eq!(unparsed(r#""hermes""#), (false, true));
+        assert_eq!(unparsed(r#""one of tomorrow""#), (false, false), "its effect is not known");
     }
 
     #[test]

@@ -34,6 +34,8 @@ impl Additive {
     }
 }
 
+/// The members of a choice in which engines name the stop text or token.
+pub const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// The names of token ids in a choice.
 pub(super) const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 

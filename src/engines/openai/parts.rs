@@ -81,6 +81,21 @@ fn write_call(call: &CallDelta, id: &mut impl FnMut(&CallDelta) -> String) -> Va
     }
 }
 
+/// The calls of a whole message whose pieces these are, in the order of a stream. `None` if one of
+/// them has another form, or no id or name.
+pub fn joined_calls(pieces: &Value) -> Option<Value> {
+    let mut joined = Parsed::default();
+    for piece in pieces.as_array()? {
+        joined.append(Parsed { calls: vec![read_call(piece)?], ..Parsed::default() });
+    }
+    let whole = |CallDelta { id, name, arguments, .. }| Some(whole_call(&id?, &name?, &arguments));
+    joined.calls.into_iter().map(whole).collect()
+}
+
+fn whole_call(id: &str, name: &str, arguments: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
 /// Reads the message of a whole chat answer. `None` if it has another form.
 pub fn read_whole(body: &[u8]) -> Option<Whole> {
     let answer: Value = serde_json::from_slice(body).ok()?;
@@ -116,10 +131,10 @@ pub fn write_whole(
     if parts.calls.is_empty() {
         return;
     }
-    let calls = parts.calls.iter().map(|call| {
-        let function = json!({"name": call.name, "arguments": call.arguments});
-        json!({"id": call.id.clone().unwrap_or_else(&mut id), "type": "function", "function": function})
-    });
+    let calls = parts
+        .calls
+        .iter()
+        .map(|call| whole_call(&call.id.clone().unwrap_or_else(&mut id), &call.name, &call.arguments));
     message.insert("tool_calls".to_owned(), calls.collect());
 }
 
@@ -192,6 +207,23 @@ mod tests {
             arguments: "{\"a\":".to_owned(),
         };
         assert_eq!(delta(&both).map(|parsed| parsed.calls), Some(vec![call]));
+    }
+
+    #[test]
+    fn pieces_of_calls_are_joined_to_whole_ones() {
+        let begins = |index: u64| {
+            json!({"id": format!("id-{index}"), "type": "function", "index": index,
+            "function": {"name": "f"}})
+        };
+        let on = |index: u64, piece: &str| json!({"index": index, "function": {"arguments": piece}});
+        let pieces = json!([begins(0), on(0, "{\"a\""), on(0, ":1}"), begins(1), on(1, "{}")]);
+        let wanted = json!([
+            {"id": "id-0", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}},
+            {"id": "id-1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        ]);
+        assert_eq!(joined_calls(&pieces), Some(wanted));
+        assert_eq!(joined_calls(&json!([on(0, "{}")])), None, "a call without its beginning");
+        assert_eq!(joined_calls(&json!([{"index": 0, "type": "custom", "custom": {}}])), None);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::parts::REASONING;
+
 /// The content of an answer or an event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reading<'a> {
@@ -17,9 +19,6 @@ pub struct Reading<'a> {
     /// not report both here.
     pub usage: Option<(u64, u64)>,
 }
-
-/// The names of reasoning in a chat's message or delta.
-const REASONING: [&str; 2] = ["reasoning", "reasoning_content"];
 
 impl<'a> Reading<'a> {
     /// Reads a whole answer, or the data of one event.

@@ -56,19 +56,15 @@ impl Trim {
         let choices = choices(event);
         let Some(choice) = choices.first() else {
             let usage = event.get("usage").is_some_and(Value::is_object);
-            return usage && self.asked_usage() && !self.include_usage;
+            return usage && self.additive.usage && !self.include_usage;
         };
         let empty = choice.get("delta").and_then(Value::as_object).is_some_and(serde_json::Map::is_empty);
         self.hollow && self.additive.token_ids && empty && choices.len() == 1 && !finishes(event)
     }
 
-    fn asked_usage(&self) -> bool {
-        self.additive.usage
-    }
-
     fn cuts_usage(&self, event: &Value) -> bool {
         let of_its_own = finishes(event) && self.usage_at_end && !self.include_usage;
-        self.asked_usage() && !choices(event).is_empty() && !of_its_own
+        self.additive.usage && !choices(event).is_empty() && !of_its_own
     }
 
     fn absent(&self) -> Edit {

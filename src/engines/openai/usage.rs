@@ -109,11 +109,6 @@ impl Usage {
         self.prompt_tokens
     }
 
-    /// Tokens of the prompt that the backend had cached; `None` if it does not report that.
-    pub fn cached_tokens(&self) -> Option<u64> {
-        self.base.get("prompt_tokens_details")?.get("cached_tokens")?.as_u64()
-    }
-
     /// With the backend's details of the prompt (`prompt_tokens_details`).
     #[must_use]
     pub fn with_prompt_details(mut self, details: Value) -> Self {
@@ -171,7 +166,6 @@ mod tests {
         let backend = json!({"prompt_tokens": 12, "total_tokens": 13, "completion_tokens": 1,
             "prompt_tokens_details": {"cached_tokens": 11}});
         let usage = Usage::from_backend(&backend).unwrap();
-        assert_eq!(usage.cached_tokens(), Some(11));
         assert_eq!(
             usage.to_value(30, None),
             json!({"prompt_tokens": 12, "total_tokens": 42, "completion_tokens": 30,

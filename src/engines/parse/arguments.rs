@@ -19,6 +19,9 @@ pub(super) enum Arguments {
     Dsml,
 }
 
+/// The names of the tags that begin or end an argument, but those of DSML.
+const TAGS: [&str; 3] = ["parameter", "arg_key", "arg_value"];
+
 type Fields = Vec<(String, Value)>;
 
 /// Parameters found in a text, each with the end of its match.
@@ -31,9 +34,17 @@ struct Found<'a> {
     end: usize,
 }
 
+/// Arguments as JSON.
+pub(super) struct Converted {
+    pub json: String,
+    /// Length of the last argument's text at the end of what was converted, if it is a text that
+    /// goes on: more of it is only added to the end of that text.
+    pub open: Option<usize>,
+}
+
 impl Arguments {
     /// The JSON of `raw`; with `is_partial`, of a text that goes on.
-    pub fn convert(self, raw: &str, is_partial: bool) -> Result<String, Unread> {
+    pub fn convert(self, raw: &str, is_partial: bool) -> Result<Converted, Unread> {
         let mut fields = Fields::new();
         let mut rest = String::new();
         let mut at = 0;
@@ -42,6 +53,7 @@ impl Arguments {
             at = found.end;
             self.put(&mut fields, &found, false)?;
         }
+        let mut open = None;
         if is_partial {
             let tail = raw.get(at..).unwrap_or("");
             // Only DSML looks no further back than its last parameter.
@@ -51,9 +63,32 @@ impl Arguments {
             rest.push_str(tail);
             if let Some(found) = self.find(&rest, 0, true) {
                 self.put(&mut fields, &found, true)?;
+                open = self.goes_on(&fields, &found);
             }
         }
-        Ok(python::dump(&Value::Object(fields)))
+        Ok(Converted { json: python::dump(&Value::Object(fields)), open })
+    }
+
+    /// See [`Converted::open`]. Not for DSML, whose texts may be other values in the end; a newline
+    /// at the start of Qwen3's is no part of it.
+    fn goes_on(self, fields: &Fields, found: &Found<'_>) -> Option<usize> {
+        let (_, value) = fields.last().filter(|(name, _)| !name.is_empty() && name == self.name(found))?;
+        let is_text = matches!(value, Value::Text(text) if !text.is_empty());
+        (is_text && self != Self::Dsml).then_some(found.value.len())
+    }
+
+    /// The text that a piece adds to the JSON of an open text, which was `before`.
+    pub fn added(self, before: &str, piece: &str) -> String {
+        let text = match self {
+            // A newline at the end may be markup.
+            Self::Qwen3 => {
+                let text = if before.ends_with('\n') { format!("\n{piece}") } else { piece.to_owned() };
+                text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
+            }
+            _ => piece.to_owned(),
+        };
+        let json = python::dump(&Value::Text(text));
+        json.get(1..json.len() - 1).unwrap_or_default().to_owned()
     }
 
     /// The first parameter from `at`; with `is_open`, one whose value goes to the end.
@@ -65,11 +100,15 @@ impl Arguments {
         }
     }
 
-    fn put(self, fields: &mut Fields, found: &Found<'_>, is_open: bool) -> Result<(), Unread> {
-        let name = match self {
+    fn name<'a>(self, found: &Found<'a>) -> &'a str {
+        match self {
             Self::Glm | Self::Minimax => python::strip(found.name),
             _ => found.name,
-        };
+        }
+    }
+
+    fn put(self, fields: &mut Fields, found: &Found<'_>, is_open: bool) -> Result<(), Unread> {
+        let name = self.name(found);
         if name.is_empty() && (is_open || self == Self::Minimax) {
             return Ok(());
         }
@@ -222,6 +261,15 @@ fn glm(raw: &str, at: usize, is_open: bool) -> Option<Found<'_>> {
     })?;
     let (value, rest) = if is_open { (value, "") } else { value.split_once("</arg_value>")? };
     Some(Found { name, value, is_string: None, start, end: raw.len() - rest.len() })
+}
+
+/// True if a tag of arguments may begin in this text.
+pub(super) fn may_hold_tag(text: &str) -> bool {
+    text.match_indices('<').filter_map(|(at, _)| text.get(at + 1..)).any(|tag| {
+        let tag = skip(tag);
+        let name = skip(tag.strip_prefix('/').unwrap_or(tag));
+        TAGS.iter().any(|known| known.starts_with(name) || name.starts_with(known))
+    })
 }
 
 /// Without one newline at each side, which are markup.

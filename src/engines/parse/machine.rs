@@ -21,6 +21,7 @@ use super::{Call, Unsure};
 use foretell_core::session::parse::Parsed;
 use foretell_core::units::TokenId;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// A finding of the machine, which numbers the calls.
@@ -45,6 +46,9 @@ struct Slot {
     text_keys: Option<Vec<String>>,
     /// JSON that was sent.
     sent: String,
+    /// The last argument is a text that goes on, and no tag begins in it before this byte of
+    /// `arguments`: what comes is added to `sent` without converting all of it again.
+    open: Option<usize>,
 }
 
 /// JSON arguments: what is held back of them.
@@ -69,9 +73,11 @@ pub(super) struct Machine {
     drops_calls: bool,
     in_skipped_call: bool,
     has_tokens: bool,
-    /// Text that may become a marker, and where the tokens in it begin.
+    /// Text that may become a marker, and where it and the tokens in it begin: bytes since the
+    /// first token.
     lexed: String,
-    starts: Vec<usize>,
+    lexed_from: usize,
+    starts: VecDeque<usize>,
     /// Marker tokens whose text has not come, and the text that came instead.
     waiting: Vec<(Mark, String)>,
     instead: String,
@@ -98,7 +104,8 @@ impl Machine {
             in_skipped_call: false,
             has_tokens: false,
             lexed: String::new(),
-            starts: Vec::new(),
+            lexed_from: 0,
+            starts: VecDeque::new(),
             waiting: Vec::new(),
             instead: String::new(),
             held: Held::default(),
@@ -207,7 +214,7 @@ impl Machine {
         let text = self.resolve(events, text);
         let Some((mark, marker)) = mark else {
             if token.is_some() && !text.is_empty() {
-                self.starts.push(self.lexed.len());
+                self.starts.push_back(self.lexed_from + self.lexed.len());
             }
             return self.text(events, &text);
         };
@@ -270,10 +277,9 @@ impl Machine {
 
     /// Takes the tokens that begin in the first `length` bytes of what is lexed.
     fn take_starts(&mut self, length: usize) -> u64 {
-        let all = self.starts.len();
-        self.starts.retain(|start| *start >= length);
-        self.starts.iter_mut().for_each(|start| *start -= length);
-        (all - self.starts.len()) as u64
+        self.lexed_from += length;
+        let taken = self.starts.partition_point(|start| *start < self.lexed_from);
+        self.starts.drain(..taken).len() as u64
     }
 
     // Text.
@@ -293,10 +299,13 @@ impl Machine {
             let is_open = |text: &str| {
                 setup.spellings.iter().any(|(_, known)| known.len() > text.len() && known.starts_with(text))
             };
-            if !is_final && is_open(rest) {
+            // A vocabulary may have hundreds of special tokens: most text begins like none of them.
+            let begins = |text: &str| text.starts_with(setup.begins.as_slice());
+            if !is_final && begins(rest) && is_open(rest) {
                 break;
             }
-            let longest = setup.spellings.iter().filter(|(_, known)| rest.starts_with(known.as_str()));
+            let known = setup.spellings.iter().filter(|_| begins(rest));
+            let longest = known.filter(|(_, known)| rest.starts_with(known.as_str()));
             if let Some((mark, text)) = longest.max_by_key(|(_, known)| known.len()) {
                 rest = rest.get(text.len()..).unwrap_or("");
                 let tokens = self.take_starts(text.len());
@@ -311,7 +320,8 @@ impl Machine {
                 starts(text) || setup.spellings.iter().any(|(_, known)| text.starts_with(known.as_str()))
             };
             let tails = rest.char_indices().skip(1).filter_map(|(at, _)| Some((at, rest.get(at..)?)));
-            let end = tails.into_iter().find(|(_, tail)| may_start(tail)).map_or(rest.len(), |(at, _)| at);
+            let end = tails.into_iter().find(|(_, tail)| begins(tail) && may_start(tail));
+            let end = end.map_or(rest.len(), |(at, _)| at);
             let (content, tail) = rest.split_at(end);
             let tokens = self.take_starts(end);
             self.content(events, content, tokens);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::request::wants_logprobs;
 use crate::openai::parsed_bytes;
-use crate::translation::set;
+use crate::translation::{broken_off, set};
 
 /// Members of a response in vLLM's order. Most are the request's own; null where the server's
 /// default, which nobody tells, holds.
@@ -139,7 +139,7 @@ impl State {
             "stop" | "tool_calls" | "function_call" => Self::Completed,
             "length" => Self::Incomplete("max_output_tokens"),
             "content_filter" => Self::Incomplete("content_filter"),
-            other => Self::Failed(format!("the engine ended its answer: {other}")),
+            other => Self::Failed(broken_off(other)),
         }
     }
 

@@ -32,7 +32,7 @@ pub(super) fn arguments(input: &str) -> String {
 }
 
 /// The input of a call with these arguments; what is no such object is the input itself.
-pub(super) fn input(arguments: &str) -> String {
+fn input(arguments: &str) -> String {
     let parsed = serde_json::from_str::<Value>(arguments).ok();
     let text = parsed.as_ref().and_then(|parsed| parsed.get("input")?.as_str());
     text.unwrap_or(arguments).to_owned()

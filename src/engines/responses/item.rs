@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::asked::Asked;
-use super::custom;
+use super::custom::Growing;
 use crate::translation::{Part, digits, set};
 
 /// Kind of an item.
@@ -102,7 +102,13 @@ pub(super) fn item(part: &Part, kind: Kind, id: &str, text: &str, logprobs: &[Va
 
 /// The text of an item: the arguments of a free-form tool's call hold its input.
 pub(super) fn text_of(kind: Kind, text: String) -> String {
-    if kind == Kind::Custom { custom::input(&text) } else { text }
+    if kind != Kind::Custom {
+        return text;
+    }
+    // As the events of a stream have it, also where the text was cut.
+    let mut input = Growing::default();
+    input.push(&text);
+    input.end(&text).0
 }
 
 /// Log-probabilities as a whole item has them.
@@ -123,4 +129,18 @@ fn row_of(row: &Value, names: &[&str]) -> Value {
     let top = row.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
     set(&mut made, "top_logprobs", top.map(|row| Value::Object(kept(row))).collect());
     Value::Object(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[rstest::rstest]
+    #[case::whole(r#"{"input": "ab"}"#, "ab")]
+    #[case::cut(r#"{"input": "ab"#, "ab")]
+    #[case::no_json("patch it", "patch it")]
+    fn the_input_of_a_free_form_call_is_that_of_its_stream(#[case] arguments: &str, #[case] wanted: &str) {
+        assert_eq!(text_of(Kind::Custom, arguments.to_owned()), wanted);
+        assert_eq!(text_of(Kind::Function, arguments.to_owned()), arguments);
+    }
 }

@@ -116,6 +116,10 @@ impl Decode for Detokenizer {
                 held.extend_from_slice(table.bytes(token));
                 certain(held)
             }
+            // It adds no text, so nothing would take it out of the window again.
+            Kind::Window { tokenizer, skip_special, .. } if *skip_special && tokenizer.is_special(token) => {
+                String::new()
+            }
             Kind::Window { tokenizer, window, said, skip_special } => {
                 window.push(token);
                 difference(tokenizer, window, said, *skip_special, false)

@@ -79,8 +79,8 @@ impl ChatTemplate {
         Ok(Self { environment, bos, eos })
     }
 
-    /// The text of a prompt. Content that is a list of text parts is joined by line feeds first.
-    /// `add_generation_prompt`: the text ends with the beginning of the assistant's answer.
+    /// The text of a prompt. `add_generation_prompt`: the text ends with the beginning of the
+    /// assistant's answer.
     /// `variables`: further ones of the template, such as `tools`.
     ///
     /// # Errors
@@ -91,7 +91,6 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         variables: &Map<String, Value>,
     ) -> Result<String, TextError> {
-        let messages = flatten(messages);
         let template = self.environment.get_template(NAME).map_err(wrong)?;
         let mut variables = Cow::Borrowed(variables);
         if variables.contains_key(COPIED) {
@@ -100,7 +99,7 @@ impl ChatTemplate {
         // An error holds values, so that it, too, is dropped here.
         stacker::grow(STACK, || {
             let rendered = template.render(context! {
-                messages => Jinja::from(Serde(&messages)),
+                messages => Jinja::from(Serde(messages)),
                 add_generation_prompt,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
@@ -132,19 +131,6 @@ fn in_config(config: &Value) -> Option<&str> {
 /// A special token is a text, or an object with its `content`.
 fn token_text(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
-}
-
-fn flatten(messages: &Value) -> Value {
-    let mut messages = messages.clone();
-    for message in messages.as_array_mut().into_iter().flatten() {
-        let Some(content) = message.get_mut("content") else { continue };
-        let Some(parts) = content.as_array() else { continue };
-        let texts: Option<Vec<&str>> = parts.iter().map(|part| part.get("text")?.as_str()).collect();
-        if let Some(texts) = texts {
-            *content = Value::String(texts.join("\n"));
-        }
-    }
-    messages
 }
 
 #[allow(clippy::needless_pass_by_value)] // the signature of a template function
@@ -341,9 +327,8 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_joined_and_python_methods_work() {
-        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        let messages = json!([{"role": "user", "content": parts}]);
+    fn python_methods_work() {
+        let messages = json!([{"role": "user", "content": "a\nb"}]);
         let source =
             "{{ messages[0].get('content').split('\\n')[1] }}{{ messages[0].content.startswith('a') }}";
         assert_eq!(render(source, &messages).unwrap().to_lowercase(), "btrue");

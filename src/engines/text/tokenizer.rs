@@ -30,6 +30,7 @@ pub struct Tokenizer {
     bytes: Option<Arc<ByteTable>>,
     fingerprint: Fingerprint,
     end: TokenId,
+    longest: usize,
     added: Arc<[TokenId]>,
 }
 
@@ -65,6 +66,7 @@ impl Tokenizer {
         inner.with_padding(None);
         let vocabulary = inner.get_vocab(true);
         let fingerprint = Fingerprint::of(vocabulary.iter().map(|(token, &id)| (id, token.as_str())));
+        let longest = vocabulary.keys().map(String::len).max().unwrap_or(0);
         let size = vocabulary.values().max().map_or(0, |&id| id as usize + 1);
         if size > IDS {
             return Err(TextError::Tokenizer(format!("a token has the id {}, more than {IDS}", size - 1)));
@@ -72,7 +74,7 @@ impl Tokenizer {
         let bytes = is_byte_level(inner.get_decoder()).then(|| Arc::new(ByteTable::new(&inner, size)));
         let mut added: Vec<TokenId> = inner.get_added_tokens_decoder().into_keys().collect();
         added.sort_unstable();
-        Ok(Self { inner, bytes, fingerprint, end: size as TokenId, added: added.into() })
+        Ok(Self { inner, bytes, fingerprint, end: size as TokenId, longest, added: added.into() })
     }
 
     /// The ids of a text; `special` adds the tokens that the tokenizer puts around every prompt
@@ -193,6 +195,12 @@ impl Tokenizer {
     /// One more than the largest id.
     pub fn end(&self) -> TokenId {
         self.end
+    }
+
+    /// Length of the longest token as the vocabulary spells it, bytes; the text of a token is no
+    /// longer.
+    pub fn longest(&self) -> usize {
+        self.longest
     }
 
     /// The identity of the vocabulary.

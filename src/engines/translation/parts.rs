@@ -8,7 +8,12 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::digits;
+use crate::openai::answer::STOPS;
+use crate::openai::parts::REASONING;
 use crate::openai::sse::DONE;
+
+/// The fault of a stream whose calls cannot be told apart.
+const MIXED: &str = "the engine went on with a call that had ended";
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +42,7 @@ pub struct Call {
 pub struct End {
     /// Its `finish_reason`.
     pub finish: String,
-    /// Its `stop_reason`.
+    /// The stop that it names, see [`STOPS`].
     pub stop: Value,
     /// Its `usage`.
     pub usage: Option<Value>,
@@ -136,9 +141,14 @@ impl<E: Events> Stream<E> {
     fn choice(&mut self, choice: &Value, out: &mut Vec<u8>) {
         if let Some(finish) = text(choice, "finish_reason") {
             self.finish = Some(finish.to_owned());
-            self.end.stop = choice.get("stop_reason").cloned().unwrap_or_default();
+            self.end.stop = stop(choice).cloned().unwrap_or_default();
         }
         let Some(delta) = choice.get("delta") else { return };
+        // An event may hold the text of several tokens: the end of the open call, and what follows.
+        let (goes_on, new): (Vec<_>, Vec<_>) = calls(delta).partition(|call| self.is_open(call));
+        if !goes_on.into_iter().all(|call| self.call(call, out)) {
+            return self.fail(None, MIXED, out);
+        }
         if let Some(reasoning) = reasoning(delta) {
             self.grow(Part::Reasoning, reasoning, &[], out);
         }
@@ -149,17 +159,21 @@ impl<E: Events> Stream<E> {
                 self.grow(Part::Text, content, logprobs(choice), out);
             }
         }
-        for call in calls(delta) {
-            if !self.call(call, out) {
-                return self.fail(None, "the engine went on with a call that had ended", out);
-            }
+        if !new.into_iter().all(|call| self.call(call, out)) {
+            self.fail(None, MIXED, out);
         }
+    }
+
+    /// True if this is a piece of the open call.
+    fn is_open(&self, call: &Value) -> bool {
+        let Some((Part::Call(open), _)) = &self.open else { return false };
+        open.index == number(call) && text(call, "id").is_none_or(|id| id == open.id)
     }
 
     /// Takes a part of a call: the first names it, all may have a piece of its arguments. False if
     /// it belongs to another than the open one.
     fn call(&mut self, call: &Value, out: &mut Vec<u8>) -> bool {
-        let index = call.get("index").and_then(Value::as_u64).unwrap_or_default();
+        let index = number(call);
         let id = text(call, "id");
         let Some(function) = call.get("function") else { return true };
         let open = match &self.open {
@@ -240,6 +254,21 @@ pub(crate) fn logprobs(choice: &Value) -> &[Value] {
     listed.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
+/// Number of a call among those of its answer.
+fn number(call: &Value) -> u64 {
+    call.get("index").and_then(Value::as_u64).unwrap_or_default()
+}
+
+/// The stop that a choice names.
+pub(crate) fn stop(choice: &Value) -> Option<&Value> {
+    STOPS.into_iter().find_map(|name| choice.get(name))
+}
+
+/// Words for an answer that ended for a `finish_reason` with which none is whole.
+pub(crate) fn broken_off(finish: &str) -> String {
+    format!("the engine ended its answer: {finish}")
+}
+
 fn made_up(seed: u64, index: u64) -> String {
     format!("call_{}", digits(seed, index))
 }
@@ -249,7 +278,7 @@ fn text<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
 }
 
 fn reasoning(of: &Value) -> Option<&str> {
-    text(of, "reasoning").or_else(|| text(of, "reasoning_content"))
+    REASONING.into_iter().find_map(|name| text(of, name))
 }
 
 fn calls(of: &Value) -> impl Iterator<Item = &Value> {
@@ -355,6 +384,19 @@ mod tests {
         ];
         let wanted = "begin <f:1 { } > <text later > <f:2 {} > <text on wards stop> end:stop";
         assert_eq!(translated(&deltas, Some("stop"), &["[DONE]"]), wanted);
+    }
+
+    #[test]
+    fn an_event_may_end_a_call_and_go_on_with_what_follows() {
+        let mut ends = call(0, None, "}");
+        ends["reasoning"] = "Hm".into();
+        ends["content"] = "on".into();
+        ends["tool_calls"]
+            .as_array_mut()
+            .unwrap()
+            .extend(call(1, Some("2"), "{}")["tool_calls"].as_array().cloned().unwrap());
+        let wanted = "begin <f:1 { } > <reasoning Hm > <text on > <f:2 {} tool_calls> end:tool_calls";
+        assert_eq!(translated(&[call(0, Some("1"), "{"), ends], Some("tool_calls"), &["[DONE]"]), wanted);
     }
 
     #[rstest::rstest]

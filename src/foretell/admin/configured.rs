@@ -392,7 +392,7 @@ impl Configured {
             match () {
                 () if shared.life.is_draining() => Some(PlainReason::Draining),
                 () if shared.memory.level() != Level::Enough => Some(PlainReason::GateMemory),
-                () => compared().or_else(written).or_else(gate),
+                () => written().or_else(compared).or_else(gate),
             }
         };
         let now = |ruling: &Ruling, temperature: f64, prompt: usize| {

@@ -9,6 +9,7 @@ use super::{bad_request, json_response};
 use crate::config::values::percent_decoded;
 use crate::http::body::Body;
 use crate::learning::corpus::CorpusHandle;
+use crate::learning::snapshot::SnapshotError;
 use foretell_core::draft::corpus::Holdings;
 
 /// Answers `GET /api/corpus`: its size by tenant and model.
@@ -37,9 +38,17 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>) -> Respo
     };
     let (corpus, of) = (corpus.clone(), tenant.clone());
     let cleared = tokio::task::spawn_blocking(move || corpus.clear(of.as_deref())).await;
-    let Some(gone) = cleared.ok().flatten() else {
-        let told = json!({ "error": { "message": "the corpus has stopped; restart the process" } });
-        return json_response(StatusCode::SERVICE_UNAVAILABLE, &told);
+    let gone = match cleared.unwrap_or(Err(SnapshotError::Stopped)) {
+        Ok(gone) => gone,
+        Err(SnapshotError::Stopped) => {
+            let told = json!({ "error": { "message": "the corpus has stopped; restart the process" } });
+            return json_response(StatusCode::SERVICE_UNAVAILABLE, &told);
+        }
+        Err(error) => {
+            let message = format!("cleared from memory, and still in corpus.snapshot: {error}");
+            let told = json!({ "error": { "message": message } });
+            return json_response(StatusCode::INTERNAL_SERVER_ERROR, &told);
+        }
     };
     tracing::info!(tenant, texts = gone, "texts cleared through the admin API");
     json_response(StatusCode::OK, &json!({ "tenant": tenant, "texts": gone }))

@@ -223,8 +223,8 @@ pub fn explain(
     };
     let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
     let mut notes = known.notes;
-    if tenant::is_doubtful(&process.tenant, &question.headers) {
-        notes.push("The request is refused with 400: it names more than one tenant.".to_owned());
+    if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
+        notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
     let besides = Besides { asked: known.asked, replica, notes };
     policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)

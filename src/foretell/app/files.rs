@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use crate::config::load::process_file;
 use crate::config::named::shown;
 use crate::config::problem::Refusal;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
@@ -42,12 +43,7 @@ fn no_backend(attempt: &Attempt) -> Option<Problem> {
         return None;
     }
     let refusal = Refusal::new("no backend", "at least one in the process file, or --backend URL");
-    let file = attempt
-        .process
-        .file
-        .as_ref()
-        .map_or_else(|| "(no process file)".to_owned(), |file| file.path.display().to_string());
-    Some(Problem::new(file, None, "backends", refusal, "none"))
+    Some(Problem::new(process_file(&attempt.process), None, "backends", refusal, "none"))
 }
 
 /// The problem with a named file, if it has one.

@@ -1,6 +1,6 @@
 //! `foretell corpus`: what was recorded for training, as counts or as tokens, and its removal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -70,6 +70,9 @@ pub struct Trained {
     pub at: u64,
     /// Its requests' tenants; `None` for those without one.
     pub tenants: Vec<Option<String>>,
+    /// The training has not ended: the folder is that of its checkpoint.
+    #[serde(default)]
+    pub unfinished: bool,
 }
 
 /// Why a recording cannot be used.
@@ -158,14 +161,29 @@ impl Recording {
         }
     }
 
-    /// Adds a drafter to that list.
+    /// Adds a drafter to that list, in the place of the one that its folder had. A checkpoint may
+    /// still be that of an earlier training, so it keeps that one's tenants as well.
     ///
     /// # Errors
     /// The list cannot be read or written.
-    pub fn note(&self, trained: Trained) -> Result<(), RecordingError> {
+    pub fn note(&self, mut trained: Trained) -> Result<(), RecordingError> {
         let mut all = self.drafters()?;
+        let earlier = all.iter().find(|known| known.drafter == trained.drafter && trained.unfinished);
+        let mut tenants: BTreeSet<_> = earlier.into_iter().flat_map(|known| known.tenants.clone()).collect();
+        tenants.append(&mut trained.tenants.into_iter().collect());
+        trained.tenants = tenants.into_iter().collect();
         all.retain(|known| known.drafter != trained.drafter);
         all.push(trained);
+        write(&self.dir.join(DRAFTERS), &all)
+    }
+
+    /// Takes a folder that is gone off that list.
+    ///
+    /// # Errors
+    /// The list cannot be read or written.
+    pub fn forget(&self, folder: &Path) -> Result<(), RecordingError> {
+        let mut all = self.drafters()?;
+        all.retain(|known| known.drafter != folder);
         write(&self.dir.join(DRAFTERS), &all)
     }
 }
@@ -173,7 +191,7 @@ impl Recording {
 fn write(path: &Path, all: &[Trained]) -> Result<(), RecordingError> {
     let failed = |error| RecordingError::File(path.display().to_string(), error);
     let bytes = serde_json::to_vec_pretty(all).map_err(|error| failed(error.into()))?;
-    crate::learning::snapshot::replace(path, &[&bytes]).map_err(failed)
+    crate::learning::snapshot::replace(path, &bytes).map_err(failed)
 }
 
 /// Sums of the requests of one kind.
@@ -246,8 +264,12 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     let mut lines = vec![line];
     let drafters = recording.drafters()?.into_iter().filter(concerned);
     lines.extend(drafters.map(|trained| {
-        let drafter = trained.drafter.display();
-        format!("trained on such requests, and still in use if a policy names it: {drafter}")
+        let folder = trained.drafter.display();
+        if trained.unfinished {
+            format!("the checkpoint of a training on such requests that did not end: {folder}")
+        } else {
+            format!("trained on such requests, and still in use if a policy names it: {folder}")
+        }
     }));
     writeln!(out, "{}", lines.join("\n")).map_err(unwritten)?;
     if purge.failed.is_empty() { Ok(()) } else { Err(RecordingError::Left(purge.failed)) }

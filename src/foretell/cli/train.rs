@@ -190,14 +190,22 @@ fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
     }
     let environment = environment::prepare(args.python.as_deref())?;
     let Texts { requests, mut tenants, .. } = texts;
+    // The weights that it begins with may repeat what those were trained on.
+    tenants.extend(base.iter().flat_map(|base| base.tenants.iter().cloned()));
+    let tenants: Vec<Option<String>> = tenants.into_iter().collect();
+    let made = |drafter: &Path, unfinished| {
+        let (drafter, at) = (drafter.to_owned(), unix_now().as_secs());
+        Trained { drafter, at, tenants: tenants.clone(), unfinished }
+    };
+    // However the training ends, a purge knows what its checkpoint holds.
+    recording.note(made(&place.work, true))?;
     let trainer = Trainer::start(args, &target, &place, base.as_ref(), &environment)?;
     let requests = trainer.train(requests, out)?;
-    // The weights that it began with may repeat what those were trained on.
-    tenants.extend(base.into_iter().flat_map(|base| base.tenants));
-    let tenants: Vec<Option<String>> = tenants.into_iter().collect();
-    let at = unix_now().as_secs();
-    recording.note(Trained { drafter: place.out.clone(), at, tenants: tenants.clone() })?;
-    place.put(&trained::Origin { at, vocabulary, tenants, requests }).map_err(failed)
+    let done = made(&place.out, false);
+    let at = done.at;
+    recording.note(done)?;
+    place.put(&trained::Origin { at, vocabulary, tenants, requests }).map_err(failed)?;
+    Ok(recording.forget(&place.work)?)
 }
 
 /// The drafter to start from and the tenants of its texts. One that is to be replaced may be

@@ -293,7 +293,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         load: Load::default(),
         methods: VerifyLimits::default(),
         probe: super::process::Probe::default(),
-        budget: super::process::Budget::default(),
+        budget: super::process::BUDGET,
         billed: false,
         default: false,
     }

@@ -2,17 +2,20 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
-use super::process::{self, Parsed, Process, ProcessFile, Tenant};
+use super::process::{self, Parsed, Process, ProcessFile, Tenant, TenantFallback};
 use super::regular;
 use super::trained;
 use super::yaml::FILE_BYTES;
-use foretell_engines::policy::{Accept, Drafter, Policy, PolicySet, Rule};
+use foretell_core::draft::Scope;
+use foretell_core::words::Mode;
+use foretell_engines::policy::{Accept, Drafter, Policy, PolicyMode, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
 const CONFIG_FILE: &str = "foretell.yaml";
@@ -107,6 +110,9 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     process.policies_read = Some(fingerprint(&sources));
     process.policies_must_exist |= process.policies.is_dir();
     process.file = source;
+    if process_is_good {
+        problems.extend(clashing(&process));
+    }
     warnings.extend(cautions);
     warnings.extend(unbelieved(&process));
     warnings.extend(unruled(&process, &sources));
@@ -146,6 +152,12 @@ fn settle_policies(
     }
 }
 
+/// The process file, as problems without a line name it.
+pub fn process_file(process: &Process) -> String {
+    let file = process.file.as_ref().map(|file| file.path.display().to_string());
+    file.unwrap_or_else(|| "(no process file)".to_owned())
+}
+
 /// Warning that the policy folder has no policy, so the built-in one is in force.
 fn unruled(process: &Process, sources: &[(String, String)]) -> Option<String> {
     let empty = process.policies_must_exist && sources.is_empty();
@@ -163,13 +175,77 @@ fn inert(policy: &Policy) -> Option<String> {
     })
 }
 
-/// Warning that a policy's requests are not recorded, since there is no folder for them.
-fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
-    let nowhere = policy.record && process.corpus.record.is_none();
+/// Listeners that cannot be bound beside an earlier one. They are compared as they come out of
+/// file, flags and variables, so they have no line.
+fn clashing(process: &Process) -> Vec<Problem> {
+    let listen = process.listen.iter().enumerate();
+    let mut bound: Vec<(String, SocketAddr)> =
+        listen.map(|(index, listen)| (format!("listen[{index}].address"), listen.address)).collect();
+    bound.push(("admin.address".to_owned(), process.admin.address));
+    bound.extend(process.metrics.map(|address| ("metrics.address".to_owned(), address)));
+    let file = process_file(process);
+    let problem = |(index, (path, address)): (usize, &(String, SocketAddr))| {
+        let (other, taken) = bound.iter().take(index).find(|(_, other)| clash(*address, *other))?;
+        let refusal = Refusal::new(&format!("{other} ({taken}) takes it"), "an address of its own");
+        Some(Problem::new(&file, None, path, refusal, format!("{:?}", address.to_string())))
+    };
+    bound.iter().enumerate().filter_map(problem).collect()
+}
+
+/// True if two sockets cannot listen on these addresses at the same time. `[::]` takes the port of
+/// IPv4 as well.
+fn clash(one: SocketAddr, other: SocketAddr) -> bool {
+    let takes = |all: IpAddr, own: IpAddr| all.is_unspecified() && (all.is_ipv6() || own.is_ipv4());
+    let same = one.ip() == other.ip() || takes(one.ip(), other.ip()) || takes(other.ip(), one.ip());
+    same && one.port() == other.port() && one.port() != 0
+}
+
+/// Warnings about settings of a policy that have no effect with this process file.
+fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
+    let told = unknown_backends(policy, process).into_iter();
+    told.chain(untenanted(policy, process)).chain(unrecorded(policy, process)).collect()
+}
+
+/// Warnings that a policy names backends that there are none of.
+fn unknown_backends(policy: &Policy, process: &Process) -> Vec<String> {
+    // That there is no backend at all is a problem of its own.
+    let named = policy.matcher.backends.iter().flatten().filter(|_| !process.backends.is_empty());
+    let unknown = named.filter(|glob| !process.backends.iter().any(|backend| glob.matches(&backend.name)));
     let name = &policy.name;
-    nowhere.then(|| {
-        format!("policy {name}: corpus.record has no effect without corpus.record.dir of the process file")
+    unknown
+        .map(|glob| format!("policy {name}: match.backends: no backend is named {}", glob.as_str()))
+        .collect()
+}
+
+/// Warning that a policy is for tenants, and no request has one.
+fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
+    let Tenant { header, fallback, .. } = &process.tenant;
+    let nobody = header.is_none() && *fallback == TenantFallback::None;
+    let scoped = policy.drafters.iter().any(|drafter| match drafter {
+        Drafter::Lookup(lookup) => lookup.corpus_scope() == Some(Scope::Tenant),
+        Drafter::Model { .. } => false,
+    });
+    let what = match policy.matcher.tenants {
+        Some(_) => "match.tenants never applies",
+        None if scoped => "scope: tenant is that of request",
+        None => return None,
+    };
+    let name = &policy.name;
+    nobody.then(|| {
+        format!("policy {name}: {what} without tenant.header or tenant.fallback of the process file")
     })
+}
+
+/// Warning that a policy's requests are not recorded.
+fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
+    let why = match (process.corpus.record.is_some(), policy.mode, process.mode) {
+        _ if !policy.record => return None,
+        (false, ..) => "without corpus.record.dir of the process file".to_owned(),
+        (true, PolicyMode::Auto, Mode::Auto) => return None,
+        (true, PolicyMode::Auto, mode) => format!("while the process file has mode: {}", mode.name()),
+        (true, mode, _) => format!("with mode: {}", mode.name()),
+    };
+    Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
 }
 
 /// Warning that a tenant header is set but no peer is trusted to send it.
@@ -265,7 +341,7 @@ fn sources(
     let mut sources = Vec::new();
     let mut left = FILE_BYTES;
     for path in paths {
-        match read_policy(&path, left) {
+        match read_text(&path, left, "the policy files are too large together") {
             Ok(text) => {
                 left = left.saturating_sub(text.len() as u64);
                 sources.push((path.display().to_string(), text));
@@ -277,13 +353,10 @@ fn sources(
     sources
 }
 
-/// The text of a policy file, which must be a regular file. `left`: maximum bytes that it may have
-/// besides those read before.
-fn read_policy(path: &Path, left: u64) -> Result<String, Vec<Problem>> {
-    let (bytes, _) = regular::read(path, left).map_err(|error| match error.kind() {
-        ErrorKind::FileTooLarge => {
-            too_large(path, "the policy files are too large together", &error.to_string())
-        }
+/// The text of a regular file of at most `most` bytes.
+fn read_text(path: &Path, most: u64, too_large: &str) -> Result<String, Vec<Problem>> {
+    let (bytes, _) = regular::read(path, most).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => self::too_large(path, too_large, &error.to_string()),
         _ => unreadable(path, &error),
     })?;
     let text = String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error));
@@ -304,7 +377,7 @@ fn parse_all(
                 problems.extend(process.into_iter().flat_map(|process| undeclared(file, &placed, process)));
                 problems.extend(process.into_iter().flat_map(|process| shared(file, &placed, process)));
                 warnings.extend(placed.warnings);
-                warnings.extend(process.and_then(|process| unrecorded(&placed.policy, process)));
+                warnings.extend(process.into_iter().flat_map(|process| ineffective(&placed.policy, process)));
                 policies.push(placed.policy);
             }
             Err(found) => problems.extend(found),
@@ -379,16 +452,12 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Vec<Problem>> {
     Ok(paths)
 }
 
-/// The text of a configuration file.
+/// The text of a process file.
 ///
 /// # Errors
-/// It cannot be read, is too large, or is not UTF-8.
+/// It cannot be read, is no regular file or too large, or is not UTF-8.
 pub fn read(path: &Path) -> Result<String, Vec<Problem>> {
-    let length = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?.len();
-    if length > FILE_BYTES {
-        return Err(too_large(path, "the file is too large", &format!("{length}B")));
-    }
-    std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))
+    read_text(path, FILE_BYTES, "the file is too large")
 }
 
 fn too_large(path: &Path, message: &str, got: &str) -> Vec<Problem> {

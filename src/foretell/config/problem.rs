@@ -3,8 +3,6 @@
 use std::cell::RefCell;
 use std::fmt::{self, Write};
 
-use serde_json::{Value, json};
-
 use super::named::Named;
 
 /// The path of a whole document.
@@ -75,11 +73,6 @@ impl Problem {
             Some(meant) => format!("{message}, allowed {allowed}, got {got}; did you mean {meant}?"),
             None => format!("{message}, allowed {allowed}, got {got}"),
         }
-    }
-
-    /// The JSON object of the admin API.
-    pub fn to_value(&self) -> Value {
-        json!({ "file": self.file, "line": self.line, "path": self.path, "message": self.explanation() })
     }
 }
 

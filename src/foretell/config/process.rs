@@ -18,9 +18,11 @@ use crate::http::listen::Bounds;
 use foretell_core::words::Mode;
 use foretell_onnx::open::DeviceChoice;
 
+pub(super) use backends::BUDGET;
+
 pub use backend::{
-    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
-    Switchback, TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};
 pub use store::{Fleet, StoreUrl};

@@ -153,8 +153,7 @@ pub fn parse(file: &str, text: &str) -> Result<Node, Vec<Problem>> {
             let message =
                 message.and_then(|line| line.split(';').next()).unwrap_or("not readable").to_owned();
             let shown = text.lines().nth(line as usize - 1).unwrap_or_default().trim();
-            let shown: String = shown.chars().take(60).collect();
-            Err(document(file, line, &message, "a YAML document", &format!("{shown:?}")))
+            Err(document(file, line, &message, "a YAML document", &quote(shown)))
         }
     }
 }
@@ -274,6 +273,19 @@ mod tests {
         assert!(parse("f", &bomb(3)).is_ok());
         assert!(parse("f", &bomb(5)).is_err());
         assert!(parse("f", &bomb(12)).is_err());
+    }
+
+    #[test]
+    fn a_line_that_is_no_yaml_is_shown_without_its_password() {
+        for line in [
+            "fleet: { store: redis://:p]ss@valkey }",
+            "fleet: { store: 'redis://:p]ss@valkey }",
+            &format!("fleet: {{ store: redis://:p]ss{}@valkey }}", "]".repeat(90)),
+        ] {
+            let problem = parse("f", &format!("version: 1\n{line}\n")).unwrap_err().remove(0);
+            assert!(problem.got.contains("redis://***@valkey"), "{problem}");
+            assert!(!problem.to_string().contains("p]"), "{problem}");
+        }
     }
 
     #[test]

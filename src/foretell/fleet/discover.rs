@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
 use super::Fleet;
@@ -36,15 +37,19 @@ impl Resolve for SystemResolver {
     }
 }
 
+/// Longest interval between two lookups of a name without an address: its requests fail, and a name
+/// server that has just started is not asked more often than by any other client.
+const UNKNOWN_EVERY: Duration = Duration::from_secs(1);
+
 impl Fleet {
-    /// Resolves every name once.
+    /// Resolves every name once, all at the same time: one may take as long as the system's
+    /// resolver waits for a name server.
     pub async fn discover(&self, resolver: &dyn Resolve) {
-        for name in self.names_to_ask() {
-            self.ask(resolver, &name).await;
-        }
+        let names = self.names_to_ask();
+        join_all(names.iter().map(|name| self.ask(resolver, name))).await;
     }
 
-    /// Resolves `name` every `every`, until `stop`.
+    /// Resolves `name` every `every`, until `stop`; more often as long as it has no address.
     pub(super) async fn keep_discovering(
         self: Arc<Self>,
         resolver: Arc<dyn Resolve>,
@@ -52,15 +57,18 @@ impl Fleet {
         every: Duration,
         stop: CancellationToken,
     ) {
+        let mut known = false;
         loop {
+            let wait = if known { every } else { every.min(UNKNOWN_EVERY) };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(every) => self.ask(resolver.as_ref(), &name).await,
+                () = tokio::time::sleep(wait) => known |= self.ask(resolver.as_ref(), &name).await,
             }
         }
     }
 
-    async fn ask(&self, resolver: &dyn Resolve, name: &str) {
+    /// Resolves `name` once; true if it has an address.
+    async fn ask(&self, resolver: &dyn Resolve, name: &str) -> bool {
         let trouble = match resolver.resolve(name).await {
             Ok(found) if found.is_empty() => Some("no address".to_owned()),
             Ok(found) => {
@@ -69,6 +77,7 @@ impl Fleet {
             }
             Err(error) => Some(error.to_string()),
         };
+        let known = trouble.is_none();
         // One log line per change, however often the name is resolved.
         match (trouble, self.is_unresolved(name)) {
             (Some(cause), false) => {
@@ -81,5 +90,6 @@ impl Fleet {
             }
             (Some(_), true) | (None, false) => {}
         }
+        known
     }
 }

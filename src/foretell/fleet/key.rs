@@ -2,73 +2,30 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::path::Path;
 
 use http::HeaderValue;
-use parking_lot::Mutex;
-use tokio::time::Instant;
 
-/// Minimum time between two checks of the file.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Identifies one content of a file.
-type Stamp = (Option<SystemTime>, u64);
+use super::reread::Reread;
 
 /// `Authorization: Bearer` from a file.
 #[derive(Debug)]
-pub struct KeyFile {
-    path: PathBuf,
-    kept: Mutex<Kept>,
-}
-
-struct Kept {
-    value: HeaderValue,
-    stamp: Stamp,
-    looked: Instant,
-}
-
-/// Leaves out the key, which must not be logged.
-impl std::fmt::Debug for Kept {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kept").field("stamp", &self.stamp).finish_non_exhaustive()
-    }
-}
+pub struct KeyFile(Reread<HeaderValue>);
 
 impl KeyFile {
-    /// Reads the file.
+    /// Reads the file, and again when it changes.
     ///
     /// # Errors
     /// It cannot be read, is empty, or holds characters that a header cannot carry.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (value, stamp) = read(path)?;
-        let kept = Mutex::new(Kept { value, stamp, looked: Instant::now() });
-        Ok(Self { path: path.to_owned(), kept })
+        let file = path.to_owned();
+        Reread::open(vec![path.to_owned()], move || read(&file)).map(Self)
     }
 
-    /// `Bearer` and the key that the file held at most a second ago. A file that has become
+    /// `Bearer` and the key that the file held about a second ago. A file that has become
     /// unreadable changes nothing.
     pub fn value(&self) -> HeaderValue {
-        let mut kept = self.kept.lock();
-        if kept.looked.elapsed() >= LOOK_EVERY {
-            kept.looked = Instant::now();
-            self.look(&mut kept);
-        }
-        kept.value.clone()
-    }
-
-    fn look(&self, kept: &mut Kept) {
-        let read = match fs::metadata(&self.path) {
-            Ok(found) if stamp(&found) == kept.stamp => return,
-            Ok(_) => read(&self.path),
-            Err(error) => Err(error),
-        };
-        match read {
-            Ok((value, stamp)) => (kept.value, kept.stamp) = (value, stamp),
-            Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "the key file cannot be used, the last key stays in use");
-            }
-        }
+        HeaderValue::clone(&self.0.value())
     }
 }
 
@@ -98,17 +55,11 @@ pub fn is_same(given: &[u8], wanted: &[u8]) -> bool {
         && given.iter().zip(wanted).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-fn stamp(found: &fs::Metadata) -> Stamp {
-    (found.modified().ok(), found.len())
-}
-
-fn read(path: &Path) -> io::Result<(HeaderValue, Stamp)> {
-    let stamp = stamp(&fs::metadata(path)?);
-    let key = secret(path)?;
-    let value = HeaderValue::try_from(format!("Bearer {key}"));
+fn read(path: &Path) -> io::Result<HeaderValue> {
+    let value = HeaderValue::try_from(format!("Bearer {}", secret(path)?));
     let mut value = value.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     value.set_sensitive(true);
-    Ok((value, stamp))
+    Ok(value)
 }
 
 #[cfg(test)]
@@ -122,27 +73,18 @@ mod tests {
         assert!(!is_same(b"", b""));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_new_key_is_taken_within_a_second_and_an_unreadable_file_changes_nothing() {
+    #[test]
+    fn a_key_is_read_without_its_white_space_and_never_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         fs::write(&path, "one\n").unwrap();
         let key = KeyFile::open(&path).unwrap();
         assert_eq!(key.value(), "Bearer one");
         assert!(key.value().is_sensitive());
-        fs::write(&path, "second").unwrap();
-        assert_eq!(key.value(), "Bearer one", "it was looked at a moment ago");
-        tokio::time::advance(LOOK_EVERY).await;
-        assert_eq!(key.value(), "Bearer second");
-        for broken in [Some(""), Some("a\u{7}b"), None] {
-            match broken {
-                Some(text) => fs::write(&path, text).unwrap(),
-                None => fs::remove_file(&path).unwrap(),
-            }
-            tokio::time::advance(LOOK_EVERY).await;
-            assert_eq!(key.value(), "Bearer second");
+        assert!(!format!("{key:?}").contains("one"));
+        for broken in ["", "a\u{7}b"] {
+            fs::write(&path, broken).unwrap();
+            assert!(KeyFile::open(&path).is_err());
         }
-        assert!(!format!("{key:?}").contains("second"));
-        assert!(KeyFile::open(&path).is_err());
     }
 }

@@ -4,6 +4,7 @@
 
 mod pair;
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -40,6 +41,12 @@ pub enum TlsError {
         /// The cause.
         detail: String,
     },
+}
+
+impl From<TlsError> for io::Error {
+    fn from(error: TlsError) -> Self {
+        Self::other(error)
+    }
 }
 
 impl TlsError {

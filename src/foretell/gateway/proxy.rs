@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -16,15 +16,16 @@ use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, 
 use tracing::Instrument;
 
 use super::facts;
-use super::relay::{Relay, fail};
+use super::relay::{Relay, end, fail};
 use super::route::{self, Read};
-use super::tenant;
+use super::tenant::{self, Doubt};
 use super::translate::{self, AskedBy};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
 use crate::fleet::Replica;
 use crate::gateway::{Settings, Shared};
+use crate::http::answer::error_response;
 use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::Stopped;
@@ -95,6 +96,18 @@ struct Inbound {
     parts: request::Parts,
     peer: Option<Peer>,
     record: Record,
+}
+
+/// Answers a request whose tenant is doubtful.
+fn refused(mut record: Record, doubt: Doubt) -> Response<Body> {
+    match doubt {
+        Doubt::Twice => fail(record, &Failure::TenantTwice),
+        Doubt::NotUtf8 => {
+            record.failed(doubt.words().to_owned());
+            let message = "the tenant's name is not UTF-8";
+            end(record, error_response(StatusCode::BAD_REQUEST, message, None, "tenant_not_utf8"))
+        }
+    }
 }
 
 /// The decision about a completion.
@@ -233,8 +246,9 @@ impl Proxy {
         if let Some(refused @ Untranslated::Refused { .. }) = untranslated {
             return fail(inbound.record, &Failure::Untranslated(refused));
         }
-        if tenant::is_doubtful(&self.tenants, &inbound.parts.headers) {
-            return fail(inbound.record, &Failure::TenantTwice);
+        let address = inbound.peer.map(|peer| peer.address.ip());
+        if let Some(doubt) = tenant::doubt(&self.tenants, address, &inbound.parts.headers) {
+            return refused(inbound.record, doubt);
         }
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
             Some(route) => self.completion(inbound, body, route).await,

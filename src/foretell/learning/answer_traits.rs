@@ -1,5 +1,6 @@
 //! Traits of a server's answers, as observed in them.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
@@ -8,6 +9,7 @@ use serde_json::Value;
 
 use crate::learning::grammars::Grammars;
 use foretell_core::session::PartsSeen;
+use foretell_core::units::TokenId;
 
 /// Traits observed in the answers of one epoch, shared by its requests.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ pub struct AnswerTraits {
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
+    /// The tokens that have ended its texts, and whether its answers name them as the stop.
+    ends: Mutex<BTreeMap<TokenId, bool>>,
 }
 
 /// Numbers of complete answers that were parsed alike here and by the server.
@@ -48,6 +52,12 @@ struct Named {
     system_fingerprint: Option<String>,
 }
 
+/// An answer to a verify request, of which the choices are read.
+#[derive(Deserialize)]
+struct Answered {
+    choices: Vec<Value>,
+}
+
 impl AnswerTraits {
     /// The `system_fingerprint` that its last answers had; `None` if they had none.
     pub fn fingerprint(&self) -> Option<Value> {
@@ -62,9 +72,41 @@ impl AnswerTraits {
         }
     }
 
-    /// Reads the `system_fingerprint` of complete answers to verify requests: the first speculated
-    /// answer of an epoch is cut off before it sends its own.
+    /// True if its answers name this token as the stop where it ends a text, false if they have
+    /// null there; `None` if none has ended so. vLLM names every end-of-text token but the
+    /// tokenizer's own (0.32, `sampling_params.py`: `update_from_generation_config`).
+    pub fn names_end(&self, token: TokenId) -> Option<bool> {
+        self.ends.lock().get(&token).copied()
+    }
+
+    /// Notes the choice of an answer, or of one event: the token that ends it, if one does.
+    ///
+    /// With `ignore_eos` the tokenizer's own end is named too, if the client lists it as a stop
+    /// token. So an answer that does not name a token outweighs those that do.
+    pub fn note_end(&self, choice: &Value) {
+        let member = |name: &str| choice.get(name);
+        let stops = member("finish_reason").is_some_and(|reason| reason == "stop" || reason == "tool_calls");
+        let last = || member("token_ids")?.as_array()?.last()?.as_u64();
+        let end = match member("stop_reason").filter(|_| stops) {
+            Some(Value::Null) => last().map(|token| (token, false)),
+            Some(stop) => stop.as_u64().map(|token| (token, true)),
+            None => None,
+        };
+        if let Some((Ok(token), named)) = end.map(|(token, named)| (TokenId::try_from(token), named)) {
+            self.ends.lock().entry(token).and_modify(|known| *known &= named).or_insert(named);
+        }
+    }
+
+    /// Reads complete answers to verify requests, which may be the only ones of an epoch that hold
+    /// the end of a text and the `system_fingerprint`: the first call of a speculated answer is cut
+    /// off before it sends its own.
     pub fn reads(&self, bodies: &[Vec<u8>]) {
+        // Most answers end no text, and are not parsed once more.
+        let ends = |body: &&Vec<u8>| std::str::from_utf8(body).is_ok_and(|body| body.contains("\"stop\""));
+        for body in bodies.iter().filter(ends) {
+            let answered = serde_json::from_slice::<Answered>(body);
+            answered.iter().flat_map(|answered| &answered.choices).for_each(|choice| self.note_end(choice));
+        }
         if self.fingerprint.lock().is_some() {
             return;
         }
@@ -143,5 +185,30 @@ impl AnswerTraits {
     /// Notes a chat answer with reasoning or tool calls in addition to its text.
     pub fn has_parsed(&self) {
         self.parses.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_end_is_named_as_in_the_answers_before() {
+        let traits = AnswerTraits::default();
+        let choice = |reason: &str, stop: Value, ids: &[TokenId]| json!({"finish_reason": reason, "stop_reason": stop, "token_ids": ids});
+        traits.note_end(&choice("length", Value::Null, &[1]));
+        traits.note_end(&choice("stop", json!("a text"), &[2]));
+        traits.note_end(&json!({"finish_reason": "stop", "token_ids": [3]}));
+        assert_eq!([1, 2, 3].map(|token| traits.names_end(token)), [None; 3]);
+        traits.note_end(&choice("tool_calls", json!(4), &[9, 4]));
+        traits.note_end(&choice("stop", Value::Null, &[9, 5]));
+        // Named only for a client that ignores ends of texts.
+        traits.note_end(&choice("stop", json!(5), &[5]));
+        assert_eq!([4, 5, 9].map(|token| traits.names_end(token)), [Some(true), Some(false), None]);
+        let body = json!({"choices": [choice("length", Value::Null, &[1]), choice("stop", json!(6), &[6])]});
+        traits.reads(&[body.to_string().into_bytes()]);
+        assert_eq!([1, 6].map(|token| traits.names_end(token)), [None, Some(true)]);
     }
 }

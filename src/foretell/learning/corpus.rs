@@ -6,7 +6,7 @@
 //! effort. A session looks up texts in the view that was published when it began.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -100,7 +100,7 @@ impl Contribution {
 enum Note {
     Learn(Contribution),
     /// Removes the texts of a tenant, or of all; replies with their number once done.
-    Clear(Option<String>, SyncSender<usize>),
+    Clear(Option<String>, SyncSender<Result<usize, SnapshotError>>),
     Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
     Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
 }
@@ -191,12 +191,13 @@ impl CorpusHandle {
     }
 
     /// Removes the texts of a tenant, or of all (`None`), from the snapshot as well. Returns the
-    /// number of texts removed; `None` if the corpus thread has stopped. Blocks until done. Texts
-    /// queued before are removed too, and those of requests in flight are not added.
-    pub fn clear(&self, tenant: Option<&str>) -> Option<usize> {
-        let (reply, answer) = sync_channel(1);
-        self.notes.send(Note::Clear(tenant.map(ToOwned::to_owned), reply)).ok()?;
-        answer.recv().ok()
+    /// number of texts removed. Blocks until done. Texts queued before are removed too, and those
+    /// of requests in flight are not added.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
+    pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
+        self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply))
     }
 
     /// Holdings of every key.
@@ -399,14 +400,9 @@ impl Worker {
                 let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
                 self.cleared.insert(tenant.map(Into::into), generation);
                 self.publish(&changed, shared, now);
-                if let Some(file) = self.snapshot.as_ref().filter(|file| file.exists()) {
-                    let written = write(file, &self.memory, now);
-                    let _ = written.inspect_err(
-                        |error| tracing::warn!(%error, "cleared texts are still in the snapshot"),
-                    );
-                }
+                let forgotten = self.snapshot.as_ref().map_or(Ok(()), |file| forget(file, &self.memory, now));
                 // The caller may no longer be waiting.
-                let _ = reply.send(gone);
+                let _ = reply.send(forgotten.map(|()| gone));
             }
             Some(Note::Save(file, reply)) => {
                 let _ = reply.send(write(&file, &self.memory, now));
@@ -506,21 +502,46 @@ pub fn sibling(snapshot: &Path) -> PathBuf {
     name.into()
 }
 
-/// Writes a snapshot.
+/// Takes cleared texts out of a snapshot, if there is one. If it cannot be written anew (as on a
+/// full disk) it is removed: the texts that were not cleared come back with the next one.
+fn forget(file: &Path, memory: &Corpus, now: Tick) -> Result<(), SnapshotError> {
+    if file.exists() {
+        let Err(error) = write(file, memory, now) else { return Ok(()) };
+        tracing::warn!(file = %file.display(), %error, "the snapshot of texts is removed: it cannot be written anew");
+    }
+    Ok(snapshot::remove(file).inspect_err(|error| {
+        tracing::error!(file = %file.display(), %error, "cleared texts are still in the snapshot");
+    })?)
+}
+
+/// Writes a snapshot. Its lines are made twice, for the checksum and for the file: together they
+/// may take several times the memory of the texts.
 fn write(file: &Path, memory: &Corpus, now: Tick) -> Result<usize, SnapshotError> {
     let texts = memory.texts(now);
-    let mut body = Vec::new();
-    for Text { key, owner, age, ids } in &texts {
+    let mut hash = Sha256::new();
+    each_line(&texts, |line| {
+        hash.update(line);
+        Ok(())
+    })?;
+    let head = Head { version: VERSION, saved: unix_now().as_secs(), sha256: hexadecimal(&hash.finalize()) };
+    snapshot::replace_with(file, |to| {
+        serde_json::to_writer(&mut *to, &head)?;
+        to.write_all(b"\n")?;
+        each_line(&texts, |line| to.write_all(line))
+    })?;
+    Ok(texts.len())
+}
+
+/// Hands the lines of a snapshot over, one at a time.
+fn each_line(texts: &[Text<'_>], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), SnapshotError> {
+    for Text { key, owner, age, ids } in texts {
         let Key { model, vocabulary, tenant } = (*key).clone();
         let (owner, age, ids) = (owner.map(ToOwned::to_owned), age.as_secs(), ids.to_vec());
-        serde_json::to_writer(&mut body, &Line { model, vocabulary, tenant, owner, age, ids })?;
-        body.push(b'\n');
+        let mut line = serde_json::to_vec(&Line { model, vocabulary, tenant, owner, age, ids })?;
+        line.push(b'\n');
+        take(&line)?;
     }
-    let mut head =
-        serde_json::to_vec(&Head { version: VERSION, saved: unix_now().as_secs(), sha256: digest(&body) })?;
-    head.push(b'\n');
-    snapshot::replace(file, &[&head, &body])?;
-    Ok(texts.len())
+    Ok(())
 }
 
 /// The texts of a snapshot, with their ages as of now.
@@ -533,7 +554,7 @@ fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
     if head.version != VERSION {
         return Err(SnapshotError::Version { found: head.version, own: VERSION });
     }
-    if digest(body) != head.sha256 {
+    if hexadecimal(&Sha256::digest(body)) != head.sha256 {
         return Err(SnapshotError::Damaged);
     }
     let since = unix_now().as_secs().saturating_sub(head.saved);
@@ -546,9 +567,9 @@ fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
     lines.map(aged).collect()
 }
 
-fn digest(bytes: &[u8]) -> String {
+fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
-    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+    bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })

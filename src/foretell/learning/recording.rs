@@ -66,8 +66,14 @@ impl Record {
 /// A handle to the thread that writes; clones share it.
 #[derive(Clone)]
 pub struct Recorder {
-    records: SyncSender<Record>,
+    notes: SyncSender<Note>,
     shared: Arc<Shared>,
+}
+
+enum Note {
+    Record(Record),
+    /// Replies once all records before it are written.
+    Written(SyncSender<()>),
 }
 
 struct Shared {
@@ -108,11 +114,11 @@ impl Recorder {
         let writer = Writer { dir: dir.clone(), max_bytes: *max_bytes, cipher, segment: None };
         let random = SharedSplitMix64::seeded(random::fresh_seed());
         let shared = Arc::new(Shared { sample: *sample, random, waiting: AtomicUsize::new(0), observer });
-        let (records, inbox) = sync_channel(WAITING);
+        let (notes, inbox) = sync_channel(WAITING);
         let theirs = Arc::clone(&shared);
         let work = move || writer.run(&inbox, &theirs);
         thread::Builder::new().name("recording".to_owned()).spawn(work).map_err(RecorderError::Thread)?;
-        Ok(Self { records, shared })
+        Ok(Self { notes, shared })
     }
 
     /// True if the next request is one of the recorded share.
@@ -124,11 +130,19 @@ impl Recorder {
     pub fn record(&self, record: Record) {
         let tokens = record.tokens();
         let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
-        let sent = waiting <= WAITING_TOKENS && self.records.try_send(record).is_ok();
+        let sent = waiting <= WAITING_TOKENS && self.notes.try_send(Note::Record(record)).is_ok();
         if !sent {
             self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
             self.shared.observer.metrics().corpus.recorded("dropped");
         }
+    }
+
+    /// Waits until all records that were queued before are written, or have failed. Blocks for as
+    /// long as the disk does.
+    pub fn finish(&self) {
+        let (reply, written) = sync_channel(1);
+        let _ = self.notes.send(Note::Written(reply));
+        let _ = written.recv();
     }
 }
 
@@ -148,9 +162,17 @@ struct Segment {
 }
 
 impl Writer {
-    fn run(mut self, inbox: &Receiver<Record>, shared: &Shared) {
+    fn run(mut self, inbox: &Receiver<Note>, shared: &Shared) {
         let mut failed: Option<Instant> = None;
-        while let Ok(record) = inbox.recv() {
+        while let Ok(note) = inbox.recv() {
+            let record = match note {
+                Note::Record(record) => record,
+                Note::Written(reply) => {
+                    // The caller may no longer be waiting.
+                    let _ = reply.send(());
+                    continue;
+                }
+            };
             shared.waiting.fetch_sub(record.tokens(), Ordering::Relaxed);
             let metrics = &shared.observer.metrics().corpus;
             if failed.is_some_and(|at| at.elapsed() < PAUSE) {
@@ -349,7 +371,7 @@ fn purge_segment(
             let payload = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
             bytes.extend(segment::frame(&payload, cipher).map_err(failed)?);
         }
-        super::snapshot::replace(path, &[&bytes]).map_err(failed)?;
+        super::snapshot::replace(path, &bytes).map_err(failed)?;
     }
     Ok((records.len() - kept.len(), kept.len()))
 }

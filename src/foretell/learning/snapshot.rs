@@ -4,7 +4,8 @@
 //! It holds times, counts and names of engines and models; never a text. If the file cannot be
 //! read, that is logged and everything is learnt anew: a snapshot is best effort.
 
-use std::io::{self, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -90,7 +91,7 @@ impl Learnt {
         let epochs = self.known().into_iter().filter_map(entry).collect();
         let name = Some(self.name.clone());
         let snapshot = Snapshot { version: VERSION, saved: unix_now().as_secs(), name, epochs };
-        Ok(replace(file, &[&serde_json::to_vec(&snapshot)?])?)
+        Ok(replace(file, &serde_json::to_vec(&snapshot)?)?)
     }
 
     /// Restores a snapshot; returns the number of epochs, 0 if there is no file. An epoch that
@@ -192,18 +193,52 @@ pub(super) fn read(file: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// It cannot be written, or is not a regular file.
-pub fn replace(file: &Path, pieces: &[&[u8]]) -> io::Result<()> {
-    std::fs::metadata(file).map_or(Ok(()), |found| regular::check(&found))?;
-    let mut sibling = file.as_os_str().to_owned();
-    sibling.push(".new");
-    match std::fs::remove_file(&sibling) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+pub fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_with(file, |to| to.write_all(bytes))
+}
+
+/// As [`replace`], with the bytes that `write` writes. If that fails nothing of them stays.
+///
+/// # Errors
+/// The file cannot be written, or is not a regular file; or `write` fails.
+pub(super) fn replace_with<E: From<io::Error>>(
+    file: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    fs::metadata(file).map_or(Ok(()), |found| regular::check(&found))?;
+    let new = unfinished(file);
+    absent(fs::remove_file(&new))?;
+    let to = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    let mut to = BufWriter::new(to);
+    let written = write(&mut to).and_then(|()| {
+        to.flush()?;
+        to.get_ref().sync_all()?;
+        Ok(fs::rename(&new, file)?)
+    });
+    written.inspect_err(|_| drop(fs::remove_file(&new)))
+}
+
+/// Removes a file, and what an interrupted [`replace`] has left of a newer one.
+///
+/// # Errors
+/// One of them is still there.
+pub(super) fn remove(file: &Path) -> io::Result<()> {
+    // Both are tried. A folder of that name is not ours.
+    let remove = |path: &Path| if path.is_dir() { Ok(()) } else { absent(fs::remove_file(path)) };
+    remove(file).and(remove(&unfinished(file)))
+}
+
+/// The file that [`replace`] writes and then renames.
+fn unfinished(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
+}
+
+/// The outcome of removing what may be absent.
+fn absent(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
-    let mut to = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&sibling)?;
-    for piece in pieces {
-        to.write_all(piece)?;
-    }
-    to.sync_all()?;
-    std::fs::rename(&sibling, file)
 }

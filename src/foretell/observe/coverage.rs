@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 pub use report::{Report, Rest, Row};
 
 use super::Finished;
-use foretell_core::words::{ClientFamily, Reason};
+use foretell_core::words::{ClientFamily, PlainReason, Reason};
 use foretell_engines::openai::{Api, Path};
 
 /// Maximum number of combinations that are counted separately; all others are one row.
@@ -28,8 +28,8 @@ struct Counts {
     all: Sum,
     /// Speculated, plain, relayed.
     paths: [Sum; 3],
-    /// Relayed requests by reason.
-    relayed: BTreeMap<Option<Reason>, Sum>,
+    /// Requests that may not be speculated on, by reason.
+    rest: BTreeMap<Option<Reason>, Sum>,
     rows: HashMap<Key, Sum>,
     /// Requests without a row of their own.
     other: Sum,
@@ -44,6 +44,8 @@ struct Key {
     client: ClientFamily,
     path: Path,
     reason: Option<&'static str>,
+    /// They may be speculated on.
+    eligible: bool,
 }
 
 /// Requests, and their output tokens.
@@ -91,8 +93,9 @@ impl Coverage {
     /// The report of a process that began at `since`, in Unix seconds.
     pub fn report(&self, since: f64, projected: &[Projected]) -> Report {
         let counts = self.0.lock();
-        let [speculated, plain, _] = counts.paths;
-        let eligible = Sum { tokens: speculated.tokens + plain.tokens, ..Sum::default() };
+        let [speculated, ..] = counts.paths;
+        let never: u64 = counts.rest.values().map(|sum| sum.tokens).sum();
+        let eligible = Sum { tokens: counts.all.tokens - never, ..Sum::default() };
         let mut report = Report {
             since,
             requests: counts.all.requests,
@@ -117,10 +120,10 @@ impl Counts {
         match finished.path {
             Path::Speculated => speculated.add(finished),
             Path::Plain => plain.add(finished),
-            Path::Relayed => {
-                relayed.add(finished);
-                self.relayed.entry(finished.reason).or_default().add(finished);
-            }
+            Path::Relayed => relayed.add(finished),
+        }
+        if !is_eligible(finished) {
+            self.rest.entry(finished.reason).or_default().add(finished);
         }
         self.row(Key::of(finished, route)).add(finished);
     }
@@ -133,9 +136,9 @@ impl Counts {
         }
     }
 
-    /// Reasons for which tokens were relayed, by number of tokens.
+    /// Reasons for which tokens may not be speculated on, by number of tokens.
     fn rest(&self) -> Vec<Rest> {
-        let with_tokens = self.relayed.iter().filter(|(_, sum)| sum.tokens > 0);
+        let with_tokens = self.rest.iter().filter(|(_, sum)| sum.tokens > 0);
         let mut rest: Vec<Rest> = with_tokens
             .map(|(reason, sum)| Rest {
                 reason: reason.map_or("", Reason::name).to_owned(),
@@ -173,10 +176,60 @@ impl Counts {
 
     /// Tokens of a policy at a backend that may be speculated on.
     fn eligible(&self, at: &Projected) -> u64 {
-        let own = self.rows.iter().filter(|(key, _)| {
-            key.path != Path::Relayed && key.policy == at.policy && key.backend == at.backend
-        });
+        let own = self
+            .rows
+            .iter()
+            .filter(|(key, _)| key.eligible && key.policy == at.policy && key.backend == at.backend);
         own.map(|(_, sum)| sum.tokens).sum()
+    }
+}
+
+/// True if requests like this one may be speculated on, now or at another moment.
+fn is_eligible(finished: &Finished) -> bool {
+    match (finished.path, finished.reason) {
+        (Path::Plain, Some(Reason::Plain(reason))) => !holds_for_good(reason),
+        (Path::Speculated | Path::Plain, _) => true,
+        (Path::Relayed, _) => false,
+    }
+}
+
+/// True if a request that is decoded plainly for this reason always will be: it follows from the
+/// request, its policy or its server, and from no measurement. `observe` and `shadow` do not count:
+/// how much could be speculated on is what they are to find out.
+fn holds_for_good(reason: PlainReason) -> bool {
+    match reason {
+        PlainReason::BackendSpeculates
+        | PlainReason::Client
+        | PlainReason::Policy
+        | PlainReason::UntrustedIds
+        | PlainReason::ContextTooLong
+        | PlainReason::Parser
+        | PlainReason::Grammar
+        | PlainReason::NoVerifyMethod => true,
+        PlainReason::Holdback
+        | PlainReason::Observe
+        | PlainReason::NoGain
+        | PlainReason::NotMeasured
+        | PlainReason::Budget
+        | PlainReason::MaxGap
+        | PlainReason::GateLoad
+        | PlainReason::GateStale
+        | PlainReason::GateAcceptance
+        | PlainReason::GateControl
+        | PlainReason::GateRegret
+        | PlainReason::GateFirstToken
+        | PlainReason::GateMemory
+        | PlainReason::GateHealth
+        | PlainReason::Shadow
+        | PlainReason::Switchback
+        | PlainReason::NoDraft
+        | PlainReason::HeldBackText
+        | PlainReason::Undecided
+        | PlainReason::DraftFault
+        | PlainReason::VerifyFault
+        | PlainReason::UpstreamError
+        | PlainReason::RetryAfter
+        | PlainReason::Draining => false,
     }
 }
 
@@ -189,11 +242,12 @@ impl Key {
             client: finished.client,
             path: finished.path,
             reason: finished.reason.map(Reason::name),
+            eligible: is_eligible(finished),
         }
     }
 
     fn row(&self, sum: Sum, all: Sum) -> Row {
-        let Self { policy, backend, route, client, path, reason } = self;
+        let Self { policy, backend, route, client, path, reason, .. } = self;
         let names = [policy, backend, route.name(), client.name(), path.name(), reason.unwrap_or_default()];
         sum.row(names, all)
     }
@@ -218,7 +272,7 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_core::words::{PlainReason, RelayReason};
+    use foretell_core::words::RelayReason;
     use foretell_engines::openai::Route;
 
     fn finished(path: Path, reason: Option<Reason>, tokens: u32) -> Finished {
@@ -261,6 +315,26 @@ mod tests {
             report.sentence,
             "62 % of your output tokens may be speculated on; expected 1.5×; the largest rest: tools, 21 %"
         );
+    }
+
+    #[test]
+    fn what_never_will_be_speculated_on_is_in_the_rest() {
+        let coverage = Coverage::default();
+        let plain = |reason: PlainReason, tokens| finished(Path::Plain, Some(reason.into()), tokens);
+        coverage.finish(&plain(PlainReason::BackendSpeculates, 60));
+        coverage.finish(&plain(PlainReason::Client, 10));
+        coverage.finish(&plain(PlainReason::NoGain, 20));
+        coverage.finish(&finished(Path::Speculated, Some(PlainReason::UntrustedIds.into()), 10));
+        let report = coverage.report(0.0, &[projected("p", 1.5)]);
+        assert_eq!((report.may_speculate, report.rest.len()), (Some(0.3), 2));
+        assert_eq!(
+            report.sentence,
+            "30 % of your output tokens may be speculated on; expected 1.5×; the largest rest: backend_speculates, 60 %"
+        );
+        let other = Some("q@12345678".to_owned());
+        coverage.finish(&Finished { policy: other, ..finished(Path::Plain, None, 30) });
+        let expected = coverage.report(0.0, &[projected("p", 2.0), projected("q", 1.0)]).expected_speedup;
+        assert!((expected.unwrap() - 60.0 / 45.0).abs() < 1e-9, "30 tokens of each policy");
     }
 
     #[test]

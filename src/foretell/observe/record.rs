@@ -196,6 +196,7 @@ impl Record {
         self.finished.parameter = None;
         // No policy decided about a request that never reached an engine.
         self.finished.policy = None;
+        self.finished.held_back = false;
         self.finished.error = Some(cause);
     }
 
@@ -469,6 +470,9 @@ mod tests {
         record.held_back();
         record.relayed(Route::Chat, RelayReason::Tools, None);
         assert!(!record.so_far().held_back, "a relayed request is in no group");
+        record.held_back();
+        record.unreachable("nobody answers".to_owned());
+        assert!(!record.so_far().held_back, "nor is one that reached nobody");
         drop(record);
         let session = &sessions(&observer)[0];
         assert_eq!((&session["id"], &session["client_gone"]), (&"r".into(), &true.into()));

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::config::process::DrafterModel;
 use crate::config::process::Process;
-use crate::config::trained;
+use crate::config::trained::{self, Origin};
 use crate::fleet::identity::Identity;
 use foretell_engines::policy::PolicySet;
 use foretell_engines::policy::part::ModelState;
@@ -54,8 +54,8 @@ pub struct LoadedDrafter {
     /// Translations between it and the targets it has drafted for, by their fingerprints and
     /// end tokens.
     pairs: Arc<Mutex<Translations>>,
-    /// When it was trained on recorded requests, Unix seconds; `None` for any other drafter.
-    trained: Option<u64>,
+    /// The recorded requests that these weights were trained on; `None` for any other drafter.
+    origin: Option<Origin>,
 }
 
 /// Translations by the fingerprint and the end tokens of the target.
@@ -85,7 +85,7 @@ pub struct SessionModel {
 impl LoadedDrafter {
     /// A drafter that is running.
     pub fn new(service: DrafterService, tokenizer: Arc<Tokenizer>) -> Self {
-        Self { service, tokenizer, pairs: Arc::default(), trained: None }
+        Self { service, tokenizer, pairs: Arc::default(), origin: None }
     }
 
     fn is_of(&self, vocabulary: &str) -> bool {
@@ -145,21 +145,32 @@ impl Drafters {
         self
     }
 
-    /// Loads the drafters that `policies` name and that are not loaded yet.
+    /// Loads the drafters that `policies` name and that are not loaded yet, or were trained again
+    /// since: the policies were judged by the origin on disk, so these weights have to be its own.
     ///
     /// # Errors
-    /// The first drafter that is not declared or cannot be loaded; those loaded before it stay.
+    /// The first drafter that is not declared or cannot be loaded; nothing is changed then.
     pub fn extend(&self, process: &Process, policies: &PolicySet) -> Result<(), DrafterError> {
+        let mut opened = HashMap::new();
         for name in policies.models() {
-            if self.loaded.read().contains_key(name) {
+            let model = process.drafters.get(name);
+            if opened.contains_key(name) || self.is_loaded(name, model) {
                 continue;
             }
             let fault = |detail: String| DrafterError { name: name.to_owned(), detail };
-            let model = process.drafters.get(name).ok_or_else(|| fault("is not declared".to_owned()))?;
-            let drafter = open(model).map_err(fault)?;
-            self.loaded.write().insert(name.to_owned(), drafter);
+            let model = model.ok_or_else(|| fault("is not declared".to_owned()))?;
+            opened.insert(name.to_owned(), open(model).map_err(fault)?);
         }
+        // All at once: until now a refusal leaves the policies in force the weights they have.
+        self.loaded.write().extend(opened);
         Ok(())
+    }
+
+    /// True if the drafter of that name is loaded, with the weights that are on disk as far as
+    /// their origin tells.
+    fn is_loaded(&self, name: &str, model: Option<&DrafterModel>) -> bool {
+        let loaded = self.loaded.read();
+        loaded.get(name).is_some_and(|drafter| model.is_none_or(|model| drafter.origin == origin(model)))
     }
 
     /// Drops the drafters that `policies` do not name. A drafter in use ends with its last
@@ -219,7 +230,10 @@ impl Drafters {
     /// by name.
     pub fn trained(&self) -> Vec<(String, u64)> {
         let loaded = self.loaded.read();
-        loaded.iter().filter_map(|(name, drafter)| Some((name.clone(), drafter.trained?))).collect()
+        loaded
+            .iter()
+            .filter_map(|(name, drafter)| Some((name.clone(), drafter.origin.as_ref()?.at)))
+            .collect()
     }
 
     /// The names of those that are loaded.
@@ -230,7 +244,15 @@ impl Drafters {
     }
 }
 
+/// The origin on disk; one that cannot be read was refused when the configuration was checked,
+/// unless the policy shares the drafter.
+fn origin(model: &DrafterModel) -> Option<Origin> {
+    trained::read(&model.path).ok().flatten()
+}
+
 fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
+    // Before the weights: if they are replaced meanwhile, the next reload finds another origin.
+    let origin = origin(model);
     let from = model.tokenizer.as_ref().unwrap_or(&model.path);
     let tokenizer = Tokenizer::from_file(from).map_err(|error| error.to_string())?;
     // A drafter is small: a second thread would only wait for the first.
@@ -243,7 +265,5 @@ fn open(model: &DrafterModel) -> Result<LoadedDrafter, String> {
     };
     let service = DrafterService::start(&model.path, &options).map_err(|error| error.to_string())?;
     service.try_out().map_err(|fault| format!("it loads and does not run: {fault}"))?;
-    // The origin was read when the configuration was checked.
-    let trained = trained::read(&model.path).ok().flatten().map(|origin| origin.at);
-    Ok(LoadedDrafter { trained, ..LoadedDrafter::new(service, Arc::new(tokenizer)) })
+    Ok(LoadedDrafter { origin, ..LoadedDrafter::new(service, Arc::new(tokenizer)) })
 }

@@ -65,11 +65,17 @@ pub fn permission(
     drawn: &Drawn,
     by_format: impl FnOnce() -> Option<Permission>,
 ) -> Permission {
-    let forced = ruling.rules.gamma_fixed.is_some();
-    match ruling.rules.permission {
-        Permission::Speculate if drawn.closed && !forced => Permission::Shadow(PlainReason::GateControl),
-        Permission::Speculate => by_format().unwrap_or(Permission::Speculate),
-        narrower @ (Permission::Shadow(_) | Permission::Plain(_)) => narrower,
+    let slower = drawn.closed && ruling.rules.gamma_fixed.is_none();
+    narrowed(ruling.rules.permission, slower, by_format)
+}
+
+/// The format comes first: a request closed for its comparison is still served by a session, and
+/// some answers no session can write.
+fn narrowed(ruled: Permission, slower: bool, by_format: impl FnOnce() -> Option<Permission>) -> Permission {
+    let compared = || slower.then_some(Permission::Shadow(PlainReason::GateControl));
+    match ruled {
+        Permission::Speculate => by_format().or_else(compared).unwrap_or(ruled),
+        Permission::Shadow(_) | Permission::Plain(_) => ruled,
     }
 }
 
@@ -85,6 +91,21 @@ fn untied(permission: Permission, closed: Option<PlainReason>) -> Permission {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_that_no_session_can_write_passes_unchanged_under_a_closed_gate() {
+        let (plain, slower) = (PlainReason::Parser, Permission::Shadow(PlainReason::GateControl));
+        for format in [Permission::Plain(plain), Permission::Shadow(plain)] {
+            assert_eq!(narrowed(Permission::Speculate, true, || Some(format)), format);
+            assert_eq!(narrowed(Permission::Speculate, false, || Some(format)), format);
+            assert_eq!(
+                narrowed(Permission::Plain(PlainReason::Shadow), true, || Some(format)).reason(),
+                Some(PlainReason::Shadow)
+            );
+        }
+        assert_eq!(narrowed(Permission::Speculate, true, || None), slower);
+        assert_eq!(narrowed(Permission::Speculate, false, || None), Permission::Speculate);
+    }
 
     #[test]
     fn the_first_of_two_plain_reasons_is_kept() {

@@ -32,7 +32,7 @@ use crate::observe::Recorded;
 use foretell_core::control::{Control, Presence};
 use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
-use foretell_core::units::TokenId;
+use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
 use foretell_engines::dialect::MaxTokens;
 use foretell_engines::openai::{Path, Prompt, Request, Route};
@@ -80,6 +80,7 @@ impl Run {
         let call = calls.engine().first_request(&exchange.request, self.plan.seed);
         exchange.slot.record.called();
         let closed = self.gates(&exchange)();
+        let sent = (Presence::new(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,
@@ -94,7 +95,7 @@ impl Run {
         }
         exchange.slot.record.answered(response.status(), response.headers());
         if head::is_stream(&response) {
-            Box::pin(self.answer(exchange, calls, response, prediction)).await
+            Box::pin(self.answer(exchange, calls, response, sent, prediction)).await
         } else {
             Ok(self.pass_on(exchange, response))
         }
@@ -177,10 +178,12 @@ impl Run {
         exchange: Exchange,
         calls: Calls,
         response: Response<Answer>,
+        sent: (Presence, Tick),
         prediction: impl Future<Output = Arc<[TokenId]>>,
     ) -> Served {
         let (head, body) = response.into_parts();
         let mut start = self.start(&exchange.request);
+        start.sent = Some(sent);
         start.rules.shared.prediction = prediction.await;
         start.rules.shared.proposes = calls.engine().proposes > 0;
         let mut session = Session::new(start, Arc::clone(&self.control), self.clock.now());
@@ -280,12 +283,15 @@ impl Run {
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
             marks: match request.route {
-                Route::Chat if parser.is_none() => Arc::clone(self.plan.identity.tokenizer.added()),
+                Route::Chat if parser.is_none() && !engine.unparsed => {
+                    Arc::clone(self.plan.identity.tokenizer.added())
+                }
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
             unconfirmed: self.plan.grammar.may_bind(),
             rules: self.plan.rules.clone(),
+            sent: None,
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),
         }

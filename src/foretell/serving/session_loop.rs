@@ -39,6 +39,7 @@ use foretell_core::session::{
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
+use foretell_engines::openai::trim::choices;
 use foretell_engines::openai::usage::Usage;
 
 /// The id of events that answer no action.
@@ -298,8 +299,8 @@ impl SessionLoop {
         }
         match parts.whole {
             Some(whole) => self.sink.set_parts(whole),
-            // The parts of the server's stream stand for them.
-            None if self.first => {}
+            // The parts of the server's stream stand for them, where it has brought all of it.
+            None if self.first && !summary.speculated => {}
             None => {
                 summary.finish = None;
                 self.causes.push("the server gave no parts of the output".to_owned());
@@ -550,7 +551,16 @@ impl SessionLoop {
             self.session.handle(WORLD, Event::Mode(closed), now);
         }
         match happened {
-            Happened::PlainEvent(plain_event) => self.plain_event(plain_event).await,
+            Happened::PlainEvent(plain_event) => {
+                if let PlainEvent::Chunk(event, chunk) = &plain_event
+                    && chunk.finish.is_some()
+                {
+                    for choice in choices(event) {
+                        self.answer_traits.note_end(choice);
+                    }
+                }
+                self.plain_event(plain_event).await;
+            }
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
                 self.held.take_if(|held| *held == id);

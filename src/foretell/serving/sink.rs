@@ -25,7 +25,7 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::Finished;
 use foretell_core::session::{Delta, Finish};
 use foretell_engines::dialect::{Dialect, Engine};
-use foretell_engines::openai::answer::{Additive, Template, fill};
+use foretell_engines::openai::answer::{Additive, STOPS, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route, sse};
@@ -33,8 +33,6 @@ use foretell_engines::parse::{Parsers, Whole};
 
 /// Member that identifies the server's configuration.
 const FINGERPRINT: &str = "system_fingerprint";
-/// The members of a choice in which engines name the stop text or token.
-const STOPS: [&str; 2] = ["stop_reason", "matched_stop"];
 /// Frames queued for a slow client, beyond which the backend is not read.
 const BACKLOG: usize = 32;
 
@@ -64,6 +62,8 @@ pub struct Sink {
     /// Members that the engine sent at the end of the first call; `None` if it has not ended.
     own: Option<OwnEnd>,
     prediction: bool,
+    /// The client has its stop tokens alone end the text, and the engine names all of them.
+    ignores_eos: bool,
     /// How reasoning and tool calls are written; `None` in a session without an output parser.
     parts: Option<PartWriter>,
     /// Output that is not sent yet, so that the last piece can carry the finish reason.
@@ -157,6 +157,7 @@ impl Sink {
             last: engine.dialect.codec().last_members(engine, request.route, !request.stream),
             own: None,
             prediction: request.prediction.is_some(),
+            ignores_eos: request.sampling.ignore_eos,
             parts: None,
             held: None,
             verbatim: false,
@@ -367,7 +368,8 @@ impl Sink {
         let named = STOPS.into_iter().find(|name| choice.contains_key(*name));
         if let Some(name) = named.or(quirks.stop_field) {
             let own = self.own.as_ref().and_then(|own| own.stop.clone());
-            let stop = own.unwrap_or_else(|| end.stop(quirks.stop_field_names_end));
+            let names = |token| self.answer_traits.names_end(token).filter(|_| !self.ignores_eos);
+            let stop = own.unwrap_or_else(|| end.stop(names, quirks.stop_field_names_end));
             choice.insert(name.to_owned(), stop);
         }
     }
@@ -379,13 +381,14 @@ impl Sink {
         Ok(())
     }
 
-    /// Takes members of a chat's delta other than text for a JSON answer: string pieces are
-    /// concatenated.
+    /// Takes members of a chat's delta other than text for a JSON answer: pieces of strings and of
+    /// lists are concatenated.
     pub fn other(&mut self, delta: &Map<String, Value>) {
         let Shape::Whole { more, .. } = &mut self.shape else { return };
         for (name, piece) in delta {
             match (more.get_mut(name), piece) {
                 (Some(Value::String(text)), Value::String(piece)) => text.push_str(piece),
+                (Some(Value::Array(pieces)), Value::Array(piece)) => pieces.extend_from_slice(piece),
                 _ => {
                     more.insert(name.clone(), piece.clone());
                 }
@@ -553,13 +556,8 @@ impl Sink {
         }
         if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
             writer.write_whole(&mut answer, whole);
-        } else if let Some(message) = answer.pointer_mut("/choices/0/message").and_then(Value::as_object_mut)
-        {
-            message.extend(more.clone());
-            // If a parser of the server has taken all of it, there is no text.
-            if text.is_empty() && !more.is_empty() {
-                message.insert("content".to_owned(), Value::Null);
-            }
+        } else {
+            parts::write_pieces(&mut answer, text, more, self.parts.is_some())?;
         }
         self.dialect.codec().complete(&mut answer);
         self.say_stop(&mut answer, end);

@@ -111,22 +111,23 @@ struct Work {
 }
 
 impl Listening {
-    fn new(run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
+    fn new(mut run: Run, slot: Slot, request: Box<openai::Request>, reason: PlainReason) -> Self {
         let drafts = matches!(run.plan.rules.permission, Permission::Shadow(_));
-        let session = drafts.then(|| begun(&run, &request)).flatten();
         let began = run.clock.before(slot.record.started().elapsed());
+        let session = drafts.then(|| begun(&mut run, &request, began)).flatten();
         Self(Box::new(Work { run, slot, request, reason, session, began }))
     }
 }
 
-/// A session that has issued its first call.
-fn begun(run: &Run, request: &openai::Request) -> Option<(Session, ActionId)> {
+/// A session that has issued its first call, in which the request counts as one of the engine's.
+fn begun(run: &mut Run, request: &openai::Request, began: Tick) -> Option<(Session, ActionId)> {
     // The ids are not certain, so no token is taken for a stop token: the server has ended the
     // output.
     let start = Start {
         ending: Ends::default(),
         limit: Limit::default(),
         marks: Arc::default(),
+        sent: run.present.take().map(|present| (present, began)),
         ..run.start(request)
     };
     let mut session = Session::new(start, Arc::clone(&run.control), run.clock.now());

@@ -121,6 +121,7 @@ pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64,
         parser: None,
         unconfirmed: false,
         rules,
+        sent: None,
         seed: SplitMix64::mix(seed),
         noise: SplitMix64::mix(seed ^ 1),
     };

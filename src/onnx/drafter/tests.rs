@@ -376,3 +376,36 @@ async fn limits_are_kept_and_nonsense_is_refused() {
     assert_eq!(drafted, plain(&fake, &greedy(), &text, 1, 32));
     assert_eq!(drafted.last(), Some(&eos), "nothing is drafted behind the end");
 }
+
+/// A target may have more tokens than a drafter of the same tokenizer.
+#[tokio::test]
+async fn a_token_that_the_model_does_not_have_costs_its_own_draft_only() {
+    let (service, _) = service(2);
+    let (slot, other) = (service.slot(greedy()).await.unwrap(), service.slot(greedy()).await.unwrap());
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let beyond = token_context(&[3, VOCABULARY as TokenId, 5], 3);
+    let (drafted, refused) =
+        tokio::join!(slot.draft(token_context(&[3, 4, 5], 3), 4), other.draft(beyond, 4));
+    assert!(matches!(refused, Err(DraftFault::Invalid(_))));
+    assert_eq!(ids(&drafted.unwrap()), plain(&fake, &greedy(), &[3, 4, 5], 3, 4));
+    assert!(other.draft(token_context(&[3, 4, 5], 3), 4).await.is_ok());
+}
+
+#[tokio::test]
+async fn penalties_count_the_text_and_the_draft_before_each_token() {
+    let (service, _) = service(1);
+    let fake = Fake::new(VOCABULARY, 400, 1);
+    let mut noise = sampled(0.9, Some(5));
+    (noise.sampling.repetition_penalty, noise.sampling.frequency_penalty) = (1.3, 0.4);
+    let slot = service.slot(noise.clone()).await.unwrap();
+    let mut text: Vec<TokenId> = (0..40).map(|index| index * 7 % 23).collect();
+    for _ in 0..4 {
+        let drafted = slot.draft(token_context(&text, 30), 8).await.unwrap();
+        assert_eq!(ids(&drafted), plain(&fake, &noise, &text, 30, 8));
+        text.extend(ids(&drafted).iter().take(3));
+        text.truncate(text.len() - 1);
+    }
+    let choices = slot.shadow(token_context(&text, 30), 4).await.unwrap();
+    let wanted = (34..=text.len()).map(|at| plain(&fake, &noise, &text[..at], 30, 1)[0]);
+    assert_eq!(choices, wanted.collect::<Vec<_>>());
+}

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use tokio::sync::oneshot;
 
 use super::{Chosen, DraftFault, Drafted, DrafterSlot, Noise, Order, OutputVocabulary, TargetContext};
-use crate::forward::{Feed, Forward, Lane, Logits, ModelError, Rows};
-use crate::sampler::{History, Sampler};
+use crate::forward::{Feed, Forward, Lane, Logits, ModelConfig, ModelError, Rows};
+use crate::sampler::{History, Sampler, largest};
 use foretell_core::draft::{Stop, chance_by_entropy, chance_by_margin};
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::TokenContext;
@@ -115,6 +115,9 @@ struct Open {
     /// Tokens of the text in the request; the drafted tokens follow them.
     asked: usize,
     chosen: Chosen,
+    /// The penalties' state as of the last choice; `None` before the first one. The text only grows
+    /// while the request is open.
+    history: Option<History>,
     /// Rule that ends the draft early; `None`: it does not end early.
     stop: Option<Stop>,
 }
@@ -193,7 +196,7 @@ impl Worker {
             return;
         }
         self.open.retain(|open| open.work.slot != work.slot);
-        if let Err(fault) = check(&work, self.model.config().context) {
+        if let Err(fault) = check(&work, self.model.config()) {
             let _ = work.reply.send(Err(fault));
             return;
         }
@@ -215,7 +218,7 @@ impl Worker {
             Task::Shadow { .. } => 0.0,
         };
         let stop = (min_survival > 0.0).then(|| Stop::new(min_survival));
-        self.open.push(Open { work, asked, chosen: Chosen::default(), stop });
+        self.open.push(Open { work, asked, chosen: Chosen::default(), history: None, stop });
     }
 
     /// One run of the model over all open requests.
@@ -267,13 +270,21 @@ impl Worker {
     }
 }
 
-fn check(work: &Work, context: usize) -> Result<(), DraftFault> {
-    let len = work.token_context.len();
+fn check(work: &Work, config: &ModelConfig) -> Result<(), DraftFault> {
+    let (len, context) = (work.token_context.len(), config.context);
     if len == 0 {
         return Err(DraftFault::Invalid("an empty text".to_owned()));
     }
     if len > context {
         return Err(DraftFault::TooLong { len, context });
+    }
+    // A target may have more tokens than a drafter of the same tokenizer; such an id would fail the
+    // drafts of all sessions in the run.
+    if let Some(token) = work.token_context.tokens().find(|&token| token as usize >= config.vocabulary) {
+        return Err(DraftFault::Invalid(format!(
+            "no token {token} in a vocabulary of {}",
+            config.vocabulary
+        )));
     }
     match work.want {
         Task::Shadow { from } if from == 0 || from > len => {
@@ -352,8 +363,10 @@ impl Open {
     fn choose(&mut self, taken: &SlotState, position: usize, logits: &[f32]) -> Option<Drafted> {
         let prompt = self.work.token_context.prompt();
         let output = taken.text.get(prompt.len()..position).unwrap_or(&[]);
-        let history = taken.sampler.history(prompt, output);
-        self.pick(&taken.sampler, &history, logits)
+        let history = grown(self.history.take(), &taken.sampler, prompt, output.iter().copied());
+        let choice = self.pick(&taken.sampler, &history, logits);
+        self.history = Some(history);
+        choice
     }
 
     /// The choice among the common tokens, in the target's, at the next requested position.
@@ -369,17 +382,13 @@ impl Open {
         let position = if drafts { 0 } else { self.chosen.tokens.len() };
         let before =
             target_context.before.get(position).map_or(0, |before| before.saturating_sub(prompt.len()));
-        let mut output = target_context
-            .token_context
-            .output()
-            .get(..before)
-            .unwrap_or(target_context.token_context.output())
-            .to_vec();
-        if drafts {
-            output.extend(self.chosen.tokens.iter().map(|&(token, _)| token));
-        }
-        let history = taken.sampler.history(prompt, &output);
-        self.pick(&taken.sampler, &history, &taken.row)
+        let output = target_context.token_context.output();
+        let output = output.get(..before).unwrap_or(output).iter().copied();
+        let drafted = self.chosen.tokens.iter().filter(|_| drafts).map(|&(token, _)| token);
+        let history = grown(self.history.take(), &taken.sampler, prompt, output.chain(drafted));
+        let choice = self.pick(&taken.sampler, &history, &taken.row);
+        self.history = Some(history);
+        choice
     }
 
     /// The slot's own choice, or a token drawn from its distribution by the order's draw for this
@@ -437,23 +446,25 @@ impl Open {
     }
 }
 
+/// The penalties' state behind `output`, of which `before` has the beginning.
+fn grown(
+    before: Option<History>,
+    sampler: &Sampler,
+    prompt: &[TokenId],
+    output: impl Iterator<Item = TokenId>,
+) -> History {
+    let mut history = before.unwrap_or_else(|| sampler.history(prompt, &[]));
+    let counted = (history.position() as usize).saturating_sub(prompt.len());
+    for token in output.skip(counted) {
+        history.push(token);
+    }
+    history
+}
+
 /// The amount by which a token's logit exceeds the best of the others.
 fn margin(logits: &[f32], token: TokenId) -> f32 {
     let index = token as usize;
     let (before, rest) = logits.split_at_checked(index).unwrap_or((logits, &[]));
     let Some((own, after)) = rest.split_first() else { return 0.0 };
-    own - most(before).max(most(after))
-}
-
-/// The maximum. Uses separate lanes and comparisons, which compilers turn into vector code.
-fn most(values: &[f32]) -> f32 {
-    let greater = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (chunks, tail) = values.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane = greater(*lane, value);
-        }
-    }
-    lanes.iter().chain(tail).copied().fold(f32::NEG_INFINITY, greater)
+    own - largest(before).max(largest(after))
 }

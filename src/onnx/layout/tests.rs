@@ -195,3 +195,41 @@ fn a_sequence_that_was_cut_short_moves_to_a_shorter_set() {
     assert_eq!(layout.shape(layout.address(lane).unwrap().set).unwrap().rows, SHORTEST);
     check(&layout, &mut rows, lane);
 }
+
+#[test]
+fn a_set_that_could_not_be_made_is_forgotten_with_what_was_moved_there() {
+    let (mut layout, mut rows) = (Layout::new(2, 2048, 16), Rows::default());
+    let (lane, other) = (layout.reserve().unwrap(), layout.reserve().unwrap());
+    feed(&mut layout, &mut rows, &[(lane, 100)]);
+    feed(&mut layout, &mut rows, &[(other, 100)]);
+    layout.prepare(&[(lane, 900)]).unwrap();
+    let (mut steps, mut failed) = (Vec::new(), 0);
+    layout.take_steps(&mut steps);
+    for step in steps {
+        // Without the set there is nothing to copy to, either.
+        layout.forget(step);
+        failed += 1;
+    }
+    assert_eq!((failed, layout.len(lane), layout.address(lane)), (2, 0, None));
+    check(&layout, &mut rows, other);
+    assert_eq!(layout.len(other), 100);
+    // Once there is memory again, a set of this shape is made anew.
+    feed(&mut layout, &mut rows, &[(lane, 900), (other, 1)]);
+    check(&layout, &mut rows, lane);
+    check(&layout, &mut rows, other);
+}
+
+#[test]
+fn a_sequence_whose_rows_were_not_copied_is_empty_and_its_slot_is_free() {
+    let (mut layout, mut rows) = (Layout::new(2, 2048, 16), Rows::default());
+    let (lane, to) = (layout.reserve().unwrap(), layout.reserve().unwrap());
+    feed(&mut layout, &mut rows, &[(lane, 100)]);
+    layout.fork(lane, to, 50).unwrap();
+    let mut steps = Vec::new();
+    layout.take_steps(&mut steps);
+    let Some(copy) = steps.pop() else { panic!("nothing is copied") };
+    layout.forget(copy);
+    assert_eq!((layout.len(to), layout.address(to)), (0, None));
+    assert_eq!(layout.len(lane), 100);
+    check(&layout, &mut rows, lane);
+}

@@ -10,6 +10,7 @@ use ort::value::{PrimitiveTensorElementType, Tensor};
 
 use super::cache::{CacheShape, TensorSet};
 use super::device::Device;
+use crate::layout::SetShape;
 use foretell_core::units::TokenId;
 
 /// Added to the attention score of a position that a token must not see. Finite, so that a padding
@@ -100,6 +101,7 @@ pub struct Bound {
     pub shape: RunShape,
     /// Number of the model's run that used it last.
     pub used: u64,
+    size: usize,
     binding: IoBinding,
     ids: Tensor<i64>,
     positions: Tensor<i64>,
@@ -111,6 +113,11 @@ pub struct Bound {
     /// Hidden states of the same rows; `None` if no head reads them.
     taps: Option<Tensor<f32>>,
 }
+
+/// Maximum size of all bound runs of a model, bytes. Enough for the shapes in use of a model of
+/// 49,152 tokens with 16 lanes (25 MB for verifying 8 rows of each); a run of a larger model costs
+/// far more than to bind it anew.
+pub const BOUND_MAX: usize = 512 << 20;
 
 /// Numbers of one row of the outputs.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +134,19 @@ fn host<T: PrimitiveTensorElementType + std::fmt::Debug, const N: usize>(
     Tensor::new(&Allocator::default(), sizes)
 }
 
+/// Bytes of the largest tensors of a run of this shape: mask, logits and hidden states.
+pub fn size(set: SetShape, widths: Widths, shape: RunShape) -> usize {
+    let mask = shape.tokens * set.rows;
+    let outputs = shape.rows * (widths.vocabulary + widths.taps);
+    set.lanes * (mask + outputs) * size_of::<f32>()
+}
+
 impl Bound {
+    /// Bytes of its tensors.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
     /// Binds a run of this shape to a set.
     pub fn new(
         session: &Session,
@@ -140,6 +159,7 @@ impl Bound {
         let mut bound = Self {
             shape,
             used: 0,
+            size: size(set.shape, widths, shape),
             binding: session.create_binding()?,
             ids: host([lanes, tokens])?,
             positions: host([lanes, tokens])?,
@@ -264,5 +284,18 @@ impl Bound {
         let width = shape.last().map_or(0, |&size| size.max(0) as usize);
         let start = slot * self.shape.rows * width;
         Ok(data.get(start..start + count * width).unwrap_or(&[]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_run_is_that_of_its_mask_and_outputs() {
+        let (set, widths) = (SetShape { rows: 512, lanes: 16 }, Widths { vocabulary: 49_152, taps: 64 });
+        let mask = 4 * 16 * 8 * 512;
+        let logits = 4 * 16 * 8 * 49_152;
+        assert_eq!(size(set, widths, RunShape { tokens: 8, rows: 8 }), mask + logits + 4 * 16 * 8 * 64);
     }
 }

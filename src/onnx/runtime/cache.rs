@@ -95,6 +95,17 @@ impl Cache {
         }
     }
 
+    /// Drops the bound runs that were used longest ago, of any set, until one of this many bytes
+    /// fits into the limit with the others.
+    pub fn make_room(&mut self, bytes: usize, limit: usize) {
+        let runs = self.sets.iter().flatten().flat_map(|set| &set.bound);
+        let runs: Vec<(u64, usize)> = runs.map(|bound| (bound.used, bound.size())).collect();
+        let from = kept_from(runs, limit.saturating_sub(bytes));
+        for set in self.sets.iter_mut().flatten() {
+            set.bound.retain(|bound| bound.used >= from);
+        }
+    }
+
     /// Copies the first rows of a slot to another slot.
     pub fn copy(&mut self, from: SlotAddress, to: SlotAddress, rows: usize) -> Result<(), ModelError> {
         let (heads, width) = (self.shape.heads, self.shape.width);
@@ -156,6 +167,18 @@ impl Cache {
     }
 }
 
+/// Of runs, each with the number of its last use and its bytes, the number from which on the last
+/// used ones fit into `limit`; 0 if all do.
+fn kept_from(mut runs: Vec<(u64, usize)>, limit: usize) -> u64 {
+    runs.sort_unstable_by_key(|&(used, _)| std::cmp::Reverse(used));
+    let mut sum = 0;
+    let first_over = runs.iter().find(|&&(_, bytes)| {
+        sum += bytes;
+        sum > limit
+    });
+    first_over.map_or(0, |&(used, _)| used + 1)
+}
+
 /// Runs `work` on a tensor's values, in host or device memory; `write`: copy changes back.
 fn with_host<T>(
     device: Device,
@@ -173,5 +196,21 @@ fn with_host<T>(
             }
             Ok(result)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runs_that_were_used_last_are_kept_while_they_fit() {
+        let runs = || vec![(7, 30), (3, 10), (9, 50), (1, 5)];
+        assert_eq!(kept_from(runs(), 95), 0);
+        assert_eq!(kept_from(runs(), 94), 2);
+        assert_eq!(kept_from(runs(), 80), 4);
+        assert_eq!(kept_from(runs(), 79), 8);
+        assert_eq!(kept_from(runs(), 0), 10);
+        assert_eq!(kept_from(Vec::new(), 0), 0);
     }
 }

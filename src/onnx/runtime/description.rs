@@ -36,7 +36,6 @@ struct Config {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: usize,
-    bos_token_id: Option<TokenId>,
     eos_token_id: Option<Ids>,
 }
 
@@ -52,8 +51,6 @@ pub struct Description {
     pub vocabulary: usize,
     /// Longest context, tokens.
     pub context: usize,
-    /// The token that begins a text, if the model has one.
-    pub bos: Option<TokenId>,
     /// The tokens that end a text.
     pub eos: Vec<TokenId>,
     /// The sizes of its cache.
@@ -76,7 +73,6 @@ impl Description {
         Ok(Self {
             vocabulary: config.vocab_size,
             context: config.max_position_embeddings,
-            bos: config.bos_token_id,
             eos: generation.eos_token_id.or(config.eos_token_id).map(Ids::list).unwrap_or_default(),
             cache: CacheShape {
                 layers: config.num_hidden_layers,

@@ -19,8 +19,9 @@ use ort::session::{IoBinding, Session};
 use ort::value::{DynValue, Tensor};
 
 use self::cut::{Cutter, Widener, empty};
-pub use self::files::{Facts, GenaiConfig, GenaiDecoder, GenaiInputs, GenaiModel, GenaiOutputs};
-pub use self::names::{Names, Signature, Slot};
+use self::files::Facts;
+pub use self::names::Names;
+use self::names::Signature;
 use super::cache::failed;
 use super::device::Device;
 use super::load::{self, Loaded};
@@ -284,29 +285,6 @@ impl Forward for ForeignModel {
         if let Ok(held) = self.held(lane) {
             held.len = held.len.min(len);
         }
-    }
-
-    fn commit(&mut self, lane: Lane, base: usize, path: &[usize]) -> Result<(), ModelError> {
-        let len = self.len(lane);
-        if path.iter().enumerate().any(|(to, &from)| to != from) || base + path.len() > len {
-            return Err(ModelError::Invalid(format!("cannot keep rows {path:?} after {base} of {len}")));
-        }
-        self.rewind(lane, base + path.len());
-        Ok(())
-    }
-
-    fn fork(&mut self, from: Lane, to: Lane, len: usize) -> Result<(), ModelError> {
-        self.held(to)?;
-        let source = self.lanes.get(from.0).and_then(Option::as_ref);
-        let Some(source) = source.filter(|source| len <= source.len) else {
-            return Err(ModelError::Invalid(format!("lane {} does not hold {len} tokens", from.0)));
-        };
-        let tensors = match len {
-            0 => Vec::new(),
-            len => self.cutter.cut(&source.tensors, len).map_err(|error| failed(&error))?,
-        };
-        *self.held(to)? = Held { len, rows: len, tensors };
-        Ok(())
     }
 
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ort::session::Session;
 
-use super::bound::{Bound, RunShape, SlotFeed, Widths};
+use super::bound::{self, BOUND_MAX, Bound, RunShape, SlotFeed, Widths};
 use super::cache::{Cache, failed};
 use super::description::Description;
 use super::device::Device;
@@ -102,16 +102,26 @@ impl Model {
         &self.note
     }
 
+    /// Takes every step that can be taken, and lets the layout forget what the others were for.
+    /// Returns the first error.
     fn apply_steps(&mut self) -> Result<(), ModelError> {
         self.layout.take_steps(&mut self.steps);
+        let mut outcome = Ok(());
         for step in self.steps.drain(..) {
-            match step {
-                Step::Create(index, shape) => self.cache.create(&self.session, index, shape)?,
-                Step::Drop(index) => self.cache.drop_set(index),
-                Step::Copy { from, to, rows } => self.cache.copy(from, to, rows)?,
+            let taken = match step {
+                Step::Create(index, shape) => self.cache.create(&self.session, index, shape),
+                Step::Drop(index) => {
+                    self.cache.drop_set(index);
+                    Ok(())
+                }
+                Step::Copy { from, to, rows } => self.cache.copy(from, to, rows),
+            };
+            if taken.is_err() {
+                self.layout.forget(step);
             }
+            outcome = outcome.and(taken);
         }
-        Ok(())
+        outcome
     }
 
     /// Runs one set until all of its feeds are in the cache.
@@ -153,6 +163,25 @@ impl Model {
         }
     }
 
+    /// Index of the set's bound run of this shape, which is bound if it is new.
+    fn bind(&mut self, set: usize, shape: RunShape) -> Result<usize, ModelError> {
+        let tensors = self.cache.set(set)?;
+        if let Some(known) = tensors.bound.iter().position(|bound| bound.shape == shape) {
+            return Ok(known);
+        }
+        let widths = Widths { vocabulary: self.config.vocabulary, taps: self.tap_width };
+        let bytes = bound::size(tensors.shape, widths, shape);
+        self.cache.make_room(bytes, BOUND_MAX);
+        let set = self.cache.set(set)?;
+        let oldest = set.bound.iter().enumerate().min_by_key(|(_, bound)| bound.used).map(|(index, _)| index);
+        if let (Some(oldest), true) = (oldest, set.bound.len() >= KEPT_RUNS) {
+            set.bound.swap_remove(oldest);
+        }
+        let bound = Bound::new(&self.session, set, self.description.cache, widths, shape);
+        set.bound.push(bound.map_err(|error| failed(&error))?);
+        Ok(set.bound.len() - 1)
+    }
+
     fn run_chunk(
         &mut self,
         set: usize,
@@ -164,20 +193,8 @@ impl Model {
         if shape.tokens == 0 {
             return Err(ModelError::Runtime("a cache set has no room for padding".to_owned()));
         }
-        let set = self.cache.set(set)?;
-        let known = set.bound.iter().position(|bound| bound.shape == shape);
-        if known.is_none() {
-            let oldest =
-                set.bound.iter().enumerate().min_by_key(|(_, bound)| bound.used).map(|(index, _)| index);
-            if let (Some(oldest), true) = (oldest, set.bound.len() >= KEPT_RUNS) {
-                set.bound.swap_remove(oldest);
-            }
-            let widths = Widths { vocabulary: self.config.vocabulary, taps: self.tap_width };
-            let bound = Bound::new(&self.session, set, self.description.cache, widths, shape);
-            set.bound.push(bound.map_err(|error| failed(&error))?);
-        }
-        let index = known.unwrap_or(set.bound.len() - 1);
-        let Some(bound) = set.bound.get_mut(index) else {
+        let index = self.bind(set, shape)?;
+        let Some(bound) = self.cache.set(set)?.bound.get_mut(index) else {
             return Err(ModelError::Runtime("a bound run is gone".to_owned()));
         };
         self.runs += 1;

@@ -29,7 +29,7 @@ pub(super) fn sum_exp(logits: &[f32], most: f32, inverse: f32) -> f64 {
 }
 
 /// The largest logit; NaN is ignored.
-pub(super) fn largest(logits: &[f32]) -> f32 {
+pub(crate) fn largest(logits: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for part in logits.chunks(LANES) {
         for (lane, &logit) in lanes.iter_mut().zip(part) {

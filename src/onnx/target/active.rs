@@ -2,9 +2,7 @@
 
 use crate::forward::{Feed, HeadDraft, Lane, Logits, Rows};
 use crate::sampler::History;
-use crate::target::job::{
-    Ending, Event, Failure, Generate, Job, PromptLogprobs, PromptRow, Scores, Token, Verified, Verify,
-};
+use crate::target::job::{Ending, Event, Failure, Generate, Job, PromptRow, Scores, Token, Verified, Verify};
 use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
 use crate::target::metrics::Metrics;
 use crate::target::prefix::SlotId;
@@ -112,7 +110,7 @@ impl Active {
         let whole = sequence == rest.len();
         let mut tokens = rest.iter().take(sequence).copied().collect::<Vec<_>>();
         let (rows, parents) = match &self.job {
-            Job::Generate(job) => (self.rows_wanted(job, sequence, whole), None),
+            Job::Generate(job) => (self.rows_wanted(job, whole), None),
             Job::Verify(job) if whole => {
                 tokens.extend_from_slice(&job.tokens);
                 (Rows::From(sequence.saturating_sub(1)), job.parents_after(sequence))
@@ -123,13 +121,13 @@ impl Active {
         Piece { tokens, parents, rows, sequence, judged, whole }
     }
 
-    fn rows_wanted(&self, job: &Generate, sequence: usize, whole: bool) -> Rows {
-        match job.prompt_logprobs {
-            Some(scored) if self.produced == 0 && self.fed + sequence > scored.start => {
-                Rows::From(scored.start.saturating_sub(self.fed))
-            }
-            _ if whole => Rows::Last,
-            _ => Rows::None,
+    fn rows_wanted(&self, job: &Generate, whole: bool) -> Rows {
+        if job.prompt_logprobs.is_some() && self.produced == 0 {
+            Rows::From(0)
+        } else if whole {
+            Rows::Last
+        } else {
+            Rows::None
         }
     }
 
@@ -152,7 +150,7 @@ impl Active {
     /// Scores `count` prompt tokens, starting with the one after index `at`.
     fn score_prompt(&mut self, logits: &Logits, feed: usize, at: usize, count: usize) -> Result<(), Failure> {
         let Job::Generate(job) = &self.job else { return Ok(()) };
-        let Some(PromptLogprobs { top, .. }) = job.prompt_logprobs else { return Ok(()) };
+        let Some(top) = job.prompt_logprobs else { return Ok(()) };
         for index in 0..count {
             let (Some(&id), Some(row)) = (self.tokens.get(at + index + 1), logits.row(feed, index)) else {
                 return Err("the model gave fewer rows than requested".into());
@@ -248,9 +246,14 @@ impl Active {
         Ok(Next::Commit { base: self.tokens.len(), path: accepted })
     }
 
+    /// Counts its output, however it ended.
+    pub(super) fn count(&self, metrics: &Metrics) {
+        metrics.generated_tokens.inc_by(self.produced as u64);
+    }
+
     /// Updates the metrics and sends the answer of a verify job.
     pub(super) fn finish(self, metrics: &Metrics) {
-        metrics.generated_tokens.inc_by(self.produced as u64);
+        self.count(metrics);
         if let (Job::Verify(job), Some(verified)) = (self.job, self.verified) {
             metrics.verify_drafted.inc_by(job.tokens.len() as u64);
             metrics.verify_accepted.inc_by(verified.accepted.len() as u64);

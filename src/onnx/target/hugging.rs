@@ -62,6 +62,10 @@ impl Words for FolderWords {
         Some(&self.tokenizer)
     }
 
+    fn longest(&self) -> usize {
+        self.tokenizer.longest()
+    }
+
     fn spelling(&self, token: TokenId) -> String {
         self.tokenizer.token(token).unwrap_or_default()
     }

@@ -36,8 +36,9 @@ pub struct Generate {
     pub limits: Limits,
     /// Report log-probabilities of the sample and of this many best tokens; `None`: report none.
     pub logprobs: Option<usize>,
-    /// Report log-probabilities of prompt tokens; `None`: report none.
-    pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Report log-probabilities of the prompt's tokens from the second one on, and of this many
+    /// best tokens besides; `None`: report none.
+    pub prompt_logprobs: Option<usize>,
     /// Tokens that the head drafts behind some of the tokens; 0: none.
     pub propose: usize,
     /// Receives the output.
@@ -55,15 +56,6 @@ pub struct Limits {
     pub stop_token_ids: Vec<TokenId>,
 }
 
-/// Prompt positions to score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptLogprobs {
-    /// Number of best tokens to report besides the prompt's own.
-    pub top: usize,
-    /// The first scored token is the one after this index.
-    pub start: usize,
-}
-
 /// Events of a [`Generate`] job: `Prompt` once, then tokens, the last of which has an `ending`.
 /// `Failed` may come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +64,7 @@ pub enum Event {
     Prompt {
         /// Number of prompt tokens that were in the cache.
         cached: usize,
-        /// Scores of the prompt tokens from index `start + 1` on, if asked for.
+        /// Scores of the prompt tokens from the second one on, if asked for.
         rows: Vec<PromptRow>,
     },
     /// A new token.
@@ -224,8 +216,9 @@ impl Job {
     pub(super) fn reusable(&self) -> usize {
         let most = self.wanted().len().saturating_sub(1);
         match self {
-            Self::Generate(job) => job.prompt_logprobs.map_or(most, |scored| scored.start.min(most)),
-            Self::Verify(_) => most,
+            // Every row of the prompt is wanted.
+            Self::Generate(job) if job.prompt_logprobs.is_some() => 0,
+            Self::Generate(_) | Self::Verify(_) => most,
         }
     }
 

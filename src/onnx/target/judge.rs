@@ -7,7 +7,7 @@
 
 use crate::sampler::{History, NEVER, Sampler};
 use crate::target::job::{Drawn, Failure, PromptRow, VerifiedRow};
-use foretell_core::session::accept::sampled::{Test, verify};
+use foretell_core::session::accept::sampled::verify;
 use foretell_core::units::{SplitMix64, TokenId};
 use foretell_core::words::Distribution;
 use foretell_engines::openai::Sampling;
@@ -115,7 +115,7 @@ pub(super) fn judge_drawn<'a>(
         }
     }
     let mut rng = SplitMix64::new(drawn.seed);
-    let kept = verify(Test::Block, &drawn.draft, &distributions, |_, chance| rng.unit() < chance);
+    let kept = verify(&drawn.draft, &distributions, |_, chance| rng.unit() < chance);
     let next = kept.next.map(|distribution| distribution.draw(rng.unit()));
     let run = chain.iter().copied().take(kept.run).chain(next).map(Some).chain(std::iter::repeat(None));
     let logprob = |distribution: &Distribution, token| (distribution.of(token).ln() as f32).max(NEVER);

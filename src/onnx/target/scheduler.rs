@@ -108,7 +108,8 @@ impl Scheduler {
         over.extend(self.step(&long, chunk));
         over.sort_unstable_by_key(|&(at, _)| std::cmp::Reverse(at));
         for (at, next) in over {
-            let job = self.active.swap_remove(at);
+            // In order of arrival: the first long prompt is the one that gets the budget.
+            let job = self.active.remove(at);
             self.end(job, next);
         }
         self.report();
@@ -122,6 +123,7 @@ impl Scheduler {
         self.active = active;
         for job in gone {
             self.metrics.dropped.inc();
+            job.count(&self.metrics);
             self.lanes.free(job.slot);
         }
     }
@@ -261,6 +263,7 @@ impl Scheduler {
                 if let Failure::Run(why) = &why {
                     tracing::error!(%why, "a run of the model failed");
                 }
+                job.count(&self.metrics);
                 self.lanes.discard(self.model.as_mut(), slot);
                 job.job.fail(why);
             }

@@ -174,7 +174,7 @@ impl App {
             RENDER => self.off_thread(body, |app, body| app.render(wire::chat(body, app.served())?)).await,
             DERENDER => self.off_thread(body, Self::derender).await,
             "/v1/verify" => {
-                let ask = wire::verify(&body, self.served())?;
+                let ask = self.off_thread(body, |app, body| wire::verify(body, app.served())).await?;
                 let place = |app: &Self, ask: wire::VerifyAsk| {
                     Ok((app.place(&ask.sampling, ask.output(), true)?, ask))
                 };
@@ -184,10 +184,7 @@ impl App {
             "/tokenize" => {
                 self.off_thread(body, |app, body| app.tokenize(wire::tokenize(body, app.served())?)).await
             }
-            _ => {
-                let tokens = wire::detokenize(&body, self.served())?;
-                Ok(ok_json(&json!({"prompt": self.words.decode(&tokens, true)})))
-            }
+            _ => self.off_thread(body, Self::detokenize).await,
         }
     }
 
@@ -268,6 +265,8 @@ impl App {
         let parsing = self.parsing();
         let parses = ask.route == Route::Chat && parsing.applies(&ask.asked);
         let special = parses && parsing.decodes_special(&ask.asked);
+        let stops = Stops::new(&ask.stop, ask.include_stop);
+        let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
         let (mut jobs, mut choices) = (Vec::new(), Vec::new());
         for (index, (prompt, &generated)) in prompts.iter().zip(&ask.generated).enumerate() {
             let max_tokens = self.max_tokens(&ask, prompt.len(), field)?;
@@ -292,13 +291,11 @@ impl App {
                     propose: if ask.stream { ask.propose } else { 0 },
                     events,
                 })));
-                let stops = Stops::new(&ask.stop, ask.include_stop);
-                let stops = stops.map_err(|error| invalid("stop", error.to_string()))?;
                 // As in vLLM: before `min_tokens` neither an end token nor a stop string ends the
                 // output.
                 let spared = (ask.sampling.min_tokens as usize).saturating_sub(generated);
-                let output =
-                    Output::new(self.words.decoder(prompt, special), stops, ask.include_stop, spared);
+                let decoder = self.words.decoder(prompt, special);
+                let output = Output::new(decoder, stops.clone(), ask.include_stop, spared);
                 let parser = (parses && ask.stream).then(|| parsing.stream(&ask.asked, prompt));
                 let parser = parser.transpose().map_err(|error| Refusal::Fault(error.to_string()))?;
                 choices.push(Running::new(receiver, output, seed, parser));
@@ -323,7 +320,12 @@ impl App {
 
     fn tokens(&self, prompt: Prompt, ask: &Ask) -> Result<Vec<TokenId>, Refusal> {
         let (special, opening) = (ask.add_special_tokens, ask.opening);
-        self.tokens_with(prompt, special, opening, &ask.variables())
+        let field = prompt.field();
+        let tokens = self.tokens_with(prompt, special, opening, &ask.variables())?;
+        // A tokenizer may have more tokens than the model, and one id that the model does not have
+        // would fail every job of its run.
+        self.served().check_ids(field, &tokens)?;
+        Ok(tokens)
     }
 
     fn tokens_with(
@@ -333,19 +335,37 @@ impl App {
         opening: bool,
         variables: &Map<String, Value>,
     ) -> Result<Vec<TokenId>, Refusal> {
-        let (text, field) = match prompt {
+        let field = prompt.field();
+        let text = match prompt {
             Prompt::Ids(ids) => return Ok(ids),
-            Prompt::Text(text) => (text, "prompt"),
+            Prompt::Text(text) => text,
             Prompt::Messages(messages) => {
                 let text = self.words.chat(messages, opening, variables);
-                (text.map_err(|error| invalid("messages", error))?, "messages")
+                text.map_err(|error| invalid(field, error))?
             }
         };
+        self.could_fit(&text, field)?;
         let tokens = self.words.encode(&text, special).map_err(|error| invalid(field, error))?;
         if tokens.is_empty() {
             return Err(invalid(field, "at least one token is needed"));
         }
         Ok(tokens)
+    }
+
+    /// Refuses a text that no context can hold before it is tokenized, which takes seconds and many
+    /// times its memory.
+    fn could_fit(&self, text: &str, field: &str) -> Result<(), Refusal> {
+        let (bytes, most) = (text.len(), self.longest_text());
+        if bytes <= most {
+            return Ok(());
+        }
+        let limit = format!("maximum context length of {} tokens", self.engine.config().context);
+        Err(invalid(field, format!("{bytes} bytes are more than the {most} of this model's {limit}")))
+    }
+
+    /// Length of the longest text that can fit into the context, bytes.
+    fn longest_text(&self) -> usize {
+        self.engine.config().context.saturating_mul(self.words.longest())
     }
 
     /// Number of tokens to generate after `prompt` tokens. A limit that does not fit the context is
@@ -418,6 +438,16 @@ impl App {
         Ok(ok_json(&json!({
             "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": strings,
         })))
+    }
+
+    /// The text of ids: of as many as the longest text that is tokenized may have.
+    fn detokenize(&self, body: &[u8]) -> Result<Response<Body>, Refusal> {
+        let tokens = wire::detokenize(body, self.served())?;
+        let (count, most) = (tokens.len(), self.longest_text());
+        if count > most {
+            return Err(invalid("tokens", format!("at most {most} tokens, got {count}")));
+        }
+        Ok(ok_json(&json!({"prompt": self.words.decode(&tokens, true)})))
     }
 
     /// The ids of a chat's prompt, in the form of vLLM's page; nothing binds the sampling here.

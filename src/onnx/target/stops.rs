@@ -1,13 +1,15 @@
 //! Finds stop strings across token boundaries, and holds back text that may be the beginning of
 //! one.
 
+use std::sync::Arc;
+
 use aho_corasick::{AhoCorasick, MatchKind};
 
 /// Looks for stop strings in a growing text. The first one that is complete ends the output; of
-/// several that end at the same character, the longest counts.
-#[derive(Debug)]
+/// several that end at the same character, the longest counts. A copy shares the automaton.
+#[derive(Clone, Debug)]
 pub(super) struct Stops {
-    texts: Vec<String>,
+    texts: Arc<[String]>,
     finder: Option<AhoCorasick>,
     include: bool,
     /// Held-back text: the beginning of a stop string.
@@ -30,7 +32,7 @@ impl Stops {
             [] => None,
             stops => Some(AhoCorasick::builder().match_kind(MatchKind::Standard).build(stops)?),
         };
-        Ok(Self { texts: stops.to_vec(), finder, include, held: String::new() })
+        Ok(Self { texts: stops.into(), finder, include, held: String::new() })
     }
 
     /// Adds text. A stop string that is complete while `early` is set does not count, now or later.

@@ -248,7 +248,8 @@ impl Answer {
         choice.proposal = step.proposal.as_ref().map(Proposed::from);
         if let Some(finish) = &step.finish {
             choice.finish(finish);
-            if called && *finish == Finish::Eos {
+            // As in vLLM's streams: by whatever the output stopped, but not at its limit.
+            if called && *finish != Finish::Length {
                 choice.finish_reason = Some(CALLS);
             }
         }

@@ -11,7 +11,6 @@ mod tokens;
 
 use crate::target::errors::Refusal;
 use crate::target::fields::{Fields, invalid};
-use crate::target::job::PromptLogprobs;
 use crate::target::parts::Asked;
 use crate::target::wire::prompt::{asked, generated, message, opening, prompts};
 use crate::target::wire::sampling::sampling;
@@ -22,6 +21,15 @@ use foretell_engines::parse::{Parsers, ToolFormat, call_grammar, is_strict};
 
 /// Maximum number of choices per prompt (`n`).
 const CHOICES_MAX: i64 = 128;
+/// Maximum number of choices of a request, all prompts together: as many as one choice of each of
+/// the most prompts. Every choice is a job of its own.
+const JOBS_MAX: usize = prompt::PROMPTS_MAX;
+/// Maximum number of stop strings: each of them is compared with the end of the text at every
+/// token of every choice. Far above the dozens that chat frontends send.
+const STOPS_MAX: usize = 256;
+/// Maximum length of all stop strings together, bytes: each choice may hold back as much text, and
+/// looks through it at every token.
+const STOPS_LENGTH_MAX: usize = 16 << 10;
 /// Maximum number of log-probabilities per position, as in vLLM.
 const LOGPROBS_MAX: usize = 20;
 
@@ -34,6 +42,16 @@ pub(super) enum Prompt {
     Ids(Vec<TokenId>),
     /// The messages of a chat.
     Messages(Vec<Value>),
+}
+
+impl Prompt {
+    /// Name of the request field that it comes from.
+    pub(super) fn field(&self) -> &'static str {
+        match self {
+            Self::Text(_) | Self::Ids(_) => "prompt",
+            Self::Messages(_) => "messages",
+        }
+    }
 }
 
 /// A parsed completion or chat request.
@@ -90,8 +108,9 @@ pub(super) enum StreamUsage {
 pub(super) struct Show {
     pub(super) echo: bool,
     pub(super) logprobs: Option<usize>,
-    /// Prompt tokens to score, for `prompt_logprobs` or for `echo` with `logprobs`.
-    pub(super) prompt_logprobs: Option<PromptLogprobs>,
+    /// Number of best tokens to report besides each of the prompt's own, for `prompt_logprobs` or
+    /// for `echo` with `logprobs`; `None`: the prompt is not scored.
+    pub(super) prompt_logprobs: Option<usize>,
     /// True if the scores are sent as `prompt_logprobs`.
     pub(super) prompt_shown: bool,
     pub(super) token_ids: bool,
@@ -124,7 +143,7 @@ impl Served<'_> {
         }
     }
 
-    fn check_ids(&self, name: &str, ids: &[TokenId]) -> Result<(), Refusal> {
+    pub(super) fn check_ids(&self, name: &str, ids: &[TokenId]) -> Result<(), Refusal> {
         match ids.iter().find(|&&id| id as usize >= self.vocabulary) {
             Some(id) => Err(invalid(name, format!("token id {id} is not below {}", self.vocabulary))),
             None => Ok(()),
@@ -151,13 +170,17 @@ pub(super) fn completions(body: &[u8], served: Served<'_>) -> Result<Ask, Refusa
         ..common(&mut fields, served, Route::Completions)?
     };
     fields.finish()?;
+    let jobs = ask.prompts.len() * ask.choices;
+    if jobs > JOBS_MAX {
+        return Err(invalid("n", format!("at most {JOBS_MAX} choices of all prompts, got {jobs}")));
+    }
     if ask.max_tokens == Some(0) && (ask.stream || !(echo || ask.show.prompt_shown)) {
         return Err(invalid("max_tokens", "0 needs echo or prompt_logprobs, and no stream"));
     }
     let mut show = Show { echo, logprobs, ..ask.show };
     // An echoed prompt is scored like the output, from its second token on.
-    if let (true, Some(top), None) = (echo, logprobs, show.prompt_logprobs) {
-        show.prompt_logprobs = Some(PromptLogprobs { top, start: 0 });
+    if echo {
+        show.prompt_logprobs = show.prompt_logprobs.or(logprobs);
     }
     Ok(Ask { show, ..ask })
 }
@@ -238,10 +261,7 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
     {
         return Err(Refusal::Unsupported { param: "best_of".to_owned(), message: "only the value of n" });
     }
-    let stop = fields.texts("stop")?.unwrap_or_default();
-    if stop.iter().any(String::is_empty) {
-        return Err(invalid("stop", "a stop string must not be empty"));
-    }
+    let stop = stops(fields)?;
     let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
     served.check_ids("stop_token_ids", &stop_token_ids)?;
     let stream = fields.flag("stream", false)?;
@@ -277,6 +297,23 @@ fn common(fields: &mut Fields<'_>, served: Served<'_>, route: Route) -> Result<A
         asked: Asked::default(),
         propose: served.propose(fields)?,
     })
+}
+
+/// Reads the stop strings.
+fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, Refusal> {
+    let stop = fields.texts("stop")?.unwrap_or_default();
+    if stop.iter().any(String::is_empty) {
+        return Err(invalid("stop", "a stop string must not be empty"));
+    }
+    if stop.len() > STOPS_MAX {
+        return Err(invalid("stop", format!("at most {STOPS_MAX} stop strings, got {}", stop.len())));
+    }
+    let length: usize = stop.iter().map(String::len).sum();
+    if length > STOPS_LENGTH_MAX {
+        let message = format!("at most {STOPS_LENGTH_MAX} bytes of stop strings, got {length}");
+        return Err(invalid("stop", message));
+    }
+    Ok(stop)
 }
 
 /// Reads fields that are known but not supported, or that have no effect here.
@@ -329,12 +366,9 @@ fn stream_usage(fields: &mut Fields<'_>) -> Result<StreamUsage, Refusal> {
     })
 }
 
-fn prompt_logprobs(fields: &mut Fields<'_>, stream: bool) -> Result<Option<PromptLogprobs>, Refusal> {
-    let top = fields.size("prompt_logprobs", LOGPROBS_MAX)?;
-    let start = fields.size("prompt_logprob_start", u32::MAX as usize)?;
-    match (top, start) {
-        (Some(_), _) if stream => Err(invalid("prompt_logprobs", "is not available with stream: true")),
-        (None, Some(_)) => Err(invalid("prompt_logprob_start", "needs prompt_logprobs")),
-        (top, start) => Ok(top.map(|top| PromptLogprobs { top, start: start.unwrap_or(0) })),
+fn prompt_logprobs(fields: &mut Fields<'_>, stream: bool) -> Result<Option<usize>, Refusal> {
+    match fields.size("prompt_logprobs", LOGPROBS_MAX)? {
+        Some(_) if stream => Err(invalid("prompt_logprobs", "is not available with stream: true")),
+        top => Ok(top),
     }
 }

@@ -31,6 +31,8 @@ pub trait Words: Send + Sync {
     ) -> Result<String, String>;
     /// The tokenizer, in which output parsers look up their markers; `None` if there is none.
     fn tokenizer(&self) -> Option<&Tokenizer>;
+    /// Length of the text of the longest token, bytes.
+    fn longest(&self) -> usize;
     /// A token as the vocabulary writes it.
     fn spelling(&self, token: TokenId) -> String;
     /// The `tokenizer.json` of the vocabulary, for a proxy that drafts; `None` if there is none.

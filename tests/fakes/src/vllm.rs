@@ -19,6 +19,7 @@ use super::fields::{Fields, Wrong};
 use super::house::{House, Setup};
 use super::http::{Out, Request, Sent};
 use super::server::Engine;
+use crate::TokenId;
 use streams::{ABORT, Streams};
 
 const DERENDER: &str = "/v1/chat/completions/derender";
@@ -62,6 +63,9 @@ pub struct Options {
     pub compiler: bool,
     /// Built-in speculative decoding, shown by the counters of `vllm:spec_decode_*`.
     pub speculates: bool,
+    /// `eos_token_id` of its generation config, beside the tokenizer's own end of text: the engine
+    /// takes them as stop tokens of every request.
+    pub other_ends: Vec<TokenId>,
     pub setup: Setup,
 }
 
@@ -85,6 +89,7 @@ impl Options {
             cpu: false,
             compiler: true,
             speculates: false,
+            other_ends: Vec::new(),
             setup,
         }
     }

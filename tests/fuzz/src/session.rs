@@ -152,6 +152,7 @@ impl World {
             parser: None,
             unconfirmed: false,
             rules,
+            sent: None,
             seed: 3,
             noise: 2,
         };

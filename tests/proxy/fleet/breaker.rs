@@ -185,6 +185,8 @@ async fn the_operator_takes_a_replica_out_and_in_again() {
         ask(&gateway, house::completion()).await;
     }
     for (path, status) in [
+        ("/api/replicas/b/0/disable", 200),
+        ("/api/replicas/b/2/disable", 404),
         ("/api/replicas/2/disable", 404),
         ("/api/replicas/x/disable", 404),
         ("/api/replicas/0/eat", 404),

@@ -10,9 +10,10 @@ use foretell::fleet::discover::Resolving;
 use foretell::fleet::{ReplicaSettings, Resolve};
 use foretell::gateway::Settings;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use super::house::{self, Replica, Reply, ask};
-use crate::wire::{EVENTS, Wire, chunk};
+use crate::wire::{EVENTS, PATIENCE, Wire, chunk};
 
 /// The answers of the name server.
 #[derive(Debug)]
@@ -104,6 +105,46 @@ async fn a_failing_name_server_changes_nothing() {
         tokio::time::timeout(Duration::from_millis(100), until(&gateway, &[])).await.unwrap_err();
         assert_eq!(ask(&gateway, house::completion()).await.text(), "here");
     }
+}
+
+/// Answers for every name but one, whose name server never answers.
+#[derive(Debug)]
+struct Hanging(SocketAddr);
+
+impl Resolve for Hanging {
+    fn resolve(&self, name: &str) -> Resolving {
+        match name {
+            "a.test:8000" => Box::pin(std::future::pending()),
+            _ => Box::pin(std::future::ready(Ok(vec![self.0]))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_cannot_be_resolved_does_not_hold_up_another() {
+    let replica = Replica::saying("here").await;
+    let behind = |name: &str, host: &str| ReplicaSettings {
+        discover: Some(Duration::from_mins(1)),
+        ..ReplicaSettings::new(name, format!("http://{host}:8000"))
+    };
+    let backends = vec![behind("a", "a.test"), behind("b", "b.test")];
+    let resolver: Arc<dyn Resolve> = Arc::new(Hanging(replica.address));
+    let gateway = house::start(Settings { resolver, ..house::settings(backends) }).await;
+    assert_eq!(urls(&gateway), [format!("http://{}", replica.address)], "as soon as it listens");
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_asked_for_again_at_once() {
+    let script = Script::says(&[]);
+    let backend = ReplicaSettings {
+        discover: Some(Duration::from_hours(1)),
+        ..ReplicaSettings::new("b", "http://pods.test:8000")
+    };
+    let resolver: Arc<dyn Resolve> = script.clone();
+    let gateway = house::start(Settings { resolver, ..house::settings(vec![backend]) }).await;
+    let replica = Replica::saying("here").await;
+    script.set(Some(&[replica.address]));
+    timeout(PATIENCE, until(&gateway, &[replica.address])).await.expect("usually within a second");
 }
 
 #[tokio::test]

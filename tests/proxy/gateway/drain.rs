@@ -110,6 +110,28 @@ async fn a_signal_cuts_none_of_200_streams_and_a_later_one_ends_at_once() {
 }
 
 #[tokio::test]
+async fn a_second_signal_waits_for_no_last_snapshot() {
+    let (server, _tell) = streaming().await;
+    let folder = tempfile::tempdir().unwrap();
+    let process = format!(
+        "version: 1\ncorpus: {{ snapshot: {} }}\nbackends: [{{ name: b, replicas: [\"http://{}\"] }}]\n",
+        folder.path().join("learnt").display(),
+        server.address,
+    );
+    let running = local::proxy(&process, &[]).await.unwrap();
+    let (address, life) = (running.gateway.addresses[0], Arc::clone(&running.gateway.shared.life));
+    let ended = tokio::spawn(running.until(Signals::catch().unwrap(), Arc::default()));
+    let _stream = begun(address).await;
+    terminate();
+    life.draining().await;
+    tokio::time::sleep(SAME_WISH + Duration::from_millis(100)).await;
+    let second = Instant::now();
+    terminate();
+    assert_eq!(ended.await.unwrap(), Ended::AtOnce);
+    assert!(second.elapsed() < Duration::from_secs(4), "{:?}", second.elapsed());
+}
+
+#[tokio::test]
 async fn after_a_signal_new_connections_are_served_until_balancers_have_noticed() {
     let (server, _tell) = streaming().await;
     let gateway = house::start(times(house::settings(server.address), 600_000, 600_000)).await;

@@ -18,8 +18,7 @@ async fn start(server: &Server, folder: &Path) -> Running {
     for file in ["config.json", "tokenizer.json", "model.onnx"] {
         std::fs::copy(bundled.join(file), model.join(file)).unwrap();
     }
-    let origin = r#"{ "at": 7, "vocabulary": "v", "tenants": [null], "requests": 60 }"#;
-    write(&model, "trained.json", origin);
+    write(&model, "trained.json", &origin(7, "null"));
     let broken = folder.join("broken");
     std::fs::create_dir(&broken).unwrap();
     for file in ["config.json", "tokenizer.json"] {
@@ -38,6 +37,17 @@ async fn start(server: &Server, folder: &Path) -> Running {
     let process = process::parse("f", &text).unwrap();
     let policies = load_policies(&process).unwrap();
     app::start(process, policies).await.unwrap()
+}
+
+fn origin(at: u64, tenants: &str) -> String {
+    format!(r#"{{ "at": {at}, "vocabulary": "v", "tenants": [{tenants}], "requests": 60 }}"#)
+}
+
+/// True if the weights of `good` that are loaded were trained at this time.
+async fn is_trained_at(running: &Running, at: u64) -> bool {
+    let scrape = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned();
+    let page = Wire::connect(running.gateway.admin.unwrap()).await.ask(scrape).await.text();
+    page.contains(&format!("foretell_drafter_trained_timestamp_seconds{{drafter=\"good\"}} {at}\n"))
 }
 
 async fn reload(running: &Running) -> Message {
@@ -62,9 +72,7 @@ async fn a_model_is_loaded_before_the_swap_and_dropped_when_no_policy_names_it()
     write(&policies, "p.yaml", &policy("kind: model, model: good"));
     assert_eq!(reload(&running).await.head.status(), 200);
     assert_eq!(running.drafters.names(), ["good"]);
-    let scrape = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned();
-    let page = Wire::connect(running.gateway.admin.unwrap()).await.ask(scrape).await.text();
-    assert!(page.contains("foretell_drafter_trained_timestamp_seconds{drafter=\"good\"} 7\n"));
+    assert!(is_trained_at(&running, 7).await);
 
     let revision = |body: &Value| body["policies"][0]["revision"].clone();
     write(&policies, "q.yaml", "version: 1\nname: q\ndrafters: [{ kind: model, model: broken }]\n");
@@ -78,4 +86,32 @@ async fn a_model_is_loaded_before_the_swap_and_dropped_when_no_policy_names_it()
     let done = reload(&running).await.json();
     assert_ne!(revision(&done), json!(null));
     assert_eq!(running.drafters.names(), Vec::<String>::new(), "named by no policy any more");
+}
+
+/// The policies are judged by the tenants of the drafter on disk, so no other weights may draft.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_was_trained_again_takes_the_place_of_the_loaded_one() {
+    let server = Server::answering(|_| ok("", b"{}")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let (policies, model) = (folder.path().join("policies"), folder.path().join("good"));
+    std::fs::create_dir(&policies).unwrap();
+    write(&policies, "p.yaml", &policy("kind: model, model: good"));
+    let running = start(&server, folder.path()).await;
+    write(&model, "trained.json", &origin(8, r#""a", "b""#));
+    write(&policies, "p.yaml", &policy("kind: model, model: good, i_accept_sharing: true"));
+    assert_eq!(reload(&running).await.head.status(), 200);
+    assert!(is_trained_at(&running, 8).await);
+
+    let for_a = format!("{}match: {{ tenants: [a] }}\n", policy("kind: model, model: good"));
+    write(&policies, "p.yaml", &for_a);
+    let refused = reload(&running).await;
+    assert!(refused.text().contains("trained on texts of other tenants"), "{}", refused.text());
+    write(&model, "trained.json", &origin(9, r#""a""#));
+    assert_eq!(reload(&running).await.head.status(), 200);
+    assert!(is_trained_at(&running, 9).await, "the weights of a and b draft no more");
+
+    write(&model, "trained.json", &origin(10, r#""a""#));
+    write(&policies, "q.yaml", "version: 1\nname: q\ndrafters: [{ kind: model, model: broken }]\n");
+    assert_eq!(reload(&running).await.head.status(), 422);
+    assert!(is_trained_at(&running, 9).await, "the policies in force keep the weights they were judged with");
 }

@@ -45,7 +45,10 @@ pub async fn serve(model: Fake) -> Server {
 pub async fn serve_as(model: Box<dyn Forward>, watch: Watch) -> Server {
     let metrics = Arc::new(Metrics::new().unwrap());
     let engine = Engine::start(model, Arc::clone(&metrics)).unwrap();
-    let app = App::new("toy".into(), engine, Arc::new(ByteWords), metrics);
+    serve_app(App::new("toy".into(), engine, Arc::new(ByteWords), metrics), watch).await
+}
+
+pub async fn serve_app(app: App, watch: Watch) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = Stop::default();

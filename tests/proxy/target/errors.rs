@@ -32,6 +32,10 @@ use super::fake::Fake;
 #[case("/v1/completions", json!({"prompt": "a", "stop": ["a", ""]}), 400, "stop")]
 #[case("/v1/completions", json!({"prompt": "a", "stop": 3}), 400, "stop")]
 #[case("/v1/completions", json!({"prompt": "a", "n": 0}), 400, "n")]
+#[case("/v1/completions", json!({"prompt": vec!["a"; 1024], "n": 2}), 400, "n")]
+#[case("/v1/completions", json!({"prompt": "a\u{0}"}), 400, "prompt")]
+#[case("/v1/completions", json!({"prompt": "a", "stop": vec!["a"; 257]}), 400, "stop")]
+#[case("/v1/completions", json!({"prompt": "a", "stop": vec!["a".repeat(200); 100]}), 400, "stop")]
 #[case("/v1/completions", json!({"prompt": "a", "seed": 1.5}), 400, "seed")]
 #[case("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "suffix")]
 #[case("/v1/completions", json!({"prompt": "a", "best_of": 3}), 400, "best_of")]
@@ -49,6 +53,9 @@ use super::fake::Fake;
 #[case("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}), 400, "tools")]
 #[case("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}), 400, "prompt")]
 #[case("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}), 400, "top_logprobs")]
+#[case("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "\u{0}"}]}), 400, "messages")]
+#[case("/v1/chat/completions", json!({"messages": [{"role": "user", "content": null}]}), 400, "messages")]
+#[case("/v1/verify", json!({"context": [1], "tokens": vec![1; 257]}), 400, "tokens")]
 #[case("/v1/verify", json!({"tokens": []}), 400, "context")]
 #[case("/v1/verify", json!({"context": [], "tokens": []}), 400, "context")]
 #[case("/v1/verify", json!({"context": [1], "tokens": [1], "parents": [0]}), 400, "parents")]
@@ -58,7 +65,9 @@ use super::fake::Fake;
 #[case("/v1/verify", json!({"context": [1], "tokens": [1], "generated": 2}), 400, "generated")]
 #[case("/v1/verify", json!({"context": vec![1; 60], "tokens": vec![1; 5]}), 400, "context")]
 #[case("/tokenize", json!({"prompt": "a", "messages": []}), 400, "prompt")]
+#[case("/tokenize", json!({"prompt": "x".repeat(65)}), 400, "prompt")]
 #[case("/detokenize", json!({"tokens": [-1]}), 400, "tokens")]
+#[case("/detokenize", json!({"tokens": vec![1; 65]}), 400, "tokens")]
 #[tokio::test]
 async fn a_wrong_request_is_refused_by_name(
     #[case] path: &str,
@@ -80,6 +89,20 @@ async fn a_wrong_request_is_refused_by_name(
             || error["message"].as_str().unwrap().contains("context length")
     );
     assert_eq!(error["type"], if status == 404 { "NotFoundError" } else { "BadRequestError" });
+}
+
+#[tokio::test]
+async fn a_text_that_no_context_can_hold_is_not_tokenized() {
+    let server = serve(Fake::new(1, 64)).await;
+    let (_, answer) =
+        server.post("/v1/completions", &json!({"prompt": "x".repeat(65), "max_tokens": 1})).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("65 bytes") && message.contains("maximum context length of 64"), "{message}");
+    // One that could fit by its bytes is counted in tokens.
+    let (_, answer) =
+        server.post("/v1/completions", &json!({"prompt": "x".repeat(64), "max_tokens": 1})).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("65 tokens (64 in the prompt"), "{message}");
 }
 
 #[tokio::test]

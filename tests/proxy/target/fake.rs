@@ -165,12 +165,13 @@ impl Fake {
     }
 }
 
-/// Tokens are bytes; 256 and above are special.
+/// Tokens are bytes; 256 and above are special. NUL is a token that the model does not have.
 pub struct Bytes;
 
 impl Words for Bytes {
     fn encode(&self, text: &str, _: bool) -> Result<Vec<TokenId>, String> {
-        Ok(text.bytes().map(TokenId::from).collect())
+        let token = |byte: u8| if byte == 0 { VOCABULARY as TokenId } else { byte.into() };
+        Ok(text.bytes().map(token).collect())
     }
 
     fn decode(&self, tokens: &[TokenId], special: bool) -> String {
@@ -203,6 +204,10 @@ impl Words for Bytes {
 
     fn tokenizer(&self) -> Option<&Tokenizer> {
         None
+    }
+
+    fn longest(&self) -> usize {
+        1
     }
 
     fn spelling(&self, token: TokenId) -> String {

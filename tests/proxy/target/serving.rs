@@ -42,6 +42,9 @@ async fn a_client_that_leaves_frees_its_lane() {
         server.ask(path, &json!({"prompt": "next", "max_tokens": 3})).await;
     }
     assert!(server.metric("foretell_target_requests_dropped_total").await >= 2.0);
+    // Three tokens of each that was not dropped, and at least those that were streamed.
+    let generated = server.metric("foretell_target_generated_tokens_total").await;
+    assert!(generated >= 3.0 + 3.0 + 3.0 + 10.0, "{generated} with those of the clients that left");
 }
 
 fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
@@ -60,6 +63,35 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
         events,
     };
     (Job::Generate(Box::new(generate)), receiver)
+}
+
+/// Each of them takes the budget of two turns.
+#[test]
+fn long_prompts_are_computed_in_order_of_arrival() {
+    let (model, permits) = Fake::new(6, 2048).gated();
+    let watch = model.watch.clone();
+    let engine = Engine::start(Box::new(model), Arc::new(Metrics::new().unwrap())).unwrap();
+    let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
+    for first in 0..6 {
+        let (mut asked, receiver) = job(&(0..1024).map(|at| (first * 31 + at) % 250).collect::<Vec<u32>>());
+        if let Job::Generate(generate) = &mut asked {
+            generate.limits.max_tokens = 1;
+        }
+        jobs.push(asked);
+        receivers.push(receiver);
+    }
+    engine.submit(jobs);
+    let mut order = Vec::new();
+    for run in 1..=12 {
+        permits.send(()).unwrap();
+        while watch.runs.load(SeqCst) < run {
+            std::thread::yield_now();
+        }
+        // What the run before has brought was sent before this one began.
+        order.extend((0..6).filter(|&at| receivers[at].try_recv().is_ok()));
+    }
+    order.dedup();
+    assert!(order.starts_with(&[0, 1, 2, 3, 4]), "{order:?}");
 }
 
 #[test]

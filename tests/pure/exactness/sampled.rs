@@ -11,7 +11,7 @@ use super::toy::{Chance, Distribution as Texts, Target, Toy, distance, distribut
 use super::world::{Case, Hooks, Wrong, play_judged};
 use foretell_core::control::Control;
 use foretell_core::draft::{Draft, Features, Sampled, Stop, chance_by_entropy};
-use foretell_core::session::accept::sampled::{Kept, Test, verify};
+use foretell_core::session::accept::sampled::{Kept, verify};
 use foretell_core::session::accept::{Accept, Judge};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Distribution, Row, VerifyMethod};
@@ -61,7 +61,6 @@ enum OutputVocabulary {
 
 #[derive(Clone, Copy, Debug)]
 struct Way {
-    test: Test,
     gamma: usize,
     output_vocabulary: OutputVocabulary,
     /// Drafting stops where the drafter is uncertain.
@@ -75,9 +74,8 @@ struct Way {
 }
 
 impl Way {
-    const fn new(test: Test, gamma: usize) -> Self {
+    const fn new(gamma: usize) -> Self {
         Self {
-            test,
             gamma,
             output_vocabulary: OutputVocabulary::Own,
             stops: false,
@@ -213,11 +211,11 @@ impl World<'_, '_> {
     fn sampled(&mut self, context: &[TokenId], most: usize) -> Vec<TokenId> {
         let draft = self.drafted(context, most);
         let p = self.distributions(context, draft.chain());
-        let Way { test, bug, .. } = self.way;
+        let bug = self.way.bug;
         let weights = weights(&draft, &p);
         let chance = self.chance;
         let coins = &mut self.coins;
-        let kept = verify(test, &draft, &p, |at, probability| match bug {
+        let kept = verify(&draft, &p, |at, probability| match bug {
             Bug::CoinOffByOne => {
                 let keep = off_by_one(&draft, &p, &weights, at).unwrap_or(probability);
                 chance.pick(&[keep, 1.0 - keep]) == 0
@@ -243,8 +241,7 @@ impl World<'_, '_> {
                 self.drawn(&Distribution::new(others).unwrap_or_else(|| p[*run].clone()))
             }
             Bug::Unnormalised => {
-                let weight = if self.way.test == Test::Block { weights[*run] } else { 1.0 };
-                let mut left = p[*run].excess(weight, &draft.q()[*run]);
+                let mut left = p[*run].excess(weights[*run], &draft.q()[*run]);
                 let missing = 1.0 - left.iter().map(|entry| entry.1).sum::<f64>();
                 left.last_mut().expect("refused").1 += missing;
                 self.drawn(&Distribution::new(left).expect("a distribution"))
@@ -347,7 +344,6 @@ fn patterns(max: usize) -> impl Iterator<Item = usize> {
 
 #[rstest]
 fn sampled_drafts_keep_the_distribution(
-    #[values(Test::Ratio, Test::Block)] test: Test,
     #[values(OutputVocabulary::Own, OutputVocabulary::TopK, OutputVocabulary::Common)]
     output_vocabulary: OutputVocabulary,
     #[values(false, true)] stops: bool,
@@ -355,10 +351,10 @@ fn sampled_drafts_keep_the_distribution(
 ) {
     for gamma in 1..=3 {
         for rounds in patterns(3) {
-            let way = Way { output_vocabulary, stops, holes, rounds, ..Way::new(test, gamma) };
+            let way = Way { output_vocabulary, stops, holes, rounds, ..Way::new(gamma) };
             keeps_the_distribution(Toy { vocabulary: 3, salt: 7 + gamma as u64 }, 3, way);
         }
-        let way = Way { output_vocabulary, stops, holes, ..Way::new(test, gamma) };
+        let way = Way { output_vocabulary, stops, holes, ..Way::new(gamma) };
         keeps_the_distribution(Toy { vocabulary: 3, salt: 50 + gamma as u64 }, 4, way);
         keeps_the_distribution(Toy { vocabulary: 4, salt: 90 + gamma as u64 }, 3, way);
     }
@@ -377,10 +373,9 @@ fn sampled_drafts_keep_the_distribution(
 fn a_bug_is_caught(
     #[case] bug: Bug,
     #[case] output_vocabulary: OutputVocabulary,
-    #[values(Test::Ratio, Test::Block)] test: Test,
     #[values(3, 4)] vocabulary: usize,
 ) {
-    is_caught(Toy { vocabulary, salt: 21 }, 3, Way { output_vocabulary, bug, ..Way::new(test, 2) });
+    is_caught(Toy { vocabulary, salt: 21 }, 3, Way { output_vocabulary, bug, ..Way::new(2) });
 }
 
 #[rstest]
@@ -388,7 +383,7 @@ fn a_bug_is_caught(
 #[case::weight_of_the_residual_off_by_one(Bug::ResidualOffByOne)]
 #[case::coins_used_again(Bug::CoinsByPosition)]
 fn a_bug_of_blocks_is_caught(#[case] bug: Bug) {
-    is_caught(Toy { vocabulary: 3, salt: 10 }, 4, Way { bug, ..Way::new(Test::Block, 3) });
+    is_caught(Toy { vocabulary: 3, salt: 10 }, 4, Way { bug, ..Way::new(3) });
 }
 
 fn is_caught(target: Toy, max: usize, way: Way) {
@@ -400,7 +395,7 @@ fn is_caught(target: Toy, max: usize, way: Way) {
 #[test]
 fn the_end_of_drafting_depends_on_the_position() {
     for output_vocabulary in [OutputVocabulary::Own, OutputVocabulary::TopK, OutputVocabulary::Common] {
-        let way = Way { output_vocabulary, stops: true, ..Way::new(Test::Ratio, 1) };
+        let way = Way { output_vocabulary, stops: true, ..Way::new(1) };
         let lengths = |salt| {
             distribution(|chance| {
                 let target = Toy { vocabulary: 3, salt };
@@ -414,11 +409,29 @@ fn the_end_of_drafting_depends_on_the_position() {
 }
 
 /// Mean number of tokens kept of a chain of `gamma`.
-fn kept(target: Toy, test: Test, gamma: usize) -> f64 {
-    let way = Way::new(test, gamma);
+fn kept(target: Toy, gamma: usize) -> f64 {
+    mean_run(target, gamma, |world| world.sampled(&[0, 1], gamma).len() - 1)
+}
+
+/// The same by the test that decides token by token (Leviathan et al., arXiv 2211.17192).
+fn kept_by_ratio(target: Toy, gamma: usize) -> f64 {
+    mean_run(target, gamma, |world| {
+        let draft = world.drafted(&[0, 1], gamma);
+        let p = world.distributions(&[0, 1], draft.chain());
+        let ratios =
+            draft.chain().iter().zip(draft.q()).zip(&p).map(|((&token, q), p)| p.of(token) / q.of(token));
+        let kept = ratios
+            .map(|ratio| ratio.min(1.0))
+            .take_while(|&keep| world.chance.pick(&[keep, 1.0 - keep]) == 0);
+        kept.count()
+    })
+}
+
+fn mean_run(target: Toy, gamma: usize, run: impl Fn(&mut World<'_, '_>) -> usize) -> f64 {
+    let way = Way::new(gamma);
     let runs = distribution(|chance| {
         let mut world = World { target, max: gamma + 1, way, chance, coins: BTreeMap::new() };
-        (world.sampled(&[0, 1], gamma).len() - 1).to_string()
+        run(&mut world).to_string()
     });
     runs.iter().map(|(run, p)| run.parse::<f64>().expect("a number") * p).sum()
 }
@@ -428,9 +441,9 @@ fn a_block_keeps_more_than_the_ratio_test_and_never_less() {
     let mut gains = 0;
     for salt in 0..40 {
         let target = Toy { vocabulary: 3, salt };
-        assert!((kept(target, Test::Ratio, 1) - kept(target, Test::Block, 1)).abs() < 1e-12);
+        assert!((kept_by_ratio(target, 1) - kept(target, 1)).abs() < 1e-12);
         for gamma in 2..=3 {
-            let [ratio, block] = [Test::Ratio, Test::Block].map(|test| kept(target, test, gamma));
+            let (ratio, block) = (kept_by_ratio(target, gamma), kept(target, gamma));
             assert!(block > ratio - 1e-12, "{salt} {gamma}: {block} < {ratio}");
             gains += usize::from(block > ratio + 1e-3);
         }
@@ -438,12 +451,12 @@ fn a_block_keeps_more_than_the_ratio_test_and_never_less() {
     assert!(gains > 20, "{gains} of 80");
 }
 
-/// The acceptance probability of a first token by the ratio test is the overlap of p and q.
+/// The acceptance probability of a single token is the overlap of p and q.
 #[test]
-fn the_ratio_test_keeps_the_overlap_of_the_distributions() {
+fn a_chain_of_one_token_is_kept_with_the_overlap_of_the_distributions() {
     for salt in 0..20 {
         let target = Toy { vocabulary: 4, salt };
-        let way = Way::new(Test::Ratio, 1);
+        let way = Way::new(1);
         let common = distribution(|chance| {
             let world = World { target, max: 2, way, chance, coins: BTreeMap::new() };
             let (p, q) = (world.p(&[0, 1]), world.q(&[0, 1]));
@@ -451,7 +464,7 @@ fn the_ratio_test_keeps_the_overlap_of_the_distributions() {
             common.to_string()
         });
         let common: f64 = common.keys().next().expect("one").parse().expect("a number");
-        assert!((kept(target, Test::Ratio, 1) - common).abs() < 1e-12);
+        assert!((kept(target, 1) - common).abs() < 1e-12);
     }
 }
 
@@ -482,7 +495,7 @@ fn session_distribution(target: Toy, case: &Case, way: Way, switches: u32) -> Te
             kept: &mut |context, drawn| {
                 let p = world().distributions(context, drawn.chain());
                 let toss = |_, probability| chance.pick(&[probability, 1.0 - probability]) == 0;
-                let kept = verify(way.test, drawn, &p, toss);
+                let kept = verify(drawn, &p, toss);
                 let next = kept.next.map(|distribution| world().drawn(&distribution));
                 let run = drawn.chain()[..kept.run].iter().copied().chain(next).map(Some);
                 let rows = run.chain(std::iter::repeat(None)).take(drawn.chain().len() + 1);
@@ -502,7 +515,6 @@ fn session_distribution(target: Toy, case: &Case, way: Way, switches: u32) -> Te
 /// Also with lookup drafters: their drafts are not merged with a sampled one.
 #[rstest]
 fn a_session_with_sampled_drafts_keeps_the_distribution(
-    #[values(Test::Ratio, Test::Block)] test: Test,
     #[values(Drafter::Chain, Drafter::Merged)] drafter: Drafter,
     #[values((false, false), (true, false), (false, true))] (stops, holes): (bool, bool),
 ) {
@@ -511,7 +523,7 @@ fn a_session_with_sampled_drafts_keeps_the_distribution(
         let case = Case { max: 4, ..case(3, drafter, gamma, &[VerifyMethod::Tree, VerifyMethod::FanOut]) };
         let plain = plain_distribution(Processed(target), &case);
         for switches in 0..16 {
-            let way = Way { stops, holes, ..Way::new(test, gamma) };
+            let way = Way { stops, holes, ..Way::new(gamma) };
             let tv = distance(&plain, &session_distribution(target, &case, way, switches));
             assert!(tv < 1e-12, "switches {switches:b}: {tv} in {way:?}");
         }

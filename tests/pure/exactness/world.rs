@@ -137,6 +137,7 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         parser: None,
         unconfirmed: false,
         rules: case.rules.clone(),
+        sent: None,
         seed: 1,
         noise: 2,
     };

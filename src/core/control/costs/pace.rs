@@ -19,7 +19,7 @@ const MEMORY: f64 = 50.0;
 /// Plain tokens that make a pace known: four, of which the first weigh a little less by then.
 pub const KNOWN: f64 = 3.8;
 /// Weight of an old pace when it is measured anew, in plain tokens.
-const LOOSE: f64 = 24.0;
+const LOOSE: f64 = 8.0;
 /// Plain tokens that make it settled: longer gaps are then taken for pauses.
 const SETTLED: f64 = 8.0;
 
@@ -91,9 +91,6 @@ pub(super) struct Pace {
 impl Pace {
     /// Notes that `tokens` plain tokens came `seconds` after the ones before.
     pub fn note_plain(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
-        if tokens == 0 || !seconds.is_finite() {
-            return;
-        }
         let tokens = tokens as f64;
         let Some(stretch) = self.stretches.get_mut(concurrency.0) else { return };
         let seconds = match stretch.token() {
@@ -101,6 +98,13 @@ impl Pace {
             _ => seconds,
         };
         stretch.note(seconds, tokens, now);
+    }
+
+    /// Puts a measurement, seconds and tokens, in place of those before at this concurrency.
+    pub fn replace(&mut self, concurrency: ConcurrencyBucket, measured: Sum, now: Tick) {
+        if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
+            (stretch.seconds, stretch.tokens, stretch.at) = (measured.0, measured.1, now);
+        }
     }
 
     /// Reduces the weight of the measurement at this concurrency, which is to be measured anew.
@@ -147,6 +151,12 @@ impl Pace {
         let known =
             self.stretches.iter().enumerate().filter_map(|(at, stretch)| Some((at, stretch.token()?)));
         known.min_by_key(|&(at, _)| at.abs_diff(concurrency.0)).map(|(_, token)| token)
+    }
+
+    /// Seconds per plain token at the concurrency where they are fewest; `None` before four were
+    /// timed at any.
+    pub fn lowest(&self) -> Option<f64> {
+        self.stretches.iter().filter_map(Stretch::token).min_by(f64::total_cmp)
     }
 
     /// Seconds per plain token at exactly this concurrency; `None` before four were timed there.

@@ -6,7 +6,7 @@ const SCORE: Way = Way::by(VerifyMethod::Score, 40);
 
 fn plain_at(token: f64) -> Costs {
     let mut costs = Costs::default();
-    (0..20).for_each(|_| costs.note_plain(token, 1, Tick(0)));
+    (0..20).for_each(|_| costs.note_plain(token, 1, 1, Tick(0)));
     costs
 }
 
@@ -14,8 +14,8 @@ fn plain_at(token: f64) -> Costs {
 fn tokens_in_bursts_are_timed_as_last_minus_first_over_n_minus_one() {
     let mut costs = Costs::default();
     for _ in 0..40 {
-        costs.note_plain(0.040, 1, Tick(0));
-        costs.note_plain(0.0, 3, Tick(0));
+        costs.note_plain(0.040, 1, 1, Tick(0));
+        costs.note_plain(0.0, 3, 1, Tick(0));
     }
     let token = costs.plain_token().expect("timed");
     assert!((token - 0.010).abs() < 0.001, "{token}");
@@ -68,7 +68,7 @@ fn a_concurrency_has_its_own_costs_and_begins_with_its_neighbour_s_at_its_own_pa
     (0..8).for_each(|_| costs.verified(TREE, 4, 0.015, Tick(0)));
     costs.set_concurrency(16, false, false);
     assert!((costs.verify(TREE, 4) - 0.015).abs() < 1e-9, "nothing else is known");
-    (0..20).for_each(|_| costs.note_plain(0.030, 1, Tick(0)));
+    (0..20).for_each(|_| costs.note_plain(0.030, 1, 1, Tick(0)));
     assert!((costs.verify(TREE, 4) - 0.045).abs() < 1e-9, "{}", costs.verify(TREE, 4));
     (0..8).for_each(|_| costs.verified(TREE, 4, 0.090, Tick(0)));
     assert!((costs.verify(TREE, 4) - 0.090).abs() < 1e-9);
@@ -157,12 +157,39 @@ fn after_long_speculation_a_few_tokens_are_decoded_plainly() {
     assert!(!costs.pace_is_old());
     costs.speculated(0.2);
     assert!(costs.pace_is_old() && !costs.pace_is_overdue());
-    (0..3).for_each(|_| costs.note_plain(0.010, 1, Tick(0)));
+    (0..3).for_each(|_| costs.note_plain(0.010, 1, 1, Tick(0)));
     assert!(costs.pace_is_old());
-    costs.note_plain(0.010, 1, Tick(0));
+    costs.note_plain(0.010, 1, 1, Tick(0));
     assert!(!costs.pace_is_old());
     costs.speculated(48.1);
     assert!(costs.pace_is_overdue());
+}
+
+#[test]
+fn a_pace_that_met_the_reading_of_prompts_is_corrected_soon() {
+    let mut costs = Costs::default();
+    costs.set_concurrency(4, false, false);
+    // Four steps of four requests, each of a quarter of a second.
+    (0..16).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
+    assert!((costs.plain_token().expect("known") - 0.25).abs() < 1e-9);
+    costs.speculated(149.0 * 0.25);
+    assert!(!costs.pace_is_old());
+    costs.speculated(0.25);
+    assert!(costs.pace_is_old());
+    (0..64).for_each(|_| costs.note_plain(0.045, 1, 4, Tick(0)));
+    assert!((costs.plain_token().expect("known") - 0.045).abs() < 1e-9);
+    assert!(!costs.pace_is_old());
+}
+
+#[test]
+fn a_pace_that_is_too_long_ages_by_the_shortest_one() {
+    let mut costs = plain_at(0.03);
+    costs.set_concurrency(4, false, false);
+    (0..16).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
+    costs.speculated(149.0 * 0.03);
+    assert!(!costs.pace_is_old());
+    costs.speculated(0.04);
+    assert!(costs.pace_is_old());
 }
 
 #[test]

@@ -1,20 +1,16 @@
-//! Acceptance of a sampled draft: the ratio test and block verification.
+//! Acceptance of a sampled draft: block verification.
 //!
 //! A chain x was drawn from distributions q, and the target's distributions p at its positions are
-//! known completely. Sample and match would keep x_j with probability Σ p·q; these tests keep it
-//! with up to Σ min(p, q), and compensate by the replacement of a rejected token, so that the text
-//! has the target's distribution (Leviathan et al., arXiv 2211.17192; for blocks Sun et al., arXiv
-//! 2403.10444, optimal among all tests that use the drafted path alone).
+//! known completely. Sample and match would keep x_1 with probability Σ p·q; this keeps it with Σ
+//! min(p, q) or more, and compensates by the replacement of a rejected token, so that the text has
+//! the target's distribution (Sun et al., arXiv 2403.10444, optimal among all tests that use the
+//! drafted path alone).
 //!
-//! - **Ratio**: x_j is kept with probability min(1, p_j(x_j) / q_j(x_j)), one after the other; the
-//!   first one that is not is replaced by a token of the residual max(0, p_j − q_j), renormalised.
-//! - **Block**: with P_0 = 1 and P_i = min(1, P_{i−1} · p_i(x_i) / q_i(x_i)), the longest run i
-//!   whose coin succeeds is kept. The coin succeeds with h_i = S_i / (S_i + 1 − P_i), S_i = Σ
-//!   max(0, P_i · p_{i+1} − q_{i+1}), and with h_γ = P_γ for the whole chain; then follows a token
-//!   of the residual max(0, P_i · p_{i+1} − q_{i+1}), renormalised.
-//!
-//! Either way a token of p_{γ+1} follows a chain that is kept as a whole, if that distribution is
-//! known.
+//! With P_0 = 1 and P_i = min(1, P_{i−1} · p_i(x_i) / q_i(x_i)), the longest run i whose coin
+//! succeeds is kept. The coin succeeds with h_i = S_i / (S_i + 1 − P_i), S_i = Σ max(0, P_i ·
+//! p_{i+1} − q_{i+1}), and with h_γ = P_γ for the whole chain; then follows a token of the residual
+//! max(0, P_i · p_{i+1} − q_{i+1}), renormalised. A token of p_{γ+1} follows a chain that is kept
+//! as a whole, if that distribution is known.
 //!
 //! Preconditions: (1) each x_j was drawn from q_j itself, and the existence of a position j depends
 //! on x_<j and q_j alone, as does the set of known target distributions (see [`Sampled`]); (2) no
@@ -26,15 +22,6 @@
 use crate::draft::Sampled;
 use crate::units::TokenId;
 use crate::words::Distribution;
-
-/// Test by which a sampled chain is verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Test {
-    /// Token by token.
-    Ratio,
-    /// The chain as a whole: keeps at least as much as the ratio test.
-    Block,
-}
 
 /// The result of verifying a sampled chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,12 +37,7 @@ pub struct Kept {
 /// chain. From the first missing distribution on, the chain is not used. `coin` returns true with
 /// the given probability, at most once for each position of the chain, by a draw that no other
 /// position and no other round has.
-pub fn verify(
-    test: Test,
-    draft: &Sampled,
-    p: &[Distribution],
-    mut coin: impl FnMut(usize, f64) -> bool,
-) -> Kept {
+pub fn verify(draft: &Sampled, p: &[Distribution], mut coin: impl FnMut(usize, f64) -> bool) -> Kept {
     let positions: Vec<TestedPosition<'_>> = draft
         .chain()
         .iter()
@@ -63,10 +45,7 @@ pub fn verify(
         .zip(p)
         .map(|((&token, q), p)| TestedPosition { token, q, p })
         .collect();
-    let (run, weight) = match test {
-        Test::Ratio => (ratio(&positions, &mut coin), 1.0),
-        Test::Block => block(&positions, &mut coin),
-    };
+    let (run, weight) = block(&positions, &mut coin);
     let next = match positions.get(run) {
         Some(refused) => Some(refused.residual(weight)),
         None => p.get(run).cloned(),
@@ -92,11 +71,6 @@ impl TestedPosition<'_> {
     fn residual(&self, weight: f64) -> Distribution {
         Distribution::new(self.p.excess(weight, self.q)).unwrap_or_else(|| self.p.clone())
     }
-}
-
-/// The length of the run that the ratio test keeps.
-fn ratio(positions: &[TestedPosition<'_>], coin: &mut impl FnMut(usize, f64) -> bool) -> usize {
-    positions.iter().enumerate().take_while(|(at, position)| coin(*at, position.ratio().min(1.0))).count()
 }
 
 /// The length i of the run that block verification keeps, and P_i. The coins are independent, so

@@ -78,7 +78,7 @@ impl SpeculationController {
         let sequences =
             if way.method == VerifyMethod::FanOut { learnt.concurrency.fan_out_nodes() } else { usize::MAX };
         let allowed = learnt.nodes_allowed(self.first_token).min(learnt.costs.reach(way)).min(sequences);
-        let most = state.room.nodes.min(self.gamma_max).min(allowed);
+        let most = state.room.nodes.min(self.gamma_max).min(allowed).min(self.room());
         Budget { nodes: round_costs.within_gap(most, self.max_gap).unwrap_or(0), depth: state.room.depth }
     }
 
@@ -216,7 +216,7 @@ impl SpeculationController {
     /// `gamma.fixed`: a draft of at most `fixed` nodes, whatever it may yield.
     fn forced(&mut self, output: &[TokenId], fixed: usize, state: SessionState) -> Step {
         self.feed(output, state.done, usize::MAX);
-        let nodes = fixed.min(state.room.nodes);
+        let nodes = fixed.min(state.room.nodes).min(self.room());
         let budget = Budget { nodes, depth: state.room.depth };
         let gamma = nodes.min(budget.depth);
         if gamma > 0 && self.model().is_some_and(|(slot, _)| slot.health.is_well(state.done)) {

@@ -86,7 +86,7 @@ impl<W: Walk> Session<W> {
         if count == 0 {
             return;
         }
-        self.broken = 0;
+        (self.broken, self.pauses) = (0, 0);
         if self.output.finish().is_some() {
             // The first plain request ends by the backend's own final event, with the reason in
             // that.
@@ -144,9 +144,11 @@ impl<W: Walk> Session<W> {
                         .control()
                         .with(|learnt| learnt.note_plain(now.seconds_since(last), tokens, now));
                 }
-                None if plain.after_rounds => self.controller.left(now.seconds_since(plain.since), now),
                 None if plain.first => self.first_token(now.seconds_since(plain.since)),
-                None => {}
+                None => {
+                    let seconds = now.seconds_since(plain.since);
+                    self.controller.continued(seconds, tokens, plain.after_rounds, now);
+                }
             }
             plain.last = Some(now);
             plain.brought = plain.brought.saturating_add(tokens as u32);
@@ -177,6 +179,9 @@ impl<W: Walk> Session<W> {
     pub(super) fn plain_ended(&mut self, plain: PlainFlight, finish: Finish, now: Tick) {
         self.flight.plain = None;
         if plain.first {
+            if self.summary.reason == Some(PlainReason::NoGain) && !self.trusted() {
+                self.summary.reason = Some(PlainReason::UntrustedIds);
+            }
             self.watch_parser(true);
             let alike = self.doubt.is_none() && self.output.level();
             self.summary.parsed = self.output.parts().filter(|_| alike);
@@ -232,8 +237,8 @@ impl<W: Walk> Session<W> {
     /// short.
     pub(super) fn wait(&mut self, pause: Duration, now: Tick) {
         self.flight.plain = None;
-        self.broken += 1;
-        if pause > PAUSE_MAX || self.broken > PAUSES_MAX {
+        self.pauses += 1;
+        if pause > PAUSE_MAX || self.pauses > PAUSES_MAX {
             return self.finish(None);
         }
         self.pause = Some(now.after(pause));

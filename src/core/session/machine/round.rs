@@ -171,15 +171,19 @@ impl<W: Walk> Session<W> {
                 let draft = self.controller.combine(model, self.state(true));
                 self.verify(draft, steps, began, now);
             }
-            Err(Fault::RetryAfter(pause)) => self.verify_paused(pause, now),
             Err(_) => self.draft_failed(now),
         }
     }
 
+    /// The drafter failed, and is not queried for a while: the round goes on with the drafts of the
+    /// lookups, if there are any.
     pub(super) fn draft_failed(&mut self, now: Tick) {
-        let done = self.output.tokens().len();
-        self.controller.model_failed(done);
-        self.plain_after_fault(PlainReason::DraftFault, now);
+        self.controller.model_failed(self.output.tokens().len());
+        let draft = self.controller.combine(Tree::default().into(), self.state(true));
+        if draft.is_empty() {
+            return self.plain_after_fault(PlainReason::DraftFault, now);
+        }
+        self.verify(draft, 0, now, now);
     }
 
     pub(super) fn verifying(&mut self, id: ActionId, event: Event, now: Tick) {
@@ -215,15 +219,19 @@ impl<W: Walk> Session<W> {
         let Some(accepted) = self.walked(&call, result) else { return self.verify_failed(now) };
         let decided = !accepted.tokens.is_empty();
         self.timed_call(&call, result, decided, now);
-        let Verifying { id, draft, modelled, position, .. } = call;
+        let Verifying { id, mut draft, modelled, position, .. } = call;
         if !decided {
             self.drop_calls();
             return self.verify_by(position + 1, draft, modelled, now, now);
         }
         self.watch_marks(&accepted.tokens);
         self.controller.observe_result(&draft, result, self.output.tokens());
+        // Nodes that the dialect did not send are neither rejected nor computed.
+        if let (Draft::Tree(tree), Some(put)) = (&mut draft, result.put) {
+            tree.truncate(put.nodes);
+        }
         let delta = self.output.extend(&accepted.tokens, accepted.ends);
-        let kept = accepted.nodes.len().min(delta.tokens.len());
+        let kept = accepted.nodes.iter().filter(|node| **node < draft.len()).count().min(delta.tokens.len());
         let (drafted, depth) = (draft.len() as u32, draft.depth() as u32);
         self.summary.round(Judging { call: id, drafted, accepted: kept as u32, depth });
         self.summary.drift = self.judge.ledger();
@@ -259,7 +267,8 @@ impl<W: Walk> Session<W> {
         let by_method = || Some(Put { method: *self.rules.methods.get(*position)?, nodes: draft.len() });
         if let Some(put) = result.put.or_else(by_method) {
             let seconds = now.seconds_since(*began);
-            let took = Took { put, seconds, modelled: *modelled, decided, turn: *turn };
+            let planned = draft.len();
+            let took = Took { put, planned, seconds, modelled: *modelled, decided, turn: *turn };
             self.controller.called(&took, now);
         }
     }
@@ -272,16 +281,12 @@ impl<W: Walk> Session<W> {
     /// A verify request has not been answered in time. On a busy engine, where requests were
     /// expected to take long concurrent with others, the cause is load; else it is a fault.
     pub(super) fn verify_late(&mut self, late: &Verifying, now: Tick) {
-        if !self.controller.is_busy(late.draft.len(), self.rules.verify_timeout) {
+        let (position, nodes) = (late.position, late.draft.len());
+        if !self.controller.is_busy(position, nodes, self.rules.verify_timeout) {
             return self.verify_failed(now);
         }
-        self.controller.verify_late(late.draft.len(), now.seconds_since(late.began), now);
+        self.controller.verify_late(position, nodes, now.seconds_since(late.began), now);
         self.plain_after_fault(PlainReason::GateLoad, now);
-    }
-
-    fn verify_paused(&mut self, pause: Duration, now: Tick) {
-        self.pause = Some(now.after(pause));
-        self.take_step(Step::Plain(PlainReason::RetryAfter), now, now);
     }
 
     pub(super) fn plain_after_fault(&mut self, reason: PlainReason, now: Tick) {

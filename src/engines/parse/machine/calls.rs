@@ -1,7 +1,7 @@
 //! Calls: their names and arguments, from findings to the pieces that a client gets.
 
 use super::{Event, Machine, Slot, some};
-use crate::parse::arguments::{self, Arguments};
+use crate::parse::arguments::{self, Arguments, Converted};
 use crate::parse::grammar::Names;
 use crate::parse::python::{self, Unread, Value};
 use crate::parse::{Call, Unsure, hermes};
@@ -24,7 +24,7 @@ impl Machine {
             _ if raw.is_empty() => "{}".to_owned(),
             Arguments::Json if is_mistral => first_value(raw)?.to_owned(),
             Arguments::Json => raw.to_owned(),
-            _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?,
+            _ => self.convert(&slot.arguments, false).map_err(|_| Unsure)?.json,
         };
         if !self.accepts(&name) {
             return Ok(None);
@@ -131,24 +131,24 @@ impl Machine {
         is_known && (!name.is_empty() || self.setup.grammar.names == Names::Mistral)
     }
 
-    fn convert(&self, raw: &str, is_partial: bool) -> Result<String, Unread> {
-        let json = self.setup.grammar.arguments.convert(raw, is_partial)?;
+    fn convert(&self, raw: &str, is_partial: bool) -> Result<Converted, Unread> {
+        let Converted { json, open } = self.setup.grammar.arguments.convert(raw, is_partial)?;
         if self.setup.grammar.arguments != Arguments::Dsml || self.setup.tools.is_empty() {
-            return Ok(json);
+            return Ok(Converted { json, open });
         }
         let name = self.slots.iter().find(|slot| slot.arguments == raw).map(|slot| slot.name.as_str());
         let properties = name.and_then(|name| arguments::properties(&self.setup.tools, name));
-        arguments::unwrap(json, properties)
+        Ok(Converted { json: arguments::unwrap(json, properties)?, open })
     }
 
-    /// JSON of the newest call's arguments so far.
-    fn fixed(&self, is_partial: bool) -> Result<String, Unread> {
-        let Some(slot) = self.slots.last() else { return Ok(String::new()) };
-        let json = self.convert(&slot.arguments, is_partial)?;
+    /// JSON of a call's arguments so far.
+    fn fixed(&self, slot: &Slot, is_partial: bool) -> Result<Converted, Unread> {
+        let Converted { json, open } = self.convert(&slot.arguments, is_partial)?;
         if slot.name.is_empty() {
-            return Ok(json);
+            return Ok(Converted { json, open });
         }
-        arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))
+        let json = arguments::fix_types(json, arguments::properties(&self.setup.tools, &slot.name))?;
+        Ok(Converted { json, open })
     }
 
     /// The arguments' JSON that became certain with a piece of their text.
@@ -160,12 +160,35 @@ impl Machine {
         if grammar.converts_at.is_some_and(|c| !text.contains(c)) {
             return None;
         }
-        let json = self.fixed(true).map_err(|_| self.is_sure = false).ok()?;
+        if let Some(piece) = self.added(text) {
+            return some(piece);
+        }
+        let fixed = self.fixed(self.slots.last()?, true);
+        let Converted { json, open } = fixed.map_err(|_| self.is_sure = false).ok()?;
         let slot = self.slots.last_mut()?;
         let safe = arguments::safe_prefix(&json, slot.text_keys.as_deref());
-        let piece = some(safe.strip_prefix(slot.sent.as_str())?.to_owned())?;
+        let piece = safe.strip_prefix(slot.sent.as_str())?.to_owned();
+        // All but the end of the text and of the object is sent.
+        let is_sent = json.strip_prefix(safe) == Some("\"}");
+        slot.open = open.filter(|_| is_sent).map(|length| slot.arguments.len() - length);
         safe.clone_into(&mut slot.sent);
-        Some(piece)
+        some(piece)
+    }
+
+    /// The JSON that a piece adds to an argument that is a text; `None` if all has to be converted
+    /// again. A client may send a whole file as one argument, so that each piece must not cost more
+    /// than the one before.
+    fn added(&mut self, text: &str) -> Option<String> {
+        let slot = self.slots.last_mut()?;
+        let from = slot.open.take()?;
+        if arguments::may_hold_tag(slot.arguments.get(from..)?) {
+            return None;
+        }
+        slot.open = Some(slot.arguments.len());
+        let before = slot.arguments.strip_suffix(text)?;
+        let added = self.setup.grammar.arguments.added(before, text);
+        slot.sent.push_str(&added);
+        Some(added)
     }
 
     /// The rest of the arguments, at the end of a call.
@@ -173,7 +196,7 @@ impl Machine {
         if self.setup.grammar.arguments == Arguments::Json || self.slots.is_empty() {
             return String::new();
         }
-        let Ok(json) = self.fixed(false) else {
+        let Some(Ok(Converted { json, .. })) = self.slots.last().map(|slot| self.fixed(slot, false)) else {
             self.is_sure = false;
             return String::new();
         };
@@ -227,4 +250,115 @@ fn kimi_name(header: &str) -> Option<(Option<String>, String)> {
     let name = id.split(':').next()?;
     let name = name.strip_prefix("functions.").unwrap_or(name);
     (!name.is_empty()).then(|| (Some(id.to_owned()), name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::super::Setup;
+    use super::*;
+    use crate::parse::grammar::{self, Grammar};
+    use crate::parse::{Template, Vocabulary};
+
+    /// A machine within the arguments of a call of `f`.
+    fn machine(grammar: &'static Grammar, has_tools: bool) -> Machine {
+        let properties = json!({"x": {"type": "string"}, "y": {"type": "integer"}, "z": {"enum": ["a"]}});
+        let tool =
+            json!({"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}});
+        let tools = if has_tools { vec![tool] } else { Vec::new() };
+        let vocabulary = Vocabulary { id: &|_| None, special: &[] };
+        let setup = Setup::new(grammar, &vocabulary, Template(None), &tools);
+        let mut machine = Machine::calls(Arc::clone(&setup), false, false);
+        machine.slots.push(Slot::default());
+        machine.name(None, "f");
+        machine
+    }
+
+    /// Adds a piece, once as it is and once with all arguments converted again.
+    fn added_alike(machine: &mut Machine, piece: &str) {
+        let mut slow = machine.clone();
+        slow.slot(|slot| slot.open = None);
+        let [mut told, mut whole] = [Vec::new(), Vec::new()];
+        machine.on_argument(piece, &mut told);
+        slow.on_argument(piece, &mut whole);
+        assert_eq!((&told, &machine.slots[0].sent), (&whole, &slow.slots[0].sent), "{:?}", slow.slots[0]);
+        assert_eq!(machine.is_sure, slow.is_sure);
+    }
+
+    const PIECES: [&str; 30] = [
+        "a",
+        "b c",
+        "\n",
+        "\n\n",
+        "<",
+        "</",
+        "<p",
+        "p",
+        "arameter",
+        "parameter",
+        ">",
+        "=",
+        " ",
+        "/",
+        "\"",
+        "\\",
+        "é😀",
+        "7",
+        "<parameter=x>",
+        "<parameter=y>",
+        "</parameter>",
+        "<parameter name=\"x\">",
+        "<parameter name=z>",
+        "<arg_key>x</arg_key>",
+        "<arg_key>y</arg_key>",
+        "<arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "</arg",
+        "_value>",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_piece_that_is_added_is_what_converting_all_again_gives(
+            pieces in proptest::collection::vec(prop::sample::select(PIECES.to_vec()), 1..40),
+            family in 0_usize..3,
+            has_tools: bool,
+        ) {
+            let (grammar, begin) = [
+                (&grammar::QWEN3, "<parameter=x>"),
+                (&grammar::GLM, "<arg_key>x</arg_key><arg_value>"),
+                (&grammar::MINIMAX_M2, "<parameter name=\"x\">"),
+            ][family];
+            let mut machine = machine(grammar, has_tools);
+            for piece in std::iter::once(begin).chain(pieces) {
+                added_alike(&mut machine, piece);
+            }
+        }
+    }
+
+    /// A file of 1 MB as one argument, among others with half a tag in it: converting all of it
+    /// with every piece would take minutes.
+    #[test]
+    fn a_long_argument_costs_no_more_per_piece_than_a_short_one() {
+        let begins = ["<parameter=x>", "<arg_key>x</arg_key><arg_value>", "<parameter name=\"x\">"];
+        for (grammar, begin) in [&grammar::QWEN3, &grammar::GLM, &grammar::MINIMAX_M2].into_iter().zip(begins)
+        {
+            let mut machine = machine(grammar, true);
+            let mut calls = Vec::new();
+            machine.on_argument(begin, &mut calls);
+            machine.on_argument("if a", &mut calls);
+            for at in 0..150_000 {
+                machine.on_argument(if at % 7 == 0 { " < b >\n" } else { " let c;" }, &mut calls);
+                assert!(machine.slots[0].open.is_some());
+            }
+            assert!(machine.slots[0].sent.len() > 1_000_000);
+        }
+    }
 }

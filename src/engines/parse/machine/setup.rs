@@ -16,6 +16,8 @@ pub(in crate::parse) struct Setup {
     pub(super) thinks: bool,
     /// Texts of markers and of dropped tokens.
     pub(super) spellings: Vec<(Mark, String)>,
+    /// First characters of `spellings`.
+    pub(super) begins: Vec<char>,
     pub(super) tokens: BTreeMap<TokenId, (Mark, String)>,
     /// Tokens that end reasoning; empty if the grammar leaves it in a way that has no token.
     pub(super) ends: Vec<TokenId>,
@@ -42,12 +44,16 @@ impl Setup {
             grammar,
             thinks,
             spellings: known.map(|(mark, text)| (*mark, (*text).to_owned())).collect(),
+            begins: Vec::new(),
             tokens: BTreeMap::new(),
             ends: Vec::new(),
             boundaries: grammar.boundaries.iter().filter_map(|text| (vocabulary.id)(text)).collect(),
             tools: tools.to_vec(),
         };
         setup.find_tokens(vocabulary);
+        setup.begins = setup.spellings.iter().filter_map(|(_, text)| text.chars().next()).collect();
+        setup.begins.sort_unstable();
+        setup.begins.dedup();
         setup.ends = setup.reasoning_ends();
         Arc::new(setup)
     }

@@ -52,7 +52,7 @@ fn words(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "an answer without usage is estimated: a token for each event, or for 4 bytes")?;
     }
     for (at, rest) in rest.iter().enumerate() {
-        let title = if at == 0 { "relayed" } else { "" };
+        let title = if at == 0 { "the rest" } else { "" };
         writeln!(out, "{title:<12} {:<10} {}: {}", percent(rest.share), rest.reason, rest.words)?;
     }
     if rows.is_empty() {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 
 use crate::config::values::Glob;
+use foretell_core::control::Imposed;
 use foretell_core::words::VerifyMethod;
 use foretell_onnx::open::DeviceChoice;
 
@@ -89,7 +90,7 @@ pub struct Backend {
     /// Limits of the probe.
     pub probe: Probe,
     /// Cost that speculation may impose on other requests.
-    pub budget: Budget,
+    pub budget: Imposed,
     /// True if the operator pays per token.
     pub billed: bool,
     /// True if it gets the requests for models that no backend lists; at most one backend does.
@@ -236,27 +237,4 @@ pub enum ProbeWhen {
     Ready,
     /// Never automatically; the operator can start it.
     Never,
-}
-
-/// Cost that speculation may impose on other requests of a replica.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Budget {
-    /// Rejected draft tokens ÷ generated tokens, 0 to 1; applies where requests that are not
-    /// speculated on wait for the engine.
-    pub extra_tokens: f64,
-    /// Sequences that verify requests by fan-out may take ÷ those that are free, 0 to 1; applies
-    /// where requests of others run and the engine reports its limit. One node is always allowed.
-    pub slots: f64,
-    /// Windows of plain decoding, for comparison; `None`: no windows.
-    pub switchback: Option<Switchback>,
-}
-
-/// Time-sliced A/B windows in which all requests of a replica are decoded plainly, as a control
-/// group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switchback {
-    /// Length of one window.
-    pub window: Duration,
-    /// Time from the start of one window to the start of the next; longer than `window`.
-    pub every: Duration,
 }

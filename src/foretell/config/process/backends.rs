@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Budget, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
-    Switchback, TokenizerSource, VerifyLimits,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    TokenizerSource, VerifyLimits,
 };
 use crate::config::kind::{
     Kind, base, boolean, form, path, period, ratio, shown, size, text, url, whole, word,
@@ -18,6 +18,7 @@ use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
 use crate::config::values::{self, Glob};
 use crate::config::yaml::{Node, Value};
+use foretell_core::control::{Imposed, Windows};
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::Dialect as Engine;
 use foretell_engines::openai::Api;
@@ -56,12 +57,12 @@ impl Default for Probe {
     }
 }
 
-impl Default for Budget {
-    fn default() -> Self {
-        let switchback = Switchback { window: Duration::from_secs(20), every: Duration::from_mins(30) };
-        Self { extra_tokens: 0.25, slots: 0.10, switchback: Some(switchback) }
-    }
-}
+/// Cost that speculation may impose on other requests of a backend without `budget`.
+pub(in crate::config) const BUDGET: Imposed = Imposed {
+    extra_tokens: 0.25,
+    slots: 0.10,
+    windows: Some(Windows { window: Duration::from_secs(20), every: Duration::from_mins(30) }),
+};
 
 /// Values read so far that must be unique in the file.
 #[derive(Default)]
@@ -254,11 +255,19 @@ fn host_and_port() -> Kind<String> {
     Kind::new(json!({ "type": "string", "pattern": r"^[^/]+:\d*[1-9]\d*$" }), read)
 }
 
-fn models(item: &Item<'_>, seen: &mut Seen) -> Vec<Model> {
-    item.items().iter().filter_map(|item| model(item, seen)).collect()
+/// Settings that a backend's models share, as the first of them that names it says.
+#[derive(Default)]
+struct Common {
+    tokenizer: Option<PathBuf>,
+    parsers: Option<Parsers>,
 }
 
-fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
+fn models(item: &Item<'_>, seen: &mut Seen) -> Vec<Model> {
+    let mut common = Common::default();
+    item.items().iter().filter_map(|item| model(item, seen, &mut common)).collect()
+}
+
+fn model(item: &Item<'_>, seen: &mut Seen, common: &mut Common) -> Option<Model> {
     let mut section = item.section();
     section.with(None, "description", json!("A model."));
     let id = section.must("id", "Its id, or a pattern with * and ?.", "a model id or a pattern", &text());
@@ -272,6 +281,9 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
     let tokenizer = section.or("tokenizer", says, TokenizerSource::Backend, &source);
     if let TokenizerSource::File(path) = &tokenizer {
         section.names("tokenizer", FileKind::Tokenizer, path);
+        if common.tokenizer.get_or_insert_with(|| path.clone()) != path {
+            section.refuse("tokenizer", other_model(), &format!("{:?}", path.display().to_string()));
+        }
     }
     let named = id.iter().map(|id| ("id", id)).chain(aliases.iter().map(|alias| ("aliases", alias)));
     for (key, name) in named.filter(|(_, name)| !seen.models.insert((*name).clone())).collect::<Vec<_>>() {
@@ -279,8 +291,17 @@ fn model(item: &Item<'_>, seen: &mut Seen) -> Option<Model> {
     }
     let says = "Output parsers that its server was started with; auto: those that it tells.";
     let parsers = section.item("parsers", says).map_or_else(Parsers::default, |item| parsers(&item));
+    let named = Some(parsers).filter(|parsers| *parsers != Parsers::default());
+    if named.is_some_and(|parsers| *common.parsers.get_or_insert(parsers) != parsers) {
+        section.refuse("parsers", other_model(), "others");
+    }
     section.close();
     Some(Model { id: Glob::new(&id?), aliases, tokenizer, parsers })
+}
+
+/// Tokenizer and parsers belong to the server, which has one of each.
+fn other_model() -> Refusal {
+    Refusal::new("not that of an earlier model", "the same for all models of a backend, or another backend")
 }
 
 /// `auto`, or a parser by each of the server's two flags.
@@ -429,10 +450,10 @@ fn probe(mut section: Section<'_>) -> Probe {
     probe
 }
 
-fn budget(mut section: Section<'_>) -> Budget {
-    let default = Budget::default();
+fn budget(mut section: Section<'_>) -> Imposed {
+    let default = BUDGET;
     let windows = "Time-sliced A/B windows of plain decoding, WINDOW/EVERY; null: none.";
-    let budget = Budget {
+    let budget = Imposed {
         extra_tokens: section.or(
             "extra_tokens",
             "Rejected draft tokens ÷ generated tokens.",
@@ -445,22 +466,22 @@ fn budget(mut section: Section<'_>) -> Budget {
             default.slots,
             &ratio(),
         ),
-        switchback: section.maybe("switchback", windows, default.switchback, &switchback()),
+        windows: section.maybe("switchback", windows, default.windows, &switchback()),
     };
     section.close();
     budget
 }
 
 /// `WINDOW/EVERY`, such as `30s/10m`.
-fn switchback() -> Kind<Switchback> {
+fn switchback() -> Kind<Windows> {
     let parse = |text: &str| {
         let (window, every) = text.split_once('/')?;
         let window = values::duration(window).filter(|window| !window.is_zero())?;
         let every = values::duration(every).filter(|every| *every > window)?;
-        Some(Switchback { window, every })
+        Some(Windows { window, every })
     };
     let refusal =
         || Refusal::new("not a window in a time", "WINDOW/EVERY with WINDOW shorter, such as 30s/10m");
-    let shown = |both: &Switchback| json!(format!("{}/{}", shown(both.window), shown(both.every)));
+    let shown = |both: &Windows| json!(format!("{}/{}", shown(both.window), shown(both.every)));
     form(r"^0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h)$", refusal, parse).shown(shown)
 }

@@ -422,9 +422,18 @@ fn tenant(mut section: Section<'_>) -> Tenant {
             &word(fallbacks),
         ),
     };
+    if let Some(header) = tenant.header.as_deref().filter(|header| CREDENTIALS.contains(header)) {
+        let allowed = "a header that only names it; for keys: fallback: authorization_hash";
+        let refusal = Refusal::new("it has a credential, and tenants are shown and recorded", allowed);
+        section.refuse("header", refusal, &format!("{header:?}"));
+    }
     section.close();
     tenant
 }
+
+/// Header fields with credentials: those of HTTP, and the keys of the APIs that are relayed.
+const CREDENTIALS: [&str; 6] =
+    ["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"];
 
 /// A host name without a port.
 fn host() -> Kind<String> {

@@ -9,9 +9,13 @@ fn key(tenant: &str) -> Key {
 }
 
 fn corpus() -> CorpusHandle {
+    saved_to(None)
+}
+
+fn saved_to(snapshot: Option<PathBuf>) -> CorpusHandle {
     let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
     let process_memory = http::memory::Memory::new(1 << 30);
-    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), None).unwrap()
+    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), snapshot).unwrap()
 }
 
 /// Adds the text of a request under one key.
@@ -36,7 +40,7 @@ fn next(corpus: &CorpusHandle, key: &Key, context: &[TokenId]) -> Option<TokenId
 
 /// Waits until every queued text has been indexed.
 fn settle(corpus: &CorpusHandle) {
-    assert_eq!(corpus.clear(Some("nobody")), Some(0));
+    assert_eq!(corpus.clear(Some("nobody")).unwrap(), 0);
 }
 
 #[test]
@@ -55,12 +59,12 @@ fn a_text_is_learnt_for_its_own_tenant_and_forgotten_with_it() {
         metrics.contains("foretell_corpus_texts 2") && metrics.contains("{event=\"learnt\"} 2"),
         "{metrics}"
     );
-    assert_eq!(corpus.clear(Some("a")), Some(1));
+    assert_eq!(corpus.clear(Some("a")).unwrap(), 1);
     assert_eq!(
         (next(&corpus, &key("a"), &[109, 110]), next(&corpus, &key("b"), &[509, 510])),
         (None, Some(511))
     );
-    assert_eq!((corpus.clear(None), corpus.holdings().len()), (Some(1), 0));
+    assert_eq!((corpus.clear(None).unwrap(), corpus.holdings().len()), (1, 0));
 }
 
 #[test]
@@ -105,7 +109,7 @@ fn a_damaged_snapshot_is_refused_whole() {
     say(&corpus, key("a"), &text(100));
     corpus.save(&file).unwrap();
     let whole = std::fs::read(&file).unwrap();
-    corpus.clear(None);
+    corpus.clear(None).unwrap();
     for at in (0..whole.len()).step_by(7) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x15;
@@ -113,7 +117,7 @@ fn a_damaged_snapshot_is_refused_whole() {
         // A changed `saved` is not detected: it only sets the age of the texts.
         if corpus.load(&file).is_ok() {
             assert!(at < whole.iter().position(|&byte| byte == b'\n').unwrap(), "byte {at}");
-            corpus.clear(None);
+            corpus.clear(None).unwrap();
         }
         std::fs::write(&file, &whole[..at]).unwrap();
         assert!(corpus.load(&file).is_err(), "cut at {at}");
@@ -124,19 +128,63 @@ fn a_damaged_snapshot_is_refused_whole() {
 }
 
 #[test]
+fn cleared_texts_do_not_come_back_when_the_snapshot_cannot_be_written_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts");
+    let corpus = saved_to(Some(file.clone()));
+    say(&corpus, key("a"), &text(100));
+    corpus.save(&file).unwrap();
+    // In the way of the new file.
+    std::fs::create_dir(folder.path().join("texts.new")).unwrap();
+    assert_eq!(corpus.clear(None).unwrap(), 1);
+    assert!(!file.exists());
+    assert_eq!(self::corpus().load(&file).unwrap(), 0);
+}
+
+#[test]
+fn what_a_killed_process_left_of_a_snapshot_is_cleared_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join("texts.new");
+    std::fs::write(&left, "half").unwrap();
+    let corpus = saved_to(Some(folder.path().join("texts")));
+    assert_eq!(corpus.clear(None).unwrap(), 0);
+    assert!(!left.exists());
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_removed_either_is_told() {
+    // Neither it nor a file next to it can be written, even by root.
+    let corpus = saved_to(Some("/proc/self/status".into()));
+    say(&corpus, key("a"), &text(100));
+    assert!(matches!(corpus.clear(None), Err(SnapshotError::File(_))));
+    assert_eq!(corpus.holdings().len(), 0, "memory is cleared all the same");
+}
+
+#[test]
+fn nothing_stays_of_a_file_that_could_not_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("texts");
+    snapshot::replace(&file, b"old").unwrap();
+    let full = |to: &mut io::BufWriter<std::fs::File>| {
+        to.write_all(b"half")?;
+        Err(io::Error::from(io::ErrorKind::StorageFull))
+    };
+    assert!(snapshot::replace_with(&file, full).is_err());
+    assert_eq!(std::fs::read(&file).unwrap(), b"old");
+    assert!(!folder.path().join("texts.new").exists());
+}
+
+#[test]
 fn a_request_in_flight_during_a_clear_is_not_learnt() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("texts");
-    let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
-    let process_memory = http::memory::Memory::new(1 << 30);
-    let observer = Arc::new(Observer::new().unwrap());
-    let corpus = CorpusHandle::start(limits, &process_memory, observer, Some(file.clone())).unwrap();
+    let corpus = saved_to(Some(file.clone()));
     let scopes = || [Scope::Tenant, Scope::Global].into_iter();
     let all = Key { tenant: None, ..key("") };
     let [of_a, of_b] = ["a", "b"].map(|tenant| CorpusAccess::new(&corpus, &all, Some(tenant), scopes()));
     of_a.learn(&text(100), &[], None);
     assert_eq!(corpus.save(&file).unwrap(), 2, "under both keys");
-    assert_eq!(corpus.clear(Some("a")), Some(2));
+    assert_eq!(corpus.clear(Some("a")).unwrap(), 2);
     of_a.learn(&text(100), &[], None);
     of_b.learn(&text(500), &[], None);
     settle(&corpus);
@@ -191,7 +239,7 @@ fn successors_are_learnt_for_a_tenant_and_an_epoch_and_forgotten_when_asked() {
     let held = corpus.holdings();
     assert_eq!((held.len(), held[0].1.successors, held[0].1.texts), (1, 1, 0), "no text is kept for it");
     assert!(corpus.shared.observer.metrics().text().contains("foretell_corpus_successors 1"));
-    assert_eq!(corpus.clear(Some("a")), Some(0));
+    assert_eq!(corpus.clear(Some("a")).unwrap(), 0);
     early.learn(&[1], &[2], Some(&seen));
     settle(&corpus);
     assert_eq!((finds(Some("a"), "1"), corpus.holdings().len()), (None, 0), "under way when it was cleared");

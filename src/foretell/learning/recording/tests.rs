@@ -51,9 +51,9 @@ fn what_is_recorded_is_read_again_and_only_the_owner_may_read_it() {
         assert!(recorder.draws());
         recorder.record(record.clone());
     }
-    while !observer.metrics().text().contains(r#"foretell_recorded_requests_total{result="written"} 2"#) {
-        thread::yield_now();
-    }
+    recorder.finish();
+    let metrics = observer.metrics().text();
+    assert!(metrics.contains(r#"foretell_recorded_requests_total{result="written"} 2"#), "{metrics}");
     assert_eq!(read(&settings.dir, None).unwrap(), records);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&settings.dir), 0o700);
@@ -227,7 +227,7 @@ fn a_full_disk_stops_recording_and_is_counted() {
         observer: Arc::clone(&observer),
     };
     for at in 0..2 {
-        records.send(record(None, at, &[3])).unwrap();
+        records.send(Note::Record(record(None, at, &[3]))).unwrap();
     }
     drop(records);
     writer.run(&inbox, &shared);

@@ -15,15 +15,15 @@ pub struct Report {
     pub tokens: u64,
     /// The part of these that is estimated, because an answer did not report its usage.
     pub estimated_tokens: u64,
-    /// Share of the tokens of requests that may be speculated on: paths `speculated` and `plain`;
-    /// `None` without a token.
+    /// Share of the tokens of requests that may be speculated on: path `speculated`, and `plain`
+    /// unless its reason holds for good; `None` without a token.
     pub may_speculate: Option<f64>,
     /// Share of the tokens of requests that were speculated on; `None` without a token.
     pub speculated: Option<f64>,
     /// Projected speedup of the tokens that may be speculated on, as a multiple of plain decoding;
     /// `None` while none is projected.
     pub expected_speedup: Option<f64>,
-    /// Reasons for which the others were relayed, by number of tokens.
+    /// Reasons for which the others were relayed or decoded plainly, by number of tokens.
     pub rest: Vec<Rest>,
     /// Every combination of names, by number of tokens; at most 500, then one of all others.
     pub rows: Vec<Row>,
@@ -31,7 +31,7 @@ pub struct Report {
     pub sentence: String,
 }
 
-/// Tokens that were relayed for one reason.
+/// Tokens that may not be speculated on for one reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rest {
     /// The reason, as in metrics.

@@ -9,6 +9,7 @@ use crate::serving::drafters::{SessionModel, Translation};
 use foretell_core::draft::{Draft, Features, Node, Source, Tree, Vote};
 use foretell_core::units::TokenId;
 use foretell_core::words::TokenContext;
+use foretell_engines::openai::Sampling;
 use foretell_engines::policy::part::TranslationMode;
 use foretell_engines::text::translate::{Anchor, Common, Translator};
 use foretell_onnx::drafter::{
@@ -144,12 +145,15 @@ impl BridgedContext {
         }
     }
 
-    /// Noise of a slot with this context: the target's noise only if it answers in the target's
-    /// tokens.
+    /// Noise of a slot with this context: the target's noise, and what names tokens of the target,
+    /// only if it answers in the target's tokens.
     pub fn noise(&self, noise: Noise) -> Noise {
         match self {
             Self::Same(_) | Self::Common { .. } => noise,
-            Self::Text { .. } => Noise { seed: None, ..noise },
+            Self::Text { .. } => {
+                let sampling = Sampling { logit_bias: Vec::new(), ..noise.sampling };
+                Noise { seed: None, sampling, ..noise }
+            }
         }
     }
 }
@@ -265,4 +269,32 @@ fn tree(chain: &[Drafted]) -> Tree {
         tree.push(Node::new(token, index.checked_sub(1), Vote::new(Source::Model, features)));
     }
     tree
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use foretell_engines::text::Tokenizer;
+    use foretell_engines::text::translate::{Ends, Pair};
+
+    #[test]
+    fn a_slot_that_drafts_by_text_is_told_no_ids_of_the_target() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("onnx/models/draft-same");
+        let words = Arc::new(Tokenizer::from_file(&folder).unwrap());
+        let pair = Arc::new(Pair::new(Arc::clone(&words), words, Ends::default()).unwrap());
+        let (token_context, common) = (TokenContext::new(&[], &[]), Arc::clone(pair.common()));
+        let anchor = Translator::new(pair).anchor();
+        let sampling =
+            Sampling { logit_bias: vec![(5, -100.0)], presence_penalty: 0.5, ..Sampling::default() };
+        let noise = Noise { seed: Some(1), choice: 2, sampling };
+        let text = BridgedContext::Text { token_context: token_context.clone(), anchor, ratio: 1.0 };
+        let told = text.noise(noise.clone());
+        assert_eq!((told.seed, told.choice, told.sampling.presence_penalty), (None, 2, 0.5));
+        assert!(told.sampling.logit_bias.is_empty());
+        let target_context = token_context.clone();
+        let told = BridgedContext::Common { token_context, target_context, common }.noise(noise);
+        assert_eq!((told.seed, told.sampling.logit_bias), (Some(1), vec![(5, -100.0)]));
+    }
 }

@@ -47,14 +47,18 @@ impl WholeParser {
     /// The parts of an output, given without the token that ended it.
     pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
         let own = self.own(prompt, output);
-        let reasoning_tokens = own.as_ref().map(|own| own.reasoning_tokens);
+        let counted = own.as_ref().map(|own| own.reasoning_tokens);
         let proof = Proof { alike: self.traits.whole_parsed_alike(), parsers: self.identity.engine.parsers };
         let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
         if own.is_some() && proven && !fresh_seed().is_multiple_of(JUDGED) {
-            return Parts { whole: own, reasoning_tokens, difference: None };
+            return Parts { whole: own, reasoning_tokens: counted, difference: None };
         }
         let servers = self.servers(calls, prompt, output).await;
         let (Some(own), Some(servers)) = (&own, &servers) else {
+            // Where the server does not answer, the parser here stands in only if it has proved
+            // itself.
+            let own = own.filter(|_| proven);
+            let reasoning_tokens = counted.filter(|_| own.is_some());
             return Parts { whole: own.or(servers), reasoning_tokens, difference: None };
         };
         let difference = difference(own, servers);
@@ -64,6 +68,7 @@ impl WholeParser {
         }
         // Where both are the same, the own parts have the ids that the model wrote.
         let whole = if difference.is_some() { servers } else { own };
+        let reasoning_tokens = counted.filter(|_| difference.is_none());
         Parts { whole: Some(whole.clone()), reasoning_tokens, difference }
     }
 

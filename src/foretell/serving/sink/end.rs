@@ -7,6 +7,7 @@ use crate::http::headers;
 use crate::observe::Finished;
 use crate::serving::failure::Failure;
 use foretell_core::session::{Finish, Stopped};
+use foretell_core::units::TokenId;
 use foretell_core::words::Reason;
 use foretell_engines::openai::usage::{Counts, Path, SpeculatedUsage, Usage};
 
@@ -31,14 +32,16 @@ impl End {
         self.finish.is_some()
     }
 
-    /// The stop text or token as JSON, null if there is none. `names_end`: the end-of-text token
-    /// counts as one.
-    pub(super) fn stop(&self, names_end: bool) -> Value {
+    /// The stop text or token as JSON, null if there is none. `names`: the engine names this
+    /// token as a stop. Where that is not known, it names a stop token of the client's, and with
+    /// `names_end` the end-of-text token.
+    pub(super) fn stop(&self, names: impl Fn(TokenId) -> Option<bool>, names_end: bool) -> Value {
+        let named = |token: TokenId, usual: bool| names(token).unwrap_or(usual).then_some(token);
         match &self.stopped {
             Some(Stopped::Text(text)) => json!(text),
-            Some(Stopped::Token(token)) => json!(token),
-            Some(Stopped::TextEnd(token)) if names_end => json!(token),
-            Some(Stopped::TextEnd(_)) | None => Value::Null,
+            Some(Stopped::Token(token)) => json!(named(*token, true)),
+            Some(Stopped::TextEnd(token)) => json!(named(*token, names_end)),
+            None => Value::Null,
         }
     }
 

@@ -52,3 +52,30 @@ impl PartWriter {
         self.parsers.call_id(fresh_seed())
     }
 }
+
+/// Writes the members of a server's deltas, joined, into a whole answer: what its parser of streams
+/// took out of the text. `None` if their calls cannot be joined. `calls_end`: as for a server whose
+/// parsers are known, see [`PartWriter::write_whole`].
+pub(super) fn write_pieces(
+    answer: &mut Value,
+    text: &str,
+    pieces: &Map<String, Value>,
+    calls_end: bool,
+) -> Option<()> {
+    let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else {
+        return Some(());
+    };
+    let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) else { return Some(()) };
+    message.extend(pieces.clone());
+    // If a parser of the server has taken all of it, there is no text.
+    if text.is_empty() && !pieces.is_empty() {
+        message.insert("content".to_owned(), Value::Null);
+    }
+    if let Some(calls) = pieces.get("tool_calls") {
+        message.insert("tool_calls".to_owned(), parts::joined_calls(calls)?);
+        if calls_end {
+            choice.insert("finish_reason".to_owned(), CALLS.into());
+        }
+    }
+    Some(())
+}

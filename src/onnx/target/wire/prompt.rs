@@ -11,7 +11,7 @@ use foretell_core::units::TokenId;
 use foretell_engines::parse::{Forced, Parsers};
 
 /// Maximum number of prompts in one request, as in vLLM.
-const PROMPTS_MAX: usize = 1024;
+pub(super) const PROMPTS_MAX: usize = 1024;
 
 /// Reads `prompt`: a string, a list of token ids, or a list of either.
 pub(super) fn prompts(fields: &mut Fields<'_>, served: Served<'_>) -> Result<Vec<Prompt>, Refusal> {
@@ -75,9 +75,14 @@ pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal>
     if !message.get("role").is_some_and(Value::is_string) {
         return Err(invalid("messages", "every message needs a role"));
     }
-    let calls = parse_arguments(&mut message);
+    parse_arguments(&mut message);
+    // An answer of calls or reasoning alone has no content, and comes back as it was sent.
+    let is_answer = message.get("role").is_some_and(|role| role == "assistant");
+    if is_answer {
+        spell_reasoning(&mut message);
+    }
     let content = match message.get("content") {
-        None | Some(Value::Null) if calls => String::new(),
+        None | Some(Value::Null) if is_answer => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => {
             let texts = parts.iter().map(text_part).collect::<Result<Vec<_>, _>>()?;
@@ -89,19 +94,26 @@ pub(super) fn message(mut message: Map<String, Value>) -> Result<Value, Refusal>
     Ok(Value::Object(message))
 }
 
-/// Parses the arguments of a message's calls, which templates expect as an object. True if there
-/// are calls.
-fn parse_arguments(message: &mut Map<String, Value>) -> bool {
+/// Gives the reasoning of an answer both of its names: servers send the first one, templates read
+/// the second. As in vLLM.
+fn spell_reasoning(message: &mut Map<String, Value>) {
+    let given = |name: &str| message.get(name).filter(|reasoning| !reasoning.is_null()).cloned();
+    if let Some(reasoning) = given("reasoning").or_else(|| given("reasoning_content")) {
+        for name in ["reasoning", "reasoning_content"] {
+            message.insert(name.to_owned(), reasoning.clone());
+        }
+    }
+}
+
+/// Parses the arguments of a message's calls, which templates expect as an object.
+fn parse_arguments(message: &mut Map<String, Value>) {
     let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
-    let mut any = false;
     for call in calls.into_iter().flatten() {
-        any = true;
         let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
         if let Some(Ok(parsed)) = arguments.as_str().map(serde_json::from_str) {
             *arguments = parsed;
         }
     }
-    any
 }
 
 fn text_part(part: &Value) -> Result<String, Refusal> {
@@ -148,4 +160,47 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
         variables.insert("reasoning_effort".to_owned(), Value::String(effort));
     }
     Ok(Asked { tools, may_call, forced, template })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(given: Value) -> Result<Value, Refusal> {
+        let Value::Object(given) = given else { unreachable!() };
+        message(given)
+    }
+
+    #[test]
+    fn an_answer_without_content_is_taken_back() {
+        for content in [json!({}), json!({"content": null})] {
+            let mut given = json!({"role": "assistant", "reasoning": "Hm"});
+            given.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+            let want =
+                json!({"role": "assistant", "reasoning": "Hm", "reasoning_content": "Hm", "content": ""});
+            assert_eq!(read(given), Ok(want));
+        }
+        for role in ["user", "system", "tool"] {
+            let refused = read(json!({"role": role, "content": null}));
+            assert!(matches!(refused, Err(Refusal::Invalid { .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn reasoning_has_the_name_that_templates_read() {
+        for given in [
+            json!({"reasoning": "Hm"}),
+            json!({"reasoning_content": "Hm"}),
+            json!({"reasoning": null, "reasoning_content": "Hm"}),
+        ] {
+            let mut answer = json!({"role": "assistant", "content": "a"});
+            answer.as_object_mut().unwrap().extend(given.as_object().unwrap().clone());
+            let read = read(answer).unwrap();
+            assert_eq!((&read["reasoning"], &read["reasoning_content"]), (&json!("Hm"), &json!("Hm")));
+        }
+        let none = json!({"role": "assistant", "content": "a"});
+        assert_eq!(read(none.clone()), Ok(none));
+    }
 }

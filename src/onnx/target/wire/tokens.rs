@@ -10,6 +10,10 @@ use crate::target::wire::{LOGPROBS_MAX, Prompt, Served};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Sampling;
 
+/// Maximum number of nodes of a draft: a row of logits of the whole vocabulary is computed for
+/// each, in a run that all streams wait for. Foretell drafts at most an eighth of it.
+const NODES_MAX: usize = 256;
+
 /// A parsed `/v1/verify` request: a draft to verify.
 #[derive(Clone, Debug)]
 pub(in crate::target) struct VerifyAsk {
@@ -49,6 +53,9 @@ pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<Verif
     let generated = fields.size("generated", context.len())?.unwrap_or(0);
     let tokens: Vec<TokenId> = fields.take("tokens")?.ok_or(Refusal::Missing("tokens"))?;
     served.check_ids("tokens", &tokens)?;
+    if tokens.len() > NODES_MAX {
+        return Err(invalid("tokens", format!("at most {NODES_MAX} nodes, got {}", tokens.len())));
+    }
     let parents = parents(fields.take("parents")?, tokens.len())?;
     let top = fields.size("top_logprobs", LOGPROBS_MAX)?.unwrap_or(0);
     let sampling = sampling(&mut fields, served)?;

@@ -180,7 +180,8 @@ impl Vllm {
             }
         }
         put("stop", json!(sampling.stop));
-        put("stop_token_ids", json!(sampling.stop_ids));
+        // Those that the engine adds come later.
+        put("stop_token_ids", fields.get("stop_token_ids").cloned().unwrap_or_else(|| json!([])));
         // Defaults of the class are left out.
         if sampling.max_tokens != 16 {
             put("max_tokens", json!(sampling.max_tokens));

@@ -51,6 +51,9 @@ impl Vllm {
         sampling.ignore_eos = fields.flag("ignore_eos")?;
         sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);
         self.check(&sampling)?;
+        if !sampling.ignore_eos {
+            sampling.stop_ids.extend(&self.options.other_ends);
+        }
         if sampling.temperature < GREEDY {
             sampling.temperature = 0.0;
         }
