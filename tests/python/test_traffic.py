@@ -231,7 +231,7 @@ class Training(unittest.TestCase):
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def test_it_learns_and_the_folder_is_whole(self):
-        events = self.events(budget=8)
+        events = self.events(budget=20)
         self.assertEqual(events[0] | {"tokens": 0}, {"event": "read", "requests": 80, "tokens": 0, "held_out": 9,
                                                      "vocabulary": 8192, "kept": events[0]["kept"]})
         done = events[-1]
