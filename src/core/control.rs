@@ -149,7 +149,7 @@ impl Measurements<'_> {
 
     /// As [`Self::left`], of a plain request that continues another one.
     pub fn continued(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
-        // Their time is not the pace of the engine alone, and they do not wait for it for ever.
+        // Their time includes the request's own, so it does not show the pace.
         self.costs.plain_concurrent(tokens);
         let won = self.book(tokens as f64, seconds);
         self.passed(seconds, tokens, now);

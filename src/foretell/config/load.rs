@@ -175,7 +175,7 @@ fn inert(policy: &Policy) -> Option<String> {
     })
 }
 
-/// Listeners that cannot be bound beside an earlier one. They are compared as they come out of
+/// Listeners whose address clashes with an earlier one. They are compared as they come out of
 /// file, flags and variables, so they have no line.
 fn clashing(process: &Process) -> Vec<Problem> {
     let listen = process.listen.iter().enumerate();

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use tokio::sync::OwnedSemaphorePermit;
@@ -16,7 +16,7 @@ use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, 
 use tracing::Instrument;
 
 use super::facts;
-use super::relay::{Relay, end, fail};
+use super::relay::{Relay, fail};
 use super::route::{self, Read};
 use super::tenant::{self, Doubt};
 use super::translate::{self, AskedBy};
@@ -25,7 +25,6 @@ use crate::config::process::Limits;
 use crate::config::process::Tenant;
 use crate::fleet::Replica;
 use crate::gateway::{Settings, Shared};
-use crate::http::answer::error_response;
 use crate::http::body::Body;
 use crate::http::body::full;
 use crate::http::gather::Stopped;
@@ -98,15 +97,11 @@ struct Inbound {
     record: Record,
 }
 
-/// Answers a request whose tenant is doubtful.
-fn refused(mut record: Record, doubt: Doubt) -> Response<Body> {
+/// The failure of a request whose tenant is doubtful.
+fn tenant_failure(doubt: Doubt) -> Failure {
     match doubt {
-        Doubt::Twice => fail(record, &Failure::TenantTwice),
-        Doubt::NotUtf8 => {
-            record.failed(doubt.words().to_owned());
-            let message = "the tenant's name is not UTF-8";
-            end(record, error_response(StatusCode::BAD_REQUEST, message, None, "tenant_not_utf8"))
-        }
+        Doubt::Twice => Failure::TenantTwice,
+        Doubt::NotUtf8 => Failure::TenantNotUtf8,
     }
 }
 
@@ -248,7 +243,7 @@ impl Proxy {
         }
         let address = inbound.peer.map(|peer| peer.address.ip());
         if let Some(doubt) = tenant::doubt(&self.tenants, address, &inbound.parts.headers) {
-            return refused(inbound.record, doubt);
+            return fail(inbound.record, &tenant_failure(doubt));
         }
         let mut response = match route::candidate(&inbound.parts.method, &inbound.parts.uri) {
             Some(route) => self.completion(inbound, body, route).await,

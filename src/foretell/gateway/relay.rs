@@ -48,12 +48,8 @@ fn answered(record: &mut Record, response: &mut Response<impl Sized>) {
 
 /// Answers with an error of Foretell's own.
 pub(super) fn fail(mut record: Record, failure: &Failure) -> Response<Body> {
+    let mut response = failure.response();
     failure.record_in(&mut record);
-    end(record, failure.response())
-}
-
-/// Ends a request with an answer of Foretell itself.
-pub(super) fn end(mut record: Record, mut response: Response<Body>) -> Response<Body> {
     answered(&mut record, &mut response);
     record.end(false);
     response

@@ -32,6 +32,9 @@ pub enum Failure {
     /// More than one tenant is named.
     #[error("the request names more than one tenant")]
     TenantTwice,
+    /// A trusted peer names a tenant by other bytes than UTF-8.
+    #[error("the tenant's name is not UTF-8")]
+    TenantNotUtf8,
     /// A request of another API that no chat request can ask for.
     #[error(transparent)]
     Untranslated(Untranslated),
@@ -92,6 +95,7 @@ impl Failure {
             Self::NoBackend => true,
             Self::Connect
             | Self::TenantTwice
+            | Self::TenantNotUtf8
             | Self::Untranslated(_)
             | Self::BodyTooLarge { .. }
             | Self::BodyBroken
@@ -118,7 +122,9 @@ impl Failure {
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyBroken | Self::TenantTwice | Self::Untranslated(_) => StatusCode::BAD_REQUEST,
+            Self::BodyBroken | Self::TenantTwice | Self::TenantNotUtf8 | Self::Untranslated(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::BodySilent(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -132,6 +138,7 @@ impl Failure {
             Self::NoBackend => "no_backend",
             Self::Connect => "method_not_allowed",
             Self::TenantTwice => "tenant_twice",
+            Self::TenantNotUtf8 => "tenant_not_utf8",
             Self::Untranslated(_) => "not_translated",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::BodyBroken => "bad_request_body",

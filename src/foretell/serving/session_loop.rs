@@ -39,7 +39,6 @@ use foretell_core::session::{
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
-use foretell_engines::openai::trim::choices;
 use foretell_engines::openai::usage::Usage;
 
 /// The id of events that answer no action.
@@ -551,16 +550,7 @@ impl SessionLoop {
             self.session.handle(WORLD, Event::Mode(closed), now);
         }
         match happened {
-            Happened::PlainEvent(plain_event) => {
-                if let PlainEvent::Chunk(event, chunk) = &plain_event
-                    && chunk.finish.is_some()
-                {
-                    for choice in choices(event) {
-                        self.answer_traits.note_end(choice);
-                    }
-                }
-                self.plain_event(plain_event).await;
-            }
+            Happened::PlainEvent(plain_event) => self.plain_event(plain_event).await,
             Happened::Done(id, reply) => {
                 self.aborts.retain(|(pending, _)| *pending != id);
                 self.held.take_if(|held| *held == id);

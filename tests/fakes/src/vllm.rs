@@ -63,7 +63,7 @@ pub struct Options {
     pub compiler: bool,
     /// Built-in speculative decoding, shown by the counters of `vllm:spec_decode_*`.
     pub speculates: bool,
-    /// `eos_token_id` of its generation config, beside the tokenizer's own end of text: the engine
+    /// `eos_token_id` of its generation config, besides the tokenizer's own end of text: the engine
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
     pub setup: Setup,

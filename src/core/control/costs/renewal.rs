@@ -127,7 +127,7 @@ impl Renewal {
         if self.fresh.1 < if agrees { STEPS } else { STEPS_DOUBTED } {
             return if measures { Renewed::No } else { Renewed::Begun };
         }
-        let agreed = if agrees && before.is_some() { (self.agreed + 1).min(8) } else { 0 };
+        let agreed = if agrees && before.is_some() { self.agreed.saturating_add(1) } else { 0 };
         let fresh = self.fresh;
         *self = Self { agreed, alone: self.alone, ..Self::default() };
         if agrees { Renewed::No } else { Renewed::Replaced(fresh) }

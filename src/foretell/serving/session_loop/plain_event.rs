@@ -36,6 +36,9 @@ impl SessionLoop {
             PlainEvent::Chunk(event, mut chunk) => {
                 self.slot.record.received();
                 self.begun = true;
+                if chunk.finish.is_some() {
+                    choices(&event).iter().take(1).for_each(|choice| self.answer_traits.note_end(choice));
+                }
                 self.unsent.take_if(|_| !self.sink.is_whole());
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
