@@ -24,7 +24,7 @@ pub struct Quirks {
     /// The setting without which every prompt is computed anew.
     pub cache_setting: CacheSetting,
     /// The setting without which it does not tell the prompt and the sampling of a request
-    /// ([`Engine::renders`]); `None` if it never does.
+    /// ([`super::Engine::renders`]); `None` if it never does.
     pub render_setting: Option<&'static str>,
     /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
     /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
@@ -67,7 +67,7 @@ pub struct Quirks {
     /// receive it (TensorRT-LLM: its schema forbids unknown fields).
     pub refuses_prediction: bool,
     /// The engine does not report whether it puts special tokens in front of a prompt: the ids from
-    /// [`Codec::prompt_ids_call`] are used only once the first call has counted as many.
+    /// [`super::Codec::prompt_ids_call`] are used only once the first call has counted as many.
     pub prompt_ids_need_count: bool,
     /// Its texts are made by Hugging Face's own code, which removes spaces before punctuation
     /// unless the model's configuration forbids that (SGLang, LMDeploy).
