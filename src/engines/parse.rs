@@ -48,7 +48,7 @@ use hermes::Hermes;
 use llama::Llama;
 use machine::{Counter, Machine, Setup};
 use mistral::Mistral;
-use stream::{Calls, Count, Reasoning, Stream};
+use stream::{Calls, Count, FirstCall, Reasoning, Stream};
 use think::Think;
 
 use crate::text::Tokenizer;
@@ -84,6 +84,8 @@ pub struct Request<'a> {
     pub tools: &'a [Value],
     /// There are tools, and the choice is not `none`.
     pub may_call: bool,
+    /// All calls but the first are left out (`parallel_tool_calls: false`).
+    pub single_call: bool,
     /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
     pub template: Option<&'a Map<String, Value>>,
     /// Ids of the rendered prompt.
@@ -212,10 +214,12 @@ impl Parsers {
         vocabulary: &Vocabulary<'_>,
     ) -> Result<Box<dyn Parse>, Unsure> {
         let pair = Pair::from(self);
-        if pair.is_harmony() {
-            return Ok(Box::new(pair.harmony(vocabulary)?));
-        }
-        Ok(Box::new(pair.stream(request, vocabulary)?))
+        let parser: Box<dyn Parse> = if pair.is_harmony() {
+            Box::new(pair.harmony(vocabulary)?)
+        } else {
+            Box::new(pair.stream(request, vocabulary)?)
+        };
+        Ok(if request.single_call { Box::new(FirstCall(parser)) } else { parser })
     }
 
     /// The parts of one answer that is not streamed, from its tokens, each with the text that
@@ -230,10 +234,15 @@ impl Parsers {
         tokens: &[(TokenId, &str)],
     ) -> Result<Whole, Unsure> {
         let pair = Pair::from(self);
-        if pair.is_harmony() {
-            return pair.harmony(vocabulary)?.whole(request, tokens);
+        let mut whole = if pair.is_harmony() {
+            pair.harmony(vocabulary)?.whole(request, tokens)?
+        } else {
+            pair.whole(request, vocabulary, tokens)?
+        };
+        if request.single_call {
+            whole.calls.truncate(1);
         }
-        pair.whole(request, vocabulary, tokens)
+        Ok(whole)
     }
 }
 

@@ -544,6 +544,39 @@ async fn our_own_target_binds_the_arguments_of_strict_functions(#[case] text: &s
     }
 }
 
+/// The parser leaves out the others, streamed and whole.
+async fn has_one_call(scene: &Scene, more: Value) {
+    let mut told = BTreeSet::new();
+    for _ in 0..5 {
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!(got.parts, want.parts, "{more}");
+        assert_eq!(want.parts.calls.len(), 1, "{more}");
+        let calls = async |to| ask_whole(to, &more).await.0["choices"][0]["message"]["tool_calls"].take();
+        let want = calls(scene.server.address()).await;
+        assert_eq!(calls(scene.proxy.gateway.addresses[0]).await, want, "{more}");
+        assert_eq!(want.as_array().map(Vec::len), Some(1), "{more}");
+        told.insert(got.told);
+    }
+    scene.has_speculated(&told);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_for_a_single_call_is_speculated_on() {
+    let two = format!("{CALL}\n{}", CALL.replace("Bern", "Paris"));
+    let single = json!({"parallel_tool_calls": false});
+    has_one_call(&Scene::proven_of(&two, "0.31.0").await, single.clone()).await;
+    let own = Scene::of(Server::own(&two).await).await;
+    for more in [json!({}), json!({"tools": strict_tools()}), json!({"tool_choice": "required"})] {
+        let mut more = more;
+        more["parallel_tool_calls"] = json!(false);
+        has_one_call(&own, more).await;
+    }
+    // Newer servers bind it by a grammar.
+    let scene = Scene::proven(&two).await;
+    let (want, got) = (scene.direct(&single).await, scene.through(&single).await);
+    assert_eq!((got.parts, got.told), (want.parts, ("plain".to_owned(), "grammar".to_owned())));
+}
+
 /// The model would rather write a text.
 #[rstest]
 #[case::any(json!("required"))]
@@ -580,7 +613,6 @@ async fn our_own_target_makes_the_calls_that_are_forced(#[case] choice: Value) {
 #[case::none_to_force(json!({"tools": [], "tool_choice": "required"}), "tool_choice")]
 #[case::a_format(json!({"response_format": {"type": "json_object"}}), "response_format")]
 #[case::a_format_and_forced(json!({"response_format": {"type": "json_object"}, "tool_choice": "required"}), "response_format")]
-#[case::one_call(json!({"parallel_tool_calls": false}), "parallel_tool_calls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn our_own_target_refuses_what_it_cannot_bind(#[case] more: Value, #[case] parameter: &str) {
     let server = Server::own(CALL).await;

@@ -73,7 +73,8 @@ fn samples(field: Field) -> (Value, Value, R) {
         | Field::Stream
         | Field::IncludeUsage
         | Field::ContinuousUsage
-        | Field::ReturnTokenIds => (json!(true), json!("true"), R::Parameter),
+        | Field::ReturnTokenIds
+        | Field::ParallelToolCalls => (json!(true), json!("true"), R::Parameter),
         Field::Prediction => {
             (json!({"type": "content", "content": "x"}), json!({"type": "other"}), R::Parameter)
         }

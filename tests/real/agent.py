@@ -64,7 +64,7 @@ def steps(case):
 
 def examples(bfcl_folder, prompts_folder):
     """(tools, messages, thought, answer): of each conversation one answer, the next one each time."""
-    for kind in bfcl.SETS:
+    for kind in (kind for kind in bfcl.SETS if kind in COUNTS):
         for number, case in enumerate(real_prompts.spread(bfcl.cases(bfcl_folder, kind), COUNTS[kind])):
             turns = [turn for turn in case.turns if turn[1]][:2]
             every = list(steps(case._replace(turns=turns)))

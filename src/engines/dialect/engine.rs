@@ -243,7 +243,8 @@ impl Engine {
         if self.continues_grammar && request.tools && !request.bars_tools {
             let tools = request.body.get("tools").and_then(Value::as_array);
             let forced = request.forced.as_ref();
-            let grammar = tools.and_then(|tools| call_grammar(self.parsers.tools, tools, forced));
+            let grammar =
+                tools.and_then(|tools| call_grammar(self.parsers.tools, tools, forced, request.single_call));
             // Together with another one the server refuses it.
             sampling.grammar = grammar.map(Arc::new).or(sampling.grammar);
         }

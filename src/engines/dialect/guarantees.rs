@@ -136,6 +136,7 @@ fn sample(field: Field) -> Option<Value> {
         Field::Choices => json!(2),
         Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
         Field::ToolChoice => json!("auto"),
+        Field::ParallelToolCalls => json!(false),
         Field::ResponseFormat => json!({ "type": "json_object" }),
         Field::StructuredOutputs => json!({ "json_object": true }),
     })

@@ -136,6 +136,7 @@ fn blank(route: Route) -> Request {
         prediction: None,
         tools: false,
         bars_tools: false,
+        single_call: false,
         forced: None,
         rendered: Vec::new(),
         body: Map::new(),

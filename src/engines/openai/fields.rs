@@ -47,6 +47,7 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
             Some("none") => request.bars_tools = true,
             _ => request.forced = Some(Forced::read(value).ok_or(R::Tools)?),
         },
+        Field::ParallelToolCalls => request.single_call = !boolean(value)?,
         // `max_completion_tokens` wins, in any order of the members.
         Field::MaxTokens => {
             let limit = positive(value)?;

@@ -103,6 +103,8 @@ pub enum Field {
     /// `auto` and `none` are carried; a forced call where the server's grammar goes on from an
     /// output that was sent.
     ToolChoice,
+    /// At `false` the output parser leaves out all calls but the first.
+    ParallelToolCalls,
     /// Carried where the server's grammar goes on from an output that was sent.
     ResponseFormat,
     /// As [`Field::ResponseFormat`].
@@ -272,7 +274,7 @@ pub static TABLE: &[Parameter] = &[
     row("response_format", Chat, OpenAi, Carried(Field::ResponseFormat)),
     row("tools", Chat, OpenAi, Carried(Field::Tools)),
     row("tool_choice", Chat, OpenAi, Carried(Field::ToolChoice)),
-    row("parallel_tool_calls", Chat, OpenAi, Neutral(TRUE, R::Tools)),
+    row("parallel_tool_calls", Chat, OpenAi, Carried(Field::ParallelToolCalls)),
     row("functions", Chat, OpenAi, Relay(R::Tools)),
     row("function_call", Chat, OpenAi, Neutral(NONE, R::Tools)),
     row("web_search_options", Chat, OpenAi, Relay(R::Tools)),

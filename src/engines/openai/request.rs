@@ -129,6 +129,8 @@ pub struct Request {
     pub tools: bool,
     /// No tool may be called (`tool_choice: none`).
     pub bars_tools: bool,
+    /// All calls but the first are left out (`parallel_tool_calls: false`).
+    pub single_call: bool,
     /// Calls that must be made; `None` if none must.
     pub forced: Option<Forced>,
     /// Parameters that change the prompt, and perhaps more, each with the reason to relay where the

@@ -36,8 +36,13 @@ impl Forced {
 /// offered, or if the format has no grammar here.
 ///
 /// Calls that are not forced are bound where a function is strict: text may be written before,
-/// between and after them.
-pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<&Forced>) -> Option<Grammar> {
+/// between and after them. `single`: there is no second call.
+pub fn call_grammar(
+    format: Option<ToolFormat>,
+    tools: &[Value],
+    forced: Option<&Forced>,
+    single: bool,
+) -> Option<Grammar> {
     // Others write arguments in a form of their own.
     if format != Some(ToolFormat::Hermes) || (forced.is_none() && !tools.iter().any(is_strict)) {
         return None;
@@ -54,12 +59,15 @@ pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<
         return None;
     }
     let (parameter, start) = match forced {
-        Some(Forced::Any) => ("tool_choice", r#"start: "<tool_call>" call ("\n<tool_call>" call)*"#),
-        Some(Forced::Function(_)) => ("tool_choice", r#"start: "<tool_call>" call"#),
-        None => ("tools", FREE),
+        Some(Forced::Any) if !single => {
+            ("tool_choice", r#"start: "<tool_call>" call ("\n<tool_call>" call)*"#)
+        }
+        Some(_) => ("tool_choice", r#"start: "<tool_call>" call"#),
+        None => ("tools", if single { "start: (open call)? TEXT" } else { "start: (open call)* TEXT" }),
     };
     let any: Vec<String> = (0..calls.len()).map(|at| format!("call_{at}")).collect();
-    let mut lark = format!("{start}\ncall: \"\\n\" ({}) \"}}\\n</tool_call>\"\n", any.join(" | "));
+    let text = if forced.is_none() { TEXT } else { "" };
+    let mut lark = format!("{start}\n{text}call: \"\\n\" ({}) \"}}\\n</tool_call>\"\n", any.join(" | "));
     for (at, (name, schema)) in calls.iter().enumerate() {
         // A schema of its own, so that its references are those of the function.
         let begin = Value::from(format!("{{\"name\": {}, \"arguments\": ", Value::from(*name)));
@@ -70,9 +78,9 @@ pub fn call_grammar(format: Option<ToolFormat>, tools: &[Value], forced: Option<
 
 /// Calls among text. The text before a call ends with the first marker; that after the last one has
 /// none.
-const FREE: &str = r"start: (open call)* TEXT
-open[lazy]: /(.|\n)*<tool_call>/
-TEXT: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/";
+const TEXT: &str = r"open[lazy]: /(.|\n)*<tool_call>/
+TEXT: /(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/
+";
 
 /// True if the arguments of a tool's calls have to be of its schema.
 pub fn is_strict(tool: &Value) -> bool {
@@ -114,7 +122,11 @@ mod tests {
     }
 
     fn lark(forced: &Forced) -> String {
-        match call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced)).unwrap().language {
+        text(call_grammar(Some(ToolFormat::Hermes), &tools(), Some(forced), false))
+    }
+
+    fn text(grammar: Option<Grammar>) -> String {
+        match grammar.unwrap().language {
             Language::Lark(text) => text,
             other => panic!("{other:?}"),
         }
@@ -127,6 +139,8 @@ mod tests {
         assert!(!named.contains(r#"\"f\""#), "{named}");
         let any = lark(&Forced::Any);
         assert!(any.contains("call)*") && any.contains("(call_0 | call_1)"), "{any}");
+        let single = call_grammar(Some(ToolFormat::Hermes), &tools(), Some(&Forced::Any), true);
+        assert!(!text(single).contains("call)*"), "one call, of any of them");
     }
 
     /// A change needs another `CALL_GRAMMAR`.
@@ -146,12 +160,12 @@ mod tests {
 
     #[test]
     fn what_is_not_offered_or_not_known_has_no_grammar() {
-        let of = |format, tools: &[Value], forced: &Forced| call_grammar(format, tools, Some(forced));
+        let of = |format, tools: &[Value], forced: &Forced| call_grammar(format, tools, Some(forced), false);
         let hermes = Some(ToolFormat::Hermes);
         assert_eq!(of(hermes, &tools(), &Forced::Function("h".to_owned())), None);
         assert_eq!(of(hermes, &[], &Forced::Any), None);
         assert_eq!(of(Some(ToolFormat::Mistral), &tools(), &Forced::Any), None);
         assert_eq!(of(None, &tools(), &Forced::Any), None);
-        assert_eq!(call_grammar(hermes, &tools(), None), None, "nothing is forced or strict");
+        assert_eq!(call_grammar(hermes, &tools(), None, false), None, "nothing is forced or strict");
     }
 }

@@ -186,3 +186,39 @@ impl Parse for Stream {
         Box::new(self.clone())
     }
 }
+
+/// The parser of a stream in which all calls but the first are left out.
+pub(super) struct FirstCall(pub Box<dyn Parse>);
+
+impl FirstCall {
+    fn filter(mut parsed: Parsed) -> Parsed {
+        parsed.calls.retain(|call| call.index == 0);
+        parsed
+    }
+}
+
+impl Parse for FirstCall {
+    fn push(&mut self, token: TokenId, text: &str) -> Parsed {
+        Self::filter(self.0.push(token, text))
+    }
+
+    fn finish(&mut self) -> Parsed {
+        Self::filter(self.0.finish())
+    }
+
+    fn is_outside_calls(&self) -> bool {
+        self.0.is_outside_calls()
+    }
+
+    fn reasoning_tokens(&self) -> u64 {
+        self.0.reasoning_tokens()
+    }
+
+    fn is_sure(&self) -> bool {
+        self.0.is_sure()
+    }
+
+    fn fork(&self) -> Box<dyn Parse> {
+        Box::new(Self(self.0.fork()))
+    }
+}

@@ -76,6 +76,7 @@ impl Case {
         Request {
             tools: &self.tools,
             may_call: self.may_call,
+            single_call: false,
             template: self.template.as_ref(),
             prompt: &self.prompt,
         }
@@ -424,6 +425,29 @@ fn harmony_goes_with_its_own_vocabulary_and_with_no_other_parser() {
         let other = Vocabulary { id: &|text| markers.get(text).copied(), special: &[] };
         assert!(golden.parsers.stream(&request, &other).is_err(), "{marker}");
     }
+}
+
+/// vLLM filters what its parsers give (0.32, `entrypoints/serve/utils/tool_calls_utils.py`).
+#[test]
+fn with_a_single_call_the_others_are_left_out_and_nothing_else() {
+    let mut several = 0;
+    for golden in goldens() {
+        for case in golden.cases.iter().map(|json| case(golden, json)) {
+            let single = Request { single_call: true, ..case.request() };
+            let mut streamed = joined(case.stream(golden).as_mut(), &case.tokens);
+            several += usize::from(streamed.calls.len() > 1);
+            streamed.calls.retain(|call| call.index == 0);
+            let tokens: Vec<_> = case.tokens.iter().map(|(id, text)| (*id, text.as_str())).collect();
+            golden.with(|vocabulary| {
+                let mut parser = golden.parsers.stream(&single, vocabulary).unwrap();
+                assert_eq!(joined(parser.as_mut(), &case.tokens), streamed, "{}", case.name);
+                let mut whole = case.whole(golden);
+                whole.iter_mut().for_each(|whole| whole.calls.truncate(1));
+                assert_eq!(golden.parsers.whole(&single, vocabulary, &tokens), whole, "{}", case.name);
+            });
+        }
+    }
+    assert!(several > 20, "{several} streams have several calls");
 }
 
 /// A fork at `cut` goes on as if nothing had been cut, and what is done with the original, or with

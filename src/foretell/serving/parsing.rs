@@ -127,6 +127,7 @@ fn template(request: &Request) -> Option<Map<String, Value>> {
 struct Asked {
     tools: Vec<Value>,
     may_call: bool,
+    single_call: bool,
     template: Option<Map<String, Value>>,
 }
 
@@ -136,6 +137,7 @@ impl Asked {
         Self {
             tools: member("tools").and_then(|tools| tools.as_array().cloned()).unwrap_or_default(),
             may_call: may_call(request),
+            single_call: request.single_call,
             template: template(request),
         }
     }
@@ -144,6 +146,7 @@ impl Asked {
         parse::Request {
             tools: &self.tools,
             may_call: self.may_call,
+            single_call: self.single_call,
             template: self.template.as_ref(),
             prompt,
         }

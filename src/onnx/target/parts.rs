@@ -19,6 +19,8 @@ pub(super) struct Asked {
     pub(super) tools: Vec<Value>,
     /// One of them may be called.
     pub(super) may_call: bool,
+    /// All calls but the first are left out.
+    pub(super) single_call: bool,
     /// Calls that must be made.
     pub(super) forced: Option<Forced>,
     /// Variables of the chat template.
@@ -30,6 +32,7 @@ impl Asked {
         parse::Request {
             tools: &self.tools,
             may_call: self.may_call,
+            single_call: self.single_call,
             template: self.template.as_ref(),
             prompt,
         }

@@ -231,7 +231,7 @@ pub(super) fn chat(body: &[u8], served: Served<'_>) -> Result<Ask, Refusal> {
 /// A chat with the grammar of its calls, where they are forced or strict.
 fn bound(mut ask: Ask, served: Served<'_>) -> Result<Ask, Refusal> {
     let unsupported = |param: &str, message| Err(Refusal::Unsupported { param: param.to_owned(), message });
-    let Asked { tools, may_call, forced, .. } = &ask.asked;
+    let Asked { tools, may_call, single_call, forced, .. } = &ask.asked;
     let own = ask.sampling.grammar.as_ref().map(|grammar| grammar.parameter);
     let strict = *may_call && tools.iter().any(is_strict);
     let calls = forced.as_ref().map(|_| "tool_choice").or(strict.then_some("tools"));
@@ -246,7 +246,7 @@ fn bound(mut ask: Ask, served: Served<'_>) -> Result<Ask, Refusal> {
     if !served.grammars || served.parsers.tools != Some(ToolFormat::Hermes) {
         return unsupported(parameter, "calls are bound with --tool-parser hermes only");
     }
-    let grammar = call_grammar(served.parsers.tools, tools, forced.as_ref());
+    let grammar = call_grammar(served.parsers.tools, tools, forced.as_ref(), *single_call);
     let grammar = grammar.ok_or_else(|| invalid(parameter, "no such function is offered"))?;
     ask.sampling.grammar = Some(Arc::new(grammar));
     Ok(ask)

@@ -112,7 +112,6 @@ impl Fields {
         Ok(if free { Vec::new() } else { toy.encode("{\"answer\": true}") })
     }
 
-    /// Tools that the model may call.
     /// A tool is offered whose arguments must follow its schema.
     pub fn strict_tools(&self) -> bool {
         let tools = self.get("tools").and_then(Value::as_array).into_iter().flatten();
@@ -120,9 +119,15 @@ impl Fields {
             && tools.into_iter().any(|tool| tool.pointer("/function/strict") == Some(&Value::Bool(true)))
     }
 
+    /// Tools that the model may call.
     pub fn tools(&self) -> bool {
         let any = self.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());
         any && self.get("tool_choice").is_none_or(|choice| choice != "none")
+    }
+
+    /// All calls but the first are left out.
+    pub fn single_call(&self) -> bool {
+        self.get("parallel_tool_calls") == Some(&Value::Bool(false))
     }
 
     pub fn object(&self, name: &str) -> Result<Self, Wrong> {

@@ -71,6 +71,7 @@ pub fn run(input: &[u8]) {
     let request = Request {
         tools: if switches & 2 > 0 { &offered } else { &[] },
         may_call: switches & 4 > 0,
+        single_call: switches & 32 > 0,
         template: template.as_object().filter(|_| switches & 8 > 0),
         prompt: if switches & 16 > 0 { &[prompt] } else { &[] },
     };

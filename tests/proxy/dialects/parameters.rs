@@ -87,7 +87,8 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
         | Field::Stream
         | Field::IncludeUsage
         | Field::ContinuousUsage
-        | Field::ReturnTokenIds => all(vec![json!(true), json!(false)]),
+        | Field::ReturnTokenIds
+        | Field::ParallelToolCalls => all(vec![json!(true), json!(false)]),
         Field::MinTokens => all(vec![json!(20), json!(0)]),
         Field::StreamOptions => all(vec![json!({})]),
         Field::Prediction => all(vec![json!({"type": "content", "content": said.text})]),

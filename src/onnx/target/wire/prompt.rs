@@ -148,18 +148,14 @@ pub(super) fn asked(fields: &mut Fields<'_>, parsers: Parsers) -> Result<Asked, 
             return Err(Refusal::Unsupported { param: "tool_choice".to_owned(), message });
         }
     };
-    if may_call {
-        fields.only("parallel_tool_calls", &["true"], "only true")?;
-    } else {
-        fields.ignore(&["parallel_tool_calls"]);
-    }
+    let single_call = !fields.flag("parallel_tool_calls", true)?;
     let mut template: Option<Map<String, Value>> = fields.take("chat_template_kwargs")?;
     if let Some(effort) = fields.take::<String>("reasoning_effort")? {
         let variables = template.get_or_insert_default();
         variables.entry("enable_thinking").or_insert(Value::Bool(effort != "none"));
         variables.insert("reasoning_effort".to_owned(), Value::String(effort));
     }
-    Ok(Asked { tools, may_call, forced, template })
+    Ok(Asked { tools, may_call, single_call, forced, template })
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ pub(super) struct Chat {
     prompt_logprobs: Option<usize>,
     return_ids: bool,
     parsers: Parsers,
+    /// All calls but the first are left out.
+    single_call: bool,
     stream: Streaming,
 }
 
@@ -91,6 +93,7 @@ impl Vllm {
             prompt_logprobs: self.logprobs(fields, "prompt_logprobs")?,
             return_ids: fields.flag("return_token_ids")?,
             parsers: Parsers::of(&self.house.setup, fields.tools()),
+            single_call: fields.single_call(),
             stream: Streaming::of(fields)?,
         })
     }
@@ -107,7 +110,11 @@ impl Vllm {
             } else {
                 Some("tool_calls")
             };
-            json!({"index": sequence.index, "message": self.message(&chat.parsers, &parsed),
+            let mut message = self.message(&chat.parsers, &parsed);
+            if let Some(calls) = single(&chat, &mut message) {
+                calls.truncate(1);
+            }
+            json!({"index": sequence.index, "message": message,
                 "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top)),
                 "finish_reason": reason,
                 "stop_reason": stop_reason(sequence.finish.as_ref()),
@@ -261,6 +268,10 @@ impl Vllm {
                     None if piece.finish.is_none() && !chat.return_ids => continue,
                     delta => delta.unwrap_or_else(|| json!({})),
                 };
+                let mut delta = delta;
+                if let Some(calls) = single(&chat, &mut delta) {
+                    calls.retain(|call| call["index"] == 0);
+                }
                 let mut choice = json!({"index": at, "delta": delta,
                     "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
                     "finish_reason": reason(piece.finish.as_ref(), partings[at].called())});
@@ -306,6 +317,11 @@ impl Vllm {
         }
         usage
     }
+}
+
+/// The calls of a message or delta, if all but the first are to be left out.
+fn single<'a>(chat: &Chat, said: &'a mut Value) -> Option<&'a mut Vec<Value>> {
+    said.get_mut("tool_calls").filter(|_| chat.single_call)?.as_array_mut()
 }
 
 /// The deltas of a call: its id and name, and its arguments.

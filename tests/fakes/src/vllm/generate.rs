@@ -186,8 +186,9 @@ impl Vllm {
         if sampling.max_tokens != 16 {
             put("max_tokens", json!(sampling.max_tokens));
         }
-        // A strict tool binds the sampling from the call's marker on.
-        if fields.strict_tools() {
+        // A strict tool binds the sampling from the call's marker on; so does a single call (0.32,
+        // `parser/abstract_parser.py`).
+        if fields.strict_tools() || (fields.single_call() && fields.tools() && self.minor() >= 32) {
             put("structured_outputs", json!({"structural_tag": "{}"}));
         }
         put("output_kind", json!(2));
