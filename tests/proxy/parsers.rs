@@ -124,10 +124,11 @@ impl Scene {
     async fn under(server: Server, render: &str, policy: &str) -> Self {
         watch_panics();
         let model = match &server {
-            Server::Vllm(_) => format!(
-                "{{ id: toy, tokenizer: {}, parsers: {{ tools: hermes }} }}",
-                toy::folder().join("tokenizer.json").display()
-            ),
+            Server::Vllm(fake) => {
+                let Setup { words, hermes, .. } = &fake.house.setup;
+                let parsers = hermes.map_or("", |_| ", parsers: { tools: hermes }");
+                format!("{{ id: toy, tokenizer: {}{parsers} }}", words.join("tokenizer.json").display())
+            }
             Server::Own(..) => "{ id: toy }".to_owned(),
         };
         let process = format!(
@@ -662,6 +663,43 @@ async fn the_token_that_ends_a_text_is_named_as_by_the_server(#[values(false, tr
         if stop == json!(end) {
             assert_eq!(BTreeSet::from([scene.through(&more).await.told]), told);
         }
+    }
+}
+
+/// A folder of words whose mark `<|rewrite|>` is text, as `<think>` is for many models.
+fn with_a_mark_in_texts() -> tempfile::TempDir {
+    let words = tempfile::tempdir().unwrap();
+    let read = |name: &str| std::fs::read_to_string(toy::folder().join(name)).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&read("tokenizer.json")).unwrap();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let mark = added.iter_mut().find(|token| token["content"] == "<|rewrite|>").unwrap();
+    mark["special"] = json!(false);
+    std::fs::write(words.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(words.path().join("chat_template.jinja"), read("chat_template.jinja")).unwrap();
+    words
+}
+
+/// Where no parser is known, a mark might be taken out by one; where it was text three times, none
+/// does. One that does not show stays suspect.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mark_that_a_server_shows_as_text_does_not_end_speculation(#[values(true, false)] is_text: bool) {
+    let text = "<|rewrite|>Say it again and again. Say it again and again.<|rewrite|> Say it again and again.";
+    let folder = with_a_mark_in_texts();
+    let mut fake = Server::vllm_of(text, Hermes::AsRead, LATEST, true);
+    let setup = Setup { hermes: None, ..fake.options.setup.clone() };
+    let words = if is_text { folder.path().to_owned() } else { setup.words.clone() };
+    fake = Vllm::new(Options { setup: Setup { words, ..setup }, ..fake.options });
+    let scene = Scene::of(Server::Vllm(Fake::start(fake).await)).await;
+    let more = json!({"tools": []});
+    let plain = ("plain".to_owned(), "untrusted_ids".to_owned());
+    for round in 0..5 {
+        let (want, got) = (scene.direct(&more).await, scene.through(&more).await);
+        assert_eq!((&got.parts.content, &got.parts.finish), (&want.parts.content, &want.parts.finish));
+        assert_eq!(want.parts.content.contains("<|rewrite|>"), is_text);
+        // Each answer shows it twice.
+        let told = if is_text && round > 1 { ("speculated".to_owned(), String::new()) } else { plain.clone() };
+        assert_eq!(got.told, told, "{round}");
     }
 }
 

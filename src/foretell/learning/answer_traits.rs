@@ -26,7 +26,12 @@ pub struct AnswerTraits {
     unended: AtomicU32,
     /// The tokens that have ended its texts, and whether its answers name them as the stop.
     ends: Mutex<BTreeMap<TokenId, bool>>,
+    /// How often each mark was text in its chats; `None` once it was not.
+    marks: Mutex<BTreeMap<TokenId, Option<u32>>>,
 }
+
+/// Times that a mark has to be text before it is taken for text.
+const SHOWN: u32 = 3;
 
 /// Numbers of complete answers that were parsed alike here and by the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,6 +121,19 @@ impl AnswerTraits {
         }
     }
 
+    /// True if this mark of its chats is text like any other token: it was so several times, and never
+    /// otherwise. A `<think>` is, where a server has no parser for reasoning.
+    pub fn shows(&self, mark: TokenId) -> bool {
+        self.marks.lock().get(&mark).copied().flatten().is_some_and(|times| times >= SHOWN)
+    }
+
+    /// Notes a mark in a chat, which was text or not.
+    pub fn note_mark(&self, mark: TokenId, is_text: bool) {
+        let mut marks = self.marks.lock();
+        let times = marks.entry(mark).or_insert(Some(0));
+        *times = times.filter(|_| is_text).map(|times| times.saturating_add(1));
+    }
+
     /// True if the last event of an aborted answer may hold something that is not known otherwise:
     /// the cached tokens of its prompt, for a client that gets the usage, or the fingerprint.
     pub fn may_end_with_news(&self, shows_usage: bool) -> bool {
@@ -193,6 +211,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_mark_is_text_if_it_always_was() {
+        let traits = AnswerTraits::default();
+        for times in 0..SHOWN {
+            assert!(!traits.shows(7), "{times}");
+            traits.note_mark(7, true);
+        }
+        assert!(traits.shows(7) && !traits.shows(8));
+        traits.note_mark(7, false);
+        (0..2 * SHOWN).for_each(|_| traits.note_mark(7, true));
+        assert!(!traits.shows(7), "a parser has taken it once");
+    }
 
     #[test]
     fn an_end_is_named_as_in_the_answers_before() {

@@ -39,7 +39,9 @@ use foretell_core::session::{
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
+use foretell_engines::openai::Route;
 use foretell_engines::openai::usage::Usage;
+use foretell_engines::text::Tokenizer;
 
 /// The id of events that answer no action.
 const WORLD: ActionId = ActionId::WORLD;
@@ -102,6 +104,8 @@ pub struct SessionLoop {
     lacks_token_ids: bool,
     /// The session has an output parser.
     parses: bool,
+    /// Knows the marks of a chat that no parser here reads, and of which no text is held back.
+    marks: Option<Arc<Tokenizer>>,
     /// Knowledge about a grammar before the first call.
     grammar: Grammar,
     /// Parses the complete output; `None` for a stream, and without an output parser.
@@ -163,12 +167,14 @@ impl SessionLoop {
         let prompt_ids_call =
             calls.engine().prompt_ids_call(&exchange.request).filter(|_| !grammar.is_told());
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
-        let request = Arc::from(request);
         let whole = run.plan.parses && sink.is_whole();
+        let is_read = request.route == Route::Chat && !run.plan.parses && request.stop.is_empty();
+        let request = Arc::from(request);
         let mut session_loop = Self {
             session,
             lacks_token_ids: !quirks.first_request_ids,
             parses: run.plan.parses,
+            marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
             grammar,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),

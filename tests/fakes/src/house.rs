@@ -2,6 +2,7 @@
 //! tests may read and change.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::cache::Cache;
 use super::fault::Faults;
 use super::http::Request;
-use super::toy::{Temper, Toy};
+use super::toy::{self, Temper, Toy};
 
 /// Simulated durations, all zero by default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,6 +81,8 @@ impl Tally {
 pub struct Setup {
     pub model: String,
     pub temper: Temper,
+    /// Folder of the tokenizer and the chat template.
+    pub words: PathBuf,
     pub defaults: Defaults,
     pub pace: Pace,
     /// Longest context.
@@ -123,6 +126,7 @@ impl Default for Setup {
         Self {
             model: "toy".to_owned(),
             temper: Temper::default(),
+            words: toy::folder(),
             defaults: Defaults::default(),
             pace: Pace::default(),
             max_len: 40_960,
@@ -164,7 +168,7 @@ pub struct House {
 impl House {
     pub fn new(setup: Setup) -> Arc<Self> {
         Arc::new(Self {
-            toy: Toy::new(setup.temper.clone()).with_scripts(&setup.scripts),
+            toy: Toy::of(&setup.words, setup.temper.clone()).with_scripts(&setup.scripts),
             cache: Mutex::new(Cache::new(setup.block, setup.blocks)),
             pace: Mutex::new(setup.pace),
             defaults: Mutex::new(setup.defaults.clone()),

@@ -93,7 +93,12 @@ pub fn folder() -> PathBuf {
 
 impl Toy {
     pub fn new(temper: Temper) -> Self {
-        let words = Words::of(&folder());
+        Self::of(&folder(), temper)
+    }
+
+    /// With the tokenizer and the chat template of another folder.
+    pub fn of(folder: &Path, temper: Temper) -> Self {
+        let words = Words::of(folder);
         let size = words.size() as TokenId;
         let plain = |token: TokenId| {
             // Parts of characters are included, so that outputs sometimes end in the middle of one.

@@ -10,6 +10,7 @@ use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
 use foretell_core::session::{ActionId, Event, Fault, Finish, Parsed, Tail};
+use foretell_core::units::TokenId;
 use foretell_engines::dialect::Chunk;
 use foretell_engines::openai::trim::{choices, finishes};
 
@@ -44,6 +45,7 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 self.first_only(id, &chunk);
+                self.note_marks(&chunk);
                 let parsed = self.parsed(id, &mut chunk);
                 if !chunk.tokens.is_empty() || !parsed.is_empty() {
                     let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
@@ -83,6 +85,16 @@ impl SessionLoop {
                 self.cause(cause);
                 self.session.handle(id, Event::Fault(fault), now);
             }
+        }
+    }
+
+    /// Notes the marks in an event of a chat that no parser here reads, and if they are text in it.
+    fn note_marks(&self, chunk: &Chunk) {
+        let Some(tokenizer) = self.marks.as_ref().filter(|_| self.first) else { return };
+        let is_mark = |token: &&TokenId| tokenizer.added().binary_search(token).is_ok();
+        for &mark in chunk.tokens.iter().filter(is_mark) {
+            let text = tokenizer.token(mark).filter(|_| chunk.more.is_empty());
+            self.answer_traits.note_mark(mark, text.is_some_and(|text| chunk.text.contains(&text)));
         }
     }
 
