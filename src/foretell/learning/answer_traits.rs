@@ -121,8 +121,8 @@ impl AnswerTraits {
         }
     }
 
-    /// True if this mark of its chats is text like any other token: it was so several times, and never
-    /// otherwise. A `<think>` is, where a server has no parser for reasoning.
+    /// True if this mark of its chats is text like any other token: it was so several times, and
+    /// never otherwise. A `<think>` is, where a server has no parser for reasoning.
     pub fn shows(&self, mark: TokenId) -> bool {
         self.marks.lock().get(&mark).copied().flatten().is_some_and(|times| times >= SHOWN)
     }
