@@ -34,7 +34,7 @@ use foretell_core::words::Refused;
 use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
-pub use chunk::Chunk;
+pub use chunk::{Chunk, FirstToken};
 pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use quirks::{CacheSetting, Quirks, Usual};
@@ -321,6 +321,26 @@ pub trait Codec: Sync {
     /// The client's own request with the additive fields that this dialect needs. `seed` may be
     /// sent if the client sent none, so that a model drafter can share the noise.
     fn first_request(&self, engine: &Engine, request: &Request, seed: u64) -> Call;
+
+    /// True if the first token of this chat comes with its ids and those of the prompt as an answer
+    /// of its own, where streams tell none ([`Codec::tells_ids`]), and nothing but a text is made
+    /// of the tokens.
+    fn tells_first_token(&self, engine: &Engine, request: &Request) -> bool {
+        let _ = (engine, request);
+        false
+    }
+
+    /// The client's own chat as one answer of one token with its ids, where
+    /// [`Codec::tells_first_token`].
+    fn first_token_request(&self, engine: &Engine, request: &Request) -> Call {
+        self.first_request(engine, request, 0)
+    }
+
+    /// Reads the answer to [`Codec::first_token_request`]; `None` if it is not as expected.
+    fn first_token(&self, answer: &Value) -> Option<FirstToken> {
+        let _ = answer;
+        None
+    }
 
     /// The fields that [`Codec::first_request`] added, to be taken out of the answer.
     fn additive(&self, engine: &Engine, request: &Request) -> Additive;

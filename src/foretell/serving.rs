@@ -10,6 +10,7 @@ pub mod drafters;
 mod drafting;
 pub mod exchange;
 pub mod failure;
+mod first_token;
 pub mod gates;
 mod grammar;
 mod head;
@@ -134,10 +135,13 @@ impl SessionRunner {
     /// The permission to which the format of an engine's answers narrows that of every policy;
     /// `None` if it does not.
     pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
-        if !identity.engine.dialect.codec().tells_ids(request.route) {
+        let traits = self.setup.learnt.answer_traits(identity);
+        let engine = &identity.engine;
+        let tells = engine.dialect.codec().tells_ids(request.route)
+            || (engine.tells_first_token(request) && traits.tells_first_token());
+        if !tells {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        let traits = self.setup.learnt.answer_traits(identity);
         (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
     }
 

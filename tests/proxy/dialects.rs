@@ -4,6 +4,7 @@ pub mod contract;
 mod distribution;
 mod evidence;
 mod explained;
+mod first_token;
 mod house;
 mod identity;
 pub mod parameters;

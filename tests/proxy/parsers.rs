@@ -684,7 +684,8 @@ fn with_a_mark_in_texts() -> tempfile::TempDir {
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mark_that_a_server_shows_as_text_does_not_end_speculation(#[values(true, false)] is_text: bool) {
-    let text = "<|rewrite|>Say it again and again. Say it again and again.<|rewrite|> Say it again and again.";
+    let text =
+        "<|rewrite|>Say it again and again. Say it again and again.<|rewrite|> Say it again and again.";
     let folder = with_a_mark_in_texts();
     let mut fake = Server::vllm_of(text, Hermes::AsRead, LATEST, true);
     let setup = Setup { hermes: None, ..fake.options.setup.clone() };
@@ -698,7 +699,8 @@ async fn a_mark_that_a_server_shows_as_text_does_not_end_speculation(#[values(tr
         assert_eq!((&got.parts.content, &got.parts.finish), (&want.parts.content, &want.parts.finish));
         assert_eq!(want.parts.content.contains("<|rewrite|>"), is_text);
         // Each answer shows it twice.
-        let told = if is_text && round > 1 { ("speculated".to_owned(), String::new()) } else { plain.clone() };
+        let told =
+            if is_text && round > 1 { ("speculated".to_owned(), String::new()) } else { plain.clone() };
         assert_eq!(got.told, told, "{round}");
     }
 }

@@ -134,6 +134,7 @@ impl Desk {
             unconfirmed: false,
             rules,
             sent: None,
+            first_token_alone: false,
             seed: 3,
             noise: 2,
         };

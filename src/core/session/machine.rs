@@ -14,7 +14,7 @@ mod round;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use self::flight::{Flight, Kind, PlainFlight, Shadowing};
+use self::flight::{Asked, Flight, Kind, PlainFlight, Shadowing};
 use super::accept::{Judge, Walk};
 use super::controller::SpeculationController;
 use super::output::Output;
@@ -123,8 +123,8 @@ impl<W: Walk> Session<W> {
         let id = session.act(Action::Plain(PlainRequest::First));
         session.flight.plain = Some(PlainFlight {
             id,
-            first: true,
-            asked: u32::MAX,
+            asked: if start.first_token_alone { Asked::FirstToken } else { Asked::Whole },
+            most: u32::MAX,
             brought: 0,
             since,
             last: None,

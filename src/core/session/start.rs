@@ -29,6 +29,9 @@ pub struct Start {
     /// Makes the parser of its output, where the backend parses it; then there are no stop texts.
     /// `None` where it sends text only.
     pub parser: Option<MakeParser>,
+    /// The first plain request brings the first token alone, and the rest is asked for by ids: the
+    /// backend tells no ids in a stream of this request.
+    pub first_token_alone: bool,
     /// The backend may bind the sampling by a grammar that it does not apply to later requests:
     /// plain until [`super::Event::Rendered`] says that it does not.
     pub unconfirmed: bool,

@@ -281,7 +281,9 @@ impl Engine {
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or
     /// whose answer needs an output parser; `None` if it may be speculated on.
     fn refuses_rendered(&self, request: &Request) -> Option<Refused> {
-        let unknown = request.rendered.first().filter(|_| !self.renders).copied();
+        // The first token comes with the prompt of exactly this request.
+        let tells = self.renders || self.tells_first_token(request);
+        let unknown = request.rendered.first().filter(|_| !tells).copied();
         unknown.or_else(|| {
             let tools = request.tools && !request.bars_tools;
             let unparsed = tools && self.parsers.tools.is_none();
@@ -314,6 +316,16 @@ impl Engine {
     /// See [`super::Codec::first_request`].
     pub fn first_request(&self, request: &Request, seed: u64) -> Call {
         self.dialect.codec().first_request(self, request, seed)
+    }
+
+    /// See [`super::Codec::tells_first_token`].
+    pub fn tells_first_token(&self, request: &Request) -> bool {
+        self.dialect.codec().tells_first_token(self, request)
+    }
+
+    /// See [`super::Codec::first_token_request`].
+    pub fn first_token_request(&self, request: &Request) -> Call {
+        self.dialect.codec().first_token_request(self, request)
     }
 
     /// See [`super::Codec::additive`].

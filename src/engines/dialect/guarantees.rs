@@ -30,6 +30,7 @@ fn engines() -> Vec<Engine> {
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
+            unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
         })
     };
@@ -58,7 +59,8 @@ impl Fate {
         if let Some(refused) = engine.refuses(&request, &sampling) {
             return Self::Relayed(refused.reason);
         }
-        if !engine.dialect.codec().tells_ids(route) {
+        let tells = engine.dialect.codec().tells_ids(route);
+        if !tells && !engine.tells_first_token(&request) {
             return Self::Plain;
         }
         let first = engine.methods_for(&request, &sampling, settled).first().copied();
@@ -230,8 +232,9 @@ ends with an error where another one answers at the address ([faults](faults.md)
 **A request that is not speculated on passes as it is.** A request that will not be speculated on (`mode: observe` and
 `off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a relayed request, a server that speculates itself)
 leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
-is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields. `usage.foretell` is
-in speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
+is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
+SGLang may be asked for in two parts ([engines](engines.md)), whose events are written here. `usage.foretell` is in
+speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`): `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
 
 In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `–` means that the request is relayed as

@@ -19,8 +19,8 @@ use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
 use super::shared::{self, COMPLETION_TOKENS, bytes};
 use super::{
-    Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Answers, Call, Chunk, Codec, Context, Dialect, Engine, FirstToken, Foreign, Load, MaxTokens, Noise,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
 };
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField as F};
 use foretell_core::units::TokenId;
@@ -59,6 +59,7 @@ const QUIRKS: Quirks = Quirks {
     stop_field_names_end: true,
     tidies_text: true,
     usage_runs_alone: true,
+    bare_end: true,
     ..Quirks::COMMON
 };
 
@@ -103,6 +104,8 @@ impl Codec for Sglang {
                 .map_or(1, |size| shared::block(usize::try_from(size).unwrap_or(1))),
             rows: RowShape::Tail,
             lanes: Some(MAX_PROMPTS),
+            unparsed: answers.at(SERVER_INFO, "/reasoning_parser") == Some(Value::Null)
+                && renders_plainly(answers),
             counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
             weights: answers.word(SERVER_INFO, "/weight_version"),
@@ -163,17 +166,71 @@ impl Codec for Sglang {
         Call { path: request.route.path(), body: bytes(&body) }
     }
 
+    /// Its answers that are no streams have ids (0.5.23, `serving_chat.py`). Usage on every event
+    /// would have to be made up.
+    fn tells_first_token(&self, engine: &Engine, request: &Request) -> bool {
+        let counts = request.stream && request.continuous_usage;
+        request.route == Route::Chat && engine.unparsed && !request.tools && !counts
+    }
+
+    fn first_token_request(&self, _: &Engine, request: &Request) -> Call {
+        let mut body = request.body.clone();
+        for name in ["prediction", "stream_options", "max_completion_tokens"] {
+            body.shift_remove(name);
+        }
+        let one = [("stream", json!(false)), ("max_tokens", json!(1))];
+        let ids = ["return_token_ids", "return_prompt_token_ids"].map(|name| (name, json!(true)));
+        body.extend(one.into_iter().chain(ids).map(|(name, value)| (name.to_owned(), value)));
+        Call { path: request.route.path(), body: bytes(&body) }
+    }
+
+    fn first_token(&self, answer: &Value) -> Option<FirstToken> {
+        let choice = answer.pointer("/choices/0")?;
+        let message = choice.get("message")?.as_object()?;
+        let is_text =
+            |(name, value): (&String, &Value)| name == "role" || name == "content" || value.is_null();
+        let ids =
+            choice.get("response_token_ids").filter(|ids| ids.as_array().is_some_and(|ids| ids.len() == 1));
+        let (ids, prompt) = (ids?, choice.get("prompt_token_ids").filter(|ids| ids.is_array())?);
+        let finish = match choice.get("finish_reason")?.as_str()? {
+            "length" => Value::Null,
+            // At a stop text the last token has lost its text.
+            "stop" if choice.get("matched_stop").is_some_and(Value::is_number) => json!("stop"),
+            _ => return None,
+        };
+        if !message.iter().all(is_text) {
+            return None;
+        }
+        let event = |choices: Value| {
+            json!({"id": answer["id"], "object": "chat.completion.chunk", "created": answer["created"],
+                "model": answer["model"], "choices": choices})
+        };
+        // In the order of its own events (`sse_utils.py`).
+        let role = json!({"reasoning_content": null, "role": "assistant", "content": ""});
+        let first = json!([{"index": 0, "delta": role, "logprobs": null, "finish_reason": null, "matched_stop": null}]);
+        let delta = json!({"reasoning_content": null, "content": message.get("content")?.as_str()?});
+        let token = json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish,
+            "matched_stop": choice["matched_stop"], "token_ids": ids, "prompt_token_ids": prompt}]);
+        let mut usage = event(json!([]));
+        usage["usage"] = answer.get("usage")?.clone();
+        Some(FirstToken { role: event(first), usage, token: event(token) })
+    }
+
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
         Additive { usage: true, null_usage: true, ..Additive::of(request) }
     }
 
-    /// Whole completions name the version of the weights (0.5.23, `serving_completions.py`); events
-    /// do not.
+    /// Whole answers name the version of the weights (0.5.23, `serving_completions.py`); events do
+    /// not.
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
-        match (route, whole, &engine.weights) {
-            (Route::Completions, true, Some(version)) => json!({ "metadata": { "weight_version": version } }),
-            _ => Value::Null,
+        let mut members = json!({});
+        if route == Route::Chat && whole {
+            members["choices"] = json!([{ "message": { "reasoning_content": null } }]);
         }
+        if let Some(version) = engine.weights.as_ref().filter(|_| whole) {
+            members["metadata"] = json!({ "weight_version": version });
+        }
+        members
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
@@ -265,6 +322,15 @@ impl Loads {
             limit: None,
         })
     }
+}
+
+/// True if its chat template is one of Jinja: those of its own have stop texts of their own.
+fn renders_plainly(answers: &Answers) -> bool {
+    let word = |pointer: &str| answers.word(SERVER_INFO, pointer).unwrap_or_default().to_lowercase();
+    let (template, model) = (word("/chat_template"), word("/model_path"));
+    // For these it takes one of its own by their name (`parser/conversation.py`).
+    let guessed = ["vicuna", "points"].iter().any(|name| model.contains(name));
+    !guessed && (template.is_empty() || template.ends_with(".jinja"))
 }
 
 /// The first field left out by the client that gets another value on the completions route than on

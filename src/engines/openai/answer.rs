@@ -118,6 +118,8 @@ pub struct Template {
     chunk: Map<String, Value>,
     choice: Map<String, Value>,
     role: Value,
+    /// The members of a chat's delta that are null.
+    nulls: Map<String, Value>,
     prompt_token_ids: Option<Value>,
     keep_token_ids: bool,
 }
@@ -141,7 +143,12 @@ impl Template {
         let mut choice = choices.pop()?.as_object_mut().map(std::mem::take)?;
         choice.insert("finish_reason".to_owned(), Value::Null);
         let role = choice.get("delta").and_then(|delta| delta.get("role")).cloned();
+        let delta = choice.get("delta").and_then(Value::as_object).into_iter().flatten();
+        let nulls =
+            delta.filter(|(name, value)| value.is_null() && !matches!(name.as_str(), "role" | "content"));
+        let nulls = nulls.map(|(name, _)| (name.clone(), Value::Null)).collect();
         Some(Self {
+            nulls,
             route,
             chunk,
             choice,
@@ -160,7 +167,11 @@ impl Template {
                 choice.insert("text".to_owned(), json!(text));
                 self.around(vec![Value::Object(choice)])
             }
-            Route::Chat => self.delta(Map::from_iter([("content".to_owned(), json!(text))]), tokens, finish),
+            Route::Chat => {
+                let mut delta = self.nulls.clone();
+                delta.insert("content".to_owned(), json!(text));
+                self.delta(delta, tokens, finish)
+            }
         }
     }
 
@@ -169,6 +180,11 @@ impl Template {
         let mut choice = self.choice(tokens, finish);
         choice.insert("delta".to_owned(), Value::Object(delta));
         self.around(vec![Value::Object(choice)])
+    }
+
+    /// The delta of a chat's event without text.
+    pub fn empty_delta(&self) -> Value {
+        Value::Object(self.nulls.clone())
     }
 
     /// True if its chunks show the token ids.

@@ -18,7 +18,7 @@ use crate::fleet::{Answer, BrokenOff};
 use crate::http::headers::is_json;
 use crate::serving::sink::is_usage;
 use foretell_core::session::{ActionId, Fault};
-use foretell_engines::dialect::{BrokenEnd, Chunk, Engine, RequestKind};
+use foretell_engines::dialect::{BrokenEnd, Chunk, Engine, FirstToken, RequestKind};
 use foretell_engines::openai::sse;
 
 /// Maximum wait for the rest of an answer whose output has ended.
@@ -99,6 +99,25 @@ impl PlainStream {
         let decoder =
             if whole { plain_stream.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
         Self { decoder, owed, renamed, ..plain_stream }
+    }
+
+    /// The first token of a chat, in the events with which its stream would have begun: a client
+    /// that streams gets the first of them as it is. `renamed` as in [`Self::begun`].
+    pub fn first_token(
+        id: ActionId,
+        engine: Arc<Engine>,
+        first: &FirstToken,
+        whole: bool,
+        renamed: Option<(String, String)>,
+    ) -> Self {
+        let message = |data: &Value| sse::Message { data: data.to_string(), ..sse::Message::default() };
+        let mut role = message(&first.role);
+        if !whole {
+            role.raw = sse::encode_json(&first.role).into();
+        }
+        let done = sse::Message { data: sse::DONE.to_owned(), ..sse::Message::default() };
+        let events = [role, message(&first.usage), message(&first.token), done].into();
+        Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, 1, State::Closed) }
     }
 
     /// A later plain call of at most `asked` tokens, whose answer is still to come.

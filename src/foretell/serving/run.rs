@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Response;
+use http::response::Parts;
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
@@ -34,13 +35,21 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
-use foretell_engines::dialect::MaxTokens;
+use foretell_engines::dialect::{FirstToken, MaxTokens};
 use foretell_engines::openai::{Path, Prompt, Request, Route};
 
 /// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
 const MAX_PREDICTED: usize = 32 << 10;
 /// Maximum delay of the first token by a prediction that is still being encoded.
 const PREDICTED_WITHIN: Duration = Duration::from_millis(5);
+
+/// The answer to the first call.
+pub(super) enum Brought {
+    /// The beginning of a stream.
+    Stream(Answer),
+    /// One answer of one token.
+    FirstToken(FirstToken),
+}
 
 /// A request that is being served: its plan, and what goes on around its session.
 pub(super) struct Run {
@@ -75,6 +84,9 @@ impl Run {
         if let Some(reason) = self.plan.rules.permission.never() {
             return self.pass(exchange, reason).await;
         }
+        if self.plan.identity.engine.tells_first_token(&exchange.request) {
+            return Box::pin(self.begin_with_first_token(exchange)).await;
+        }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
         let call = calls.engine().first_request(&exchange.request, self.plan.seed);
@@ -95,7 +107,8 @@ impl Run {
         }
         exchange.slot.record.answered(response.status(), response.headers());
         if head::is_stream(&response) {
-            Box::pin(self.answer(exchange, calls, response, sent, prediction)).await
+            let (head, body) = response.into_parts();
+            Box::pin(self.answer(exchange, calls, head, Brought::Stream(body), sent, prediction)).await
         } else {
             Ok(self.pass_on(exchange, response))
         }
@@ -103,7 +116,7 @@ impl Run {
 
     /// The replica gave no answer: hands the request back for another replica, or for another
     /// engine at its address, or answers with the error.
-    fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
+    pub(super) fn unanswered(&self, mut exchange: Exchange, error: SendError) -> Served {
         // Nothing was sent; the engine that is there now gets the client's own request.
         if matches!(error, SendError::Changed { .. }) {
             return Err(exchange.decline(RelayReason::Fault));
@@ -149,7 +162,7 @@ impl Run {
 
     /// The client's own prediction in the target's tokens, encoded while the backend works on the
     /// first call; empty if none would be used.
-    fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
+    pub(super) fn prediction(&self, request: &Request) -> impl Future<Output = Arc<[TokenId]>> + use<> {
         let drafts = !matches!(self.plan.rules.permission, Permission::Plain(_));
         let wanted = drafts && self.plan.rules.lookups.iter().any(LookupSpec::reads_prediction);
         let text =
@@ -173,16 +186,17 @@ impl Run {
         }
     }
 
-    async fn answer(
+    pub(super) async fn answer(
         self,
         exchange: Exchange,
         calls: Calls,
-        response: Response<Answer>,
+        head: Parts,
+        brought: Brought,
         sent: (Presence, Tick),
         prediction: impl Future<Output = Arc<[TokenId]>>,
     ) -> Served {
-        let (head, body) = response.into_parts();
         let mut start = self.start(&exchange.request);
+        start.first_token_alone = matches!(brought, Brought::FirstToken(_));
         start.sent = Some(sent);
         start.rules.shared.prediction = prediction.await;
         start.rules.shared.proposes = calls.engine().proposes > 0;
@@ -193,7 +207,12 @@ impl Run {
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
         let form = Form { whole: !stream, parsed: self.plan.parses };
-        let plain_stream = PlainStream::begun(id, engine, body, form, calls.renamed());
+        let plain_stream = match brought {
+            Brought::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
+            Brought::FirstToken(first) => {
+                PlainStream::first_token(id, engine, &first, !stream, calls.renamed())
+            }
+        };
         let policy = self.plan.ruling.name.clone();
         if stream {
             let answer_traits = Arc::clone(&self.answer_traits);
@@ -290,6 +309,7 @@ impl Run {
             unconfirmed: self.plan.grammar.may_bind(),
             rules: self.plan.rules.clone(),
             sent: None,
+            first_token_alone: false,
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),
         }

@@ -505,7 +505,7 @@ impl Sink {
         let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last).await };
         let wanted = self.tells_usage();
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
-            *delta = json!({});
+            *delta = self.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
         }
         if self.trim.usage_at_end && !wanted {
             let usage = if self.asks_usage() { self.usage(end, told) } else { end.plain_usage(told) };

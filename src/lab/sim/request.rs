@@ -122,6 +122,7 @@ pub fn session(script: &Script, rules: Rules, control: &Arc<Control>, seed: u64,
         unconfirmed: false,
         rules,
         sent: None,
+        first_token_alone: false,
         seed: SplitMix64::mix(seed),
         noise: SplitMix64::mix(seed ^ 1),
     };

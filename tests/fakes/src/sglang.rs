@@ -33,8 +33,7 @@ pub struct Options {
     /// `--sampling-defaults`: `model` gives the chat route the defaults of the model's files,
     /// `openai` does not.
     pub sampling_defaults: &'static str,
-    /// Streamed chats have ids. 0.5.23 refuses such a request; this option stands for a later
-    /// server.
+    /// Whole chats have ids if they are asked for; older servers ignore that.
     pub chat_ids: bool,
     /// `--speculative-algorithm`
     pub speculative: Option<&'static str>,

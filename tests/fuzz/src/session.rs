@@ -153,6 +153,7 @@ impl World {
             unconfirmed: false,
             rules,
             sent: None,
+            first_token_alone: false,
             seed: 3,
             noise: 2,
         };

@@ -109,8 +109,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Ignored,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        // The engine refuses a streamed chat that asks for ids.
-        speculates: &[Route::Completions],
         ..USUAL
     },
     Row {
@@ -120,8 +118,6 @@ pub const TABLE: &[Row] = &[
         seeds: Seeds::Kept,
         pipeline: Pipeline::SGLANG,
         verifies: &["/generate"],
-        // The engine refuses a streamed chat that asks for ids.
-        speculates: &[Route::Completions],
         ..USUAL
     },
     Row {

@@ -68,7 +68,7 @@ pub const ENGINES: [Engine; 11] = [
         start: |setup| {
             let plain = sglang::Options::default();
             let setup = Setup { block: 1, blocks: plain.setup.blocks, ..setup };
-            start(move || sglang::Sglang::new(sglang::Options { chat_ids: false, setup, ..plain }))
+            start(move || sglang::Sglang::new(sglang::Options { setup, ..plain }))
         },
         says: r#"{"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}"#,
         ..USUAL

@@ -131,13 +131,15 @@ pub struct Manner {
     pub ends: bool,
     /// It reports with the last token of a plain request that it is the last.
     pub tails: bool,
+    /// Its answer to the client's own request is the first token alone.
+    pub first_token_alone: bool,
     /// Maximum number of draft nodes of one fan-out.
     pub lanes: usize,
 }
 
 impl Default for Manner {
     fn default() -> Self {
-        Self { ends: false, tails: true, lanes: usize::MAX }
+        Self { ends: false, tails: true, first_token_alone: false, lanes: usize::MAX }
     }
 }
 
@@ -173,6 +175,8 @@ pub fn plain(case: &Case, sample: &mut dyn FnMut(&Ask<'_>) -> TokenId) -> (Strin
 pub struct PlainDecoding {
     pub id: ActionId,
     pub plain: Option<Plain>,
+    /// It is over with its first token, which does not say so.
+    pub alone: bool,
     context: Vec<TokenId>,
     start: usize,
     asked: usize,
@@ -188,7 +192,7 @@ impl PlainDecoding {
     /// tokens.
     pub fn new(id: ActionId, context: Vec<TokenId>, start: usize, asked: usize, call: usize) -> Self {
         let ahead = VecDeque::new();
-        Self { id, plain: None, context, start, asked, brought: 0, ahead, ended: None, call }
+        Self { id, plain: None, alone: false, context, start, asked, brought: 0, ahead, ended: None, call }
     }
 
     /// The next event.
@@ -198,7 +202,7 @@ impl PlainDecoding {
         }
         let mut tokens = Vec::new();
         let mut text = String::new();
-        let count = (hooks.chunk)().max(1);
+        let count = if self.alone { 1 } else { (hooks.chunk)().max(1) };
         while tokens.len() < count && self.ended.is_none() {
             let token = match self.ahead.pop_front() {
                 Some(token) => token,
@@ -212,12 +216,12 @@ impl PlainDecoding {
                     self.ended = plain.finish;
                 }
                 None if case.is_end(token) => self.ended = Some(Finish::Stop),
-                None if self.brought >= self.asked => self.ended = Some(Finish::Length),
+                None if self.brought >= self.asked && !self.alone => self.ended = Some(Finish::Length),
                 None => {}
             }
         }
         // The backend has sampled one token more than it has sent.
-        if self.ended.is_none() {
+        if self.ended.is_none() && !self.alone {
             let ahead = self.sample(hooks);
             self.ahead.push_back(ahead);
         }

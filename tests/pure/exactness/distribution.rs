@@ -319,6 +319,19 @@ fn one_hot_drafts_keep_the_distribution(
     }
 }
 
+/// The client's own request brings the first token, and the rest is asked for by ids.
+#[rstest]
+fn a_first_token_alone_keeps_the_distribution(
+    #[values(Drafter::Lookup, Drafter::Chain, Drafter::Merged)] drafter: Drafter,
+    #[values(&[VerifyMethod::FanOut], &[VerifyMethod::Score, VerifyMethod::FanOut])]
+    methods: &[VerifyMethod],
+    #[values(1, 2, 4)] max: usize,
+) {
+    let toy = Toy { vocabulary: 3, salt: 7 };
+    let manner = Manner { first_token_alone: true, ..Manner::default() };
+    keeps_the_distribution(toy, &Case { max, manner, ..case(3, drafter, 2, methods) }, drafter);
+}
+
 /// Sessions with a backend that returns distributions, takes chains only, leaves positions open,
 /// has fewer lanes than the draft has nodes, or alone knows which tokens end a text.
 #[rstest]
@@ -347,7 +360,7 @@ fn every_method_and_every_fallback_keeps_the_distribution(
         let mut case = case(4, drafter, gamma, methods);
         case.max = 5 - gamma;
         // A backend that alone knows the ends leaves positions open where one may be.
-        case.manner = Manner { ends: ends && special, tails: special || ends, lanes: 2 };
+        case.manner = Manner { ends: ends && special, tails: special || ends, lanes: 2, ..Manner::default() };
         keeps_the_distribution(target, &case, drafter);
     }
 }

@@ -138,6 +138,7 @@ pub fn play_judged(case: &Case, control: Control, judge: impl Walk, hooks: &mut 
         unconfirmed: false,
         rules: case.rules.clone(),
         sent: None,
+        first_token_alone: case.manner.first_token_alone,
         seed: 1,
         noise: 2,
     };
@@ -274,7 +275,8 @@ impl World<'_> {
                 }
                 let start = self.token_context.len();
                 let mut plain_request = PlainDecoding::new(id, self.context(), start, asked, self.calls);
-                plain_request.plain = first.then(|| Plain::new(self.case));
+                plain_request.alone = first && self.case.manner.first_token_alone;
+                plain_request.plain = (first && !plain_request.alone).then(|| Plain::new(self.case));
                 self.plain_request = Some(plain_request);
                 self.calls += 1;
             }
@@ -349,6 +351,7 @@ impl World<'_> {
         let plain_request = self.plain_request.as_mut().expect("something is under way");
         let (id, over) = (plain_request.id, plain_request.is_over());
         let event = plain_request.next(self.case, hooks);
+        let over = over || (plain_request.alone && !plain_request.is_over());
         self.plain_request = self.plain_request.take().filter(|_| !over);
         (id, event)
     }

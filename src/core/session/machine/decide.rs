@@ -1,6 +1,7 @@
 //! Decides if the session may speculate now. The controller decides if it pays.
 
 use super::Session;
+use super::flight::Asked;
 use crate::draft::{Budget, Tree};
 use crate::session::Doubted;
 use crate::session::accept::Walk;
@@ -31,7 +32,7 @@ impl<W: Walk> Session<W> {
 
     /// True if the backend of the first plain request has not sent all the text of its tokens.
     fn is_held_back(&self) -> bool {
-        self.flight.plain.is_some_and(|plain| plain.first) && !self.output.level()
+        self.flight.plain.is_some_and(|plain| plain.asked == Asked::Whole) && !self.output.level()
     }
 
     pub(super) fn state(&self, speculating: bool) -> SessionState {

@@ -8,14 +8,24 @@ use crate::session::{ActionId, Fault};
 use crate::units::{Tick, TokenId};
 use crate::words::VerifyResult;
 
+/// The tokens that a plain request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// The client's own request; the backend's own text goes out.
+    Whole,
+    /// The first token of the client's own request.
+    FirstToken,
+    /// The rest of the output, by ids.
+    Rest,
+}
+
 /// A plain request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainFlight {
     pub id: ActionId,
-    /// The client's own request; the backend's own text goes out.
-    pub first: bool,
+    pub asked: Asked,
     /// Maximum tokens requested (continued plain requests).
-    pub asked: u32,
+    pub most: u32,
     /// Tokens so far.
     pub brought: u32,
     pub since: Tick,

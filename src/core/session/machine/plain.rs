@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::Session;
-use super::flight::PlainFlight;
+use super::flight::{Asked, PlainFlight};
 use crate::session::accept::Walk;
 use crate::session::controller::Step;
 use crate::session::{Action, Doubted, Event, Fault, Finish, Parsed, PlainRequest, Tail};
@@ -35,7 +35,7 @@ impl<W: Walk> Session<W> {
                 self.bound = bound;
             }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
-            Event::Fault(Fault::RetryAfter(pause)) if !plain.first => self.wait(pause, now),
+            Event::Fault(Fault::RetryAfter(pause)) if plain.asked == Asked::Rest => self.wait(pause, now),
             Event::Fault(_) => self.plain_broke(plain, now),
             Event::Draft(_)
             | Event::Shadow(_)
@@ -75,7 +75,7 @@ impl<W: Walk> Session<W> {
         let count = tokens.len();
         let plain = self.timed(plain, count, now);
         self.watch_marks(&tokens);
-        if plain.first {
+        if plain.asked == Asked::Whole {
             let delta = self.output.plain(tokens, parsed, tail == Tail::Stop);
             self.watch_parser(false);
             self.brought(delta, Action::Passed);
@@ -90,7 +90,7 @@ impl<W: Walk> Session<W> {
         if self.output.finish().is_some() {
             // The first plain request ends by the backend's own final event, with the reason in
             // that.
-            if !plain.first {
+            if plain.asked != Asked::Whole {
                 self.finish(self.output.finish());
             }
             return;
@@ -102,6 +102,9 @@ impl<W: Walk> Session<W> {
             return;
         }
         match self.step(false, now) {
+            Step::Plain(reason) if plain.asked == Asked::FirstToken => {
+                self.decode_plainly(reason, false, now);
+            }
             Step::Plain(reason) => {
                 self.summary.reason = Some(reason);
                 self.shadow_pass(now);
@@ -144,7 +147,7 @@ impl<W: Walk> Session<W> {
                         .control()
                         .with(|learnt| learnt.note_plain(now.seconds_since(last), tokens, now));
                 }
-                None if plain.first => self.first_token(now.seconds_since(plain.since)),
+                None if plain.asked != Asked::Rest => self.first_token(now.seconds_since(plain.since)),
                 None => {
                     let seconds = now.seconds_since(plain.since);
                     self.controller.continued(seconds, tokens, plain.after_rounds, now);
@@ -170,7 +173,7 @@ impl<W: Walk> Session<W> {
         if self.controller.has_read() {
             self.drop_shadow();
         }
-        if plain.first {
+        if plain.asked == Asked::Whole {
             let held = self.output.take_over();
             self.emit(held);
         }
@@ -178,7 +181,7 @@ impl<W: Walk> Session<W> {
 
     pub(super) fn plain_ended(&mut self, plain: PlainFlight, finish: Finish, now: Tick) {
         self.flight.plain = None;
-        if plain.first {
+        if plain.asked == Asked::Whole {
             if self.summary.reason == Some(PlainReason::NoGain) && !self.trusted() {
                 self.summary.reason = Some(PlainReason::UntrustedIds);
             }
@@ -187,7 +190,7 @@ impl<W: Walk> Session<W> {
             self.summary.parsed = self.output.parts().filter(|_| alike);
             return self.finish(Some(finish));
         }
-        if finish == Finish::Length && plain.brought >= plain.asked {
+        if finish == Finish::Length && plain.brought >= plain.most {
             return match self.step(false, now) {
                 Step::Plain(reason) => self.decode_plainly(reason, false, now),
                 step => {
@@ -207,11 +210,11 @@ impl<W: Walk> Session<W> {
         self.flight.plain = None;
         self.broken += 1;
         let exact = self.trusted() && !self.bound && !self.rules.methods.is_empty();
-        let possible = !plain.first || (exact && self.output.level());
+        let possible = plain.asked != Asked::Whole || (exact && self.output.level());
         if self.output.tokens().is_empty() || self.broken > 1 || !possible {
             return self.finish(None);
         }
-        if plain.first {
+        if plain.asked == Asked::Whole {
             if self.output.finish().is_some() {
                 return self.finish(self.output.finish());
             }
@@ -227,10 +230,11 @@ impl<W: Walk> Session<W> {
         let slow = self.controller.control().with(|learnt| learnt.costs.cancels_slowly());
         let segment = self.rules.segment.unwrap_or(if slow { SEGMENT_SLOW } else { u32::MAX }).max(1);
         let rest = self.output.rest().map_or(SEGMENT_OPEN, |rest| rest as u32);
-        let asked = rest.min(segment).max(1);
-        let id = self.act(Action::Plain(PlainRequest::Continue { max_tokens: asked }));
+        let most = rest.min(segment).max(1);
+        let id = self.act(Action::Plain(PlainRequest::Continue { max_tokens: most }));
+        let asked = Asked::Rest;
         self.flight.plain =
-            Some(PlainFlight { id, first: false, asked, brought: 0, since: now, last: None, after_rounds });
+            Some(PlainFlight { id, asked, most, brought: 0, since: now, last: None, after_rounds });
     }
 
     /// The backend asked for a pause and nothing else is in flight: waits for its end, if it is

@@ -232,3 +232,72 @@ fn loads_are_read_from_either_page() {
     let full = r#"{"loads":[{"num_reqs":4294967295,"num_queue_reqs":0},{"num_reqs":9,"num_queue_reqs":0}]}"#;
     assert_eq!(Sglang.load(full), Some(Load { running: u32::MAX, ..Load::default() }));
 }
+
+#[test]
+fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
+    let info = |more: Value| {
+        let mut info =
+            json!({"version": "0.5.23", "reasoning_parser": null, "chat_template": null, "model_path": "m"});
+        info.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Sglang.engine(&answers(&info)).unwrap()
+    };
+    let plain = chat(&json!({}));
+    let tells = |engine: &Engine, request: &Request| Sglang.tells_first_token(engine, request);
+    assert!(tells(&info(json!({})), &plain));
+    assert!(tells(&info(json!({"chat_template": "/models/chat.jinja"})), &plain));
+    for other in [
+        json!({"reasoning_parser": "qwen3"}),
+        json!({"chat_template": "chatml"}),
+        json!({"model_path": "lmsys/Vicuna-7b"}),
+    ] {
+        assert!(!tells(&info(other.clone()), &plain), "{other}");
+    }
+    let silent = answers(&json!({"version": "0.5.23"}));
+    assert!(!tells(&Sglang.engine(&silent).unwrap(), &plain), "it does not say that it has no parser");
+    let engine = info(json!({}));
+    let tools =
+        chat(&json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}));
+    let counted = chat(&json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}));
+    assert!(!tells(&engine, &tools) && !tells(&engine, &counted));
+    assert!(!tells(&engine, &request(Route::Completions, &json!({"model": "m", "prompt": "x"}))));
+    let asked =
+        chat(&json!({"stream": true, "stream_options": {"include_usage": true}, "max_completion_tokens": 9}));
+    let call = Sglang.first_token_request(&engine, &asked);
+    assert_eq!(
+        String::from_utf8(call.body).unwrap(),
+        r#"{"model":"m","messages":[{"role":"user","content":"x"}],"stream":false,"max_tokens":1,"return_token_ids":true,"return_prompt_token_ids":true}"#
+    );
+}
+
+#[test]
+fn a_first_token_with_anything_but_its_text_is_not_read() {
+    let answer = json!({"id": "c", "object": "chat.completion", "created": 7, "model": "m", "choices": [{"index": 0,
+        "message": {"role": "assistant", "content": "Hi", "reasoning_content": null}, "logprobs": null,
+        "finish_reason": "length", "matched_stop": null, "prompt_token_ids": [1, 2], "response_token_ids": [3]}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 1}, "metadata": {"weight_version": "default"}});
+    let first = Sglang.first_token(&answer).unwrap();
+    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.token).unwrap();
+    assert_eq!((chunk.tokens, chunk.prompt, chunk.text.as_str()), (vec![3], Some(vec![1, 2]), "Hi"));
+    assert_eq!((chunk.finish, chunk.more.is_empty(), chunk.doubtful), (None, true, false));
+    assert_eq!(first.usage["usage"]["prompt_tokens"], 2);
+    for (pointer, value) in [
+        ("/choices/0/message/reasoning_content", json!("Hm")),
+        ("/choices/0/message/tool_calls", json!([])),
+        ("/choices/0/response_token_ids", json!([3, 4])),
+        ("/choices/0/response_token_ids", json!(null)),
+        ("/choices/0/prompt_token_ids", json!(null)),
+        ("/choices/0/finish_reason", json!("abort")),
+    ] {
+        let mut other = answer.clone();
+        let at = pointer.rfind('/').unwrap();
+        other.pointer_mut(&pointer[..at]).unwrap()[&pointer[at + 1..]] = value.clone();
+        assert_eq!(Sglang.first_token(&other), None, "{pointer} = {value}");
+    }
+    let ended = |stop: Value| {
+        let mut other = answer.clone();
+        other["choices"][0]["finish_reason"] = json!("stop");
+        other["choices"][0]["matched_stop"] = stop;
+        Sglang.first_token(&other).map(|first| first.token["choices"][0]["finish_reason"].clone())
+    };
+    assert_eq!((ended(json!(0)), ended(json!("Hi"))), (Some(json!("stop")), None));
+}

@@ -31,7 +31,7 @@ impl Sglang {
             "weight_version": self.house.weight_version(), "disable_radix_cache": self.house.setup.block == 0,
             "sampling_defaults": self.options.sampling_defaults, "incremental_streaming_output": self.options.incremental,
             "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"),
-            "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
+            "chat_template": null, "max_total_num_tokens": self.capacity(), "internal_states": [{}], "version": VERSION})
     }
 
     pub(super) fn loads(&self) -> Value {

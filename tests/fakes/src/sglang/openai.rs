@@ -43,7 +43,7 @@ impl Sglang {
         }
         let stream = fields.flag("stream")?;
         for name in ["return_prompt_token_ids", "return_token_ids"] {
-            if chat && stream && !self.options.chat_ids && fields.flag(name)? {
+            if chat && stream && fields.flag(name)? {
                 let message = format!(
                     "{name} is not supported with streaming on /v1/chat/completions. Please set \
                     stream=false when using {name}=true."
@@ -85,14 +85,16 @@ impl Sglang {
             }
         }
         let top = fields.get(if chat { "top_logprobs" } else { "logprobs" }).and_then(Value::as_u64);
+        let tells = !chat || self.options.chat_ids;
         let on = if chat { fields.flag("logprobs")? } else { top.is_some() };
         Ok(Asked {
             chat,
             n: choices,
             sequences,
             logprobs: on.then_some(top.unwrap_or(0) as usize),
-            return_ids: fields.flag("return_token_ids")?,
-            return_prompt: fields.flag("return_prompt_token_ids")? || fields.flag("return_token_ids")?,
+            return_ids: tells && fields.flag("return_token_ids")?,
+            return_prompt: tells
+                && (fields.flag("return_prompt_token_ids")? || fields.flag("return_token_ids")?),
             usage: options.flag("include_usage")?,
             continuous: options.flag("continuous_usage_stats")?,
             parsers: Parsers::of(&self.house.setup, chat && fields.tools()),
@@ -204,13 +206,6 @@ impl Sglang {
                             event
                         },
                     ));
-                    if asked.return_ids {
-                        let nothing = json!({"reasoning_content": null, "content": ""});
-                        if events.is_empty() {
-                            events.push(frame(chat_choice(at, nothing)));
-                        }
-                        tell_ids(&mut events, asked, sequence, &piece);
-                    }
                 } else {
                     let mut event = frame(self.text_choice(asked, sequence, &piece));
                     event["usage"] = Value::Null;
@@ -286,15 +281,6 @@ fn matched(sequence: &Sequence) -> Value {
         Some(Finish::StopText(text)) => json!(text),
         Some(Finish::Eos | Finish::StopToken(_)) => json!(sequence.output().last()),
         _ => Value::Null,
-    }
-}
-
-/// The last event of a piece has its id, the very first one those of the prompt.
-fn tell_ids(events: &mut [Value], asked: &Asked, sequence: &Sequence, piece: &Piece) {
-    let Some(choice) = events.last_mut().map(|event| &mut event["choices"][0]) else { return };
-    choice["response_token_ids"] = json!([piece.token]);
-    if asked.return_prompt && sequence.output().len() == 1 {
-        choice["prompt_token_ids"] = json!(&sequence.context.tokens()[..sequence.prompt]);
     }
 }
 

@@ -1,0 +1,102 @@
+//! Chats of an engine whose streams tell no ids begin with their first token, which comes as an
+//! answer of its own. Where that may not be, or does not help, the client's own request is sent.
+
+use std::net::SocketAddr;
+
+use foretell::app::Running;
+use foretell::app::local;
+use foretell_engines::openai::Route;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::contract::PROMPTS;
+use super::house::setup;
+use crate::client::{Ask, FORCED, HELD_BACK};
+use crate::fakes::sglang::{Options, Sglang};
+use crate::fakes::{Fake, Setup, toy};
+
+const CHAT: &str = "/v1/chat/completions";
+/// The paths by which drafts are verified.
+const VERIFIES: [&str; 2] = ["/generate", "/v1/completions"];
+
+async fn sglang(change: impl FnOnce(&mut Options)) -> Fake<Sglang> {
+    let house = Options::default().setup;
+    let mut options = Options { setup: Setup { temper: setup(None).temper, ..house }, ..Options::default() };
+    change(&mut options);
+    let fake = Fake::start(Sglang::new(options)).await;
+    fake.house.keep_requests();
+    fake
+}
+
+async fn proxy(address: SocketAddr, policy: &str) -> Running {
+    let process = format!(
+        "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
+         models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
+        toy::folder().join("tokenizer.json").display(),
+    );
+    local::proxy(&process, &[policy]).await.unwrap()
+}
+
+fn ask(stream: bool, more: &Value) -> Ask {
+    let mut fields =
+        json!({"prompt": PROMPTS[0], "max_tokens": 40, "temperature": 0, "repetition_penalty": 1});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Ask::new(Route::Chat, stream, fields)
+}
+
+/// The chats that the engine got since the last call, and the number of verify requests.
+fn calls(fake: &Fake<Sglang>) -> (Vec<Value>, usize) {
+    let all = fake.house.take_requests();
+    let body = |request: &crate::fakes::http::Request| serde_json::from_slice(&request.body).unwrap();
+    let chats = all.iter().filter(|request| request.path == CHAT).map(body).collect();
+    (chats, all.iter().filter(|request| VERIFIES.contains(&request.path.as_str())).count())
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_is_asked_for_its_first_token_and_its_rest(#[values(true, false)] stream: bool) {
+    let fake = sglang(|_| {}).await;
+    let proxy = proxy(fake.address, FORCED).await;
+    let front = proxy.gateway.addresses[0];
+    calls(&fake);
+    for more in [json!({}), json!({"max_tokens": 1}), json!({"max_completion_tokens": 3})] {
+        let ask = ask(stream, &more);
+        let want = ask.send(fake.address, "").await;
+        calls(&fake);
+        let got = ask.send(front, "").await;
+        let (chats, verifies) = calls(&fake);
+        assert_eq!((&got.plain, &got.usage["prompt_tokens"]), (&want.plain, &want.usage["prompt_tokens"]));
+        let [first] = chats.as_slice() else { panic!("{chats:?}") };
+        assert_eq!((&first["stream"], &first["max_tokens"]), (&json!(false), &json!(1)), "{first}");
+        assert_eq!(verifies > 0, more != json!({"max_tokens": 1}), "{more}");
+    }
+}
+
+/// The client gets the engine's own bytes, and the engine the client's own request alone.
+#[rstest]
+#[case::a_parser(|options: &mut Options| options.setup.reasoning_end = Some(" the".to_owned()), FORCED, 0)]
+#[case::no_ids(|options: &mut Options| options.chat_ids = false, FORCED, 1)]
+#[case::held_back(|_: &mut Options| {}, HELD_BACK, 0)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn otherwise_it_passes_unchanged(
+    #[case] change: fn(&mut Options),
+    #[case] policy: &str,
+    #[case] tried: usize,
+) {
+    let fake = sglang(change).await;
+    let proxy = proxy(fake.address, policy).await;
+    calls(&fake);
+    let mut asked = Vec::new();
+    for stream in [true, false, true] {
+        let ask = ask(stream, &json!({}));
+        let got = ask.send(proxy.gateway.addresses[0], "").await;
+        let (chats, verifies) = calls(&fake);
+        let want = ask.send(fake.address, "").await;
+        calls(&fake);
+        assert_eq!((got.plain, verifies), (want.plain, 0));
+        assert_eq!(chats.iter().filter(|chat| chat["max_tokens"] == 40).count(), 1, "{chats:?}");
+        asked.push(chats.len());
+    }
+    // Once it is known that the first token tells no ids, it is not asked for again.
+    assert_eq!(asked, [1 + tried, 1, 1]);
+}
