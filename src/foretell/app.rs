@@ -360,6 +360,11 @@ fn asking(backend: &Backend) -> RecognitionSettings {
         renderer: None,
         tokenizer: tokenizer(backend),
         parsers: parsers(backend),
+        generation_config: backend
+            .models
+            .iter()
+            .find_map(|model| model.generation_config.as_deref())
+            .map(|path| files::in_folder(path, files::GENERATION_CONFIG)),
         load: (backend.load.url != configured.url).then(|| backend.load.url.clone()),
         every: backend.load.every,
         ready: backend.probe.when == process::ProbeWhen::Ready,
@@ -396,8 +401,7 @@ fn parsers(backend: &Backend) -> Parsers {
 
 fn tokenizer(backend: &Backend) -> Option<PathBuf> {
     backend.models.iter().find_map(|model| match &model.tokenizer {
-        TokenizerSource::File(path) if path.is_dir() => Some(path.join("tokenizer.json")),
-        TokenizerSource::File(path) => Some(path.clone()),
+        TokenizerSource::File(path) => Some(files::in_folder(path, "tokenizer.json")),
         TokenizerSource::Backend => None,
     })
 }

@@ -144,6 +144,9 @@ pub struct Engine {
     pub proposes: usize,
     /// Its own speculative decoding is switched on.
     pub speculates: bool,
+    /// The sampling defaults of its chats, where these are the model's own and the operator has
+    /// named the file ([`super::Quirks::model_defaults`]); `None` otherwise.
+    pub chat_defaults: Option<Defaults>,
     /// Fields that a client leaves out get the operator's values, which are not known here
     /// (SGLang's `preferred_sampling_params`).
     pub own_defaults: bool,
@@ -211,6 +214,7 @@ impl Engine {
             continues_grammar: false,
             proposes: 0,
             speculates: false,
+            chat_defaults: None,
             own_defaults: false,
             own_samplers: Vec::new(),
             watermarks: false,
@@ -236,7 +240,12 @@ impl Engine {
 
     /// The request's sampling with this server's defaults; true if nothing in it is a guess.
     pub fn sampling(&self, request: &Request) -> (Sampling, bool) {
+        let by_model = self.chat_defaults.filter(|_| request.route == Route::Chat);
         let (mut sampling, known) = match &self.defaults {
+            // The route of later requests has other defaults.
+            None if let Some(defaults) = &by_model => {
+                (request.sampling.with_defaults(defaults).all_set(), true)
+            }
             Some(defaults) => (request.sampling.with_defaults(defaults), true),
             None => (request.sampling.clone(), request.sampling.sets_all()),
         };

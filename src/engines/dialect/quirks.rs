@@ -26,6 +26,8 @@ pub struct Quirks {
     /// The setting without which it does not tell the prompt and the sampling of a request
     /// ([`super::Engine::renders`]); `None` if it never does.
     pub render_setting: Option<&'static str>,
+    /// Its chats take sampling defaults from the model's files, and it does not tell them.
+    pub model_defaults: bool,
     /// The first call's answer has the ids of its tokens. Where it has not, requests are speculated
     /// on at temperature 0 only, and the ids are recovered: the text, cut into tokens, is verified
     /// by the engine like any other draft, and the accepted tokens are the ids that it sampled.
@@ -131,6 +133,7 @@ impl Quirks {
         noise_may_be_placed: false,
         cache_setting: CacheSetting::None,
         render_setting: None,
+        model_defaults: false,
         first_request_ids: true,
         stop_order: StopOrder::Listed,
         stop_hold: Hold::Beginning,

@@ -60,6 +60,7 @@ const QUIRKS: Quirks = Quirks {
     tidies_text: true,
     usage_runs_alone: true,
     bare_end: true,
+    model_defaults: true,
     ..Quirks::COMMON
 };
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use super::grammar::Grammar;
 use foretell_core::units::TokenId;
 
@@ -93,6 +95,34 @@ impl Defaults {
         frequency_penalty: 0.0,
         repetition_penalty: 1.0,
     };
+
+    /// Those of the chats of a server that takes them from a model's `generation_config.json`: its
+    /// fields, and OpenAI's defaults for those that it lacks.
+    ///
+    /// # Errors
+    /// It is no JSON object, or a field is no number.
+    pub fn of_generation_config(json: &[u8]) -> Result<Self, serde_json::Error> {
+        let read: GenerationConfig = serde_json::from_slice(json)?;
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = Self::OPENAI;
+        Ok(Self {
+            temperature: read.temperature.unwrap_or(temperature),
+            top_p: read.top_p.unwrap_or(top_p),
+            top_k: read.top_k.and_then(|top_k| u32::try_from(top_k).ok()).filter(|&top_k| top_k > 0),
+            min_p: read.min_p.unwrap_or(min_p),
+            repetition_penalty: read.repetition_penalty.unwrap_or(repetition_penalty),
+            ..Self::OPENAI
+        })
+    }
+}
+
+/// The fields of a `generation_config.json` that servers take for defaults (SGLang 0.5.23).
+#[derive(Deserialize)]
+struct GenerationConfig {
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
 }
 
 /// Effective sampling of one request. Defaults are OpenAI's.
@@ -224,6 +254,13 @@ impl Sampling {
         }
     }
 
+    /// The same, with no field left open: later requests send all of them.
+    #[must_use]
+    pub fn all_set(self) -> Self {
+        let set_by_client = SamplingField::ALL.into_iter().fold(self.set_by_client, SetFields::with);
+        Self { set_by_client, ..self }
+    }
+
     /// True if the client has set every field, and leaves none to the server.
     pub fn sets_all(&self) -> bool {
         self.left_open().is_none()
@@ -244,6 +281,19 @@ impl Sampling {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_defaults_of_a_model_are_those_of_its_file() {
+        let read = |json: &str| Defaults::of_generation_config(json.as_bytes());
+        let qwen =
+            r#"{"do_sample": true, "eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.95}"#;
+        let want = Defaults { temperature: 0.6, top_k: Some(20), top_p: 0.95, ..Defaults::OPENAI };
+        assert_eq!(read(qwen).unwrap(), want);
+        assert_eq!(read(r#"{"top_k": -1, "temperature": null}"#).unwrap(), Defaults::OPENAI);
+        assert!(read("[1]").is_err() && read(r#"{"min_p": "0.1"}"#).is_err());
+        let sampling = Sampling::default().with_defaults(&want).all_set();
+        assert!(sampling.sets_all() && sampling.top_k == Some(20));
+    }
 
     #[test]
     fn the_server_fills_in_only_what_the_client_left_open() {

@@ -11,9 +11,12 @@ use crate::config::problem::Refusal;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
 use crate::learning::recording::Cipher;
+use foretell_engines::openai::Defaults;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::folder;
 
+/// File name of a model's sampling defaults in its folder.
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
 /// File name of a model's graph in its folder.
 const GRAPH: &str = "model.onnx";
 
@@ -71,6 +74,7 @@ fn inspect(named: &Named) -> Option<Problem> {
             Some(named.problem(&refused.detail(), "the private key of the certificate, in PEM"))
         }
         FileKind::Tokenizer => tokenizer(named, path),
+        FileKind::GenerationConfig => generation_config(named),
         FileKind::Model => model(named),
         FileKind::Drafter { tokenizer } => drafter(named, *tokenizer),
         // Policies are read and checked together with the settings.
@@ -82,6 +86,17 @@ fn tokenizer(named: &Named, path: &Path) -> Option<Problem> {
     let refused = Tokenizer::from_file(path).err()?;
     let found = named.problem(&refused.to_string(), "a tokenizer.json, or a folder with one");
     Some(Problem { got: shown(path), ..found })
+}
+
+fn generation_config(named: &Named) -> Option<Problem> {
+    let read = std::fs::read(in_folder(&named.path, GENERATION_CONFIG)).map_err(|error| error.to_string());
+    let read = read.and_then(|json| Defaults::of_generation_config(&json).map_err(|error| error.to_string()));
+    Some(named.problem(&read.err()?, "a generation_config.json, or a folder with one"))
+}
+
+/// The file of this name in a folder; a path that is no folder is the file.
+pub(super) fn in_folder(path: &Path, name: &str) -> PathBuf {
+    if path.is_dir() { path.join(name) } else { path.to_owned() }
 }
 
 /// The problem with the folder of a model that is served, if its files cannot be read. The runtime
@@ -143,6 +158,19 @@ mod tests {
 
     fn named(kind: FileKind, path: PathBuf) -> Named {
         Named { path, kind, file: "f.yaml".into(), line: Some(7), setting: "a.b".into() }
+    }
+
+    #[test]
+    fn sampling_defaults_are_numbers_in_a_file_or_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("generation_config.json");
+        let problem = |path: &Path| inspect(&named(FileKind::GenerationConfig, path.to_owned()));
+        assert!(problem(folder.path()).is_some(), "there is none");
+        for (content, wrong) in [(r#"{"top_k": 20}"#, false), (r#"{"top_p": "0.8"}"#, true), ("[]", true)] {
+            std::fs::write(&path, content).unwrap();
+            assert_eq!(problem(folder.path()).is_some(), wrong, "{content}");
+            assert_eq!(problem(&path).is_some(), wrong, "{content}");
+        }
     }
 
     #[test]

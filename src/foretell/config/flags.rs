@@ -234,6 +234,7 @@ impl Overrides {
             aliases: Vec::new(),
             tokenizer: TokenizerSource::File(path.into()),
             parsers: Parsers::default(),
+            generation_config: None,
         })
     }
 }

@@ -22,6 +22,8 @@ pub enum FileKind {
     KeyOf(PathBuf),
     /// A `tokenizer.json` file, or a folder that has one.
     Tokenizer,
+    /// A `generation_config.json` file, or a folder that has one.
+    GenerationConfig,
     /// The folder of a model to serve in this process.
     Model,
     /// The folder of a drafter model.

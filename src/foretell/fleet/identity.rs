@@ -127,6 +127,8 @@ pub struct RecognitionSettings {
     pub tokenizer: Option<PathBuf>,
     /// The output parsers that its server was started with.
     pub parsers: Parsers,
+    /// The `generation_config.json` of its model; `None` if none is named.
+    pub generation_config: Option<PathBuf>,
     /// The server that renders its chat requests; `None`: it does so itself.
     pub renderer: Option<Arc<Replica>>,
     /// The path at which its load is read; `None` takes the dialect's.

@@ -29,9 +29,14 @@ async fn sglang(change: impl FnOnce(&mut Options)) -> Fake<Sglang> {
 }
 
 async fn proxy(address: SocketAddr, policy: &str) -> Running {
+    proxy_with(address, policy, "").await
+}
+
+/// `model`: further members of its entry.
+async fn proxy_with(address: SocketAddr, policy: &str, model: &str) -> Running {
     let process = format!(
         "version: 1\nbackends:\n  - name: toy\n    replicas: [\"http://{address}\"]\n    \
-         models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
+         models: [{{ id: toy, tokenizer: {}{model} }}]\n    probe: {{ when: never }}\n    load: {{ every: 1h }}\n",
         toy::folder().join("tokenizer.json").display(),
     );
     local::proxy(&process, &[policy]).await.unwrap()
@@ -69,6 +74,36 @@ async fn a_chat_is_asked_for_its_first_token_and_its_rest(#[values(true, false)]
         let [first] = chats.as_slice() else { panic!("{chats:?}") };
         assert_eq!((&first["stream"], &first["max_tokens"]), (&json!(false), &json!(1)), "{first}");
         assert_eq!(verifies > 0, more != json!({"max_tokens": 1}), "{more}");
+    }
+}
+
+/// The route of the rest has other defaults than chats, so all of them are sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_is_sampled_by_the_defaults_of_the_model() {
+    let fake = sglang(|options| options.deterministic = true).await;
+    let own = json!({"temperature": 0.6, "top_p": 0.8, "top_k": 20, "eos_token_id": 0});
+    {
+        let mut defaults = fake.house.defaults.lock();
+        (defaults.temperature, defaults.top_p, defaults.top_k) = (Some(0.6), Some(0.8), Some(20));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("generation_config.json"), own.to_string()).unwrap();
+    let named = format!(", generation_config: {}", folder.path().display());
+    for (model, relayed) in [("", true), (named.as_str(), false)] {
+        let proxy = proxy_with(fake.address, FORCED, model).await;
+        for stream in [true, false] {
+            let fields = json!({"prompt": PROMPTS[0], "max_tokens": 40, "seed": 7});
+            let ask = Ask::new(Route::Chat, stream, fields);
+            let want = ask.send(fake.address, "").await;
+            calls(&fake);
+            let got = ask.send(proxy.gateway.addresses[0], "").await;
+            let (_, verifies) = calls(&fake);
+            // With deterministic inference the noise is a function of seed and position.
+            assert_eq!(got.plain, want.plain, "{model}");
+            assert_eq!(verifies == 0, relayed, "{model}");
+            let reason = got.message.head.get("x-foretell-reason");
+            assert_eq!(reason == Some("defaults_unknown"), relayed, "{reason:?}");
+        }
     }
 }
 

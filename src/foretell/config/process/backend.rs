@@ -150,6 +150,9 @@ pub struct Model {
     pub tokenizer: TokenizerSource,
     /// The output parsers that its server was started with, where that does not tell them.
     pub parsers: Parsers,
+    /// Its `generation_config.json`, or a folder with one, where its server takes the sampling
+    /// defaults of chats from that and does not tell them; `None` if none is named.
+    pub generation_config: Option<PathBuf>,
 }
 
 /// Source of a model's tokenizer.

@@ -260,6 +260,7 @@ fn host_and_port() -> Kind<String> {
 struct Common {
     tokenizer: Option<PathBuf>,
     parsers: Option<Parsers>,
+    generation_config: Option<PathBuf>,
 }
 
 fn models(item: &Item<'_>, seen: &mut Seen) -> Vec<Model> {
@@ -295,11 +296,19 @@ fn model(item: &Item<'_>, seen: &mut Seen, common: &mut Common) -> Option<Model>
     if named.is_some_and(|parsers| *common.parsers.get_or_insert(parsers) != parsers) {
         section.refuse("parsers", other_model(), "others");
     }
+    let says = "SGLang: its generation_config.json, or a folder with one; its chats take sampling defaults from it, unless it \
+                was started with --sampling-defaults openai.";
+    let generation_config = section.file("generation_config", says, FileKind::GenerationConfig);
+    if let Some(path) = &generation_config
+        && common.generation_config.get_or_insert_with(|| path.clone()) != path
+    {
+        section.refuse("generation_config", other_model(), &format!("{:?}", path.display().to_string()));
+    }
     section.close();
-    Some(Model { id: Glob::new(&id?), aliases, tokenizer, parsers })
+    Some(Model { id: Glob::new(&id?), aliases, tokenizer, parsers, generation_config })
 }
 
-/// Tokenizer and parsers belong to the server, which has one of each.
+/// Tokenizer, parsers and sampling defaults belong to the server, which has one of each.
 fn other_model() -> Refusal {
     Refusal::new("not that of an earlier model", "the same for all models of a backend, or another backend")
 }

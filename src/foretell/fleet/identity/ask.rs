@@ -18,6 +18,7 @@ use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
 use foretell_engines::dialect::{Answers, Dialect, Engine, Question, is_rendering, rendering_question};
+use foretell_engines::openai::Defaults;
 use foretell_engines::parse::Parsers;
 use foretell_engines::text::Tokenizer;
 
@@ -126,6 +127,9 @@ pub async fn ask(
     }
     if asking.parsers != Parsers::default() {
         engine.parsers = asking.parsers;
+    }
+    if let Some(path) = asking.generation_config.as_deref().filter(|_| takes_model_defaults(&engine)) {
+        engine.chat_defaults = Some(chat_defaults(path).await?);
     }
     (engine.special, engine.may_end) = (tokenizer.special(), tokenizer.may_end());
     let epoch = Epoch {
@@ -304,6 +308,17 @@ pub async fn models(replica: &Replica) -> Result<usize, Unknown> {
     }
     let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
     Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
+}
+
+/// True if the defaults of its chats are those of its model, and nobody else's.
+fn takes_model_defaults(engine: &Engine) -> bool {
+    engine.dialect.quirks().model_defaults && engine.defaults.is_none() && !engine.own_defaults
+}
+
+async fn chat_defaults(path: &Path) -> Result<Defaults, Unknown> {
+    let unread = |error: &dyn std::fmt::Display| Unknown::tokenizer(format!("{}: {error}", path.display()));
+    let read = tokio::fs::read(path).await.map_err(|error| unread(&error))?;
+    Defaults::of_generation_config(&read).map_err(|error| unread(&error))
 }
 
 /// The tokenizer of the backend's model, from the file or from the backend itself; checks that the
