@@ -1,6 +1,6 @@
-//! A chat whose stream would tell no ids: its first token comes as one answer with ids, and the rest
-//! is asked for by ids. Where that answer is not as expected, the client's own request is sent, as
-//! if nothing had been asked before.
+//! A chat whose stream would tell no ids: its first token comes as one answer with ids, and the
+//! rest is asked for by ids. Where that answer is not as expected, the client's own request is
+//! sent, as if nothing had been asked before.
 
 use std::sync::Arc;
 
