@@ -50,7 +50,11 @@ pub struct FirstToken {
     /// An event with the usage so far, which streams do not have.
     pub usage: Value,
     /// The event of the token, with its ids and those of the prompt, which streams do not have.
-    pub token: Value,
+    pub first: Value,
+    /// The token.
+    pub token: TokenId,
+    /// The text that the server sent for it.
+    pub text: String,
 }
 
 impl Chunk {

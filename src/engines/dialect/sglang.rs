@@ -12,8 +12,12 @@
 //!
 //! All three penalties count output only, so none of them stays right when output becomes prompt.
 
+mod first_token;
+
+use std::path::Path;
+
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::body::Body;
 use super::recognise::{MODELS, SERVER_INFO};
@@ -175,46 +179,11 @@ impl Codec for Sglang {
     }
 
     fn first_token_request(&self, _: &Engine, request: &Request) -> Call {
-        let mut body = request.body.clone();
-        for name in ["prediction", "stream_options", "max_completion_tokens"] {
-            body.shift_remove(name);
-        }
-        let one = [("stream", json!(false)), ("max_tokens", json!(1))];
-        let ids = ["return_token_ids", "return_prompt_token_ids"].map(|name| (name, json!(true)));
-        body.extend(one.into_iter().chain(ids).map(|(name, value)| (name.to_owned(), value)));
-        Call { path: request.route.path(), body: bytes(&body) }
+        first_token::request(request)
     }
 
     fn first_token(&self, answer: &Value) -> Option<FirstToken> {
-        let choice = answer.pointer("/choices/0")?;
-        let message = choice.get("message")?.as_object()?;
-        let is_text =
-            |(name, value): (&String, &Value)| name == "role" || name == "content" || value.is_null();
-        let ids =
-            choice.get("response_token_ids").filter(|ids| ids.as_array().is_some_and(|ids| ids.len() == 1));
-        let (ids, prompt) = (ids?, choice.get("prompt_token_ids").filter(|ids| ids.is_array())?);
-        let finish = match choice.get("finish_reason")?.as_str()? {
-            "length" => Value::Null,
-            // At a stop text the last token has lost its text.
-            "stop" if choice.get("matched_stop").is_some_and(Value::is_number) => json!("stop"),
-            _ => return None,
-        };
-        if !message.iter().all(is_text) {
-            return None;
-        }
-        let event = |choices: Value| {
-            json!({"id": answer["id"], "object": "chat.completion.chunk", "created": answer["created"],
-                "model": answer["model"], "choices": choices})
-        };
-        // In the order of its own events (`sse_utils.py`).
-        let role = json!({"reasoning_content": null, "role": "assistant", "content": ""});
-        let first = json!([{"index": 0, "delta": role, "logprobs": null, "finish_reason": null, "matched_stop": null}]);
-        let delta = json!({"reasoning_content": null, "content": message.get("content")?.as_str()?});
-        let token = json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish,
-            "matched_stop": choice["matched_stop"], "token_ids": ids, "prompt_token_ids": prompt}]);
-        let mut usage = event(json!([]));
-        usage["usage"] = answer.get("usage")?.clone();
-        Some(FirstToken { role: event(first), usage, token: event(token) })
+        first_token::read(answer)
     }
 
     fn additive(&self, _: &Engine, request: &Request) -> Additive {
@@ -224,14 +193,15 @@ impl Codec for Sglang {
     /// Whole answers name the version of the weights (0.5.23, `serving_completions.py`); events do
     /// not.
     fn last_members(&self, engine: &Engine, route: Route, whole: bool) -> Value {
-        let mut members = json!({});
+        let mut members = Map::new();
         if route == Route::Chat && whole {
-            members["choices"] = json!([{ "message": { "reasoning_content": null } }]);
+            let choice = json!({ "message": { "reasoning_content": null } });
+            members.insert("choices".to_owned(), json!([choice]));
         }
         if let Some(version) = engine.weights.as_ref().filter(|_| whole) {
-            members["metadata"] = json!({ "weight_version": version });
+            members.insert("metadata".to_owned(), json!({ "weight_version": version }));
         }
-        members
+        Value::Object(members)
     }
 
     fn plain_request(&self, _: &Engine, context: &Context<'_>, sampling: &Sampling, max_tokens: u32) -> Call {
@@ -331,7 +301,8 @@ fn renders_plainly(answers: &Answers) -> bool {
     let (template, model) = (word("/chat_template"), word("/model_path"));
     // For these it takes one of its own by their name (`parser/conversation.py`).
     let guessed = ["vicuna", "points"].iter().any(|name| model.contains(name));
-    !guessed && (template.is_empty() || template.ends_with(".jinja"))
+    let is_jinja = Path::new(&template).extension().is_some_and(|extension| extension == "jinja");
+    !guessed && (template.is_empty() || is_jinja)
 }
 
 /// The first field left out by the client that gets another value on the completions route than on

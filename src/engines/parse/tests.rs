@@ -442,7 +442,9 @@ fn with_a_single_call_the_others_are_left_out_and_nothing_else() {
                 let mut parser = golden.parsers.stream(&single, vocabulary).unwrap();
                 assert_eq!(joined(parser.as_mut(), &case.tokens), streamed, "{}", case.name);
                 let mut whole = case.whole(golden);
-                whole.iter_mut().for_each(|whole| whole.calls.truncate(1));
+                if let Ok(whole) = &mut whole {
+                    whole.calls.truncate(1);
+                }
                 assert_eq!(golden.parsers.whole(&single, vocabulary, &tokens), whole, "{}", case.name);
             });
         }

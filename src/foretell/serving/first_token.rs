@@ -5,13 +5,11 @@
 use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
-use http::response::Parts;
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderValue, StatusCode};
 
 use super::calls::Calls;
 use super::exchange::{Exchange, Served};
 use super::run::{Brought, Run};
-use crate::fleet::Answer;
 use crate::http::gather;
 use foretell_core::control::Presence;
 use foretell_core::words::PlainReason;
@@ -40,10 +38,15 @@ impl Run {
             Ok((_, false)) => return self.pass(exchange, PlainReason::GateHealth).await,
             Err(error) => return self.unanswered(exchange, error),
         };
-        let refused = !response.status().is_success();
-        let Some((mut head, first)) = self.read_first_token(response).await else {
-            // The client's own request gets the server's own refusal.
-            if !refused {
+        let status = response.status();
+        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            return Ok(self.pass_on(exchange, response));
+        }
+        // Another refusal may be one of the fields that were added.
+        let (mut head, body) = response.into_parts();
+        let body = gather::whole(body, sse::EVENT_BYTES).await.ok().filter(|_| status == StatusCode::OK);
+        let Some(first) = body.as_deref().and_then(|body| self.read_first_token(body)) else {
+            if body.is_some() {
                 self.answer_traits.tells_no_first_token();
             }
             return self.pass(exchange, PlainReason::UntrustedIds).await;
@@ -70,22 +73,17 @@ impl Run {
             .or_else(closed)
     }
 
-    async fn read_first_token(&self, response: Response<Answer>) -> Option<(Parts, FirstToken)> {
-        let (head, body) = response.into_parts();
-        let body =
-            gather::whole(body, sse::EVENT_BYTES).await.ok().filter(|_| head.status == StatusCode::OK)?;
+    fn read_first_token(&self, body: &[u8]) -> Option<FirstToken> {
         let identity = &self.plan.identity;
-        let first = identity.engine.dialect.codec().first_token(&serde_json::from_slice(&body).ok()?)?;
-        is_its_text(&identity.tokenizer, &first).then_some((head, first))
+        let first = identity.engine.dialect.codec().first_token(&serde_json::from_slice(body).ok()?)?;
+        is_its_text(&identity.tokenizer, &first).then_some(first)
     }
 }
 
 /// True if the server sent the token's own text: nothing was made of it. Half a character, and
 /// spaces that depend on the prompt, show nothing.
 fn is_its_text(tokenizer: &Tokenizer, first: &FirstToken) -> bool {
-    let choice = &first.token["choices"][0];
-    let text = choice["delta"]["content"].as_str().unwrap_or_default();
-    let id = choice["token_ids"][0].as_u64().and_then(|id| u32::try_from(id).ok());
-    let own = id.and_then(|id| tokenizer.decode(&[id], true).ok()).unwrap_or_default();
+    let own = tokenizer.decode(&[first.token], true).unwrap_or_default();
+    let text = &first.text;
     text.is_empty() || own.contains(char::REPLACEMENT_CHARACTER) || own.trim() == text.trim()
 }

@@ -113,10 +113,10 @@ impl PlainStream {
         let message = |data: &Value| sse::Message { data: data.to_string(), ..sse::Message::default() };
         let mut role = message(&first.role);
         if !whole {
-            role.raw = sse::encode_json(&first.role).into();
+            role.raw = sse::encode_json(&first.role);
         }
         let done = sse::Message { data: sse::DONE.to_owned(), ..sse::Message::default() };
-        let events = [role, message(&first.usage), message(&first.token), done].into();
+        let events = [role, message(&first.usage), message(&first.first), done].into();
         Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, 1, State::Closed) }
     }
 

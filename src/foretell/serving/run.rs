@@ -141,7 +141,7 @@ impl Run {
     }
 
     /// Passes on an answer that is no stream, usually an error, unchanged.
-    fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
+    pub(super) fn pass_on(&self, mut exchange: Exchange, response: Response<Answer>) -> Response<Body> {
         let reason = self.without_output();
         exchange.slot.record.set_plain_reason(reason);
         let (head, body) = response.into_parts();

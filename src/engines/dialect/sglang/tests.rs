@@ -276,7 +276,7 @@ fn a_first_token_with_anything_but_its_text_is_not_read() {
         "finish_reason": "length", "matched_stop": null, "prompt_token_ids": [1, 2], "response_token_ids": [3]}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 1}, "metadata": {"weight_version": "default"}});
     let first = Sglang.first_token(&answer).unwrap();
-    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.token).unwrap();
+    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.first).unwrap();
     assert_eq!((chunk.tokens, chunk.prompt, chunk.text.as_str()), (vec![3], Some(vec![1, 2]), "Hi"));
     assert_eq!((chunk.finish, chunk.more.is_empty(), chunk.doubtful), (None, true, false));
     assert_eq!(first.usage["usage"]["prompt_tokens"], 2);
@@ -297,7 +297,7 @@ fn a_first_token_with_anything_but_its_text_is_not_read() {
         let mut other = answer.clone();
         other["choices"][0]["finish_reason"] = json!("stop");
         other["choices"][0]["matched_stop"] = stop;
-        Sglang.first_token(&other).map(|first| first.token["choices"][0]["finish_reason"].clone())
+        Sglang.first_token(&other).map(|first| first.first["choices"][0]["finish_reason"].clone())
     };
     assert_eq!((ended(json!(0)), ended(json!("Hi"))), (Some(json!("stop")), None));
 }
