@@ -295,8 +295,9 @@ impl Tally {
             let (admin, said) = (house.proxy.gateway.admin.unwrap(), house.said(ask));
             self.wrong += &blamed(house.row.name, admin, row, setting, &said, &through).await;
         }
-        // The only one here that renders requests.
-        let renders = house.row.name == "vllm-scale-out" && matches!(row.treatment, Treatment::Rendered(_));
+        // These render requests, or tell the prompt with the first token.
+        let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";
+        let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
         let rightly = match setting.refused {
             Some(_) if renders => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
