@@ -1,5 +1,5 @@
-//! The first token of a chat as an answer of its own: the streams of SGLang's chats tell no ids, its
-//! whole answers do (0.5.23, `serving_chat.py`).
+//! The first token of a chat as an answer of its own: the streams of SGLang's chats tell no ids,
+//! its whole answers do (0.5.23, `serving_chat.py`).
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
