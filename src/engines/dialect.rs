@@ -336,10 +336,13 @@ pub trait Codec: Sync {
         self.first_request(engine, request, 0)
     }
 
-    /// Reads the answer to [`Codec::first_token_request`]; `None` if it is not as expected.
-    fn first_token(&self, answer: &Value) -> Option<FirstToken> {
+    /// Reads the answer to [`Codec::first_token_request`]; `None` if the server broke it off.
+    ///
+    /// # Errors
+    /// It is not as expected, and no other answer of this server will be.
+    fn first_token(&self, answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
         let _ = answer;
-        None
+        Err(Unreadable("no first token is asked for"))
     }
 
     /// The fields that [`Codec::first_request`] added, to be taken out of the answer.

@@ -139,7 +139,9 @@ impl SessionRunner {
         let engine = &identity.engine;
         let tells = engine.dialect.codec().tells_ids(request.route)
             || (engine.tells_first_token(request) && traits.tells_first_token());
-        if !tells {
+        let lost = |stop: &String| identity.tokenizer.touches_special(stop);
+        let stops = engine.dialect.quirks().stops_in_special && request.stop.iter().any(lost);
+        if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
         (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?

@@ -59,6 +59,17 @@ fn special_tokens_are_left_out_only_on_request() {
     assert!(BYTES.is_special(end) && !BYTES.is_special(BYTES.id("plain added ö").unwrap()));
 }
 
+/// `</s>` is special, `plain added ö` is not.
+#[test]
+fn a_text_touches_special_tokens_within_around_and_across_them() {
+    for text in ["</s>", "/s", "a</s>b", "end</", "s> and", "|>\n"] {
+        assert!(BYTES.touches_special(text), "{text:?}");
+    }
+    for text in ["plain added ö", "\n\n", "END", "}"] {
+        assert!(!BYTES.touches_special(text), "{text:?}");
+    }
+}
+
 #[test]
 fn the_output_of_a_sentence_piece_model_keeps_its_leading_space_after_a_prompt() {
     let prompt = PIECES.encode("The quick", false).unwrap();

@@ -149,6 +149,44 @@ impl PlainReason {
         }
     }
 
+    /// True if it applies even with `gamma.fixed`.
+    pub const fn holds_when_forced(self) -> bool {
+        match self {
+            Self::GateHealth
+            | Self::GateMemory
+            | Self::BackendSpeculates
+            | Self::Parser
+            | Self::Grammar
+            | Self::ContextTooLong
+            | Self::UntrustedIds
+            | Self::HeldBackText
+            | Self::NoVerifyMethod
+            | Self::UpstreamError
+            | Self::DraftFault
+            | Self::VerifyFault
+            | Self::RetryAfter
+            | Self::Observe
+            | Self::Client
+            | Self::Policy
+            | Self::Draining => true,
+            Self::Holdback
+            | Self::NoGain
+            | Self::NotMeasured
+            | Self::MaxGap
+            | Self::GateRegret
+            | Self::GateFirstToken
+            | Self::Budget
+            | Self::GateLoad
+            | Self::GateStale
+            | Self::GateAcceptance
+            | Self::GateControl
+            | Self::Shadow
+            | Self::Switchback
+            | Self::NoDraft
+            | Self::Undecided => false,
+        }
+    }
+
     /// The reason in plain words, for people who ask why.
     pub const fn words(self) -> &'static str {
         match self {

@@ -50,11 +50,13 @@ pub struct FirstToken {
     /// An event with the usage so far, which streams do not have.
     pub usage: Value,
     /// The event of the token, with its ids and those of the prompt, which streams do not have.
-    pub first: Value,
+    pub event: Value,
+    /// Ids of the prompt.
+    pub prompt: Vec<TokenId>,
     /// The token.
     pub token: TokenId,
-    /// The text that the server sent for it.
-    pub text: String,
+    /// The text that the server sent for it; `None` if a stop text has cut that.
+    pub text: Option<String>,
 }
 
 impl Chunk {

@@ -233,7 +233,7 @@ ends with an error where another one answers at the address ([faults](faults.md)
 `off`, policies `shadow`, `plain` and `off`, `x-foretell: plain`, a relayed request, a server that speculates itself)
 leaves and returns byte for byte. In `auto` a request may be sent as a stream, with usage and token ids; what that adds
 is cut out of the bytes of its answer, and a JSON answer is built back with the engine's own fields; a chat before
-SGLang may be asked for in two parts ([engines](engines.md)), whose events are written here. `usage.foretell` is in
+SGLang may be asked for in two parts ([how](engines-sglang.md)), whose events are written here. `usage.foretell` is in
 speculated answers only. Not known of a speculated answer of a vLLM without its abort call (before 0.32, or without
 `--enable-scale-out`): `prompt_tokens_details`, which it reports at the end of its own stream only; it is null there.
 

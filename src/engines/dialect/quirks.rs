@@ -34,6 +34,9 @@ pub struct Quirks {
     pub first_request_ids: bool,
     /// The stop text that counts if one token completes several.
     pub stop_order: StopOrder,
+    /// Stop texts are looked for in a text with special tokens, which its answers do not show
+    /// (SGLang).
+    pub stops_in_special: bool,
     /// The part of a streamed text that the engine holds back because a stop text may begin there.
     pub stop_hold: Hold,
     /// The member of a choice that names the stop that ended it (vLLM: `stop_reason`, SGLang:
@@ -136,6 +139,7 @@ impl Quirks {
         model_defaults: false,
         first_request_ids: true,
         stop_order: StopOrder::Listed,
+        stops_in_special: false,
         stop_hold: Hold::Beginning,
         stop_field: None,
         stop_field_names_end: false,

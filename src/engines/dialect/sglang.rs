@@ -33,6 +33,7 @@ use foretell_core::words::{Row, VerifyMethod, VerifyResult};
 
 const GENERATE: &str = "/generate";
 const TOKENIZE: &str = "/tokenize";
+const MODEL_INFO: &str = "/model_info";
 const METRICS: &str = "/metrics";
 const LOADS: &str = "/v1/loads?include=core&format=json";
 /// Maximum log-probabilities per position. The server has no limit of its own; the answer grows
@@ -65,6 +66,7 @@ const QUIRKS: Quirks = Quirks {
     usage_runs_alone: true,
     bare_end: true,
     model_defaults: true,
+    stops_in_special: true,
     ..Quirks::COMMON
 };
 
@@ -80,7 +82,7 @@ impl Codec for Sglang {
     }
 
     fn questions(&self, answers: &Answers) -> Vec<Question> {
-        answers.unasked(&[LOADS, METRICS])
+        answers.unasked(&[MODEL_INFO, LOADS, METRICS])
     }
 
     fn engine(&self, answers: &Answers) -> Result<Engine, Foreign> {
@@ -109,8 +111,7 @@ impl Codec for Sglang {
                 .map_or(1, |size| shared::block(usize::try_from(size).unwrap_or(1))),
             rows: RowShape::Tail,
             lanes: Some(MAX_PROMPTS),
-            unparsed: answers.at(SERVER_INFO, "/reasoning_parser") == Some(Value::Null)
-                && renders_plainly(answers),
+            unparsed: is_unparsed(answers),
             counts_reasoning: info("/reasoning_parser").is_some(),
             speculates: info("/speculative_algorithm").is_some(),
             weights: answers.word(SERVER_INFO, "/weight_version"),
@@ -182,7 +183,7 @@ impl Codec for Sglang {
         first_token::request(request)
     }
 
-    fn first_token(&self, answer: &Value) -> Option<FirstToken> {
+    fn first_token(&self, answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
         first_token::read(answer)
     }
 
@@ -295,15 +296,35 @@ impl Loads {
     }
 }
 
-/// True if its chat template is one of Jinja: those of its own have stop texts of their own.
-fn renders_plainly(answers: &Answers) -> bool {
-    let word = |pointer: &str| answers.word(SERVER_INFO, pointer).unwrap_or_default().to_lowercase();
-    let (template, model) = (word("/chat_template"), word("/model_path"));
-    // For these it takes one of its own by their name (`parser/conversation.py`).
-    let guessed = ["vicuna", "points"].iter().any(|name| model.contains(name));
+/// True if the chats of this server are the text of their tokens, as those of its completions are
+/// (read in 0.5.23: `serving_chat.py`, `parser/conversation.py`, `function_call/`).
+fn is_unparsed(answers: &Answers) -> bool {
+    let word = |path: &str, pointer: &str| answers.word(path, pointer).unwrap_or_default().to_lowercase();
+    let is = |pointer: &str, value: Value| answers.at(MODEL_INFO, pointer) == Some(value);
+    let parser = answers.at(MODEL_INFO, "/tool_call_parser");
+    let parser_sleeps = parser.is_some_and(|parser| {
+        parser.is_null() || parser.as_str().is_some_and(|name| IDLE_PARSERS.contains(&name))
+    });
+    let template = word(SERVER_INFO, "/chat_template");
     let is_jinja = Path::new(&template).extension().is_some_and(|extension| extension == "jinja");
-    !guessed && (template.is_empty() || is_jinja)
+    let (model, kind) = (word(MODEL_INFO, "/model_path"), word(MODEL_INFO, "/model_type"));
+    // Conversation templates of its own have stop texts of their own. It takes one by the name of
+    // the model, most of them for models that see or hear.
+    let guessed = ["vicuna", "points", "unlimited"].iter().any(|name| model.contains(name));
+    let converses = guessed || !(template.is_empty() || is_jinja);
+    // Their chats are decoded with special tokens.
+    let shows_special = kind.is_empty() || ["gpt_oss", "gemma4", "gemma4_unified"].contains(&kind.as_str());
+    is("/reasoning_parser", Value::Null)
+        && is("/has_image_understanding", json!(false))
+        && is("/has_audio_understanding", json!(false))
+        && parser_sleeps
+        && !converses
+        && !shows_special
 }
+
+/// Tool parsers that leave chats without tools alone.
+const IDLE_PARSERS: [&str; 8] =
+    ["hermes", "llama3", "mistral", "pythonic", "qwen", "qwen25", "qwen3_coder", "deepseekv3"];
 
 /// The first field left out by the client that gets another value on the completions route than on
 /// the client's own.

@@ -169,6 +169,18 @@ impl Tokenizer {
         (0..self.end()).filter(|&id| self.is_special(id)).collect()
     }
 
+    /// True if this text may occur in one with special tokens, and not in the same text without
+    /// them.
+    pub fn touches_special(&self, text: &str) -> bool {
+        let touches = |special: &str| {
+            let meets =
+                |a: &str, b: &str| (1..a.len()).any(|at| a.get(at..).is_some_and(|end| b.starts_with(end)));
+            special.contains(text) || text.contains(special) || meets(special, text) || meets(text, special)
+        };
+        let special = self.added.iter().filter(|&&id| self.is_special(id));
+        special.filter_map(|&id| self.token(id)).any(|special| touches(&special))
+    }
+
     /// The tokens that may end an output, in rising order: engines go by ids, and not every
     /// tokenizer flags each of them as special.
     pub fn may_end(&self) -> Vec<TokenId> {

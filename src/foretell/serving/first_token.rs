@@ -12,8 +12,10 @@ use super::exchange::{Exchange, Served};
 use super::run::{Brought, Run};
 use crate::http::gather;
 use foretell_core::control::Presence;
+use foretell_core::session::Decode;
 use foretell_core::words::PlainReason;
-use foretell_engines::dialect::FirstToken;
+use foretell_engines::dialect::{FirstToken, Unreadable};
+use foretell_engines::openai::Request;
 use foretell_engines::openai::sse;
 use foretell_engines::text::Tokenizer;
 
@@ -25,7 +27,7 @@ impl Run {
     /// not be speculated on now, or where the first token tells no ids.
     pub(super) async fn begin_with_first_token(self, mut exchange: Exchange) -> Served {
         if let Some(reason) = self.plain_now(&exchange) {
-            return self.pass(exchange, reason).await;
+            return self.pass_instead(exchange, reason).await;
         }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
@@ -35,7 +37,7 @@ impl Run {
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,
-            Ok((_, false)) => return self.pass(exchange, PlainReason::GateHealth).await,
+            Ok((_, false)) => return self.pass_instead(exchange, PlainReason::GateHealth).await,
             Err(error) => return self.unanswered(exchange, error),
         };
         let status = response.status();
@@ -45,11 +47,18 @@ impl Run {
         // Another refusal may be one of the fields that were added.
         let (mut head, body) = response.into_parts();
         let body = gather::whole(body, sse::EVENT_BYTES).await.ok().filter(|_| status == StatusCode::OK);
-        let Some(first) = body.as_deref().and_then(|body| self.read_first_token(body)) else {
-            if body.is_some() {
+        let Some(body) = body else {
+            return self.pass_instead(exchange, PlainReason::UpstreamError).await;
+        };
+        let first = match self.read_first_token(&body) {
+            Ok(Some(first)) if self.fits(&exchange.request, first.prompt.len()) => first,
+            Ok(Some(_)) => return self.pass_instead(exchange, PlainReason::ContextTooLong).await,
+            Ok(None) => return self.pass_instead(exchange, PlainReason::UpstreamError).await,
+            Err(unreadable) => {
                 self.answer_traits.tells_no_first_token();
+                tracing::warn!(replica = exchange.replica.label(), %unreadable, "chats stay plain until it restarts");
+                return self.pass_instead(exchange, PlainReason::UntrustedIds).await;
             }
-            return self.pass(exchange, PlainReason::UntrustedIds).await;
         };
         if exchange.request.stream {
             head.headers.insert(CONTENT_TYPE, HeaderValue::from_static(STREAM_TYPE));
@@ -60,30 +69,50 @@ impl Run {
         Box::pin(self.answer(exchange, calls, head, Brought::FirstToken(first), sent, prediction)).await
     }
 
+    /// Passes the client's own request on. It counts among those that the engine computes.
+    async fn pass_instead(mut self, exchange: Exchange, reason: PlainReason) -> Served {
+        self.present = Some(Presence::new(Arc::clone(&self.control)));
+        self.pass(exchange, reason).await
+    }
+
     /// Reason for which the session could not speculate now; `None` if it could.
     fn plain_now(&self, exchange: &Exchange) -> Option<PlainReason> {
         let rules = &self.plan.rules;
         let forced = rules.gamma_fixed.is_some();
-        let closed = || self.gates(exchange)().filter(|_| !forced);
+        let closed = || self.gates(exchange)().filter(|reason| !forced || reason.holds_when_forced());
+        let long = exchange.request.prompt_size().tokens >= rules.context_max;
         rules
             .permission
             .reason()
             .or(rules.methods.is_empty().then_some(PlainReason::NoVerifyMethod))
             .or((rules.holdback && !forced).then_some(PlainReason::Holdback))
+            .or((long || !self.fits(&exchange.request, 0)).then_some(PlainReason::ContextTooLong))
             .or_else(closed)
     }
 
-    fn read_first_token(&self, body: &[u8]) -> Option<FirstToken> {
+    /// True if the engine takes a prompt of so many tokens with the client's own limit: it refuses
+    /// others, and would not refuse them for one token.
+    fn fits(&self, request: &Request, prompt: usize) -> bool {
+        let most = request.max_tokens.map_or(0, |most| most as usize);
+        self.plan.identity.engine.context.is_none_or(|context| prompt.saturating_add(most) <= context)
+    }
+
+    fn read_first_token(&self, body: &[u8]) -> Result<Option<FirstToken>, Unreadable> {
         let identity = &self.plan.identity;
-        let first = identity.engine.dialect.codec().first_token(&serde_json::from_slice(body).ok()?)?;
-        is_its_text(&identity.tokenizer, &first).then_some(first)
+        let answer = serde_json::from_slice(body).map_err(|_| Unreadable("the answer is not JSON"))?;
+        let first = identity.engine.dialect.codec().first_token(&answer)?;
+        if first.as_ref().is_none_or(|first| is_its_text(&identity.tokenizer, first)) {
+            return Ok(first);
+        }
+        Err(Unreadable("the first token has another text"))
     }
 }
 
-/// True if the server sent the token's own text: nothing was made of it. Half a character, and
-/// spaces that depend on the prompt, show nothing.
-fn is_its_text(tokenizer: &Tokenizer, first: &FirstToken) -> bool {
-    let own = tokenizer.decode(&[first.token], true).unwrap_or_default();
-    let text = &first.text;
-    text.is_empty() || own.contains(char::REPLACEMENT_CHARACTER) || own.trim() == text.trim()
+/// True if the server sent the token's own text: nothing was made of it. Half a character shows
+/// nothing.
+fn is_its_text(tokenizer: &Arc<Tokenizer>, first: &FirstToken) -> bool {
+    let Some(text) = &first.text else { return true };
+    let mut decoder = tokenizer.detokenizer(&first.prompt, true);
+    let own = decoder.push(first.token);
+    if decoder.holds() { text.trim_end_matches(char::REPLACEMENT_CHARACTER) == own } else { *text == own }
 }

@@ -116,7 +116,7 @@ impl PlainStream {
             role.raw = sse::encode_json(&first.role);
         }
         let done = sse::Message { data: sse::DONE.to_owned(), ..sse::Message::default() };
-        let events = [role, message(&first.usage), message(&first.first), done].into();
+        let events = [role, message(&first.usage), message(&first.event), done].into();
         Self { events, renamed, ..Self::new(id, engine, RequestKind::Later, 1, State::Closed) }
     }
 

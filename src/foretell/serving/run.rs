@@ -196,7 +196,11 @@ impl Run {
         prediction: impl Future<Output = Arc<[TokenId]>>,
     ) -> Served {
         let mut start = self.start(&exchange.request);
-        start.first_token_alone = matches!(brought, Brought::FirstToken(_));
+        if let Brought::FirstToken(first) = &brought {
+            start.first_token_alone = true;
+            start.decode = self.decoder(&first.prompt, &exchange.request);
+            start.prompt = Some(first.prompt.clone());
+        }
         start.sent = Some(sent);
         start.rules.shared.prediction = prediction.await;
         start.rules.shared.proposes = calls.engine().proposes > 0;

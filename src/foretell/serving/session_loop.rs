@@ -104,7 +104,8 @@ pub struct SessionLoop {
     lacks_token_ids: bool,
     /// The session has an output parser.
     parses: bool,
-    /// Knows the marks of a chat that no parser here reads, and of which no text is held back.
+    /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
+    /// held back.
     marks: Option<Arc<Tokenizer>>,
     /// Knowledge about a grammar before the first call.
     grammar: Grammar,
@@ -168,7 +169,10 @@ impl SessionLoop {
             calls.engine().prompt_ids_call(&exchange.request).filter(|_| !grammar.is_told());
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
         let whole = run.plan.parses && sink.is_whole();
-        let is_read = request.route == Route::Chat && !run.plan.parses && request.stop.is_empty();
+        let is_read = request.route == Route::Chat
+            && !run.plan.parses
+            && request.stop.is_empty()
+            && request.stop_token_ids.is_empty();
         let request = Arc::from(request);
         let mut session_loop = Self {
             session,

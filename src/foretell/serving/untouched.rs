@@ -193,6 +193,11 @@ impl Work {
         let estimate = (pieces as u64).saturating_mul(heard.bytes as u64) / (heard.text.len() as u64).max(1);
         let (prompt, output) = heard.usage.unzip();
         let output_tokens = u32::try_from(output.unwrap_or(estimate)).unwrap_or(u32::MAX);
+        if self.reason == PlainReason::Holdback
+            && let Some(seconds) = token_seconds(heard, output_tokens)
+        {
+            self.run.drawn.ended(seconds);
+        }
         let told = self.session.as_ref().map_or(0, |(session, _)| session.prompt().len());
         let record = &mut self.slot.record;
         record.prompt_tokens(prompt.map_or(told, |prompt| usize::try_from(prompt).unwrap_or(usize::MAX)));
@@ -265,6 +270,12 @@ impl Work {
             self.run.drawn.would_have(gain, basis);
         }
     }
+}
+
+/// Seconds per token after the first of a stream; `None` if it shows none.
+fn token_seconds(heard: &TappedText, tokens: u32) -> Option<f64> {
+    let [first, .., last] = heard.marks.as_slice() else { return None };
+    (tokens > 1).then(|| last.0.seconds_since(first.0) / f64::from(tokens - 1))
 }
 
 /// Ids of the prompt, tokenized from the end of its text; `None` if the client has sent ids. A

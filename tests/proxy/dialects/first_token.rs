@@ -77,6 +77,33 @@ async fn a_chat_is_asked_for_its_first_token_and_its_rest(#[values(true, false)]
     }
 }
 
+/// The engine refuses what its context cannot hold, and would take one token of it; a stop text may
+/// be in the first token, and a stop text that special tokens have in them is the engine's.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_and_stop_texts_are_the_engines_own(#[values(true, false)] stream: bool) {
+    let fake = sglang(|options| options.setup.max_len = 256).await;
+    let proxy = proxy(fake.address, FORCED).await;
+    let text = ask(false, &json!({})).send(fake.address, "").await.plain.text;
+    let first: String = text.chars().take(2).collect();
+    for more in [
+        json!({"max_tokens": 200}),
+        json!({"max_tokens": 250}),
+        json!({"max_tokens": 300}),
+        json!({"stop": first}),
+        json!({"stop": text.chars().skip(12).take(3).collect::<String>()}),
+        json!({"stop": "<|end|>"}),
+    ] {
+        let ask = ask(stream, &more);
+        let want = ask.send(fake.address, "").await;
+        let got = ask.send(proxy.gateway.addresses[0], "").await;
+        assert_eq!(got.plain, want.plain, "{more}");
+    }
+    calls(&fake);
+    let last = ask(stream, &json!({})).send(proxy.gateway.addresses[0], "").await;
+    assert!(calls(&fake).1 > 0, "a stop text in a first token is no reason to stay plain: {:?}", last.plain);
+}
+
 /// The route of the rest has other defaults than chats, so all of them are sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_rest_is_sampled_by_the_defaults_of_the_model() {

@@ -57,7 +57,7 @@ impl<W: Walk> Session<W> {
             return Some(reason);
         }
         let forced = self.rules.gamma_fixed.is_some();
-        if let Some(reason) = self.closed.filter(|&reason| !forced || holds_when_forced(reason)) {
+        if let Some(reason) = self.closed.filter(|&reason| !forced || reason.holds_when_forced()) {
             return Some(reason);
         }
         if self.rules.holdback && !forced {
@@ -85,43 +85,5 @@ impl<W: Walk> Session<W> {
             return Some(PlainReason::ContextTooLong);
         }
         None
-    }
-}
-
-/// True if a gate applies even with `gamma.fixed`.
-fn holds_when_forced(gate: PlainReason) -> bool {
-    match gate {
-        PlainReason::GateHealth
-        | PlainReason::GateMemory
-        | PlainReason::BackendSpeculates
-        | PlainReason::Parser
-        | PlainReason::Grammar
-        | PlainReason::ContextTooLong
-        | PlainReason::UntrustedIds
-        | PlainReason::HeldBackText
-        | PlainReason::NoVerifyMethod
-        | PlainReason::UpstreamError
-        | PlainReason::DraftFault
-        | PlainReason::VerifyFault
-        | PlainReason::RetryAfter
-        | PlainReason::Observe
-        | PlainReason::Client
-        | PlainReason::Policy
-        | PlainReason::Draining => true,
-        PlainReason::Holdback
-        | PlainReason::NoGain
-        | PlainReason::NotMeasured
-        | PlainReason::MaxGap
-        | PlainReason::GateRegret
-        | PlainReason::GateFirstToken
-        | PlainReason::Budget
-        | PlainReason::GateLoad
-        | PlainReason::GateStale
-        | PlainReason::GateAcceptance
-        | PlainReason::GateControl
-        | PlainReason::Shadow
-        | PlainReason::Switchback
-        | PlainReason::NoDraft
-        | PlainReason::Undecided => false,
     }
 }

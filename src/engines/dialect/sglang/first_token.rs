@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::dialect::shared::bytes;
-use crate::dialect::{Call, FirstToken};
+use crate::dialect::{Call, FirstToken, Unreadable};
 use crate::openai::Request;
 use foretell_core::units::TokenId;
 
@@ -28,6 +28,8 @@ struct Answer {
     model: Value,
     choices: [Choice; 1],
     usage: Value,
+    #[serde(default)]
+    sglext: Value,
 }
 
 #[derive(Deserialize)]
@@ -40,20 +42,28 @@ struct Choice {
     response_token_ids: [TokenId; 1],
 }
 
-/// Reads the answer; `None` if it has anything but a text, or not exactly one token.
-pub fn read(answer: &Value) -> Option<FirstToken> {
-    let Answer { id, created, model, choices: [choice], usage } = Answer::deserialize(answer).ok()?;
+/// Reads the answer; `None` if the server broke it off.
+///
+/// # Errors
+/// It has no ids, or anything but a text.
+pub fn read(answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
+    let read = Answer::deserialize(answer).map_err(|_| Unreadable("no answer of one token with its ids"))?;
+    let Answer { id, created, model, choices: [choice], usage, sglext } = read;
     let is_text =
         |(name, value): (&String, &Value)| matches!(name.as_str(), "role" | "content") || value.is_null();
-    if !choice.message.iter().all(is_text) {
-        return None;
+    let content = choice.message.get("content").and_then(Value::as_str);
+    let content = content.filter(|_| choice.message.iter().all(is_text) && sglext.is_null());
+    let content = content.ok_or(Unreadable("something was made of the text"))?;
+    if usage.get("prompt_tokens").and_then(Value::as_u64) != Some(choice.prompt_token_ids.len() as u64) {
+        return Err(Unreadable("it counts another prompt"));
     }
-    let text = choice.message.get("content")?.as_str()?.to_owned();
+    // Text that a stop text has cut is found again by whoever goes on.
+    let cut = choice.matched_stop.is_string();
     let finish = match choice.finish_reason.as_str() {
         "length" => Value::Null,
-        // At a stop text the last token has lost its text.
-        "stop" if choice.matched_stop.is_number() => json!("stop"),
-        _ => return None,
+        "stop" if cut => Value::Null,
+        "stop" => json!("stop"),
+        _ => return Ok(None),
     };
     let event = |choices: Value, usage: Option<Value>| {
         let mut event = json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": model,
@@ -67,14 +77,16 @@ pub fn read(answer: &Value) -> Option<FirstToken> {
     let role = json!([{"index": 0, "delta": {"reasoning_content": null, "role": "assistant", "content": ""},
         "logprobs": null, "finish_reason": null, "matched_stop": null}]);
     let [token] = choice.response_token_ids;
-    let first = json!([{"index": 0, "delta": {"reasoning_content": null, "content": text}, "logprobs": null,
-        "finish_reason": finish, "matched_stop": choice.matched_stop, "token_ids": [token],
+    let matched = Some(choice.matched_stop).filter(|_| !cut);
+    let first = json!([{"index": 0, "delta": {"reasoning_content": null, "content": content}, "logprobs": null,
+        "finish_reason": finish, "matched_stop": matched, "token_ids": [token],
         "prompt_token_ids": choice.prompt_token_ids}]);
-    Some(FirstToken {
+    Ok(Some(FirstToken {
         role: event(role, None),
         usage: event(json!([]), Some(usage)),
-        first: event(first, None),
+        event: event(first, None),
+        prompt: choice.prompt_token_ids,
         token,
-        text,
-    })
+        text: (!cut).then(|| content.to_owned()),
+    }))
 }

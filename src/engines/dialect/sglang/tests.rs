@@ -68,7 +68,7 @@ fn a_server_is_recognised_by_its_server_info() {
     let engine = Sglang.engine(&answers).unwrap();
     assert_eq!((engine.block, engine.noise, engine.speculates), (64, Noise::Position, true));
     assert_eq!((engine.context, engine.defaults), (Some(4096), Some(Defaults::OPENAI)));
-    assert_eq!(Sglang.questions(&answers).len(), 2);
+    assert_eq!(Sglang.questions(&answers).len(), 3);
 }
 
 #[test]
@@ -233,28 +233,43 @@ fn loads_are_read_from_either_page() {
     assert_eq!(Sglang.load(full), Some(Load { running: u32::MAX, ..Load::default() }));
 }
 
+/// A server of which everything is told, but for these members of its two pages.
+fn told(server: &Value, model: &Value) -> Engine {
+    let mut info = json!({"version": "0.5.23", "chat_template": null});
+    info.as_object_mut().unwrap().extend(server.as_object().unwrap().clone());
+    let mut page = json!({"model_path": "m", "model_type": "llama", "reasoning_parser": null, "tool_call_parser": null,
+        "has_image_understanding": false, "has_audio_understanding": false});
+    page.as_object_mut().unwrap().extend(model.as_object().unwrap().clone());
+    let mut answers = answers(&info);
+    answers.add(MODEL_INFO, Reply { status: 200, server: None, body: page.to_string().into_bytes() });
+    Sglang.engine(&answers).unwrap()
+}
+
 #[test]
 fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
-    let info = |more: Value| {
-        let mut info =
-            json!({"version": "0.5.23", "reasoning_parser": null, "chat_template": null, "model_path": "m"});
-        info.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        Sglang.engine(&answers(&info)).unwrap()
-    };
+    let none = json!({});
     let plain = chat(&json!({}));
     let tells = |engine: &Engine, request: &Request| Sglang.tells_first_token(engine, request);
-    assert!(tells(&info(json!({})), &plain));
-    assert!(tells(&info(json!({"chat_template": "/models/chat.jinja"})), &plain));
+    assert!(tells(&told(&none, &none), &plain));
+    assert!(tells(
+        &told(&json!({"chat_template": "/models/chat.jinja"}), &json!({"tool_call_parser": "qwen25"})),
+        &plain
+    ));
+    assert!(!tells(&told(&json!({"chat_template": "chatml"}), &none), &plain));
     for other in [
         json!({"reasoning_parser": "qwen3"}),
-        json!({"chat_template": "chatml"}),
+        json!({"tool_call_parser": "minimax-m3"}),
         json!({"model_path": "lmsys/Vicuna-7b"}),
+        json!({"has_image_understanding": true}),
+        json!({"has_audio_understanding": null}),
+        json!({"model_type": "gpt_oss"}),
+        json!({"model_type": null}),
     ] {
-        assert!(!tells(&info(other.clone()), &plain), "{other}");
+        assert!(!tells(&told(&none, &other), &plain), "{other}");
     }
     let silent = answers(&json!({"version": "0.5.23"}));
     assert!(!tells(&Sglang.engine(&silent).unwrap(), &plain), "it does not say that it has no parser");
-    let engine = info(json!({}));
+    let engine = told(&none, &none);
     let tools =
         chat(&json!({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}));
     let counted = chat(&json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}));
@@ -269,16 +284,24 @@ fn a_first_token_is_asked_for_where_nothing_is_made_of_the_text() {
     );
 }
 
-#[test]
-fn a_first_token_with_anything_but_its_text_is_not_read() {
-    let answer = json!({"id": "c", "object": "chat.completion", "created": 7, "model": "m", "choices": [{"index": 0,
+/// An answer of one token, with this value at this place.
+fn one_token(pointer: &str, value: &Value) -> Value {
+    let mut answer = json!({"id": "c", "object": "chat.completion", "created": 7, "model": "m", "choices": [{"index": 0,
         "message": {"role": "assistant", "content": "Hi", "reasoning_content": null}, "logprobs": null,
         "finish_reason": "length", "matched_stop": null, "prompt_token_ids": [1, 2], "response_token_ids": [3]}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 1}, "metadata": {"weight_version": "default"}});
-    let first = Sglang.first_token(&answer).unwrap();
-    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.first).unwrap();
+    let at = pointer.rfind('/').unwrap();
+    answer.pointer_mut(&pointer[..at]).unwrap()[&pointer[at + 1..]] = value.clone();
+    answer
+}
+
+#[test]
+fn a_first_token_with_anything_but_its_text_is_not_read() {
+    let first = Sglang.first_token(&one_token("/id", &json!("c"))).unwrap().unwrap();
+    let chunk = Sglang.chunk(&engine(), RequestKind::Later, &first.event).unwrap();
     assert_eq!((chunk.tokens, chunk.prompt, chunk.text.as_str()), (vec![3], Some(vec![1, 2]), "Hi"));
     assert_eq!((chunk.finish, chunk.more.is_empty(), chunk.doubtful), (None, true, false));
+    assert_eq!((first.prompt, first.token, first.text.as_deref()), (vec![1, 2], 3, Some("Hi")));
     assert_eq!(first.usage["usage"]["prompt_tokens"], 2);
     for (pointer, value) in [
         ("/choices/0/message/reasoning_content", json!("Hm")),
@@ -286,18 +309,25 @@ fn a_first_token_with_anything_but_its_text_is_not_read() {
         ("/choices/0/response_token_ids", json!([3, 4])),
         ("/choices/0/response_token_ids", json!(null)),
         ("/choices/0/prompt_token_ids", json!(null)),
-        ("/choices/0/finish_reason", json!("abort")),
+        ("/choices/0/prompt_token_ids", json!([1])),
+        ("/sglext", json!({"input_ids": [1, 2]})),
     ] {
-        let mut other = answer.clone();
-        let at = pointer.rfind('/').unwrap();
-        other.pointer_mut(&pointer[..at]).unwrap()[&pointer[at + 1..]] = value.clone();
-        assert_eq!(Sglang.first_token(&other), None, "{pointer} = {value}");
+        assert!(Sglang.first_token(&one_token(pointer, &value)).is_err(), "{pointer} = {value}");
     }
+    let aborted = one_token("/choices/0/finish_reason", &json!("abort"));
+    assert_eq!(Sglang.first_token(&aborted), Ok(None));
+}
+
+/// The token that ends a text is told; a stop text is left to whoever goes on, and its token has
+/// lost the text.
+#[test]
+fn a_first_token_may_be_the_last() {
     let ended = |stop: Value| {
-        let mut other = answer.clone();
-        other["choices"][0]["finish_reason"] = json!("stop");
-        other["choices"][0]["matched_stop"] = stop;
-        Sglang.first_token(&other).map(|first| first.first["choices"][0]["finish_reason"].clone())
+        let mut answer = one_token("/choices/0/finish_reason", &json!("stop"));
+        answer["choices"][0]["matched_stop"] = stop;
+        let first = Sglang.first_token(&answer).unwrap().unwrap();
+        (first.event["choices"][0]["finish_reason"].clone(), first.text.is_some())
     };
-    assert_eq!((ended(json!(0)), ended(json!("Hi"))), (Some(json!("stop")), None));
+    assert_eq!(ended(json!(0)), (json!("stop"), true));
+    assert_eq!(ended(json!("Hi")), (Value::Null, false));
 }

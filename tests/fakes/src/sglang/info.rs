@@ -20,7 +20,10 @@ impl Sglang {
 
     pub(super) fn model_info(&self) -> Value {
         json!({"model_path": self.house.setup.model, "tokenizer_path": self.house.setup.model, "is_generation": true,
-            "preferred_sampling_params": self.options.preferred, "weight_version": self.house.weight_version()})
+            "preferred_sampling_params": self.options.preferred, "weight_version": self.house.weight_version(),
+            "reasoning_parser": self.house.setup.reasoning_end.as_ref().map(|_| "deepseek-r1"), "tool_call_parser": null,
+            "has_image_understanding": false, "has_audio_understanding": false, "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"]})
     }
 
     pub(super) fn server_info(&self) -> Value {
