@@ -49,7 +49,7 @@ pub struct FirstToken {
     pub role: Value,
     /// An event with the usage so far, which streams do not have.
     pub usage: Value,
-    /// The event of the token, with its ids and those of the prompt, which streams do not have.
+    /// The event of the token, with its id, which streams do not have.
     pub event: Value,
     /// Ids of the prompt.
     pub prompt: Vec<TokenId>,

@@ -3,7 +3,8 @@
 //! `FanOut` and plain requests use `/v1/completions` with exactly the fields that the client has
 //! set: that route fills in OpenAI's defaults, as it does for the client's own completion. The chat
 //! route takes the model's defaults instead (`--sampling-defaults model`), which no endpoint
-//! reports; a chat is speculated on only if it sets every field for which the two differ.
+//! reports; a chat is speculated on only if it sets every field for which the two differ, or if the
+//! operator has named the model's file: then later requests send all of them.
 //!
 //! `Score` uses `/generate` with `logprob_start_len` at the last token of the context: the radix
 //! cache is read up to there, the first entry is always null, and the row of the first drafted

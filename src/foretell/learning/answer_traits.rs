@@ -1,6 +1,7 @@
 //! Traits of a server's answers, as observed in them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
@@ -123,10 +124,15 @@ impl AnswerTraits {
         }
     }
 
-    /// True if this mark of its chats is text like any other token: it was so several times, and
-    /// never otherwise. A `<think>` is, where a server has no parser for reasoning.
-    pub fn shows(&self, mark: TokenId) -> bool {
-        self.marks.lock().get(&mark).copied().flatten().is_some_and(|times| times >= SHOWN)
+    /// These marks less those that are text like any other token in its chats: they were so several
+    /// times, and never otherwise. A `<think>` is, where a server has no parser for reasoning.
+    pub fn hidden(&self, all: &Arc<[TokenId]>) -> Arc<[TokenId]> {
+        let marks = self.marks.lock();
+        let shown = |mark: &TokenId| marks.get(mark).copied().flatten().is_some_and(|times| times >= SHOWN);
+        if !marks.keys().any(shown) {
+            return Arc::clone(all);
+        }
+        all.iter().copied().filter(|mark| !shown(mark)).collect()
     }
 
     /// Notes a mark in a chat, which was text or not.
@@ -226,15 +232,16 @@ mod tests {
 
     #[test]
     fn a_mark_is_text_if_it_always_was() {
+        let all: Arc<[TokenId]> = [7, 8].into();
         let traits = AnswerTraits::default();
         for times in 0..SHOWN {
-            assert!(!traits.shows(7), "{times}");
+            assert_eq!(*traits.hidden(&all), [7, 8], "{times}");
             traits.note_mark(7, true);
         }
-        assert!(traits.shows(7) && !traits.shows(8));
+        assert_eq!(*traits.hidden(&all), [8]);
         traits.note_mark(7, false);
         (0..2 * SHOWN).for_each(|_| traits.note_mark(7, true));
-        assert!(!traits.shows(7), "a parser has taken it once");
+        assert_eq!(*traits.hidden(&all), [7, 8], "a parser has taken it once");
     }
 
     #[test]

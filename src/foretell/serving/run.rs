@@ -306,7 +306,9 @@ impl Run {
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
             marks: match request.route {
-                Route::Chat if parser.is_none() && !engine.unparsed => self.marks(),
+                Route::Chat if parser.is_none() && !engine.unparsed => {
+                    self.answer_traits.hidden(self.plan.identity.tokenizer.added())
+                }
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
@@ -317,12 +319,6 @@ impl Run {
             seed: self.plan.seed,
             noise: crate::random::fresh_seed(),
         }
-    }
-
-    /// The tokens that a parser of the server may take out of the text of a chat.
-    fn marks(&self) -> Arc<[TokenId]> {
-        let added = self.plan.identity.tokenizer.added().iter().copied();
-        added.filter(|&token| !self.answer_traits.shows(token)).collect()
     }
 
     fn decoder(&self, prompt: &[TokenId], request: &Request) -> Box<dyn Decode> {

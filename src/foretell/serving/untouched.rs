@@ -194,7 +194,7 @@ impl Work {
         let (prompt, output) = heard.usage.unzip();
         let output_tokens = u32::try_from(output.unwrap_or(estimate)).unwrap_or(u32::MAX);
         if self.reason == PlainReason::Holdback
-            && let Some(seconds) = token_seconds(heard, output_tokens)
+            && let Some(seconds) = token_seconds(&heard.marks, output_tokens)
         {
             self.run.drawn.ended(seconds);
         }
@@ -272,9 +272,10 @@ impl Work {
     }
 }
 
-/// Seconds per token after the first of a stream; `None` if it shows none.
-fn token_seconds(heard: &TappedText, tokens: u32) -> Option<f64> {
-    let [first, .., last] = heard.marks.as_slice() else { return None };
+/// Seconds per token after the first of a stream of so many tokens, by the times of its texts;
+/// `None` if these show none.
+fn token_seconds(texts: &[(Tick, usize)], tokens: u32) -> Option<f64> {
+    let [first, .., last] = texts else { return None };
     (tokens > 1).then(|| last.0.seconds_since(first.0) / f64::from(tokens - 1))
 }
 
@@ -291,4 +292,16 @@ fn prompt_ids(tokenizer: &Tokenizer, prompt: &Prompt) -> Option<Vec<TokenId>> {
     };
     let end = text.get(text.ceil_char_boundary(text.len().saturating_sub(PROMPT))..).unwrap_or_default();
     Some(tokenizer.encode(end, true).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_of_a_stream_leaves_out_its_first_token() {
+        let texts = [(Tick(1_000_000), 3), (Tick(1_500_000), 7), (Tick(3_000_000), 9)];
+        assert_eq!(token_seconds(&texts, 5), Some(0.5));
+        assert_eq!((token_seconds(&texts, 1), token_seconds(&texts[..1], 5)), (None, None));
+    }
 }

@@ -79,8 +79,7 @@ pub fn read(answer: &Value) -> Result<Option<FirstToken>, Unreadable> {
     let [token] = choice.response_token_ids;
     let matched = Some(choice.matched_stop).filter(|_| !cut);
     let first = json!([{"index": 0, "delta": {"reasoning_content": null, "content": content}, "logprobs": null,
-        "finish_reason": finish, "matched_stop": matched, "token_ids": [token],
-        "prompt_token_ids": choice.prompt_token_ids}]);
+        "finish_reason": finish, "matched_stop": matched, "token_ids": [token]}]);
     Ok(Some(FirstToken {
         role: event(role, None),
         usage: event(json!([]), Some(usage)),
