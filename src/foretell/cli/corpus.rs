@@ -133,7 +133,11 @@ impl Recording {
         let shown = self.dir.display().to_string();
         let segments = segment::list(&self.dir).map_err(|error| RecordingError::File(shown, error))?;
         for path in segments {
-            let read = segment::read(&path, cipher.as_ref())?;
+            let read = match segment::read(&path, cipher.as_ref()) {
+                // A sidecar that makes room, or a purge, has removed it.
+                Err(_) if !path.exists() => continue,
+                read => read?,
+            };
             if let Some(offset) = read.cut {
                 let path = path.display();
                 super::complain(&format_args!(

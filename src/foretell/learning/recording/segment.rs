@@ -4,8 +4,8 @@
 //! Each is its length in bytes (32 bits, little endian), the complement of that, and that many
 //! bytes: the record as JSON and the first eight bytes of its SHA-256, or 12 random bytes and the
 //! record, sealed with them by AES-256-GCM. A process that ends while it writes leaves a last
-//! record that is too short; it is left out. Anything else that does not fit is damage, reported by
-//! file and offset.
+//! record, or a first line, that is too short, and so does a segment that is read while it is
+//! written; it is left out. Anything else that does not fit is damage, reported by file and offset.
 
 use std::fs;
 use std::io;
@@ -125,7 +125,7 @@ impl ReadError {
 pub struct Contents {
     /// Complete records, oldest first.
     pub records: Vec<Record>,
-    /// Offset of a last record that is incomplete, bytes.
+    /// Offset of a last record, or first line, that is incomplete, bytes.
     pub cut: Option<usize>,
 }
 
@@ -187,6 +187,9 @@ pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Contents, ReadError>
         (Some(rest), _, None) | (_, Some(rest), Some(_)) => rest,
         (Some(_), ..) => return Err(ReadError::Plain(file())),
         (_, Some(_), _) => return Err(ReadError::Sealed(file())),
+        _ if PLAIN.starts_with(&bytes) || SEALED.starts_with(&bytes) => {
+            return Ok(Contents { records: Vec::new(), cut: (!bytes.is_empty()).then_some(0) });
+        }
         _ => return Err(ReadError::Foreign(file())),
     };
     let (mut records, mut cut) = (Vec::new(), None);
