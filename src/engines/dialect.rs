@@ -11,6 +11,7 @@ pub mod engine;
 pub mod guarantees;
 pub mod llamacpp;
 pub mod lmdeploy;
+pub mod masked;
 pub mod onnx;
 pub mod openai;
 pub mod origin;
@@ -27,11 +28,13 @@ pub mod vllm;
 
 use serde_json::Value;
 
+use crate::masks::Mask;
 use crate::openai::{Additive, Request, Route, Sampling};
+use crate::text::Tokenizer;
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::Refused;
-use foretell_core::words::{TokenContext, VerifyMethod, VerifyResult};
+use foretell_core::words::{Row, TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
 pub use chunk::{Chunk, FirstToken};
@@ -150,12 +153,15 @@ pub struct Context<'a> {
     pub output: &'a [TokenId],
     /// Both as JSON text; `None` if not written yet.
     json: Option<&'a str>,
+    /// The grammar that binds the output and that the engine does not apply to later requests;
+    /// `None` if there is none.
+    pub mask: Option<&'a Mask>,
 }
 
 impl<'a> Context<'a> {
     /// Prompt and output for `model`.
     pub const fn new(model: &'a str, prompt: &'a [TokenId], output: &'a [TokenId]) -> Self {
-        Self { model, prompt, output, json: None }
+        Self { model, prompt, output, json: None, mask: None }
     }
 
     /// The context of a request for `model`, with its JSON text if that has been written.
@@ -165,7 +171,14 @@ impl<'a> Context<'a> {
             prompt: token_context.prompt(),
             output: token_context.output(),
             json: token_context.json(),
+            mask: None,
         }
+    }
+
+    /// The same under a grammar.
+    #[must_use]
+    pub const fn under(self, mask: Option<&'a Mask>) -> Self {
+        Self { mask, ..self }
     }
 
     /// Prompt and output as JSON text, written once for all positions of a round.
@@ -207,6 +220,15 @@ pub struct Call {
     pub path: &'static str,
     /// JSON text of the body.
     pub body: Vec<u8>,
+}
+
+/// The tokens among which the engine is asked to sample.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Among {
+    /// These.
+    These(Vec<TokenId>),
+    /// All but these.
+    Others(Vec<TokenId>),
 }
 
 /// The verify requests of a draft: all calls have to be answered, in any order.
@@ -415,6 +437,52 @@ pub trait Codec: Sync {
         sampling: &Sampling,
         max_tokens: u32,
     ) -> Call;
+
+    /// The call for one token behind the context, of those that `among` leaves; `None` if the engine
+    /// cannot be asked for that. Its answer is read by [`Codec::one`].
+    fn one_call(&self, context: &Context<'_>, sampling: &Sampling, among: &Among) -> Option<Call> {
+        let _ = (context, sampling, among);
+        None
+    }
+
+    /// Reads the answer to [`Codec::one_call`]: its token, and if that ends the text.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: it has not one token.
+    fn one(&self, context: &Context<'_>, body: &[u8]) -> Result<Row, Unreadable> {
+        let _ = (context, body);
+        Err(Unreadable("no single token is asked for"))
+    }
+
+    /// The calls that show whether [`Engine::masks`] makes the server's grammars, each with the
+    /// tokens of which its answer has to have one; `None` where the vocabulary cannot show it.
+    fn library_calls(&self, engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<(Call, Vec<TokenId>)>> {
+        let _ = (engine, tokenizer);
+        None
+    }
+
+    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens.
+    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> bool {
+        let _ = (wanted, body);
+        false
+    }
+
+    /// The call that scores an output behind its prompt, and the number of its first tokens that
+    /// are scored; `None` if the engine has no such call. Its answer is read by [`Codec::agrees`].
+    fn whole_call(&self, context: &Context<'_>, output: &[TokenId]) -> Option<(Call, usize)> {
+        let _ = (context, output);
+        None
+    }
+
+    /// True if every token of a scored output is the likeliest that the mask allows, wherever the
+    /// scores decide that.
+    ///
+    /// # Errors
+    /// [`Unreadable`]: it is no answer with a score for each token.
+    fn agrees(&self, output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
+        let _ = (output, mask, body);
+        Err(Unreadable("no output is scored"))
+    }
 
     /// Reads one event of a plain request's stream.
     ///

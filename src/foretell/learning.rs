@@ -6,6 +6,7 @@ pub mod answer_traits;
 pub mod comparison;
 pub mod corpus;
 pub mod grammars;
+pub mod masks;
 pub mod recording;
 pub mod shared;
 pub mod snapshot;

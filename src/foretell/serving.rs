@@ -15,6 +15,7 @@ pub mod gates;
 mod grammar;
 mod head;
 pub mod live;
+mod masks;
 pub mod mode;
 mod parsing;
 mod plain;
@@ -144,7 +145,9 @@ impl SessionRunner {
         if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
+        masks::permission(identity, &request.sampling, &traits, self.clock.now()).or_else(|| {
+            (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
+        })
     }
 
     /// The state of the output parsers for this request, in words for the operator; `None` if they

@@ -123,10 +123,11 @@ impl Permission {
 
     /// Reason why the request will never be speculated on, whatever is measured meanwhile, so that
     /// it passes unchanged. `None` if it may be, or if only the comparison with the control group
-    /// prevents it now, or a parser that has not proved itself yet.
+    /// prevents it now, or a parser or a grammar that has not proved itself yet.
     pub fn never(self) -> Option<PlainReason> {
         match self {
-            Self::Speculate | Self::Shadow(PlainReason::GateControl | PlainReason::Parser) => None,
+            Self::Speculate
+            | Self::Shadow(PlainReason::GateControl | PlainReason::Parser | PlainReason::Grammar) => None,
             Self::Shadow(reason) | Self::Plain(reason) => Some(reason),
         }
     }

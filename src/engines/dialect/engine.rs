@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::masks::Library;
+use crate::openai::{Additive, Defaults, Grammar, Language, Request, Route, Sampling};
 use crate::parse::{Parsers, call_grammar};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -140,6 +141,9 @@ pub struct Engine {
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
+    /// The library that makes its grammars, if its operator has not chosen another one, so that
+    /// output under a grammar can be held against that here; `None` if none is known here.
+    pub masks: Option<Library>,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
     pub proposes: usize,
     /// Its own speculative decoding is switched on.
@@ -212,6 +216,7 @@ impl Engine {
             parsers: Parsers::default(),
             unparsed: false,
             continues_grammar: false,
+            masks: None,
             proposes: 0,
             speculates: false,
             chat_defaults: None,
@@ -265,7 +270,8 @@ impl Engine {
         if let Some(refused) = self.refuses_rendered(request) {
             return Some(refused);
         }
-        if let Some(grammar) = sampling.grammar.as_ref().filter(|_| !self.continues_grammar) {
+        let grammar = sampling.grammar.as_ref().filter(|_| !self.continues_grammar);
+        if let Some(grammar) = grammar.filter(|grammar| !self.masks(request, sampling, grammar)) {
             return Some(Refused::by(RelayReason::Structured, grammar.parameter));
         }
         if request.forced.is_some() && sampling.grammar.is_none() {
@@ -285,6 +291,18 @@ impl Engine {
             return Some(Refused::by(RelayReason::DefaultsUnknown, "max_tokens"));
         }
         self.dialect.codec().refuses(self, request, sampling)
+    }
+
+    /// True if the output of this request may be held against its grammar here: at temperature 0,
+    /// where the grammar binds a plain text from its first token to its end.
+    fn masks(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
+        let plain = !request.tools && self.parsers.reasoning.is_none() && request.rendered.is_empty();
+        let free = sampling.plainly_greedy()
+            && sampling.min_tokens == 0
+            && !sampling.ignore_eos
+            && request.stop_token_ids.is_empty();
+        let scores = self.methods.contains(&VerifyMethod::Score);
+        self.masks.is_some() && scores && plain && free && !matches!(grammar.language, Language::Lark(_))
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or

@@ -14,13 +14,17 @@ use foretell_core::units::TokenId;
 use foretell_core::words::Row;
 
 /// Log-probabilities closer than this count as equal.
-const TIE: f64 = 1e-6;
+pub(super) const TIE: f64 = 1e-6;
 /// A cumulative probability this close to the edge of the nucleus is undecided.
 const EDGE: f64 = 1e-5;
 
 /// Number of the most probable tokens that must be listed so that this request can be decided;
-/// `None` if no number suffices. `most` is the longest list that the engine returns.
-pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
+/// `None` if no number suffices. `most` is the longest list that the engine returns. Under a
+/// grammar the likeliest of all tokens may not be allowed.
+pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
+    if masked {
+        return (sampling.plainly_greedy() && most >= 2).then_some(most);
+    }
     if sampling.plainly_greedy() {
         return (most >= 2).then_some(2);
     }
@@ -39,9 +43,7 @@ pub fn width(sampling: &Sampling, most: usize) -> Option<usize> {
 /// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
 /// draw would be. So `min_tokens`, which bars tokens that end the text, changes no row.
 pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
-    let mut top = top.to_vec();
-    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    top.dedup_by_key(|entry| entry.0);
+    let top = ranked(top);
     let is_special = |token: &TokenId| special.contains(token);
     if sampling.plainly_greedy() {
         let [first, second, ..] = top.as_slice() else { return None };
@@ -77,6 +79,14 @@ pub fn rows(
     }
     rows.push(bonus);
     rows
+}
+
+/// A list, the likeliest token first, each token once.
+pub(super) fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
+    let mut top = top.to_vec();
+    top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.dedup_by_key(|entry| entry.0);
+    top
 }
 
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
@@ -139,15 +149,16 @@ mod tests {
         assert_eq!(plain(&[(4, -2.0), (7, -0.5)], &greedy), Some(Row::of(7)));
         assert_eq!(plain(&[(4, -0.5), (7, -0.5)], &greedy), None);
         assert_eq!(plain(&[(4, -0.5)], &greedy), None, "alone it proves nothing");
-        assert_eq!(width(&greedy, 20), Some(2));
+        assert_eq!(width(&greedy, 20, false), Some(2));
     }
 
     #[test]
     fn without_the_whole_kept_set_nothing_is_decided() {
         let open = Sampling { temperature: 0.8, top_p: 0.9, ..Sampling::default() };
-        assert_eq!(width(&open, 20), None);
-        assert_eq!(width(&sampling(0.8, 20, 1.0), 20), None);
-        assert_eq!(width(&sampling(0.8, 3, 1.0), 20), Some(4));
+        assert_eq!(width(&open, 20, false), None);
+        assert_eq!(width(&sampling(0.8, 20, 1.0), 20, false), None);
+        assert_eq!(width(&sampling(0.8, 3, 1.0), 20, false), Some(4));
+        assert_eq!(width(&sampling(0.8, 3, 1.0), 20, true), None);
         assert_eq!(plain(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0)), None);
         let tie = [(1, -1.0), (2, -2.0), (3, -2.0)];
         assert_eq!(plain(&tie, &sampling(0.8, 2, 1.0)), None, "a tie at the edge of top-k");

@@ -22,6 +22,7 @@
 
 mod build;
 mod minimum;
+mod structured;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -30,11 +31,14 @@ use super::body::Body;
 use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
-    Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, score,
+    Among, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, masked, score,
 };
+use crate::masks::{Library, Mask};
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField, order};
+use crate::text::Tokenizer;
 use crate::translation::Thinking;
+use foretell_core::draft::Tree;
 use foretell_core::session::Hold;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -61,6 +65,9 @@ const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
 const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
+/// Versions that make their grammars by [`Library::Xgrammar`], first and last (the requirements of
+/// the wheel of 0.32; 0.33 names the same).
+const XGRAMMAR: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -186,6 +193,9 @@ impl Codec for Vllm {
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
             // One flag opens both pages.
+            masks: shared::version(&version)
+                .is_some_and(|version| (XGRAMMAR.0..=XGRAMMAR.1).contains(&version))
+                .then_some(Library::Xgrammar),
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
@@ -217,7 +227,7 @@ impl Codec for Vllm {
     ) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
-        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS).is_some();
+        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS, false).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()
     }
@@ -301,6 +311,43 @@ impl Codec for Vllm {
         shared::plain_request(context, max_tokens, &shared::client_fields_with_ids(&sampling))
     }
 
+    /// A ban is a bias that no likely token can outweigh: where there are more tokens to allow than
+    /// can be listed, some of them are as likely as those.
+    fn one_call(&self, context: &Context<'_>, sampling: &Sampling, among: &Among) -> Option<Call> {
+        let mut fields = shared::client_fields_with_ids(sampling);
+        match among {
+            Among::These(tokens) => fields.insert("allowed_token_ids".into(), json!(tokens)),
+            Among::Others(tokens) => {
+                let bans = tokens.iter().map(|token| (token.to_string(), json!(-100)));
+                fields.insert("logit_bias".into(), Value::Object(bans.collect()))
+            }
+        };
+        let (draft, method) = (&Tree::default(), VerifyMethod::FanOut);
+        let round = Round { context: *context, draft, sampling, method, weighs: false };
+        shared::fan_out(&round, 1, &fields).calls.pop()
+    }
+
+    fn library_calls(&self, engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<(Call, Vec<TokenId>)>> {
+        structured::library_calls(engine, tokenizer)
+    }
+
+    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> bool {
+        structured::shows(wanted, body)
+    }
+
+    fn whole_call(&self, context: &Context<'_>, output: &[TokenId]) -> Option<(Call, usize)> {
+        Some(structured::whole_call(context, output))
+    }
+
+    fn agrees(&self, output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
+        structured::agrees(output, mask, body)
+    }
+
+    fn one(&self, context: &Context<'_>, body: &[u8]) -> Result<Row, Unreadable> {
+        let mut rows = shared::fan_out_result(1, context.len(), body)?.rows;
+        rows.pop().ok_or(Unreadable("no token"))
+    }
+
     fn chunk(&self, _: &Engine, kind: RequestKind, event: &Value) -> Result<Chunk, Unreadable> {
         let mut chunk = shared::chunk(event)?;
         // In running usage there are nulls; at the end of a stream there are none.
@@ -314,10 +361,13 @@ impl Codec for Vllm {
         match round.method {
             VerifyMethod::FanOut => {
                 let sampling = minimum::behind(round.sampling, round.context.output.len(), 1);
-                let most = MAX_PROMPTS.min(minimum::nodes(round).saturating_add(1));
+                let nodes = minimum::nodes(round).min(masked::allowed_nodes(round));
+                let most = MAX_PROMPTS.min(nodes.saturating_add(1));
                 Ok(shared::fan_out(round, most, &shared::client_fields_with_ids(&sampling)))
             }
-            VerifyMethod::Score => scored_by(round, scored_nodes(engine, round)),
+            VerifyMethod::Score => {
+                scored_by(round, scored_nodes(engine, round).min(masked::allowed_nodes(round)))
+            }
             VerifyMethod::Tree | VerifyMethod::Native => Err(Refusal::NoVerifyMethod(round.method.name())),
         }
     }
@@ -330,12 +380,14 @@ impl Codec for Vllm {
         bodies: &[Vec<u8>],
     ) -> Result<VerifyResult, Unreadable> {
         let body = shared::only(bodies)?;
-        if round.method == VerifyMethod::Score {
-            return score_result(engine, round, asked.nodes, body);
-        }
-        let sent = shared::fan_out_tokens(round, asked.nodes);
-        let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
-        Ok(shared_cache(round, asked.nodes, result))
+        let result = if round.method == VerifyMethod::Score {
+            score_result(engine, round, asked.nodes, body)?
+        } else {
+            let sent = shared::fan_out_tokens(round, asked.nodes);
+            let result = shared::fan_out_result(asked.nodes + 1, sent, body)?;
+            shared_cache(round, asked.nodes, result)
+        };
+        Ok(masked::without_barred(round, result))
     }
 
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
@@ -474,13 +526,14 @@ fn uncached_nodes(engine: &Engine, context: usize) -> usize {
 }
 
 fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
-    let width = score::width(round.sampling, MAX_LOGPROBS);
+    let width = score::width(round.sampling, MAX_LOGPROBS, round.context.mask.is_some());
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
-    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width)], nodes })
+    Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
 }
 
-/// The one call that asks for prompt log-probabilities, always with `detokenize: false`.
-fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
+/// The one call that asks for prompt log-probabilities, always with `detokenize: false`. `cached`:
+/// it reads the prefix cache.
+fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Call {
     let path = nodes.checked_sub(1).map_or_else(Vec::new, |last| round.draft.path(last));
     let sampling = round.sampling;
     let mut params = json!({
@@ -496,7 +549,7 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize) -> Call {
         && let Some(params) = params.as_object_mut()
     {
         params.insert("prompt_logprobs".into(), width.into());
-        params.insert("skip_reading_prefix_cache".into(), false.into());
+        params.insert("skip_reading_prefix_cache".into(), (!cached).into());
     }
     // The one token that the engine samples; the rows before it are probabilities by logits alone.
     let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;
@@ -565,10 +618,22 @@ fn score_result(
     let bonus = Row { ends: choice.finish_reason.as_deref() == Some("stop"), ..Row::of(*bonus) };
     let told = tail.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default());
     Ok(VerifyResult {
-        rows: score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
+        rows: match round.context.mask {
+            Some(mask) => masked::rows(round, mask, MAX_LOGPROBS, told, bonus),
+            None => score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
+        },
         computed,
         ..VerifyResult::default()
     })
+}
+
+/// The tokens of every row of a scored prompt with their log-probabilities; a row that is missing is
+/// empty.
+fn prompt_rows(body: &[u8]) -> Result<Vec<Vec<(TokenId, f64)>>, Unreadable> {
+    let scored: Scored =
+        serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;
+    let rows = scored.prompt_logprobs.unwrap_or_default();
+    Ok(rows.iter().map(|row| row.as_ref().map(row_logprobs).unwrap_or_default()).collect())
 }
 
 /// The sampling with the engine's temperature, which is at least [`MIN_TEMPERATURE`] above zero.

@@ -26,14 +26,16 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
+use crate::serving::masks;
 use crate::serving::run::Run;
 use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
-    Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+    Among, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
+use foretell_engines::masks::Mask;
 use foretell_engines::openai::{self, Route, Sampling, parts};
 use foretell_engines::parse::Whole;
 use foretell_engines::text::Tokenizer;
@@ -67,6 +69,8 @@ pub struct Common {
     pub model: String,
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
+    /// The grammar that binds the output, which the engine does not apply to later requests.
+    pub mask: Option<Mask>,
     /// A lossy accept rule needs the target's probabilities.
     pub weighs: bool,
     /// Size and time bounds.
@@ -111,6 +115,21 @@ pub struct Calls(Arc<Common>, Option<Enclosed>);
 /// extension, not in the body, so that only a replica in this process gets it.
 pub type Enclosed = Arc<Sampled>;
 
+/// Maximum number of tokens of a list among which the engine is to sample: more than this ends
+/// vLLM's second runner (0.32, `v1/worker/gpu/sample/logit_bias.py`).
+const LISTED: usize = 1_024;
+/// Maximum number of tokens that are banned one after the other.
+const BANS: usize = 64;
+
+/// The part of some tokens that a grammar allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// All of them.
+    All,
+    /// The first ones, this many.
+    First(usize),
+}
+
 /// Pause before the next call if a new connection does not show which process it leads to.
 const UNTIED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -145,6 +164,13 @@ impl Calls {
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let request_id = exchange.slot.record.so_far().id.clone();
+        let identity = &run.plan.identity;
+        let mask = masks::mask(identity, &run.plan.sampling, &run.answer_traits, run.clock.now());
+        let mut sampling = run.plan.sampling.clone();
+        if !identity.engine.continues_grammar {
+            // It would begin anew with every request.
+            sampling.grammar = None;
+        }
         let aborts = run.plan.identity.engine.aborts && run.answer_traits.may_end_with_news(true);
         let first_id =
             if aborts { format!("{request_id}-{:016x}", fresh_seed()) } else { request_id.clone() };
@@ -161,7 +187,8 @@ impl Calls {
                 query: exchange.head.uri.query().map(ToOwned::to_owned),
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
-                sampling: run.plan.sampling.clone(),
+                sampling,
+                mask,
                 weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
                 limits: run.plan.limits,
                 process: Process::of(&run.plan.identity),
@@ -309,6 +336,93 @@ impl Calls {
         }
     }
 
+    /// One token behind the whole context, of those that the grammar of the output allows. `barred`:
+    /// one that the engine has sampled there and that is not. Its head is awaited as that of
+    /// [`Self::plain_request`].
+    pub async fn allowed(self, token_context: TokenContext, barred: Option<TokenId>, round: u32) -> Event {
+        let asked = self.ask_allowed(&token_context, barred, round);
+        let answer = match self.0.replica.idle() {
+            Some(idle) => tokio::time::timeout(idle, asked).await.unwrap_or(Err(Fault::Silence)),
+            None => asked.await,
+        };
+        answer.unwrap_or_else(Event::Fault)
+    }
+
+    async fn ask_allowed(
+        &self,
+        token_context: &TokenContext,
+        barred: Option<TokenId>,
+        round: u32,
+    ) -> Result<Event, Fault> {
+        let mask = self.0.mask.as_ref().ok_or(Fault::Plain)?;
+        let codec = self.0.engine.dialect.codec();
+        let context = Context::of(&self.0.model, token_context);
+        let allowed = mask.allowed(context.output, LISTED);
+        let mut among = allowed.map_or_else(|| Among::Others(Vec::from_iter(barred)), Among::These);
+        for _ in 0..BANS {
+            let call = codec.one_call(&context, &self.0.sampling, &among).ok_or(Fault::Plain)?;
+            let body = match self.answer(call, Some(round), Some(VerifyMethod::FanOut)).await {
+                Ok(body) => body,
+                Err(Missed::Fault(Fault::Verify) | Missed::Undecided) => return Err(Fault::Plain),
+                Err(Missed::Fault(fault)) => return Err(fault),
+            };
+            let row = codec.one(&context, &body).map_err(|_| Fault::Plain)?;
+            let token = row.sample.ok_or(Fault::Plain)?;
+            if mask.follow(context.output, &[token], row.ends) == 1 {
+                return Ok(Event::Allowed { token, ends: row.ends });
+            }
+            match &mut among {
+                Among::These(tokens) => tokens.retain(|&listed| listed != token),
+                Among::Others(tokens) => tokens.push(token),
+            }
+        }
+        Err(Fault::Plain)
+    }
+
+    /// Number of these tokens of a later plain request, from the first on, that the grammar of the
+    /// output allows behind this output; all of them without a grammar. `ends`: the last one, or
+    /// another one that is not among them, has ended the text.
+    pub fn follow(&self, output: &[TokenId], tokens: &[TokenId], ends: bool) -> Followed {
+        let Some(mask) = &self.0.mask else { return Followed::All };
+        if tokens.is_empty() {
+            return if ends && !mask.may_end(output) { Followed::First(0) } else { Followed::All };
+        }
+        match mask.follow(output, tokens, ends) {
+            all if all == tokens.len() => Followed::All,
+            first => Followed::First(first),
+        }
+    }
+
+    /// True if the server makes its grammars by the expected library; `None` if it does not say.
+    pub async fn shows_library(&self, tokenizer: &Tokenizer) -> Option<bool> {
+        let codec = self.0.engine.dialect.codec();
+        for (call, wanted) in codec.library_calls(&self.0.engine, tokenizer)? {
+            let body = self.question(call).await?;
+            if !codec.shows_library(&wanted, &body) {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// True if a complete output of the server's own is what the mask makes of the server's
+    /// probabilities; `None` if these could not be had.
+    pub async fn agrees(&self, mask: &Mask, prompt: &[TokenId], output: &[TokenId]) -> Option<bool> {
+        let codec = self.0.engine.dialect.codec();
+        let (call, scored) = codec.whole_call(&Context::new(&self.0.model, prompt, &[]), output)?;
+        let body = self.question(call).await?;
+        codec.agrees(output.get(..scored)?, mask, &body).ok()
+    }
+
+    /// The answer to a call that no action of the session waits for; `None` if there is none.
+    async fn question(&self, call: Call) -> Option<Vec<u8>> {
+        let asked = tokio::time::timeout(
+            self.0.limits.question * 10,
+            self.answer(call, Some(0), Some(VerifyMethod::Score)),
+        );
+        asked.await.ok()?.ok()
+    }
+
     /// Aborts the first call. `Some(false)`: the server has no endpoint for that; `None`: it failed
     /// this time.
     pub async fn abort(&self, route: Route) -> Option<bool> {
@@ -373,7 +487,7 @@ impl Calls {
         round: u32,
     ) -> Event {
         self.1 = draft.sampled().cloned();
-        let context = Context::of(&self.0.model, &token_context);
+        let context = Context::of(&self.0.model, &token_context).under(self.0.mask.as_ref());
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, method, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,

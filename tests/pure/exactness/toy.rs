@@ -154,7 +154,7 @@ impl Target for ScoringToy {
         let sampling = Sampling { temperature: 1.0, top_k: Some(2), ..Sampling::default() };
         let mut top: Vec<(TokenId, f64)> = (0..).zip(self.raw(context).map(f64::ln)).collect();
         top.sort_by(|a, b| b.1.total_cmp(&a.1));
-        top.truncate(score::width(&sampling, 20).expect("can be told"));
+        top.truncate(score::width(&sampling, 20, false).expect("can be told"));
         score::row(&top, &sampling, if self.special { &[Self::END] } else { &[] })
     }
 }

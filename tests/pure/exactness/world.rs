@@ -269,6 +269,7 @@ impl World<'_> {
                 let asked = match method {
                     PlainRequest::First => self.case.max,
                     PlainRequest::Continue { max_tokens } => max_tokens as usize,
+                    PlainRequest::Allowed => unreachable!("no grammar binds these worlds"),
                 };
                 if first {
                     self.replies.push_back((id, Event::Prompt(self.case.prompt.clone())));

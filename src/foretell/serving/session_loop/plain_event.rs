@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{SessionLoop, WORLD};
+use crate::serving::calls::Followed;
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
@@ -44,6 +45,7 @@ impl SessionLoop {
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
+                let barred = !self.first && self.bar(&mut chunk);
                 self.first_only(id, &chunk);
                 self.note_marks(&chunk);
                 let parsed = self.parsed(id, &mut chunk);
@@ -69,6 +71,9 @@ impl SessionLoop {
                     self.read_usage().await;
                     self.end_if(id, Some(ended));
                 }
+                if barred {
+                    self.handle(id, Event::Barred, now);
+                }
             }
             PlainEvent::End => {
                 self.cause("the stream ended without an end of the answer".to_owned());
@@ -86,6 +91,19 @@ impl SessionLoop {
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
+    }
+
+    /// Takes the tokens out of an event that the grammar of the output does not allow; true if there
+    /// are any.
+    fn bar(&mut self, chunk: &mut Chunk) -> bool {
+        let Followed::First(allowed) = self.calls.follow(self.session.output(), &chunk.tokens, chunk.ends)
+        else {
+            return false;
+        };
+        self.barred = chunk.tokens.get(allowed).copied();
+        chunk.tokens.truncate(allowed);
+        (chunk.finish, chunk.ends) = (None, false);
+        true
     }
 
     /// Notes the marks in an event of a chat that no parser here reads, and if they are text in it.

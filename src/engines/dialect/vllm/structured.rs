@@ -1,0 +1,90 @@
+//! What makes vLLM's grammars, and whether an output under one is followed here as it does there.
+//!
+//! With `--structured-outputs-config` left alone vLLM takes the library that the first request with
+//! a grammar needs, for the life of its process, and no page tells which (0.32,
+//! `v1/structured_output/__init__.py`: `grammar_init`). Two requests of two tokens show it:
+//! xgrammar alone takes a special token for its text inside a string, and its whitespace is free
+//! unless the operator has fixed it.
+
+use serde_json::{Map, Value, json};
+
+use crate::dialect::shared::bytes;
+use crate::dialect::{Call, Context, Engine, Round, Unreadable, masked};
+use crate::masks::Mask;
+use crate::openai::{Route, STRUCTURED_OUTPUTS};
+use crate::text::Tokenizer;
+use foretell_core::draft::{Features, Source, Tree};
+use foretell_core::units::TokenId;
+use foretell_core::words::VerifyMethod;
+
+/// Maximum number of special tokens offered.
+const OFFERED: usize = 8;
+/// Outweighs every difference of likely logits.
+const CERTAIN: u32 = 100;
+/// Maximum number of tokens of an output that are scored at once.
+const SCORED: usize = 1_024;
+
+/// A call and the tokens of which its answer has to have one at its second place.
+pub(super) type Question = (Call, Vec<TokenId>);
+
+/// The calls that show whether the library is the expected one; `None` where the vocabulary has no
+/// tokens that could show it.
+pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<Question>> {
+    let spelled = |text: &str| {
+        (0..tokenizer.end()).find(|&id| tokenizer.spelling(id).as_deref() == Some(text.as_bytes()))
+    };
+    let [quote, letter, open, line] = [spelled("\"")?, spelled("a")?, spelled("[")?, spelled("\n")?];
+    let special: Vec<TokenId> = engine.may_end.iter().copied().take(OFFERED).collect();
+    let string = json!({"type": "string"});
+    let list = json!({"type": "array", "items": string, "minItems": 1});
+    let question = |schema: &Value, wanted: Vec<TokenId>, others: &[TokenId]| {
+        let allowed = [&wanted, others].concat();
+        let biases = wanted.iter().map(|token| (token.to_string(), json!(CERTAIN)));
+        let body = json!({
+            "model": engine.model, "prompt": [quote], "max_tokens": 2, "temperature": 0, "return_token_ids": true,
+            STRUCTURED_OUTPUTS: {"json": schema},
+            "allowed_token_ids": allowed,
+            "logit_bias": Map::from_iter(biases),
+        });
+        (Call { path: Route::Completions.path(), body: bytes(&body) }, wanted)
+    };
+    let shown = !special.is_empty();
+    shown.then(|| {
+        vec![question(&string, special, &[quote, letter]), question(&list, vec![line], &[open, quote])]
+    })
+}
+
+/// True if the answer to a question has one of the wanted tokens.
+pub(super) fn shows(wanted: &[TokenId], body: &[u8]) -> bool {
+    let answer: Option<Value> = serde_json::from_slice(body).ok();
+    let second = answer.as_ref().and_then(|answer| answer.pointer("/choices/0/token_ids/1")?.as_u64());
+    second.is_some_and(|token| wanted.iter().any(|&wanted| u64::from(wanted) == token))
+}
+
+/// The call that scores an output behind its prompt, as one draft, and its number of tokens. It
+/// reads no cache: the output that the server has just written is in it.
+pub(super) fn whole_call(context: &Context<'_>, output: &[TokenId]) -> (Call, usize) {
+    let scored = output.get(..SCORED).unwrap_or(output);
+    let draft = Tree::chain(scored, Source::Model, Features::default());
+    let sampling = crate::openai::Sampling { temperature: 0.0, ..Default::default() };
+    let round = Round {
+        context: *context,
+        draft: &draft,
+        sampling: &sampling,
+        method: VerifyMethod::Score,
+        weighs: false,
+    };
+    (super::score_call(&round, scored.len(), super::MAX_LOGPROBS, false), scored.len())
+}
+
+/// True if every token of a scored output is the likeliest that its mask allows, wherever the
+/// scores decide that.
+///
+/// # Errors
+/// It is no answer with a score for each token.
+pub(super) fn agrees(output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
+    let told = super::prompt_rows(body)?;
+    let tail = told.len().checked_sub(output.len()).and_then(|from| told.get(from..));
+    let tail = tail.ok_or(Unreadable("not a score for each token"))?;
+    Ok(masked::agrees(output, mask, super::MAX_LOGPROBS, tail))
+}

@@ -1,0 +1,128 @@
+//! The grammars of a server that are followed here, and whether they have proved themselves.
+//!
+//! A grammar is compiled here as on the server ([`foretell_engines::masks`]). It is used once the
+//! server has shown that it uses the same library, and once an answer of the server's own under
+//! this grammar was, token by token, what the grammar makes of the server's probabilities here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+use foretell_core::control::ExpiringMap;
+use foretell_core::units::Tick;
+use foretell_engines::masks::Compiled;
+use foretell_engines::openai::Grammar;
+
+/// Maximum number of grammars kept; the least recently used one is evicted.
+const GRAMMARS: usize = 128;
+/// A grammar that was not used for this long may be dropped.
+const KEPT: Duration = Duration::from_hours(4);
+
+/// Identifies a grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MaskKey([u8; 32]);
+
+impl MaskKey {
+    /// The key of a grammar. A schema with its members in another order is another grammar.
+    pub fn of(grammar: &Grammar) -> Self {
+        Self(Sha256::digest(grammar.to_json().to_string()).into())
+    }
+}
+
+/// Whether a grammar may be followed here.
+#[derive(Clone, Default)]
+pub enum Trust {
+    /// Not known: an answer has to prove it.
+    #[default]
+    Unproven,
+    /// An answer is being held against it.
+    Proving,
+    /// It is the server's own.
+    Proven(Arc<Compiled>),
+    /// It cannot be followed here.
+    Refused,
+}
+
+/// The grammars of one epoch.
+pub struct Masks {
+    grammars: Mutex<ExpiringMap<MaskKey, Trust>>,
+    /// The server makes its grammars by the expected library; `None` if it was not asked.
+    library: Mutex<Option<bool>>,
+}
+
+impl Default for Masks {
+    fn default() -> Self {
+        Self { grammars: Mutex::new(ExpiringMap::new(GRAMMARS, KEPT)), library: Mutex::default() }
+    }
+}
+
+impl std::fmt::Debug for Masks {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Masks").field("library", &self.library).finish_non_exhaustive()
+    }
+}
+
+impl Masks {
+    /// Whether this grammar may be followed.
+    pub fn trust(&self, key: &MaskKey, now: Tick) -> Trust {
+        self.grammars.lock().get(key, now).clone()
+    }
+
+    /// Begins to hold an answer against a grammar; false if that is not needed, or under way.
+    pub fn begin_proof(&self, key: &MaskKey, now: Tick) -> bool {
+        let mut grammars = self.grammars.lock();
+        let trust = grammars.get(key, now);
+        let begins = matches!(trust, Trust::Unproven);
+        if begins {
+            *trust = Trust::Proving;
+        }
+        begins
+    }
+
+    /// Ends a proof; [`Trust::Unproven`] where it came to nothing.
+    pub fn end_proof(&self, key: &MaskKey, trust: Trust, now: Tick) {
+        *self.grammars.lock().get(key, now) = trust;
+    }
+
+    /// True if the server makes its grammars by the expected library; `None` if it was not asked.
+    pub fn library(&self) -> Option<bool> {
+        *self.library.lock()
+    }
+
+    /// Notes whether it does.
+    pub fn note_library(&self, expected: bool) {
+        *self.library.lock() = Some(expected);
+    }
+
+    /// Numbers of grammars: those that have proved themselves, and those that are refused.
+    pub fn counts(&self) -> (usize, usize) {
+        let grammars = self.grammars.lock();
+        let count = |is: fn(&Trust) -> bool| grammars.iter().filter(|(_, trust)| is(trust)).count();
+        (count(|trust| matches!(trust, Trust::Proven(_))), count(|trust| matches!(trust, Trust::Refused)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_engines::openai::Language;
+
+    #[test]
+    fn a_grammar_is_proved_once() {
+        let (masks, now) = (Masks::default(), Tick(0));
+        let grammar = |text: &str| Grammar {
+            parameter: "response_format",
+            language: Language::Regex(text.to_owned()),
+            any_whitespace: true,
+        };
+        let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text)));
+        assert!(matches!(masks.trust(&a, now), Trust::Unproven));
+        assert!(masks.begin_proof(&a, now) && !masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
+        masks.end_proof(&a, Trust::Refused, now);
+        masks.end_proof(&b, Trust::Unproven, now);
+        assert!(!masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
+        assert_eq!(masks.counts(), (0, 1));
+    }
+}

@@ -1,0 +1,143 @@
+//! The grammar that binds the output of a request, held against it here: who may rely on it, and
+//! how a grammar proves itself.
+
+use std::sync::Arc;
+
+use super::calls::Calls;
+use crate::clock::Clock;
+use crate::fleet::identity::Identity;
+use crate::learning::answer_traits::AnswerTraits;
+use crate::learning::masks::{MaskKey, Trust};
+use foretell_core::session::Permission;
+use foretell_core::units::{Tick, TokenId};
+use foretell_core::words::PlainReason;
+use foretell_engines::masks::{Compiled, Library, Mask};
+use foretell_engines::openai::{Grammar, Sampling};
+
+/// The grammar of a request that the server does not apply to later requests, and its library;
+/// `None` if there is none.
+fn grammar_of<'a>(identity: &Identity, sampling: &'a Sampling) -> Option<(Library, &'a Arc<Grammar>)> {
+    let library = identity.engine.masks.filter(|_| !identity.engine.continues_grammar)?;
+    Some((library, sampling.grammar.as_ref()?))
+}
+
+/// The permission to which the grammar of a request narrows that of its policy; `None` if it does
+/// not.
+pub(super) fn permission(
+    identity: &Identity,
+    sampling: &Sampling,
+    traits: &AnswerTraits,
+    now: Tick,
+) -> Option<Permission> {
+    let (_, grammar) = grammar_of(identity, sampling)?;
+    match traits.masks.trust(&MaskKey::of(grammar), now) {
+        Trust::Proven(_) => None,
+        Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
+        Trust::Refused => Some(Permission::Plain(PlainReason::Grammar)),
+    }
+}
+
+/// The mask of a request whose grammar has proved itself; `None` otherwise.
+pub(super) fn mask(
+    identity: &Identity,
+    sampling: &Sampling,
+    traits: &AnswerTraits,
+    now: Tick,
+) -> Option<Mask> {
+    let (_, grammar) = grammar_of(identity, sampling)?;
+    match traits.masks.trust(&MaskKey::of(grammar), now) {
+        Trust::Proven(compiled) => {
+            Some(Mask::new(&compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone()))
+        }
+        Trust::Unproven | Trust::Proving | Trust::Refused => None,
+    }
+}
+
+/// The proof of a grammar by an answer of the server's own.
+pub(super) struct Proof {
+    library: Library,
+    grammar: Arc<Grammar>,
+    key: MaskKey,
+    identity: Arc<Identity>,
+    traits: Arc<AnswerTraits>,
+    clock: Clock,
+}
+
+impl Proof {
+    /// The proof that the answer to a request can give; `None` if none is needed.
+    pub fn of(
+        identity: &Arc<Identity>,
+        sampling: &Sampling,
+        traits: &Arc<AnswerTraits>,
+        clock: Clock,
+    ) -> Option<Self> {
+        let (library, grammar) = grammar_of(identity, sampling)?;
+        let key = MaskKey::of(grammar);
+        let open = matches!(traits.masks.trust(&key, clock.now()), Trust::Unproven);
+        let (identity, traits, grammar) = (Arc::clone(identity), Arc::clone(traits), Arc::clone(grammar));
+        open.then_some(Self { library, grammar, key, identity, traits, clock })
+    }
+
+    /// Holds a complete answer against the grammar, without the token that ended it.
+    pub async fn run(self, calls: Calls, prompt: Vec<TokenId>, mut output: Vec<TokenId>) {
+        let ends = &self.identity.engine.may_end;
+        output.pop_if(|last| ends.binary_search(last).is_ok());
+        if prompt.is_empty()
+            || output.is_empty()
+            || !self.traits.masks.begin_proof(&self.key, self.clock.now())
+        {
+            return;
+        }
+        let trust = self.prove(&calls, &prompt, &output).await;
+        if matches!(trust, Trust::Refused) {
+            let parameter = self.grammar.parameter;
+            tracing::warn!(
+                parameter,
+                "a grammar is not followed here as on the server: its requests stay plain"
+            );
+        }
+        eprintln!(
+            "PROOF {} out {:?}",
+            match &trust {
+                Trust::Unproven => "unproven",
+                Trust::Proving => "proving",
+                Trust::Proven(_) => "proven",
+                Trust::Refused => "refused",
+            },
+            output
+        );
+        self.traits.masks.end_proof(&self.key, trust, self.clock.now());
+    }
+
+    async fn prove(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Trust {
+        let masks = &self.traits.masks;
+        if masks.library().is_none()
+            && let Some(expected) = calls.shows_library(&self.identity.tokenizer).await
+        {
+            masks.note_library(expected);
+        }
+        match masks.library() {
+            Some(true) => {}
+            Some(false) => return Trust::Refused,
+            None => return Trust::Unproven,
+        }
+        let (library, grammar) = (self.library, Arc::clone(&self.grammar));
+        let compiling = tokio::task::spawn_blocking(move || Compiled::new(library, &grammar));
+        let compiled = match compiling.await {
+            Ok(Ok(compiled)) => Arc::new(compiled),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a grammar is not compiled");
+                return Trust::Refused;
+            }
+            // The library has panicked.
+            Err(_) => return Trust::Refused,
+        };
+        let ends = self.identity.engine.may_end.clone();
+        let mask = Mask::new(&compiled, Arc::clone(&self.identity.tokenizer), ends);
+        match calls.agrees(&mask, prompt, output).await {
+            Some(true) => Trust::Proven(compiled),
+            Some(false) => Trust::Refused,
+            None => Trust::Unproven,
+        }
+    }
+}
