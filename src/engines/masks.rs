@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
 use xgrammar::{CompileError, GrammarCompiler, GrammarMatcher, MatcherError, TokenizerInfo, VocabType};
 
 use crate::openai::{Grammar, Language};
@@ -21,7 +21,13 @@ use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
 /// Maximum size of a grammar, bytes of its JSON.
-pub const MAX_GRAMMAR: usize = 64 << 10;
+pub const MAX_GRAMMAR: usize = 32 << 10;
+/// Maximum depth of nested values in a schema, as vLLM has it (0.32,
+/// `MAX_STRUCTURED_OUTPUT_JSON_NESTING`), and of nested groups in a regular expression: the library
+/// recurses on both.
+const MAX_DEPTH: usize = 64;
+/// Maximum number of bytes with which a text may go on for its tokens to be counted.
+const MAX_BEGINS: usize = 64;
 /// Maximum memory of a compiled grammar, bytes.
 const MAX_COMPILED: usize = 16 << 20;
 
@@ -41,6 +47,9 @@ pub enum MaskError {
     /// It is too large.
     #[error("a grammar of more than {MAX_GRAMMAR} bytes")]
     TooLarge,
+    /// It is nested too deeply.
+    #[error("a grammar that is nested more than {MAX_DEPTH} times")]
+    TooDeep,
     /// It takes too much memory.
     #[error("a grammar that takes {0} bytes of memory")]
     TooMuch(usize),
@@ -63,6 +72,9 @@ impl Compiled {
     /// # Errors
     /// See [`MaskError`].
     pub fn new(_: Library, grammar: &Grammar) -> Result<Self, MaskError> {
+        if depth(&grammar.language) > MAX_DEPTH {
+            return Err(MaskError::TooDeep);
+        }
         if grammar.to_json().to_string().len() > MAX_GRAMMAR {
             return Err(MaskError::TooLarge);
         }
@@ -88,6 +100,26 @@ impl Compiled {
     /// The beginning of an output under it.
     pub fn begin(&self, tokenizer: Arc<Tokenizer>) -> Place {
         Place { matcher: self.0.clone(), tokens: Vec::new(), tokenizer }
+    }
+}
+
+/// The depth to which values are nested in a schema, or groups in a regular expression.
+fn depth(language: &Language) -> usize {
+    match language {
+        Language::Json(schema) => {
+            let (mut deepest, mut open) = (0, vec![(schema, 1)]);
+            while let Some((value, depth)) = open.pop() {
+                deepest = deepest.max(depth);
+                match value {
+                    Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
+                    Value::Object(members) => open.extend(members.values().map(|item| (item, depth + 1))),
+                    _ => {}
+                }
+            }
+            deepest
+        }
+        Language::Regex(regex) => regex.matches('(').count(),
+        Language::JsonObject | Language::Choice(_) | Language::Lark(_) => 0,
     }
 }
 
@@ -134,11 +166,14 @@ impl Place {
     }
 
     /// The tokens that the text may go on with, in rising order; `None` if there may be more than
-    /// `most`.
-    pub fn allowed(&mut self, most: usize) -> Option<Vec<TokenId>> {
+    /// `most`. Inside a string there are, which is not counted.
+    fn allowed(&mut self, most: usize) -> Option<Vec<TokenId>> {
         let mut begins = [false; 256];
         for (byte, begins) in (0..=u8::MAX).zip(&mut begins) {
             *begins = self.matcher.accept_bytes(&[byte]) && self.matcher.rollback(1).is_ok();
+        }
+        if begins.iter().filter(|begins| **begins).count() > MAX_BEGINS {
+            return None;
         }
         let mut allowed = Vec::new();
         for token in 0..self.tokenizer.end() {
@@ -242,5 +277,185 @@ impl Mask {
             allowed.dedup();
         }
         (allowed.len() <= most).then_some(allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Instant;
+
+    use serde::Deserialize;
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    fn root() -> &'static Path {
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+    }
+
+    fn target() -> Arc<Tokenizer> {
+        Arc::new(Tokenizer::from_file(&root().join("onnx/models/target/tokenizer.json")).unwrap())
+    }
+
+    fn grammar(language: Language) -> Grammar {
+        Grammar { parameter: "response_format", language, any_whitespace: true }
+    }
+
+    fn begin(tokenizer: &Arc<Tokenizer>, language: Language) -> Mask {
+        let compiled = Compiled::new(Library::Xgrammar, &grammar(language)).unwrap();
+        Mask::new(&compiled, Arc::clone(tokenizer), tokenizer.may_end())
+    }
+
+    fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
+        tokenizer.encode(text, false).unwrap()
+    }
+
+    /// A grammar as `tests/engines/masks.py` has recorded it.
+    #[derive(Deserialize)]
+    struct Recorded {
+        json: Option<String>,
+        regex: Option<String>,
+        choice: Option<Vec<String>>,
+        #[serde(default)]
+        refused: bool,
+        #[serde(default)]
+        tokens: Vec<TokenId>,
+        #[serde(default)]
+        places: Vec<(usize, usize, String, bool)>,
+    }
+
+    impl Recorded {
+        /// `None` for a schema with a number or a text that no request can have here.
+        fn language(&self) -> Option<Language> {
+            match (&self.json, &self.regex) {
+                (Some(schema), _) => Some(Language::Json(serde_json::from_str(schema).ok()?)),
+                (_, Some(regex)) => Some(Language::Regex(regex.clone())),
+                _ => self.choice.clone().map(Language::Choice),
+            }
+        }
+    }
+
+    #[test]
+    fn every_place_allows_what_the_library_itself_allows_there() {
+        let recorded = std::fs::read_to_string(root().join("tests/goldens/xgrammar.jsonl")).unwrap();
+        let recorded: Vec<Recorded> =
+            recorded.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let tokenizer = target();
+        let ends = tokenizer.may_end();
+        let (mut followed, mut places) = (0, 0);
+        for (line, recorded) in (1..).zip(&recorded) {
+            let Some(language) = recorded.language().filter(|_| !recorded.refused) else { continue };
+            let compiled = Compiled::new(Library::Xgrammar, &grammar(language));
+            let compiled = compiled.unwrap_or_else(|error| panic!("line {line}: {error}"));
+            let mut place = compiled.begin(Arc::clone(&tokenizer));
+            for &(step, count, ref digest, complete) in &recorded.places {
+                assert!(place.go_to(recorded.tokens[..step].iter().copied()), "line {line}, step {step}");
+                let some = (0..tokenizer.end()).filter(|token| *token as usize % 16 == step % 16);
+                let text = some.filter(|token| !ends.contains(token) && place.allows(*token));
+                let text: Vec<TokenId> = text.collect();
+                assert_eq!((text.len(), place.is_complete()), (count, complete), "line {line}, step {step}");
+                let bytes: Vec<u8> = text.iter().flat_map(|token| token.to_le_bytes()).collect();
+                let hex: String =
+                    Sha256::digest(&bytes)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(hex, *digest, "line {line}, step {step}");
+                places += 1;
+            }
+            followed += 1;
+        }
+        assert!(followed > 200 && places > 1_000, "{followed} grammars, {places} places");
+    }
+
+    #[test]
+    fn places_are_reached_in_any_order() {
+        let tokenizer = target();
+        let compiled = Compiled::new(Library::Xgrammar, &grammar(Language::JsonObject)).unwrap();
+        let tokens = ids(&tokenizer, "{\"a\": [1, 2, {\"b\": \"c\"}]}");
+        let fresh = |end: usize| {
+            let mut place = compiled.begin(Arc::clone(&tokenizer));
+            assert!(place.go_to(tokens[..end].iter().copied()));
+            (place.allowed(9_000), place.is_complete())
+        };
+        let mut place = compiled.begin(Arc::clone(&tokenizer));
+        for end in (0..=tokens.len()).rev().chain(0..=tokens.len()).step_by(2) {
+            assert!(place.go_to(tokens[..end].iter().copied()));
+            assert_eq!((place.allowed(9_000), place.is_complete()), fresh(end), "{end}");
+        }
+        let wrong = ids(&tokenizer, "{]");
+        assert!(!place.go_to(wrong.into_iter()) && place.go_to(tokens.iter().copied()));
+    }
+
+    #[test]
+    fn an_output_is_followed_up_to_the_first_token_that_is_barred() {
+        let tokenizer = target();
+        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned(), "no".to_owned()]));
+        let end = tokenizer.id("<|end|>").unwrap();
+        let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
+        let longer = [&yes[..], &no].concat();
+        assert_eq!(mask.follow(&[], &longer, false), yes.len());
+        assert_eq!(mask.follow(&[], &[&yes[..], &[end]].concat(), true), yes.len() + 1);
+        assert_eq!(mask.follow(&yes, &[end], true), 1);
+        assert_eq!(mask.follow(&[], &[end], true), 0, "it may not end here");
+        assert_eq!(mask.follow(&yes, &[end], false), 0, "nor go on with the text of an end");
+        assert_eq!(mask.follow(&longer, &yes, false), 0, "a wrong output allows nothing");
+        assert!(mask.may_end(&yes) && !mask.may_end(&[]));
+        assert_eq!(mask.says(&[], &yes, end), Allows::Unknown);
+        assert_eq!((mask.says(&[], &[], yes[0]), mask.says(&yes, &[], no[0])), (Allows::Yes, Allows::No));
+        assert_eq!(mask.allowed(&yes, 100).unwrap(), tokenizer.may_end());
+        assert_eq!((mask.allowed(&[], 1), mask.allowed(&longer, 100)), (None, None));
+    }
+
+    /// As xgrammar has it: a special token that does not end the text is its letters.
+    #[test]
+    fn special_tokens_are_text_inside_a_string() {
+        let tokenizer = target();
+        let mask = begin(&tokenizer, Language::Json(json!({"type": "string"})));
+        let (user, quote) = (tokenizer.id("<|user|>").unwrap(), ids(&tokenizer, "\""));
+        assert_eq!(mask.follow(&quote, &[user, user], false), 2);
+        assert_eq!(mask.follow(&quote, &[user], true), 0);
+        assert_eq!(mask.follow(&[&quote[..], &[user]].concat(), &quote, false), 1);
+    }
+
+    /// It ends: the library has no limit of its own. The times, by `--no-capture`, are for
+    /// docs/results.md.
+    #[test]
+    fn a_hostile_grammar_is_refused_or_cheap() {
+        let texts = |count: usize| (0..count).map(|number| format!("a{number}")).collect::<Vec<_>>();
+        let nested =
+            |depth: usize| (0..depth).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
+        let properties = |count: usize, more: Value| {
+            let mut schema = json!({"type": "object", "properties": {}});
+            for name in texts(count) {
+                schema["properties"][name] = json!({"type": "string"});
+            }
+            schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            schema
+        };
+        let recursive = json!({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"});
+        for (name, language) in [
+            ("recursive", Language::Json(recursive)),
+            ("loop", Language::Json(json!({"$ref": "#"}))),
+            ("deep", Language::Json(nested(60))),
+            ("too deep", Language::Json(nested(100))),
+            ("large", Language::Json(json!({"type": "string", "description": "x".repeat(1 << 20)}))),
+            ("enum", Language::Json(json!({"enum": texts(10_000)}))),
+            ("short enum", Language::Json(json!({"enum": texts(500)}))),
+            ("choice", Language::Choice(texts(10_000))),
+            ("optional", Language::Json(properties(1_000, json!({})))),
+            ("counted", Language::Json(properties(60, json!({"minProperties": 10, "maxProperties": 50})))),
+            ("length", Language::Json(json!({"type": "string", "maxLength": 1_000_000_000}))),
+            ("items", Language::Json(json!({"type": "array", "minItems": 1_000_000}))),
+            ("alternatives", Language::Regex("(a|a)*b".to_owned())),
+            ("powers", Language::Regex("(a|b)*a(a|b){200}".to_owned())),
+            ("repeated", Language::Regex("(a{1,1000}){1,1000}".to_owned())),
+            ("letters", Language::Regex(".{0,100000}x".to_owned())),
+            ("words", Language::Regex(r"(\w{1,50}\s){1,50}\w+".to_owned())),
+            ("parentheses", Language::Regex("(".repeat(20_000) + &")".repeat(20_000))),
+        ] {
+            let begun = Instant::now();
+            let compiled = Compiled::new(Library::Xgrammar, &grammar(language));
+            let took = begun.elapsed();
+            println!("{name}: {took:?}, {:?}", compiled.map(|_| ()));
+        }
     }
 }

@@ -18,6 +18,7 @@ mod probe;
 mod reasons;
 mod reload;
 mod store;
+mod structured;
 #[allow(clippy::needless_pass_by_value)] // `json!` at the call reads best
 mod target;
 mod text_only;

@@ -65,7 +65,7 @@ fn call(json: &str, works: Hermes) -> Option<Call> {
 }
 
 /// JSON as Python's `json.dumps` writes it.
-fn python(value: &Value) -> String {
+pub fn python(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(python).collect::<Vec<_>>().join(", ")),
         Value::Object(members) => {

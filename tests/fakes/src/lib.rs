@@ -23,6 +23,7 @@ pub mod house;
 pub mod http;
 pub mod llamacpp;
 pub mod lmdeploy;
+pub mod mask;
 pub mod mlx;
 pub mod ollama;
 pub mod openai;

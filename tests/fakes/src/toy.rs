@@ -65,13 +65,15 @@ pub struct Temper {
     pub eos_every: Option<u64>,
     /// One row in this number has two tokens with exactly the same top logit.
     pub tie_every: Option<u64>,
+    /// The punctuation of JSON and numbers are likely everywhere, each of them at its own places.
+    pub punctuates: bool,
     /// Seed of the model.
     pub seed: u64,
 }
 
 impl Default for Temper {
     fn default() -> Self {
-        Self { eos_every: Some(400), tie_every: None, seed: 0 }
+        Self { eos_every: Some(400), tie_every: None, punctuates: false, seed: 0 }
     }
 }
 
@@ -82,6 +84,8 @@ pub struct Toy {
     eos: TokenId,
     tail: Vec<f32>,
     pool: Vec<TokenId>,
+    /// Tokens of nothing but the punctuation of JSON and digits.
+    marks: Vec<TokenId>,
     /// Ends of prompts, and the text that is written after each.
     scripts: Vec<(Vec<TokenId>, Vec<TokenId>)>,
 }
@@ -107,9 +111,15 @@ impl Toy {
         let tail = |token| if plain(token) { rng::gumbel(1, 1, 0, token) as f32 } else { -30.0 };
         let drawn = (0..).map(|draw| (rng::hash(temper.seed, 2, 0, draw) % u64::from(size)) as TokenId);
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
-        let tail = (0..size).map(tail).collect();
+        let tail: Vec<f32> = (0..size).map(tail).collect();
         let eos = words.id("<|endoftext|>").unwrap();
-        Self { words, temper, eos, tail, pool, scripts: Vec::new() }
+        let is_mark = |token: &TokenId| {
+            let spelled = words.token(*token).unwrap_or_default();
+            let plain = spelled.trim_start_matches('Ġ');
+            !plain.is_empty() && plain.bytes().all(|byte| b"[]{}\":,.-0123456789".contains(&byte))
+        };
+        let marks = (0..size).filter(is_mark).collect();
+        Self { words, temper, eos, tail, pool, marks, scripts: Vec::new() }
     }
 
     /// The model that writes these texts after such prompts, and then ends.
@@ -166,6 +176,11 @@ impl Toy {
         for rank in 0..CANDIDATES {
             let wobble = 0.55 * rng::gumbel(whole, 4, 0, rank);
             logits[pick(rank)] = (14.0 - 1.2 * f64::from(rank) + wobble) as f32;
+        }
+        if self.temper.punctuates {
+            for &mark in &self.marks {
+                logits[mark as usize] = (7.0 + rng::gumbel(whole, 6, 0, mark)) as f32;
+            }
         }
         if let Some(token) = self.scripted(context, len) {
             logits[token as usize] = 40.0;

@@ -8,6 +8,7 @@ mod generate;
 mod info;
 mod params;
 mod streams;
+mod structured;
 
 use std::sync::Arc;
 
@@ -21,6 +22,9 @@ use super::http::{Out, Request, Sent};
 use super::server::Engine;
 use crate::TokenId;
 use streams::{ABORT, Streams};
+use structured::Grammars;
+
+pub use structured::Library;
 
 const DERENDER: &str = "/v1/chat/completions/derender";
 
@@ -66,6 +70,7 @@ pub struct Options {
     /// `eos_token_id` of its generation config, besides the tokenizer's own end of text: the engine
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
+    pub library: Library,
     pub setup: Setup,
 }
 
@@ -90,6 +95,7 @@ impl Options {
             compiler: true,
             speculates: false,
             other_ends: Vec::new(),
+            library: Library::Auto,
             setup,
         }
     }
@@ -120,6 +126,7 @@ pub struct Vllm {
     pub house: Arc<House>,
     pub options: Options,
     streams: Streams,
+    grammars: Grammars,
 }
 
 /// A refusal: status, kind, message and the parameter that it is about.
@@ -150,7 +157,8 @@ impl From<Wrong> for Refusal {
 
 impl Vllm {
     pub fn new(options: Options) -> Self {
-        Self { house: House::new(options.setup.clone()), options, streams: Streams::default() }
+        let house = House::new(options.setup.clone());
+        Self { house, options, streams: Streams::default(), grammars: Grammars::default() }
     }
 
     fn minor(&self) -> u32 {
@@ -302,5 +310,9 @@ impl Engine for Vllm {
 
     fn serve<'a>(&'a self, request: Request, out: &'a mut Out) -> BoxFuture<'a, Sent> {
         self.route(request, out).boxed()
+    }
+
+    fn renewed(&self) {
+        self.grammars.renew();
     }
 }

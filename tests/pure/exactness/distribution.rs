@@ -170,6 +170,7 @@ pub fn case(vocabulary: usize, drafter: Drafter, gamma: usize, methods: &[Verify
         rules,
         manner: Manner::default(),
         temperature: 0.0,
+        grammar: None,
     }
 }
 

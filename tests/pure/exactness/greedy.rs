@@ -109,6 +109,7 @@ fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>, model: bool
         rules,
         manner: Manner { lanes: 1 + random.below(8) as usize, ..Manner::default() },
         temperature: 0.0,
+        grammar: None,
     }
 }
 
@@ -184,7 +185,7 @@ fn with_the_controller_s_decisions_it_speculates_and_the_text_is_the_plain_text(
     assert!(speculations > 50, "too tame: {speculations}");
 }
 
-fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
+pub fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
     prop_oneof![
         12 => Just(None),
         1 => Just(Some(Chaos::Fault(Fault::Draft))),
@@ -200,7 +201,7 @@ fn some_chaos() -> impl Strategy<Value = Option<Chaos>> {
 }
 
 /// Number of cases of the property; FORETELL_CASES overrides it (`make reliability`).
-fn cases() -> u32 {
+pub fn cases() -> u32 {
     std::env::var("FORETELL_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1_500)
 }
 

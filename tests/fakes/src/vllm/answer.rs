@@ -21,11 +21,11 @@ impl Vllm {
         let (mut offsets, mut own, mut names, mut tops) = (vec![], vec![], vec![], vec![]);
         for piece in pieces {
             offsets.push(*offset);
-            own.push(piece.raw.logprob(piece.token));
+            own.push(told(piece.raw.logprob(piece.token)));
             names.push(name(piece.token));
             *offset += name(piece.token).chars().count();
             let all = with_own(&piece.raw, piece.token, top);
-            tops.push(all.into_iter().map(|(id, logprob)| (name(id), json!(logprob))).collect::<Map<_, _>>());
+            tops.push(all.into_iter().map(|(id, logprob)| (name(id), json!(told(logprob)))).collect::<Map<_, _>>());
         }
         json!({"text_offset": offsets, "token_logprobs": own, "tokens": names, "top_logprobs": tops})
     }
@@ -34,7 +34,7 @@ impl Vllm {
     pub(super) fn chat_logprobs(&self, pieces: &[Piece], top: usize) -> Value {
         let entry = |id: TokenId, logprob: f32| {
             let name = self.house.toy.name(id);
-            json!({"token": name, "logprob": logprob, "bytes": name.as_bytes()})
+            json!({"token": name, "logprob": told(logprob), "bytes": name.as_bytes()})
         };
         let content = pieces.iter().map(|piece| {
             let mut own = entry(piece.token, piece.raw.logprob(piece.token));
@@ -48,7 +48,7 @@ impl Vllm {
     /// `logprobs` of the token endpoint: ids and ranks.
     pub(super) fn token_logprobs(pieces: &[Piece], top: usize) -> Value {
         let content = pieces.iter().map(|piece| {
-            let entry = |id: TokenId| json!({"token_id": id, "logprob": piece.raw.logprob(id), "rank": piece.raw.rank(id)});
+            let entry = |id: TokenId| json!({"token_id": id, "logprob": told(piece.raw.logprob(id)), "rank": piece.raw.rank(id)});
             let mut own = entry(piece.token);
             own["top_logprobs"] = with_own(&piece.raw, piece.token, top).into_iter().map(|(id, _)| entry(id)).collect();
             own
@@ -85,13 +85,18 @@ impl Vllm {
         let mut entries = Map::new();
         let mut add = |id: TokenId, logprob: f32, rank: usize| {
             let spelling = if spelled { json!(self.house.toy.name(id)) } else { Value::Null };
-            let entry = json!({"logprob": logprob.max(-9999.0), "rank": rank, "decoded_token": spelling});
+            let entry = json!({"logprob": told(logprob), "rank": rank, "decoded_token": spelling});
             entries.insert(id.to_string(), entry);
         };
         add(token, row.logprob(token), row.rank(token));
         row.top(top).into_iter().enumerate().for_each(|(rank, (id, logprob))| add(id, logprob, rank + 1));
         Value::Object(entries)
     }
+}
+
+/// A logprob as answers have it: that of a barred token is finite.
+fn told(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
 }
 
 /// The best few, and the token itself before them if it is not among them.

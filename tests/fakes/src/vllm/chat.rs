@@ -67,7 +67,9 @@ impl Vllm {
         let prompt = self.chat_prompt(fields)?;
         let asked = fields.uint("max_completion_tokens")?.or(fields.uint("max_tokens")?);
         let mut sampling = self.openai_sampling(fields, self.room(prompt.len(), asked, None)?)?;
-        sampling.only = fields.grammar(&self.house.toy)?;
+        if self.minor() < 32 {
+            sampling.only = fields.grammar(&self.house.toy)?;
+        }
         let n = fields.uint("n")?.unwrap_or(1).max(1) as usize;
         if n > 1 && sampling.temperature == 0.0 {
             return Err(Refusal::about(format!("n must be 1 when using greedy sampling, got {n}."), "n"));

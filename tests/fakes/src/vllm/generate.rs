@@ -191,6 +191,9 @@ impl Vllm {
         if fields.strict_tools() || (fields.single_call() && fields.tools() && self.minor() >= 32) {
             put("structured_outputs", json!({"structural_tag": "{}"}));
         }
+        if sampling.mask.is_some() {
+            put("structured_outputs", fields.get("structured_outputs").cloned().unwrap_or_else(|| json!({})));
+        }
         put("output_kind", json!(2));
         put("skip_clone", json!(true));
         put("bad_words", json!([]));

@@ -51,6 +51,7 @@ impl Vllm {
         sampling.ignore_eos = fields.flag("ignore_eos")?;
         sampling.skip_special = fields.get("skip_special_tokens").is_none_or(|skip| skip != false);
         self.check(&sampling)?;
+        sampling.mask = self.mask(fields, &sampling.stop_ids)?;
         if !sampling.ignore_eos {
             sampling.stop_ids.extend(&self.options.other_ends);
         }
@@ -91,8 +92,15 @@ impl Vllm {
         }
         match &sampling.allowed {
             Some(ids) if ids.is_empty() => Err(Refusal::bad("allowed_token_ids is not None and empty!")),
-            Some(ids) if ids.len() > 1024 || !ids.iter().all(|&id| known(id)) => {
+            Some(ids) if !ids.iter().all(|&id| known(id)) => {
                 Err(Refusal::bad("allowed_token_ids contains out-of-vocab token id"))
+            }
+            // Its worker raises where nothing catches it (0.32, `v1/worker/gpu/sample/logit_bias.py`).
+            Some(ids) if ids.len() > 1024 && self.options.runner == Runner::V2 => {
+                self.house.kill_by("more than 1,024 allowed_token_ids");
+                Err(Refusal::broken(
+                    "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+                ))
             }
             _ => Ok(()),
         }

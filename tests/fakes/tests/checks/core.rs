@@ -53,7 +53,7 @@ fn the_text_repeats_its_n_grams_but_does_not_loop() {
 
 #[test]
 fn ends_and_ties_have_their_configured_frequency() {
-    let toy = Toy::new(Temper { eos_every: Some(50), tie_every: Some(5), seed: 0 });
+    let toy = Toy::new(Temper { eos_every: Some(50), tie_every: Some(5), ..Temper::default() });
     let ended = text_of(&toy, &[40, 41], greedy(5000));
     assert_eq!(ended.finish, Some(Finish::Eos));
     let ties = (3..ended.context.len())

@@ -1,0 +1,104 @@
+//! Grammars that bind an output: at every place a mask of the whole vocabulary, as xgrammar fills
+//! it for the engine.
+
+use xgrammar::{CompileError, CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType};
+
+use crate::TokenId;
+
+use super::toy::{Row, Toy};
+
+/// A grammar as the engine hands it to its library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// JSON of this schema.
+    Json(String),
+    Regex(String),
+    /// Rules in the notation of Backus and Naur.
+    Rules(String),
+    Lark(String),
+}
+
+/// How JSON is laid out, and which members an object may have besides those of its schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Whitespace between the parts of JSON is the model's choice.
+    pub any_whitespace: bool,
+    /// Objects have only the members of their schema, unless it says otherwise.
+    pub strict: bool,
+}
+
+/// Compiles grammars over the vocabulary of a model.
+pub struct Compiler {
+    compiler: GrammarCompiler,
+    layout: Layout,
+}
+
+impl Compiler {
+    /// `spells_special`: a special token that does not end a text is its own text in a grammar; it
+    /// is no text at all otherwise.
+    pub fn new(toy: &Toy, spells_special: bool, layout: Layout) -> Self {
+        let size = toy.vocabulary() as TokenId;
+        let spelled = |id: TokenId| {
+            let token = toy.words.token(id).unwrap_or_default();
+            if spells_special || !toy.words.is_special(id) { token } else { String::new() }
+        };
+        let vocabulary: Vec<String> = (0..size).map(spelled).collect();
+        let stop = Some(vec![toy.eos() as i32]);
+        let info = TokenizerInfo::new(&vocabulary, VocabType::ByteLevel, Some(size as i32), stop, false);
+        let compiler = GrammarCompiler::new(info.expect("a vocabulary"), 1, true, -1);
+        Self { compiler, layout }
+    }
+
+    /// The mask of an output; `stops`: tokens that may end it, where the grammar allows an end.
+    pub fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, CompileError> {
+        let compiled = self.compile(spec)?;
+        let size = compiled.tokenizer_info().vocab_size();
+        let stops = stops.iter().map(|&id| id as i32).collect();
+        let matcher = GrammarMatcher::with_options(&compiled, Some(stops), false, None);
+        let bits = xgrammar::allocate_token_bitmask(1, size);
+        Ok(Mask { matcher: matcher.expect("stop tokens of the vocabulary"), bits })
+    }
+
+    fn compile(&self, spec: &Spec) -> Result<CompiledGrammar, CompileError> {
+        let Layout { any_whitespace, strict } = self.layout;
+        let separators = (!any_whitespace).then_some((",", ":"));
+        match spec {
+            Spec::Json(schema) => {
+                self.compiler.compile_json_schema(schema, any_whitespace, None, separators, strict, None)
+            }
+            Spec::Regex(regex) => self.compiler.compile_regex(regex),
+            Spec::Rules(rules) => self.compiler.compile_grammar_ebnf(rules, "root"),
+            Spec::Lark(grammar) => self.compiler.compile_lark(grammar, &[]),
+        }
+    }
+}
+
+/// The place of an output in its grammar.
+#[derive(Clone, Debug)]
+pub struct Mask {
+    matcher: GrammarMatcher,
+    bits: Vec<i32>,
+}
+
+impl Mask {
+    /// Bars the tokens that may not follow. Behind a token that could have ended the text, all may.
+    pub fn apply(&mut self, row: &mut Row) {
+        if self.matcher.is_terminated() {
+            return;
+        }
+        let shape = [self.bits.len() as i64];
+        self.matcher.fill_next_token_bitmask(&mut self.bits, &shape, 0).expect("a mask of the vocabulary");
+        for (token, logit) in row.0.iter_mut().enumerate() {
+            if self.bits[token / 32] >> (token % 32) & 1 == 0 {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// Goes on by a sampled token; false if the grammar bars it. The masks of this crate (0.2.8)
+    /// have too many tokens at some places (at the beginning of `[a-z]{2,9}`), which those of the
+    /// library itself do not.
+    pub fn accept(&mut self, token: TokenId) -> bool {
+        self.matcher.is_terminated() || self.matcher.accept_token(token as i32)
+    }
+}
