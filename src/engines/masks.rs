@@ -3,8 +3,10 @@
 //! A server binds the output of its own request by a grammar, and no later request can continue it:
 //! there a grammar begins anew. So later requests are sent without it, and what they bring is held
 //! against the grammar here. At temperature 0 the token under a grammar is the likeliest of those
-//! that it allows. That is exact only if the grammar here is the server's own: the same library in
-//! the same version, which [`Library`] names, and the same rules made of the request.
+//! that it allows; above it, where nothing truncates the distribution, it is distributed as a sample
+//! without the grammar that is drawn again until the grammar allows it. That is exact only if the
+//! grammar here is the server's own: the same library in the same version, which [`Library`] names,
+//! and the same rules made of the request.
 //!
 //! A token is allowed if the bytes that it spells are the beginning of a continuation. The tokens
 //! that end a text are another matter: which of them the server takes as an end is known by its
@@ -283,7 +285,6 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::time::Instant;
 
     use serde::Deserialize;
     use sha2::{Digest, Sha256};
@@ -356,9 +357,8 @@ mod tests {
                 let text: Vec<TokenId> = text.collect();
                 assert_eq!((text.len(), place.is_complete()), (count, complete), "line {line}, step {step}");
                 let bytes: Vec<u8> = text.iter().flat_map(|token| token.to_le_bytes()).collect();
-                let hex: String =
-                    Sha256::digest(&bytes)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-                assert_eq!(hex, *digest, "line {line}, step {step}");
+                let first = Sha256::digest(&bytes).first_chunk().copied().map(u128::from_be_bytes);
+                assert_eq!(format!("{:032x}", first.unwrap()), *digest, "line {line}, step {step}");
                 places += 1;
             }
             followed += 1;
@@ -416,8 +416,7 @@ mod tests {
         assert_eq!(mask.follow(&[&quote[..], &[user]].concat(), &quote, false), 1);
     }
 
-    /// It ends: the library has no limit of its own. The times, by `--no-capture`, are for
-    /// docs/results.md.
+    /// The library has no limits of its own: what is not refused has to end, soon.
     #[test]
     fn a_hostile_grammar_is_refused_or_cheap() {
         let texts = |count: usize| (0..count).map(|number| format!("a{number}")).collect::<Vec<_>>();
@@ -432,6 +431,7 @@ mod tests {
             schema
         };
         let recursive = json!({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"});
+        let refused = ["too deep", "large", "enum", "choice", "optional", "items", "parentheses"];
         for (name, language) in [
             ("recursive", Language::Json(recursive)),
             ("loop", Language::Json(json!({"$ref": "#"}))),
@@ -452,10 +452,8 @@ mod tests {
             ("words", Language::Regex(r"(\w{1,50}\s){1,50}\w+".to_owned())),
             ("parentheses", Language::Regex("(".repeat(20_000) + &")".repeat(20_000))),
         ] {
-            let begun = Instant::now();
             let compiled = Compiled::new(Library::Xgrammar, &grammar(language));
-            let took = begun.elapsed();
-            println!("{name}: {took:?}, {:?}", compiled.map(|_| ()));
+            assert_eq!(compiled.is_err(), refused.contains(&name), "{name}");
         }
     }
 }

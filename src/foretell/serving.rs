@@ -145,15 +145,17 @@ impl SessionRunner {
         if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        masks::permission(identity, &request.sampling, &traits, self.clock.now()).or_else(|| {
+        masks::permission(identity, &engine.sampling(request).0, &traits, self.clock.now()).or_else(|| {
             (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
         })
     }
 
-    /// The state of the output parsers for this request, in words for the operator; `None` if they
-    /// do not matter, or have proved themselves.
-    pub fn parser_note(&self, identity: &Identity, request: &Request) -> Option<String> {
-        parsing::note(identity, request, &self.setup.learnt.answer_traits(identity))
+    /// The state of the output parsers and of the grammar for this request, in words for the
+    /// operator; empty if they do not matter, or have proved themselves.
+    pub fn proof_notes(&self, identity: &Identity, request: &Request) -> Vec<String> {
+        let traits = self.setup.learnt.answer_traits(identity);
+        let grammar = masks::note(identity, &identity.engine.sampling(request).0, &traits, self.clock.now());
+        parsing::note(identity, request, &traits).into_iter().chain(grammar).collect()
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.

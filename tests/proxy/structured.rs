@@ -1,6 +1,7 @@
 //! Output under a grammar before vLLM: speculated on at temperature 0, it is the server's own, token
 //! by token.
 
+mod bugs;
 mod others;
 mod refused;
 mod same;
@@ -50,8 +51,7 @@ fn relayed(reason: &str) -> (String, String) {
 
 /// A request at temperature 0 that asks for this structure.
 fn asked(route: Route, stream: bool, structure: &Value, more: &Value) -> Ask {
-    let mut fields =
-        json!({"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": true});
+    let mut fields = json!({"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "return_token_ids": true});
     for part in [structure, more] {
         fields.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
     }
@@ -82,13 +82,18 @@ impl Scene {
     }
 
     async fn under(options: Options, policies: &[&str]) -> Self {
+        Self::with(options, policies, "").await
+    }
+
+    /// `model`: more of the model in the process file.
+    async fn with(options: Options, policies: &[&str], model: &str) -> Self {
         watch_panics();
         let engine = Fake::start(Vllm::new(options)).await;
         let process = format!(
-            "version: 1\ntimeouts: {{ verify: 10s, connect: 10s, idle: 10s }}\nbackends:\n  - name: toy\n    \
-             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n",
+            "version: 1\ntimeouts: {{ verify: 10s, connect: 10s, idle: 4s }}\nbackends:\n  - name: toy\n    \
+             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {}{model} }}]\n    probe: {{ when: never }}\n",
             engine.url(),
-            toy::folder().join("tokenizer.json").display(),
+            toy::folder().display(),
         );
         let proxy = local::proxy(&process, policies).await.unwrap();
         engine.house.keep_requests();
@@ -123,7 +128,7 @@ impl Scene {
         loop {
             let told = self.alike(ask).await;
             if told != plain("grammar") {
-                let reasons = ["undecided", "no_draft", "no_gain"];
+                let reasons = ["undecided", "no_draft", "no_gain", "untrusted_ids"];
                 let may = told.0 == "speculated" || (told.0 == "plain" && reasons.contains(&told.1.as_str()));
                 assert!(may, "{told:?}: {ask:?}");
                 return told.0 == "speculated";
@@ -158,9 +163,8 @@ impl Scene {
         let requests = self.engine.house.take_requests();
         let bodies = requests.iter().filter(|request| request.path == COMPLETIONS);
         let bodies = bodies.filter_map(crate::fakes::http::Request::json);
-        let among = |body: &Value| {
-            body.get("allowed_token_ids").is_some() || body.get("logit_bias").is_some()
-        };
+        let among =
+            |body: &Value| body.get("allowed_token_ids").is_some() || body.get("logit_bias").is_some();
         bodies.filter(|body| among(body) && body.get("structured_outputs").is_none()).collect()
     }
 

@@ -293,11 +293,13 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request may be held against its grammar here: at temperature 0,
-    /// where the grammar binds a plain text from its first token to its end.
+    /// True if the output of this request may be held against its grammar here: at temperature 0 or
+    /// where nothing truncates the distribution, if the grammar binds a plain text from its first
+    /// token to its end.
     fn masks(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
         let plain = !request.tools && self.parsers.reasoning.is_none() && request.rendered.is_empty();
-        let free = sampling.plainly_greedy()
+        let draws = sampling.draws_freely() && !self.seeded;
+        let free = (sampling.plainly_greedy() || draws)
             && sampling.min_tokens == 0
             && !sampling.ignore_eos
             && request.stop_token_ids.is_empty();

@@ -17,7 +17,7 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar, masks } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -30,6 +30,7 @@ fn engines() -> Vec<Engine> {
             special: vec![0],
             may_end: vec![0],
             continues_grammar,
+            masks,
             unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
         })
@@ -241,7 +242,7 @@ In a cell, `score`, `fan_out`, `tree` or `native` is the verification method; `â
 it is, with the reason; `plain`: it decodes plainly, because the engine does not report the ids of its tokens there. Two
 entries are temperature 0 / 0.8. The engines have their metrics on, prefix caching on, everything known of their
 defaults (except TensorRT-LLM and Triton, which report none), and, for vLLM, the token endpoint (`--enable-scale-out`,
-0.15 to 0.33; without it `fan_out` stands for `score`). Other servers are relayed: TGI, Ollama, mlx-lm; hosted services
+0.15 to 0.33; without it `fan_out` stands for `score`; [grammars](grammars.md) from 0.32 on). Other servers are relayed: TGI, Ollama, mlx-lm; hosted services
 may be given a prediction.
 ";
 

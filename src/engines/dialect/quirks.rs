@@ -2,6 +2,7 @@
 //! of them decides, so that no engine's name does.
 
 use super::Noise;
+use crate::masks::Library;
 use crate::openai::Route;
 use crate::translation::Thinking;
 use foretell_core::session::{Hold, StopOrder};
@@ -106,12 +107,14 @@ pub struct Usual {
     pub seeded: bool,
     /// It takes a grammar together with the ids that the grammar has read.
     pub continues_grammar: bool,
+    /// The library that makes its grammars.
+    pub masks: Option<Library>,
 }
 
 impl Usual {
     /// Properties that most engines have in common.
     pub const COMMON: Self =
-        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false };
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, masks: None };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification

@@ -117,7 +117,11 @@ pub struct Vllm;
 /// its parsers return nothing (0.32, `chat_completion/serving.py`: `if delta_message is None`).
 const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
-    usual: Some(Usual { methods: &[VerifyMethod::Score, VerifyMethod::FanOut], ..Usual::COMMON }),
+    usual: Some(Usual {
+        methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
+        masks: Some(Library::Xgrammar),
+        ..Usual::COMMON
+    }),
     noise_may_be_placed: true,
     rows_may_change: true,
     thinking: Thinking::Effort,
@@ -194,7 +198,7 @@ impl Codec for Vllm {
             renders,
             // One flag opens both pages.
             masks: shared::version(&version)
-                .is_some_and(|version| (XGRAMMAR.0..=XGRAMMAR.1).contains(&version))
+                .is_some_and(|version| (XGRAMMAR.0..=XGRAMMAR.1).contains(&version) && is_one(metrics))
                 .then_some(Library::Xgrammar),
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
@@ -441,6 +445,12 @@ impl Codec for Vllm {
         let kv = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
         shared::load(body, "vllm:num_requests_running", "vllm:num_requests_waiting", &kv)
     }
+}
+
+/// True unless several data-parallel engines answer, each with a library of its own for grammars:
+/// every one of them has a series.
+fn is_one(metrics: &str) -> bool {
+    metrics.lines().filter(|line| line.starts_with("vllm:num_requests_running{")).count() <= 1
 }
 
 fn context(answers: &Answers) -> Option<usize> {

@@ -401,9 +401,9 @@ impl Configured {
             let forecast = self.known.runner.forecast(replica, ruling, temperature, prompt)?;
             Some(shown(&forecast, ruling, signal.as_ref()))
         };
-        let note = identity
+        let notes = identity
             .zip(question.request())
-            .and_then(|(identity, request)| self.known.runner.parser_note(identity, request));
+            .map(|(identity, request)| self.known.runner.proof_notes(identity, request));
         let known = ServerFacts {
             asked: "proxy",
             replica: replica.as_ref(),
@@ -411,7 +411,7 @@ impl Configured {
             models: &models,
             closed: &closed,
             now: &now,
-            notes: note.into_iter().collect(),
+            notes: notes.unwrap_or_default(),
         };
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }

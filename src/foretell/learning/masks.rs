@@ -2,7 +2,8 @@
 //!
 //! A grammar is compiled here as on the server ([`foretell_engines::masks`]). It is used once the
 //! server has shown that it uses the same library, and once an answer of the server's own under
-//! this grammar was, token by token, what the grammar makes of the server's probabilities here.
+//! this grammar was one that it allows here; at temperature 0 also, token by token, what it makes
+//! of the server's probabilities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +26,10 @@ const KEPT: Duration = Duration::from_hours(4);
 pub struct MaskKey([u8; 32]);
 
 impl MaskKey {
-    /// The key of a grammar. A schema with its members in another order is another grammar.
-    pub fn of(grammar: &Grammar) -> Self {
-        Self(Sha256::digest(grammar.to_json().to_string()).into())
+    /// The key of a grammar; those at temperature 0 prove themselves by other answers. A schema with
+    /// its members in another order is another grammar.
+    pub fn of(grammar: &Grammar, greedy: bool) -> Self {
+        Self(Sha256::digest(format!("{greedy} {}", grammar.to_json())).into())
     }
 }
 
@@ -41,8 +43,8 @@ pub enum Trust {
     Proving,
     /// It is the server's own.
     Proven(Arc<Compiled>),
-    /// It cannot be followed here.
-    Refused,
+    /// It cannot be followed here, for this reason.
+    Refused(Arc<str>),
 }
 
 /// The grammars of one epoch.
@@ -100,7 +102,7 @@ impl Masks {
     pub fn counts(&self) -> (usize, usize) {
         let grammars = self.grammars.lock();
         let count = |is: fn(&Trust) -> bool| grammars.iter().filter(|(_, trust)| is(trust)).count();
-        (count(|trust| matches!(trust, Trust::Proven(_))), count(|trust| matches!(trust, Trust::Refused)))
+        (count(|trust| matches!(trust, Trust::Proven(_))), count(|trust| matches!(trust, Trust::Refused(_))))
     }
 }
 
@@ -117,10 +119,11 @@ mod tests {
             language: Language::Regex(text.to_owned()),
             any_whitespace: true,
         };
-        let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text)));
+        let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text), true));
+        assert_ne!(a, MaskKey::of(&grammar("a"), false));
         assert!(matches!(masks.trust(&a, now), Trust::Unproven));
         assert!(masks.begin_proof(&a, now) && !masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
-        masks.end_proof(&a, Trust::Refused, now);
+        masks.end_proof(&a, Trust::Refused("wrong".into()), now);
         masks.end_proof(&b, Trust::Unproven, now);
         assert!(!masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
         assert_eq!(masks.counts(), (0, 1));

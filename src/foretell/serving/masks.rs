@@ -30,10 +30,10 @@ pub(super) fn permission(
     now: Tick,
 ) -> Option<Permission> {
     let (_, grammar) = grammar_of(identity, sampling)?;
-    match traits.masks.trust(&MaskKey::of(grammar), now) {
+    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
         Trust::Proven(_) => None,
         Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
-        Trust::Refused => Some(Permission::Plain(PlainReason::Grammar)),
+        Trust::Refused(_) => Some(Permission::Plain(PlainReason::Grammar)),
     }
 }
 
@@ -45,19 +45,45 @@ pub(super) fn mask(
     now: Tick,
 ) -> Option<Mask> {
     let (_, grammar) = grammar_of(identity, sampling)?;
-    match traits.masks.trust(&MaskKey::of(grammar), now) {
+    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
         Trust::Proven(compiled) => {
             Some(Mask::new(&compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone()))
         }
-        Trust::Unproven | Trust::Proving | Trust::Refused => None,
+        Trust::Unproven | Trust::Proving | Trust::Refused(_) => None,
     }
 }
+
+/// The state of the grammar of a request, in words for the operator; `None` if it does not matter,
+/// or has proved itself.
+pub(super) fn note(
+    identity: &Identity,
+    sampling: &Sampling,
+    traits: &AnswerTraits,
+    now: Tick,
+) -> Option<String> {
+    let (_, grammar) = grammar_of(identity, sampling)?;
+    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
+        Trust::Proven(_) => None,
+        Trust::Unproven => Some(
+            "The grammar proves itself on the next complete answer of the server's own, which at temperature 0 is \
+             scored once."
+                .to_owned(),
+        ),
+        Trust::Proving => Some("An answer of the server's own is held against the grammar.".to_owned()),
+        Trust::Refused(reason) => Some(format!("Requests under this grammar stay plain: {reason}.")),
+    }
+}
+
+/// The reason for which grammars of a server are not followed.
+const OTHER_LIBRARY: &str = "the server does not make its grammars by xgrammar 0.2.8 with free whitespace";
 
 /// The proof of a grammar by an answer of the server's own.
 pub(super) struct Proof {
     library: Library,
     grammar: Arc<Grammar>,
     key: MaskKey,
+    /// At temperature 0.
+    greedy: bool,
     identity: Arc<Identity>,
     traits: Arc<AnswerTraits>,
     clock: Clock,
@@ -72,10 +98,11 @@ impl Proof {
         clock: Clock,
     ) -> Option<Self> {
         let (library, grammar) = grammar_of(identity, sampling)?;
-        let key = MaskKey::of(grammar);
+        let greedy = sampling.plainly_greedy();
+        let key = MaskKey::of(grammar, greedy);
         let open = matches!(traits.masks.trust(&key, clock.now()), Trust::Unproven);
         let (identity, traits, grammar) = (Arc::clone(identity), Arc::clone(traits), Arc::clone(grammar));
-        open.then_some(Self { library, grammar, key, identity, traits, clock })
+        open.then_some(Self { library, grammar, key, greedy, identity, traits, clock })
     }
 
     /// Holds a complete answer against the grammar, without the token that ended it.
@@ -89,23 +116,9 @@ impl Proof {
             return;
         }
         let trust = self.prove(&calls, &prompt, &output).await;
-        if matches!(trust, Trust::Refused) {
-            let parameter = self.grammar.parameter;
-            tracing::warn!(
-                parameter,
-                "a grammar is not followed here as on the server: its requests stay plain"
-            );
+        if let Trust::Refused(reason) = &trust {
+            tracing::warn!(parameter = self.grammar.parameter, %reason, "requests under a grammar stay plain");
         }
-        eprintln!(
-            "PROOF {} out {:?}",
-            match &trust {
-                Trust::Unproven => "unproven",
-                Trust::Proving => "proving",
-                Trust::Proven(_) => "proven",
-                Trust::Refused => "refused",
-            },
-            output
-        );
         self.traits.masks.end_proof(&self.key, trust, self.clock.now());
     }
 
@@ -118,25 +131,26 @@ impl Proof {
         }
         match masks.library() {
             Some(true) => {}
-            Some(false) => return Trust::Refused,
+            Some(false) => return Trust::Refused(OTHER_LIBRARY.into()),
             None => return Trust::Unproven,
         }
         let (library, grammar) = (self.library, Arc::clone(&self.grammar));
         let compiling = tokio::task::spawn_blocking(move || Compiled::new(library, &grammar));
         let compiled = match compiling.await {
             Ok(Ok(compiled)) => Arc::new(compiled),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "a grammar is not compiled");
-                return Trust::Refused;
-            }
+            Ok(Err(error)) => return Trust::Refused(error.to_string().into()),
             // The library has panicked.
-            Err(_) => return Trust::Refused,
+            Err(_) => return Trust::Refused("the grammar cannot be compiled here".into()),
         };
         let ends = self.identity.engine.may_end.clone();
         let mask = Mask::new(&compiled, Arc::clone(&self.identity.tokenizer), ends);
-        match calls.agrees(&mask, prompt, output).await {
+        let allowed = mask.follow(&[], output, false) == output.len();
+        let agrees = if self.greedy { calls.agrees(&mask, prompt, output).await } else { Some(allowed) };
+        match agrees {
             Some(true) => Trust::Proven(compiled),
-            Some(false) => Trust::Refused,
+            Some(false) => {
+                Trust::Refused("an answer of the server is not what the grammar makes of it here".into())
+            }
             None => Trust::Unproven,
         }
     }

@@ -84,8 +84,9 @@ pub struct Toy {
     eos: TokenId,
     tail: Vec<f32>,
     pool: Vec<TokenId>,
-    /// Tokens of nothing but the punctuation of JSON and digits.
-    marks: Vec<TokenId>,
+    /// Short tokens of nothing but the punctuation of JSON and digits, and how likely they are: a
+    /// quote has to end texts.
+    marks: Vec<(TokenId, f64)>,
     /// Ends of prompts, and the text that is written after each.
     scripts: Vec<(Vec<TokenId>, Vec<TokenId>)>,
 }
@@ -113,12 +114,15 @@ impl Toy {
         let pool = drawn.filter(|&token| plain(token)).take(POOL).collect();
         let tail: Vec<f32> = (0..size).map(tail).collect();
         let eos = words.id("<|endoftext|>").unwrap();
-        let is_mark = |token: &TokenId| {
-            let spelled = words.token(*token).unwrap_or_default();
+        let mark = |token: TokenId| {
+            let spelled = words.token(token)?;
             let plain = spelled.trim_start_matches('Ġ');
-            !plain.is_empty() && plain.bytes().all(|byte| b"[]{}\":,.-0123456789".contains(&byte))
+            let numbers = plain.bytes().filter(u8::is_ascii_digit).count();
+            let all = plain.bytes().all(|byte| b"[]{}\":,.-0123456789".contains(&byte));
+            let likely = if plain.contains('"') { 10.5 } else { 7.0 };
+            ((1..3).contains(&plain.len()) && all && numbers < 2).then_some((token, likely))
         };
-        let marks = (0..size).filter(is_mark).collect();
+        let marks = (0..size).filter_map(mark).collect();
         Self { words, temper, eos, tail, pool, marks, scripts: Vec::new() }
     }
 
@@ -178,8 +182,8 @@ impl Toy {
             logits[pick(rank)] = (14.0 - 1.2 * f64::from(rank) + wobble) as f32;
         }
         if self.temper.punctuates {
-            for &mark in &self.marks {
-                logits[mark as usize] = (7.0 + rng::gumbel(whole, 6, 0, mark)) as f32;
+            for &(mark, likely) in &self.marks {
+                logits[mark as usize] = (likely + rng::gumbel(whole, 6, 0, mark)) as f32;
             }
         }
         if let Some(token) = self.scripted(context, len) {

@@ -1,11 +1,14 @@
 //! Answers are the server's own, for many grammars, limits and stop texts.
 
+use std::collections::BTreeMap;
+
 use rstest::rstest;
 
 use super::*;
+use crate::fakes::house::Script;
 
 /// Grammars of every kind.
-fn structures() -> Vec<Value> {
+pub fn structures() -> Vec<Value> {
     let text = json!({"type": "string"});
     let person = json!({"type": "object", "required": ["name", "age"], "additionalProperties": false,
         "properties": {"name": text, "age": {"type": "integer"}, "tags": {"type": "array", "items": text}}});
@@ -24,12 +27,14 @@ fn structures() -> Vec<Value> {
         "properties": {"id": {"type": "string", "pattern": "^[a-z]{2,9}-[0-9]{1,6}$"}, "on": {"type": "string", "format": "date"}}});
     let short = json!({"type": "object", "required": ["word"], "properties": {"word": {"type": "string", "minLength": 2, "maxLength": 12}}});
     let open = json!({"type": "object", "additionalProperties": {"type": "integer"}});
-    let pair = json!({"type": "array", "prefixItems": [text, {"type": "boolean"}], "items": false, "minItems": 2});
+    let pair =
+        json!({"type": "array", "prefixItems": [text, {"type": "boolean"}], "items": false, "minItems": 2});
     let outputs = |name: &str, value: Value| json!({"structured_outputs": {name: value}});
-    let mut all: Vec<Value> = [&person, &levels, &nested, &numbers, &bounded, &either, &tree, &pattern, &short]
-        .into_iter()
-        .map(schema)
-        .collect();
+    let mut all: Vec<Value> =
+        [&person, &levels, &nested, &numbers, &bounded, &either, &tree, &pattern, &short]
+            .into_iter()
+            .map(schema)
+            .collect();
     all.extend([
         json!({"response_format": {"type": "json_object"}}),
         outputs("json", open),
@@ -86,5 +91,111 @@ async fn a_grammar_is_plain_until_an_answer_has_proved_it() {
     let other = json!({"structured_outputs": {"json": member}});
     let ask = asked(Route::Completions, false, &other, &json!({}));
     assert_eq!(scene.alike(&ask).await.0, "speculated");
+    scene.leave().await;
+}
+
+/// The model writes a preamble, as such models do, in a text that never has one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_would_write_something_else_is_held_to_the_grammar() {
+    let mut options = options("0.33.0");
+    options.setup.scripts = vec![Script {
+        after: "<|end|>\n<|assistant|>\n".to_owned(),
+        text: "Sure, here is the answer: {\"name\": \"Bob\", \"size\": 4, \"age\": 42, \"tags\": [\"a\"], \"name\": 3}"
+            .to_owned(),
+    }];
+    let scene = Scene::of(options).await;
+    for stream in [false, true] {
+        for structure in [0, 1, 9, 13, 17].map(|at| structures()[at].clone()) {
+            let ask = asked(Route::Chat, stream, &structure, &json!({}));
+            scene.proves(&ask).await;
+            scene.alike(&ask).await;
+        }
+    }
+    assert!(!scene.one_token_calls().is_empty());
+    scene.leave().await;
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_cuts_an_answer_where_the_server_does(#[values(0, 3, 13)] number: usize) {
+    let scene = scene("0.33.0").await;
+    let structure = &structures()[number];
+    scene.proves(&asked(Route::Chat, true, structure, &json!({}))).await;
+    for most in 1..24 {
+        let (route, stream) = ways()[most % 4];
+        scene.proves(&asked(route, stream, structure, &json!({"max_tokens": most}))).await;
+    }
+    scene.leave().await;
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_text_ends_an_answer_where_it_ends_the_servers(
+    #[values("0.32.0", "0.33.0")] version: &'static str,
+) {
+    let scene = scene(version).await;
+    for number in [0, 5, 9, 13] {
+        let structure = &structures()[number];
+        for (route, stream) in ways() {
+            let ask = asked(route, stream, structure, &json!({}));
+            let text = scene.direct(&ask).await.plain.text;
+            scene.proves(&ask).await;
+            let all = text.chars().count();
+            for (from, length) in
+                [(0, 1), (all / 4, 3), (all / 2, 2), (all * 3 / 4, 5), (all.saturating_sub(2), 2)]
+            {
+                let stop: String = text.chars().skip(from).take(length).collect();
+                let more =
+                    json!({"stop": [stop, "never there"], "include_stop_str_in_output": from % 2 == 0});
+                scene.proves(&asked(route, stream, structure, &more)).await;
+            }
+        }
+    }
+    scene.leave().await;
+}
+
+/// The model repeats its prompt, so drafts pay, which the proxy has to find out. It would go on
+/// behind the end.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn by_the_built_in_policy_they_are_the_servers_own_too(
+    #[values("0.32.0", "0.33.0")] version: &'static str,
+    #[values(false, true)] stream: bool,
+) {
+    let people: Vec<String> = (0..8)
+        .map(|at| format!("{{\"name\": \"Bob\", \"age\": 4{at}, \"tags\": [\"red\", \"green\"]}}"))
+        .collect();
+    let list = format!("[{}]", people.join(", "));
+    let mut options = options(version);
+    options.setup.pace.step = Duration::from_millis(12);
+    let after = "<|end|>\n<|assistant|>\n".to_owned();
+    options.setup.scripts = vec![Script { after, text: format!("{list} That is all.") }];
+    let scene = Scene::under(options, &[]).await;
+    let items = structures()[0]["response_format"]["json_schema"]["schema"].clone();
+    let structure = schema(&json!({"type": "array", "items": items}));
+    let ask = asked(Route::Chat, stream, &structure, &json!({"prompt": list, "max_tokens": 400}));
+    let mut why = BTreeMap::<_, usize>::new();
+    while !why.keys().any(|(path, _)| path == "speculated") {
+        *why.entry(scene.alike(&ask).await).or_default() += 1;
+        assert!(why.values().sum::<usize>() < 20, "{why:?}");
+    }
+    assert_eq!(scene.alike(&ask).await.0, "speculated", "{why:?}");
+    scene.leave().await;
+}
+
+/// Neither changes anything at temperature 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_and_a_share_of_the_likeliest_make_no_difference() {
+    let scene = scene("0.33.0").await;
+    let structure = &structures()[0];
+    for more in [
+        json!({"seed": 7}),
+        json!({"top_p": 0.3, "top_k": 4, "min_p": 0.2}),
+        json!({"return_token_ids": false}),
+    ] {
+        let ask = asked(Route::Chat, true, structure, &more);
+        scene.proves(&ask).await;
+        assert_eq!(scene.alike(&ask).await.0, "speculated", "{more}");
+    }
     scene.leave().await;
 }

@@ -115,8 +115,13 @@ fn probabilities(context: &[TokenId]) -> Vec<f64> {
     let earlier = (tail.len()..context.len()).rev().find(|&end| &context[end - tail.len()..end] == tail);
     let score = |token: usize| {
         let repeats = earlier.is_some_and(|end| context[end] as usize == token && seed % 5 != 0);
-        let rarely = if token + 1 == WORDS.len() { 3 } else { 0 };
-        (SplitMix64::mix(seed + 77 * token as u64) % 16) as i32 + if repeats { 12 } else { 0 } - rarely
+        // The end comes late, and often where it is barred.
+        let ends = match (token + 1 == WORDS.len(), seed % 8) {
+            (false, _) => 0,
+            (true, 0) => 24,
+            (true, _) => -8,
+        };
+        (SplitMix64::mix(seed + 77 * token as u64) % 16) as i32 + if repeats { 12 } else { 0 } + ends
     };
     let weights: Vec<f64> = (0..WORDS.len()).map(|token| 2_f64.powi(score(token))).collect();
     let sum: f64 = weights.iter().sum();
@@ -436,12 +441,15 @@ fn under_a_grammar_the_distribution_is_the_plain_one(
     #[values(Drafter::Chain, Drafter::Bush, Drafter::Lookups)] drafter: Drafter,
 ) {
     let mut count = Count::default();
-    // The lookups take much longer.
-    for gamma in if drafter == Drafter::Lookups { 2..=2 } else { 1..=2 } {
+    let all: Vec<u32> = (0..16).collect();
+    let patterns = if drafter == Drafter::Chain { all.as_slice() } else { &[3, 6, 7, 8 + 1, 8 + 5, 8 + 7] };
+    // There are as many outcomes by lookups within one token less.
+    let max = if drafter == Drafter::Lookups { max.min(3) } else { max };
+    for gamma in 1..=2 {
         let toy = Toy { vocabulary: words.len(), salt: 11 + gamma as u64 };
         let case = enumerated(Bound::new(automaton, words, listed), drafter, gamma, max);
         let plain = plain_distribution(toy, &case);
-        for switches in 0..16 {
+        for &switches in patterns {
             let way = Way { drafter, switches, slip: Slip::None };
             let tv = distance(&plain, &session_distribution(toy, &case, way, &mut count));
             assert!(tv < 1e-12, "switches {switches:b}: {tv} in {case:?}");
@@ -454,9 +462,11 @@ fn under_a_grammar_the_distribution_is_the_plain_one(
 /// Verify requests that are sent before it is known if a sample of the one before them is barred.
 #[test]
 fn under_a_grammar_requests_ahead_keep_the_distribution() {
-    let (drafter, toy) = (Drafter::Lookups, Toy { vocabulary: 3, salt: 11 });
-    let mut case = enumerated(Bound::new(&LAST, &TWO, 1024), drafter, 1, 4);
+    let (drafter, toy) = (Drafter::Lookup, Toy { vocabulary: 3, salt: 11 });
+    let mut case = enumerated(Bound::new(&LAST, &TWO, 1024), drafter, 1, 5);
     case.rules.ahead = Some(1);
+    // Without the end, so that assumptions continue.
+    case.prompt = vec![0, 1, 0, 1, 0];
     let plain = plain_distribution(toy, &case);
     let mut count = Count::default();
     for switches in [3, 16 + 3, 6, 16 + 5] {
@@ -468,32 +478,25 @@ fn under_a_grammar_requests_ahead_keep_the_distribution() {
     assert!(count.ahead > 100 && count.barred > 100, "too tame: {count:?}");
 }
 
+/// A round that is refused for a barred sample anywhere in it, on the accepted run or not, would not
+/// be caught: its rows are drawn independently, so refusing it is one more rejection.
 #[rstest]
-#[case::barred_sample_accepted(Slip::BarredAccepted, 7, 1024)]
-#[case::mask_one_token_behind(Slip::MaskLags, 7, 1024)]
-#[case::token_sampled_among_all(Slip::AllowedRaw, 1, 1024)]
-#[case::end_accepted_anywhere(Slip::EndUnchecked, 7, 1024)]
-#[case::event_dropped_for_its_last_token(Slip::EventDropped, 8 + 1, 1024)]
-#[case::round_refused_for_what_was_sampled(Slip::RoundRefused, 7, 1024)]
-#[case::allowed_token_banned(Slip::OneBannedTooMany, 1, 0)]
+#[case::barred_sample_accepted(Slip::BarredAccepted, 7, Bound::new(&LAST, &MARKED, 1024), 15)]
+#[case::mask_one_token_behind(Slip::MaskLags, 7, Bound::new(&PAIRS, &LETTERS, 1024), 10)]
+#[case::token_sampled_among_all(Slip::AllowedRaw, 1, Bound::new(&PAIRS, &LETTERS, 1024), 21)]
+#[case::end_accepted_anywhere(Slip::EndUnchecked, 7, Bound::new(&LAST, &TWO, 1024), 15)]
+#[case::event_dropped_for_its_last_token(Slip::EventDropped, 8 + 1, Bound::new(&LAST, &TWO, 1024), 9)]
+#[case::round_refused_for_its_last_token(Slip::RoundRefused, 7, Bound::new(&PAIRS, &LETTERS, 1024), 20)]
+#[case::allowed_token_banned(Slip::OneBannedTooMany, 1, Bound::new(&LAST, &MARKED, 0), 15)]
 fn a_misused_mask_is_caught_by_the_distribution(
     #[case] slip: Slip,
     #[case] switches: u32,
-    #[case] listed: usize,
+    #[case] bound: Bound,
+    #[case] salt: u64,
 ) {
-    for salt in 1..30 { for (automaton, words) in [(&LAST, &TWO[..]), (&LAST, &MARKED[..]), (&ANYWHERE, &LETTERS[..]), (&PAIRS, &LETTERS[..])] {
-    let max = if words.len() == 3 { 4 } else { 3 };
-    let (drafter, toy) = (Drafter::Chain, Toy { vocabulary: words.len(), salt });
-    let case = enumerated(Bound::new(automaton, words, listed), drafter, 2, max);
-    let plain = plain_distribution(toy, &case);
-    let tv = |slip| {
-        let way = Way { drafter, switches, slip };
-        distance(&plain, &session_distribution(toy, &case, way, &mut Count::default()))
-    };
-    println!("{slip:?} {salt} {} {words:?} {}", automaton.regex, tv(slip));
-    }}
-    let (drafter, toy) = (Drafter::Chain, Toy { vocabulary: 3, salt: 12 });
-    let case = enumerated(Bound::new(&LAST, &TWO, listed), drafter, 2, 4);
+    let vocabulary = bound.vocabulary().len();
+    let (drafter, toy) = (Drafter::Chain, Toy { vocabulary, salt });
+    let case = enumerated(bound, drafter, 2, if vocabulary == 3 { 4 } else { 3 });
     let plain = plain_distribution(toy, &case);
     let tv = |slip| {
         let way = Way { drafter, switches, slip };
@@ -502,5 +505,5 @@ fn a_misused_mask_is_caught_by_the_distribution(
     let (sound, wrong) = (tv(Slip::None), tv(slip));
     println!("{wrong}");
     assert!(sound < 1e-12, "without the slip: {sound}");
-    assert!(wrong > 1e-3, "not caught: {wrong}");
+    assert!(wrong > 0.01, "not caught: {wrong}");
 }

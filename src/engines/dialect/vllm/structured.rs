@@ -44,7 +44,7 @@ pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Ve
             "model": engine.model, "prompt": [quote], "max_tokens": 2, "temperature": 0, "return_token_ids": true,
             STRUCTURED_OUTPUTS: {"json": schema},
             "allowed_token_ids": allowed,
-            "logit_bias": Map::from_iter(biases),
+            "logit_bias": biases.collect::<Map<_, _>>(),
         });
         (Call { path: Route::Completions.path(), body: bytes(&body) }, wanted)
     };

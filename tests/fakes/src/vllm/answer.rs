@@ -25,7 +25,9 @@ impl Vllm {
             names.push(name(piece.token));
             *offset += name(piece.token).chars().count();
             let all = with_own(&piece.raw, piece.token, top);
-            tops.push(all.into_iter().map(|(id, logprob)| (name(id), json!(told(logprob)))).collect::<Map<_, _>>());
+            tops.push(
+                all.into_iter().map(|(id, logprob)| (name(id), json!(told(logprob)))).collect::<Map<_, _>>(),
+            );
         }
         json!({"text_offset": offsets, "token_logprobs": own, "tokens": names, "top_logprobs": tops})
     }
