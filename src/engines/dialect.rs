@@ -461,10 +461,11 @@ pub trait Codec: Sync {
         None
     }
 
-    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens.
-    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> bool {
+    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens; `None` if
+    /// it is not readable.
+    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
         let _ = (wanted, body);
-        false
+        None
     }
 
     /// The call that scores an output behind its prompt, and the number of its first tokens that

@@ -335,7 +335,7 @@ impl Codec for Vllm {
         structured::library_calls(engine, tokenizer)
     }
 
-    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> bool {
+    fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
         structured::shows(wanted, body)
     }
 

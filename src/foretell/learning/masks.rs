@@ -26,14 +26,14 @@ const KEPT: Duration = Duration::from_hours(4);
 pub struct MaskKey([u8; 32]);
 
 impl MaskKey {
-    /// The key of a grammar; those at temperature 0 prove themselves by other answers. A schema with
+    /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema with
     /// its members in another order is another grammar.
     pub fn of(grammar: &Grammar, greedy: bool) -> Self {
         Self(Sha256::digest(format!("{greedy} {}", grammar.to_json())).into())
     }
 }
 
-/// Whether a grammar may be followed here.
+/// The trust in a grammar that is followed here.
 #[derive(Clone, Default)]
 pub enum Trust {
     /// Not known: an answer has to prove it.
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Masks {
 }
 
 impl Masks {
-    /// Whether this grammar may be followed.
+    /// The trust in this grammar.
     pub fn trust(&self, key: &MaskKey, now: Tick) -> Trust {
         self.grammars.lock().get(key, now).clone()
     }

@@ -118,8 +118,8 @@ pub type Enclosed = Arc<Sampled>;
 /// Maximum number of tokens of a list among which the engine is to sample: more than this ends
 /// vLLM's second runner (0.32, `v1/worker/gpu/sample/logit_bias.py`).
 const LISTED: usize = 1_024;
-/// Maximum number of tokens that are banned one after the other.
-const BANS: usize = 64;
+/// Maximum number of tokens that are banned one after the other, by a list of the same kind.
+const BANS: usize = LISTED - 1;
 
 /// The part of some tokens that a grammar allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,9 +336,9 @@ impl Calls {
         }
     }
 
-    /// One token behind the whole context, of those that the grammar of the output allows. `barred`:
-    /// one that the engine has sampled there and that is not. Its head is awaited as that of
-    /// [`Self::plain_request`].
+    /// One token behind the whole context, of those that the grammar of the output allows.
+    /// `barred`: one that the engine has sampled there and that is not. It is awaited for as long
+    /// as the head of [`Self::plain_request`].
     pub async fn allowed(self, token_context: TokenContext, barred: Option<TokenId>, round: u32) -> Event {
         let asked = self.ask_allowed(&token_context, barred, round);
         let answer = match self.0.replica.idle() {
@@ -398,7 +398,7 @@ impl Calls {
         let codec = self.0.engine.dialect.codec();
         for (call, wanted) in codec.library_calls(&self.0.engine, tokenizer)? {
             let body = self.question(call).await?;
-            if !codec.shows_library(&wanted, &body) {
+            if !codec.shows_library(&wanted, &body)? {
                 return Some(false);
             }
         }

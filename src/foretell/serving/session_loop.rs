@@ -112,7 +112,7 @@ pub struct SessionLoop {
     grammar: Grammar,
     /// The token that the grammar of the output has barred last.
     barred: Option<TokenId>,
-    /// What its answer can prove; `None` if nothing.
+    /// The grammar that its answer can prove; `None` if none.
     proof: Option<Box<Proof>>,
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
@@ -330,7 +330,7 @@ impl SessionLoop {
 
     /// Lets a complete answer of the server's own prove its grammar, which nobody waits for.
     fn prove(&mut self, summary: &Summary) {
-        // The end of the text is a mark like others where the server does not tell which token it is.
+        // The end of the text is a mark like others where the server does not tell which it is.
         let certain = matches!(summary.doubted, None | Some(Doubted::Output));
         let own = self.first && !summary.speculated && summary.finish.is_some() && certain;
         let Some(proof) = self.proof.take().filter(|_| own) else { return };

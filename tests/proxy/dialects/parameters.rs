@@ -100,7 +100,7 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
             vec![Setting::may(json!([])), Setting::may_not(json!([tool]), RelayReason::Tools)]
         }
-        // With a grammar, it has to go on from an output that was sent: tests/proxy/end_to_end.
+        // Where a server goes on with a grammar from output that was sent: tests/proxy/end_to_end.
         Field::ResponseFormat => vec![
             Setting::may(json!({"type": "text"})),
             Setting::may_not(json!({"type": "json_object"}), RelayReason::Structured),
@@ -298,8 +298,13 @@ impl Tally {
         // These render requests, or tell the prompt with the first token.
         let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";
         let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
+        // Such a grammar is followed here at temperature 0: tests/proxy/structured.rs.
+        let grammars = ["response_format", "structured_outputs"];
+        let follows = house.row.name == "vllm-scale-out"
+            && grammars.contains(&row.name)
+            && ask.fields["temperature"] == 0;
         let rightly = match setting.refused {
-            Some(_) if renders => matches!(path, Some("plain" | "speculated")),
+            Some(_) if renders || follows => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),
         };

@@ -31,7 +31,9 @@ fn scene(reason: RelayReason) -> Scene {
         RelayReason::DefaultsUnknown => {
             Scene { engines: engines::silent, ask: chat(&json!("Hello"), &json!({})), ..plain }
         }
-        RelayReason::Structured => ask(completion(&json!({"response_format": {"type": "json_object"}}))),
+        RelayReason::Structured => {
+            ask(completion(&json!({"structured_outputs": {"grammar": "root ::= \"yes\" | \"no\""}})))
+        }
         RelayReason::Tools => {
             let tool =
                 json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});

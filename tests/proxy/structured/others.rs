@@ -8,7 +8,8 @@ use super::*;
 use crate::fakes::{Fault, When};
 
 #[rstest]
-#[case::warm(json!({"temperature": 0.8}))]
+#[case::truncated(json!({"temperature": 0.8, "top_p": 0.9}))]
+#[case::few(json!({"temperature": 0.8, "top_k": 5}))]
 #[case::seeded(json!({"temperature": 0.8, "seed": 7}))]
 #[case::past_the_end(json!({"ignore_eos": true}))]
 #[case::least(json!({"min_tokens": 4}))]
@@ -149,7 +150,7 @@ async fn calls_for_an_allowed_token_that_always_fail_end_in_an_error(
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proof_whose_calls_fail_is_tried_again(
-    #[values(Fault::Status(500), Fault::Reset, Fault::Later(429, 60))] fault: Fault,
+    #[values(Fault::Status(500), Fault::Garbage, Fault::Reset, Fault::Later(429, 60))] fault: Fault,
 ) {
     let scene = Scene::of(options("0.33.0")).await;
     let ask = asked(Route::Chat, true, &structures()[0], &json!({}));
@@ -164,6 +165,20 @@ async fn a_proof_whose_calls_fail_is_tried_again(
         scene.is_quiet().await;
     }
     scene.engine.house.faults.clear();
+    scene.proves(&ask).await;
+    scene.leave().await;
+}
+
+/// A page of something else in place of the answer to a question about the library.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unreadable_answer_is_no_sign_of_another_library() {
+    let scene = Scene::of(options("0.33.0")).await;
+    let ask = asked(Route::Chat, true, &schema(&json!({"type": "object"})), &json!({}));
+    let faults = &scene.engine.house.faults;
+    faults.at(listed(), 0, Fault::Garbage);
+    assert_eq!(scene.alike(&ask).await, plain("grammar"));
+    scene.is_quiet().await;
+    assert_eq!(faults.struck(), 1);
     scene.proves(&ask).await;
     scene.leave().await;
 }

@@ -63,7 +63,10 @@ pub fn said(message: Message, stream: bool) -> Said {
     let stream = stream && message.head.status() == 200;
     let trailer = message.trailers.iter().find_map(|line| line.strip_prefix("x-foretell-path: "));
     let path = trailer.or(message.head.get("x-foretell-path"));
-    let speculated = path == Some("speculated");
+    let trailer = message.trailers.iter().find_map(|line| line.strip_prefix("x-foretell-reason: "));
+    // Drafts that decided nothing: the answer is not the first call's own either.
+    let undecided = trailer.or(message.head.get("x-foretell-reason")) == Some("undecided");
+    let speculated = path == Some("speculated") || undecided;
     Said { message, stream, speculated }
 }
 

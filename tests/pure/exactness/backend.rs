@@ -395,7 +395,7 @@ impl Put<'_> {
             told.push(top.into_iter().map(|(token, p)| (token, p.ln())).collect());
         }
         let bonus = self.sample(nodes.checked_sub(1), hooks);
-        mask.rows(self, told, bonus, hooks.wrong.slip)
+        mask.rows(self, &told, bonus, hooks.wrong.slip)
     }
 
     fn full(&self, parent_node: Option<usize>) -> Vec<TokenId> {

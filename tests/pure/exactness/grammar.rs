@@ -161,7 +161,7 @@ pub enum Slip {
     OneBannedTooMany,
 }
 
-/// What the session runner does by the mask of an output.
+/// The session runner, as far as it goes by the mask of an output.
 pub struct Shell {
     mask: Mask,
     bound: Bound,
@@ -201,7 +201,7 @@ impl Shell {
     }
 
     /// The rows of a scored chain by the tokens listed at each of its positions.
-    pub fn rows(&self, put: &Put<'_>, told: Vec<Vec<(TokenId, f64)>>, bonus: Row, slip: Slip) -> Vec<Row> {
+    pub fn rows(&self, put: &Put<'_>, told: &[Vec<(TokenId, f64)>], bonus: Row, slip: Slip) -> Vec<Row> {
         let round = self.round(put, slip);
         let rows = masked::rows(&round, &self.mask, Self::WIDTH, told.iter().cloned(), bonus);
         if slip != Slip::SecondAllowed {

@@ -146,7 +146,7 @@ fn scripted(bound: &Bound, prompt: usize, context: &[TokenId], gamma: usize, wid
     while tree.len() < gamma {
         let hash = SplitMix64::mix(full.len() as u64 * 31 + u64::from(full[full.len() - 1]));
         let allowed = bound.allowed(&full[prompt..]);
-        let among = Some(allowed.as_slice()).filter(|allowed| !allowed.is_empty() && hash % 5 > 0);
+        let among = Some(allowed.as_slice()).filter(|allowed| !allowed.is_empty() && !hash.is_multiple_of(5));
         let right = likeliest(&full, among);
         let wrong = (hash % WORDS.len() as u64) as TokenId;
         if wide && tree.len() + 1 < gamma {
@@ -214,7 +214,7 @@ fn speculated(case: &Case, seed: u64, slip: Slip, chaos: &mut dyn FnMut() -> Opt
             draft: &mut |context, gamma| scripted(bound, case.prompt.len(), context, gamma, wide).into(),
             kept: &mut |_, _| unreachable!("no draft is sampled"),
             allow: &mut |_, _| switches.below(4) >= mostly,
-            overtakes: seed % 3 == 0,
+            overtakes: seed.is_multiple_of(3),
             chunk: &mut || 1 + cuts.below(4) as usize,
             chaos,
             wrong: Wrong { slip, ..Wrong::default() },
@@ -254,11 +254,10 @@ fn under_a_grammar_the_text_is_the_plain_text(
     let counts = format!(
         "{speculations} speculated, {accepted} accepted, {barred} barred, {allowed} allowed, {used} ahead"
     );
-    println!("{counts}");
     assert!(speculations > 200 && accepted > 200 && barred > 200 && allowed > 200, "too tame: {counts}");
 }
 
-/// Most of the faults come while a token among the allowed ones is awaited.
+/// Faults of every request, those for a token among the allowed ones included.
 #[test]
 fn a_fault_under_a_grammar_changes_no_text() {
     let (mut faulted, mut ended) = (0, 0);
@@ -277,7 +276,6 @@ fn a_fault_under_a_grammar_changes_no_text() {
         }
         faulted += outcome.faulted;
     }
-    println!("{faulted} requests failed, {ended} answers ended");
     assert!(faulted > 100 && ended > 300, "{faulted} requests failed, {ended} answers ended");
 }
 
@@ -324,7 +322,6 @@ fn a_misused_mask_is_caught_by_the_text(#[case] slip: Slip, #[case] methods: usi
             || outcome.summary.finish.map(Finish::name) != Some(finish)
     };
     let caught = (0..300).filter(differs).count();
-    println!("{caught} of 300");
     assert!(caught > 5, "{caught} of 300");
 }
 
@@ -351,7 +348,7 @@ struct Known<'a> {
 
 impl Target for Known<'_> {
     fn weights(self, context: &[TokenId]) -> Vec<f64> {
-        let bound = self.case.grammar.as_ref().filter(|_| context.len() % 3 != 0);
+        let bound = self.case.grammar.as_ref().filter(|_| !context.len().is_multiple_of(3));
         let allowed = bound.map(|bound| bound.allowed(&context[self.case.prompt.len()..]));
         among(self.toy.weights(context), allowed.as_deref().filter(|allowed| !allowed.is_empty()))
     }
@@ -399,7 +396,7 @@ fn outcome(toy: Toy, case: &Case, way: Way, chance: &Chance<'_>) -> Outcome {
     play(case, &mut hooks)
 }
 
-/// What happened over all outcomes.
+/// Counts over all outcomes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     outcomes: u32,
@@ -455,7 +452,6 @@ fn under_a_grammar_the_distribution_is_the_plain_one(
             assert!(tv < 1e-12, "switches {switches:b}: {tv} in {case:?}");
         }
     }
-    println!("{count:?}");
     assert!(count.barred > 100 && count.allowed > 100 && count.accepted > 50, "too tame: {count:?}");
 }
 
@@ -469,17 +465,16 @@ fn under_a_grammar_requests_ahead_keep_the_distribution() {
     case.prompt = vec![0, 1, 0, 1, 0];
     let plain = plain_distribution(toy, &case);
     let mut count = Count::default();
-    for switches in [3, 16 + 3, 6, 16 + 5] {
+    for switches in [3, 16 + 3] {
         let way = Way { drafter, switches, slip: Slip::None };
         let tv = distance(&plain, &session_distribution(toy, &case, way, &mut count));
         assert!(tv < 1e-12, "switches {switches:b}: {tv}");
     }
-    println!("{count:?}");
     assert!(count.ahead > 100 && count.barred > 100, "too tame: {count:?}");
 }
 
-/// A round that is refused for a barred sample anywhere in it, on the accepted run or not, would not
-/// be caught: its rows are drawn independently, so refusing it is one more rejection.
+/// To refuse a round for a barred sample anywhere in it, on the accepted run or not, is no bug: its
+/// rows are drawn independently, so that is one more rejection.
 #[rstest]
 #[case::barred_sample_accepted(Slip::BarredAccepted, 7, Bound::new(&LAST, &MARKED, 1024), 15)]
 #[case::mask_one_token_behind(Slip::MaskLags, 7, Bound::new(&PAIRS, &LETTERS, 1024), 10)]
@@ -503,7 +498,6 @@ fn a_misused_mask_is_caught_by_the_distribution(
         distance(&plain, &session_distribution(toy, &case, way, &mut Count::default()))
     };
     let (sound, wrong) = (tv(Slip::None), tv(slip));
-    println!("{wrong}");
     assert!(sound < 1e-12, "without the slip: {sound}");
     assert!(wrong > 0.01, "not caught: {wrong}");
 }

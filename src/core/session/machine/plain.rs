@@ -35,11 +35,14 @@ impl<W: Walk> Session<W> {
                 self.bound = bound;
             }
             Event::Barred if plain.asked == Asked::Rest => self.decode_allowed(now),
-            Event::Allowed { token, ends } => self.allowed(plain, token, ends, now),
+            Event::Allowed { token, ends } if plain.asked == Asked::Rest => {
+                self.allowed(plain, token, ends, now);
+            }
             Event::PlainEnded(finish) => self.plain_ended(plain, finish, now),
             Event::Fault(Fault::RetryAfter(pause)) if plain.asked == Asked::Rest => self.wait(pause, now),
             Event::Fault(_) => self.plain_broke(plain, now),
             Event::Barred
+            | Event::Allowed { .. }
             | Event::Draft(_)
             | Event::Shadow(_)
             | Event::VerifyResult(_)

@@ -54,11 +54,11 @@ pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Ve
     })
 }
 
-/// True if the answer to a question has one of the wanted tokens.
-pub(super) fn shows(wanted: &[TokenId], body: &[u8]) -> bool {
-    let answer: Option<Value> = serde_json::from_slice(body).ok();
-    let second = answer.as_ref().and_then(|answer| answer.pointer("/choices/0/token_ids/1")?.as_u64());
-    second.is_some_and(|token| wanted.iter().any(|&wanted| u64::from(wanted) == token))
+/// True if the answer to a question has one of the wanted tokens; `None` if it is not readable.
+pub(super) fn shows(wanted: &[TokenId], body: &[u8]) -> Option<bool> {
+    let answer: Value = serde_json::from_slice(body).ok()?;
+    let second = answer.pointer("/choices/0/token_ids/1")?.as_u64()?;
+    Some(wanted.iter().any(|&wanted| u64::from(wanted) == second))
 }
 
 /// The call that scores an output behind its prompt, as one draft, and its number of tokens. It

@@ -93,8 +93,8 @@ impl SessionLoop {
         }
     }
 
-    /// Takes the tokens out of an event that the grammar of the output does not allow; true if there
-    /// are any.
+    /// Takes the tokens out of an event that the grammar of the output does not allow; true if
+    /// there are any.
     fn bar(&mut self, chunk: &mut Chunk) -> bool {
         let Followed::First(allowed) = self.calls.follow(self.session.output(), &chunk.tokens, chunk.ends)
         else {

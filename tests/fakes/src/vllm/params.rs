@@ -95,7 +95,7 @@ impl Vllm {
             Some(ids) if !ids.iter().all(|&id| known(id)) => {
                 Err(Refusal::bad("allowed_token_ids contains out-of-vocab token id"))
             }
-            // Its worker raises where nothing catches it (0.32, `v1/worker/gpu/sample/logit_bias.py`).
+            // Its worker raises where nothing catches it (0.32, `gpu/sample/logit_bias.py`).
             Some(ids) if ids.len() > 1024 && self.options.runner == Runner::V2 => {
                 self.house.kill_by("more than 1,024 allowed_token_ids");
                 Err(Refusal::broken(

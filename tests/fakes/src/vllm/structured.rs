@@ -13,7 +13,7 @@ use super::super::mask::{Compiler, Layout, Mask, Spec};
 use super::{Refusal, Vllm};
 use crate::TokenId;
 
-/// What makes the grammars of a server (`--structured-outputs-config`).
+/// The library that makes the grammars of a server (`--structured-outputs-config`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
     /// The default: xgrammar, unless the first grammar of the process is one that it does not take;
@@ -40,7 +40,7 @@ impl Grammars {
     }
 }
 
-/// What a request asks for.
+/// The language that a request asks for.
 enum Asked {
     Json(Value),
     Other(Spec),
