@@ -70,8 +70,8 @@ pub enum Event {
         /// A grammar binds its sampling.
         bound: bool,
     },
-    /// A later plain request goes no further: what the backend sampled next is barred by the grammar
-    /// of the output, which the backend does not apply to it.
+    /// A later plain request goes no further: what the backend sampled next is barred by the
+    /// grammar of the output, which the backend does not apply to it.
     Barred,
     /// The answer to [`PlainRequest::Allowed`].
     Allowed {

@@ -438,8 +438,8 @@ pub trait Codec: Sync {
         max_tokens: u32,
     ) -> Call;
 
-    /// The call for one token behind the context, of those that `among` leaves; `None` if the engine
-    /// cannot be asked for that. Its answer is read by [`Codec::one`].
+    /// The call for one token behind the context, of those that `among` leaves; `None` if the
+    /// engine cannot be asked for that. Its answer is read by [`Codec::one`].
     fn one_call(&self, context: &Context<'_>, sampling: &Sampling, among: &Among) -> Option<Call> {
         let _ = (context, sampling, among);
         None
@@ -461,8 +461,8 @@ pub trait Codec: Sync {
         None
     }
 
-    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens; `None` if
-    /// it is not readable.
+    /// True if the answer to one of [`Codec::library_calls`] has one of the wanted tokens; `None`
+    /// if it is not readable.
     fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
         let _ = (wanted, body);
         None

@@ -3,10 +3,10 @@
 //! A server binds the output of its own request by a grammar, and no later request can continue it:
 //! there a grammar begins anew. So later requests are sent without it, and what they bring is held
 //! against the grammar here. At temperature 0 the token under a grammar is the likeliest of those
-//! that it allows; above it, where nothing truncates the distribution, it is distributed as a sample
-//! without the grammar that is drawn again until the grammar allows it. That is exact only if the
-//! grammar here is the server's own: the same library in the same version, which [`Library`] names,
-//! and the same rules made of the request.
+//! that it allows; above it, where nothing truncates the distribution, it is distributed as a
+//! sample without the grammar that is drawn again until the grammar allows it. That is exact only
+//! if the grammar here is the server's own: the same library in the same version, which [`Library`]
+//! names, and the same rules made of the request.
 //!
 //! A token is allowed if the bytes that it spells are the beginning of a continuation. The tokens
 //! that end a text are another matter: which of them the server takes as an end is known by its

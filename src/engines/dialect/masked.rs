@@ -37,9 +37,9 @@ pub fn without_barred(round: &Round<'_>, mut result: VerifyResult) -> VerifyResu
 }
 
 /// The rows of a scored chain at temperature 0 up to the first undecided position, one per draft
-/// node, each the likeliest of the tokens that the grammar allows; if all are decided, then `bonus`,
-/// which the engine has sampled. `width` tokens were asked for at each position, so that no unlisted
-/// one is likelier than the last of them.
+/// node, each the likeliest of the tokens that the grammar allows; if all are decided, then
+/// `bonus`, which the engine has sampled. `width` tokens were asked for at each position, so that
+/// no unlisted one is likelier than the last of them.
 pub fn rows(
     round: &Round<'_>,
     mask: &Mask,

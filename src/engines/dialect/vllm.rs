@@ -637,8 +637,7 @@ fn score_result(
     })
 }
 
-/// The tokens of every row of a scored prompt with their log-probabilities; a row that is missing is
-/// empty.
+/// The tokens of every row of a scored prompt with their log-probabilities; a missing row is empty.
 fn prompt_rows(body: &[u8]) -> Result<Vec<Vec<(TokenId, f64)>>, Unreadable> {
     let scored: Scored =
         serde_json::from_slice(body).map_err(|_| Unreadable("not an answer of the token endpoint"))?;

@@ -26,8 +26,8 @@ const KEPT: Duration = Duration::from_hours(4);
 pub struct MaskKey([u8; 32]);
 
 impl MaskKey {
-    /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema with
-    /// its members in another order is another grammar.
+    /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema
+    /// with its members in another order is another grammar.
     pub fn of(grammar: &Grammar, greedy: bool) -> Self {
         Self(Sha256::digest(format!("{greedy} {}", grammar.to_json())).into())
     }

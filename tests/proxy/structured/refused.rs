@@ -56,12 +56,12 @@ async fn a_restarted_server_is_asked_anew() {
         async || crate::client::get(admin, "/api/replicas").await.json()["replicas"][0]["epoch"].clone();
     let before = epoch().await;
     scene.engine.restart();
-    scene.direct(&asked(Route::Chat, false, &foreign(), &json!({}))).await;
     let begun = Instant::now();
     while epoch().await == before || epoch().await.is_null() {
         assert!(begun.elapsed() < PATIENCE, "the old epoch still stands");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    scene.direct(&asked(Route::Chat, false, &foreign(), &json!({}))).await;
     scene.stays_plain(&ask).await;
     scene.leave().await;
 }
