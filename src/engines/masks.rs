@@ -127,7 +127,16 @@ fn depth(language: &Language) -> usize {
 
 /// The rules that vLLM makes of a choice (0.32, `v1/structured_output/utils.py`).
 fn choice(texts: &[String]) -> String {
-    let quoted = |text: &String| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
+    let escaped = |character: char| match character {
+        '\\' => "\\\\".to_owned(),
+        '"' => "\\\"".to_owned(),
+        '\n' => "\\n".to_owned(),
+        '\r' => "\\r".to_owned(),
+        '\t' => "\\t".to_owned(),
+        '\0'..'\x20' | '\x7f' => format!("\\u{:04x}", u32::from(character)),
+        _ => character.to_string(),
+    };
+    let quoted = |text: &String| format!("\"{}\"", text.chars().map(escaped).collect::<String>());
     format!("root ::= {}", texts.iter().map(quoted).collect::<Vec<_>>().join(" | "))
 }
 

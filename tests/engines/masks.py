@@ -20,6 +20,7 @@ import sys
 
 import xgrammar
 from tokenizers import Tokenizer
+from vllm.v1.structured_output.utils import choice_as_grammar
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/goldens/xgrammar.jsonl"
@@ -31,17 +32,12 @@ PLAIN = 0.7
 COMMON = ['{', '}', '[', ']', '"', '":', ',', '1', '2', '0', '.', '-', 'a', 'e', 'the', ' the', 'true', 'false', 'null', '@', '/', ':']
 
 
-def choice(texts):
-    quoted = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
-    return "root ::= " + " | ".join(f'"{text}"' for text in quoted)
-
-
 def compiled(compiler, grammar):
     if "json" in grammar:
         return compiler.compile_json_schema(grammar["json"], any_whitespace=True)
     if "regex" in grammar:
         return compiler.compile_regex(grammar["regex"])
-    return compiler.compile_grammar(choice(grammar["choice"]))
+    return compiler.compile_grammar(choice_as_grammar(grammar["choice"]))
 
 
 def allowed(matcher, size):
