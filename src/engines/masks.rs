@@ -183,8 +183,10 @@ impl Place {
         for (byte, begins) in (0..=u8::MAX).zip(&mut begins) {
             *begins = self.matcher.accept_bytes(&[byte]) && self.matcher.rollback(1).is_ok();
         }
-        if begins.iter().filter(|begins| **begins).count() > MAX_BEGINS {
-            return None;
+        match begins.iter().filter(|begins| **begins).count() {
+            0 => return Some(Vec::new()),
+            count if count > MAX_BEGINS => return None,
+            _ => {}
         }
         let mut allowed = Vec::new();
         for token in 0..self.tokenizer.end() {

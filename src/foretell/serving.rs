@@ -182,6 +182,14 @@ impl SessionRunner {
             return Err(RelayReason::NoVerifyMethod.into());
         };
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
+        let answer_traits = self.setup.learnt.answer_traits(identity);
+        let mask = masks::mask(identity, &ruling.sampling, &answer_traits, self.clock.now()).map(Arc::new);
+        let bound = mask.is_none() && masks::binds(identity, &ruling.sampling);
+        // The grammar that had proved itself may have been dropped since.
+        let permission = match permission {
+            Permission::Speculate if bound => Permission::Shadow(PlainReason::Grammar),
+            permission => permission,
+        };
         let control = self.setup.learnt.for_permission(permission, identity, backend);
         let seed = request.sampling.seed.unwrap_or_else(fresh_seed);
         let sampling = if identity.engine.dialect.quirks().shares_noise {
@@ -216,12 +224,22 @@ impl SessionRunner {
         // speculated on.
         let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
-        let answer_traits = self.setup.learnt.answer_traits(identity);
         let parses = parsing::applies(identity, request);
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let identity = Arc::clone(identity);
         Ok(Run {
-            plan: Arc::new(SessionPlan { identity, ruling, rules, sampling, seed, limits, parses, grammar }),
+            plan: Arc::new(SessionPlan {
+                identity,
+                ruling,
+                rules,
+                sampling,
+                seed,
+                limits,
+                parses,
+                grammar,
+                mask,
+                bound,
+            }),
             drawn,
             control,
             drafting,

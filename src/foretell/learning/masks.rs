@@ -18,6 +18,8 @@ use foretell_engines::openai::Grammar;
 
 /// Maximum number of grammars kept; the least recently used one is evicted.
 const GRAMMARS: usize = 128;
+/// Maximum number of proofs of a grammar that come to nothing.
+const PROOFS: u32 = 3;
 /// A grammar that was not used for this long may be dropped.
 const KEPT: Duration = Duration::from_hours(4);
 
@@ -47,9 +49,12 @@ pub enum Trust {
     Refused(Arc<str>),
 }
 
+/// A grammar, and how many proofs of it have come to nothing.
+type Kept = (Trust, u32);
+
 /// The grammars of one epoch.
 pub struct Masks {
-    grammars: Mutex<ExpiringMap<MaskKey, Trust>>,
+    grammars: Mutex<ExpiringMap<MaskKey, Kept>>,
     /// The server makes its grammars by the expected library; `None` if it was not asked.
     library: Mutex<Option<bool>>,
 }
@@ -69,13 +74,13 @@ impl std::fmt::Debug for Masks {
 impl Masks {
     /// The trust in this grammar.
     pub fn trust(&self, key: &MaskKey, now: Tick) -> Trust {
-        self.grammars.lock().get(key, now).clone()
+        self.grammars.lock().get(key, now).0.clone()
     }
 
     /// Begins to hold an answer against a grammar; false if that is not needed, or under way.
     pub fn begin_proof(&self, key: &MaskKey, now: Tick) -> bool {
         let mut grammars = self.grammars.lock();
-        let trust = grammars.get(key, now);
+        let (trust, _) = grammars.get(key, now);
         let begins = matches!(trust, Trust::Unproven);
         if begins {
             *trust = Trust::Proving;
@@ -83,9 +88,14 @@ impl Masks {
         begins
     }
 
-    /// Ends a proof; [`Trust::Unproven`] where it came to nothing.
+    /// Ends a proof; [`Trust::Unproven`] where it came to nothing, which is refused in the end:
+    /// every proof costs the server a request.
     pub fn end_proof(&self, key: &MaskKey, trust: Trust, now: Tick) {
-        *self.grammars.lock().get(key, now) = trust;
+        let mut grammars = self.grammars.lock();
+        let (kept, failed) = grammars.get(key, now);
+        *failed += u32::from(matches!(trust, Trust::Unproven));
+        let given_up = *failed >= PROOFS && matches!(trust, Trust::Unproven);
+        *kept = if given_up { Trust::Refused("its answers could not be scored".into()) } else { trust };
     }
 
     /// True if the server makes its grammars by the expected library; `None` if it was not asked.
@@ -96,13 +106,6 @@ impl Masks {
     /// Notes whether it does.
     pub fn note_library(&self, expected: bool) {
         *self.library.lock() = Some(expected);
-    }
-
-    /// Numbers of grammars: those that have proved themselves, and those that are refused.
-    pub fn counts(&self) -> (usize, usize) {
-        let grammars = self.grammars.lock();
-        let count = |is: fn(&Trust) -> bool| grammars.iter().filter(|(_, trust)| is(trust)).count();
-        (count(|trust| matches!(trust, Trust::Proven(_))), count(|trust| matches!(trust, Trust::Refused(_))))
     }
 }
 
@@ -126,6 +129,9 @@ mod tests {
         masks.end_proof(&a, Trust::Refused("wrong".into()), now);
         masks.end_proof(&b, Trust::Unproven, now);
         assert!(!masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
-        assert_eq!(masks.counts(), (0, 1));
+        masks.end_proof(&b, Trust::Unproven, now);
+        assert!(masks.begin_proof(&b, now));
+        masks.end_proof(&b, Trust::Unproven, now);
+        assert!(matches!(masks.trust(&b, now), Trust::Refused(_)), "the third one");
     }
 }

@@ -26,7 +26,6 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
-use crate::serving::masks;
 use crate::serving::run::Run;
 use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
@@ -70,7 +69,7 @@ pub struct Common {
     /// Sampling parameters; `seed` is the session's where the engine's noise can be reproduced.
     pub sampling: Sampling,
     /// The grammar that binds the output, which the engine does not apply to later requests.
-    pub mask: Option<Mask>,
+    pub mask: Option<Arc<Mask>>,
     /// A lossy accept rule needs the target's probabilities.
     pub weighs: bool,
     /// Size and time bounds.
@@ -164,10 +163,8 @@ impl Calls {
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         let request_id = exchange.slot.record.so_far().id.clone();
-        let identity = &run.plan.identity;
-        let mask = masks::mask(identity, &run.plan.sampling, &run.answer_traits, run.clock.now());
         let mut sampling = run.plan.sampling.clone();
-        if !identity.engine.continues_grammar {
+        if !run.plan.identity.engine.continues_grammar {
             // It would begin anew with every request.
             sampling.grammar = None;
         }
@@ -188,7 +185,7 @@ impl Calls {
                 trace: exchange.slot.record.so_far().trace.clone(),
                 model: exchange.request.model.clone(),
                 sampling,
-                mask,
+                mask: run.plan.mask.clone(),
                 weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
                 limits: run.plan.limits,
                 process: Process::of(&run.plan.identity),
@@ -393,10 +390,12 @@ impl Calls {
         }
     }
 
-    /// True if the server makes its grammars by the expected library; `None` if it does not say.
+    /// True if the server shows that it makes its grammars by the expected library; `None` if its
+    /// answers could not be had.
     pub async fn shows_library(&self, tokenizer: &Tokenizer) -> Option<bool> {
         let codec = self.0.engine.dialect.codec();
-        for (call, wanted) in codec.library_calls(&self.0.engine, tokenizer)? {
+        let Some(calls) = codec.library_calls(&self.0.engine, tokenizer) else { return Some(false) };
+        for (call, wanted) in calls {
             let body = self.question(call).await?;
             if !codec.shows_library(&wanted, &body)? {
                 return Some(false);
@@ -487,7 +486,7 @@ impl Calls {
         round: u32,
     ) -> Event {
         self.1 = draft.sampled().cloned();
-        let context = Context::of(&self.0.model, &token_context).under(self.0.mask.as_ref());
+        let context = Context::of(&self.0.model, &token_context).under(self.0.mask.as_deref());
         let put = Round { context, draft: &draft, sampling: &self.0.sampling, method, weighs: self.0.weighs };
         let asked = match self.0.engine.verify(&put, self.0.limits.bytes_max) {
             Ok(asked) => asked,

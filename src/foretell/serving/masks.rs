@@ -21,6 +21,11 @@ fn grammar_of<'a>(identity: &Identity, sampling: &'a Sampling) -> Option<(Librar
     Some((library, sampling.grammar.as_ref()?))
 }
 
+/// True if a grammar binds the output of a request that the server does not apply to later ones.
+pub(super) fn binds(identity: &Identity, sampling: &Sampling) -> bool {
+    sampling.grammar.is_some() && !identity.engine.continues_grammar
+}
+
 /// The permission to which the grammar of a request narrows that of its policy; `None` if it does
 /// not.
 pub(super) fn permission(
@@ -87,6 +92,8 @@ pub(super) struct Proof {
     identity: Arc<Identity>,
     traits: Arc<AnswerTraits>,
     clock: Clock,
+    /// Maximum tokens of a request that scores an answer.
+    context_max: usize,
 }
 
 impl Proof {
@@ -96,23 +103,23 @@ impl Proof {
         sampling: &Sampling,
         traits: &Arc<AnswerTraits>,
         clock: Clock,
+        context_max: usize,
     ) -> Option<Self> {
         let (library, grammar) = grammar_of(identity, sampling)?;
         let greedy = sampling.plainly_greedy();
         let key = MaskKey::of(grammar, greedy);
         let open = matches!(traits.masks.trust(&key, clock.now()), Trust::Unproven);
         let (identity, traits, grammar) = (Arc::clone(identity), Arc::clone(traits), Arc::clone(grammar));
-        open.then_some(Self { library, grammar, key, greedy, identity, traits, clock })
+        open.then_some(Self { library, grammar, key, greedy, identity, traits, clock, context_max })
     }
 
     /// Holds a complete answer against the grammar, without the token that ended it.
     pub async fn run(self, calls: Calls, prompt: Vec<TokenId>, mut output: Vec<TokenId>) {
         let ends = &self.identity.engine.may_end;
         output.pop_if(|last| ends.binary_search(last).is_ok());
-        if prompt.is_empty()
-            || output.is_empty()
-            || !self.traits.masks.begin_proof(&self.key, self.clock.now())
-        {
+        let fits = prompt.len() + output.len() <= self.context_max;
+        let shows = fits && !prompt.is_empty() && !output.is_empty();
+        if !shows || !self.traits.masks.begin_proof(&self.key, self.clock.now()) {
             return;
         }
         let trust = self.prove(&calls, &prompt, &output).await;

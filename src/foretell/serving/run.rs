@@ -312,7 +312,7 @@ impl Run {
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
-            unconfirmed: self.plan.grammar.may_bind(),
+            unconfirmed: self.plan.bound || self.plan.grammar.may_bind(),
             rules: self.plan.rules.clone(),
             sent: None,
             first_token_alone: false,

@@ -178,8 +178,14 @@ impl SessionLoop {
             && !run.plan.parses
             && request.stop.is_empty()
             && request.stop_token_ids.is_empty();
-        let proof =
-            Proof::of(&run.plan.identity, &run.plan.sampling, &run.answer_traits, run.clock).map(Box::new);
+        let proof = Proof::of(
+            &run.plan.identity,
+            &run.plan.sampling,
+            &run.answer_traits,
+            run.clock,
+            run.plan.rules.context_max,
+        )
+        .map(Box::new);
         let request = Arc::from(request);
         let mut session_loop = Self {
             session,

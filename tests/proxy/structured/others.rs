@@ -117,6 +117,20 @@ async fn a_fault_at_the_call_for_an_allowed_token_gives_no_wrong_text(
     assert_eq!(scene.engine.house.faults.struck(), 1, "{fault:?}");
 }
 
+/// A later request is not under the grammar, and the grammar has not proved itself.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_breaks_off_before_its_grammar_is_proved_is_not_continued(
+    #[values(false, true)] stream: bool,
+    #[values(Fault::CutAfter(6), Fault::ResetAfter(6), Fault::HangAfter(6))] fault: Fault,
+) {
+    let scene = Scene::of(options("0.32.0")).await;
+    let ask = asked(Route::Chat, stream, &structures()[0], &json!({}));
+    let want = scene.direct(&ask).await;
+    scene.engine.house.faults.at(When::path("/v1/chat/completions"), 0, fault);
+    judge(&scene, &ask, &want, Outcome::Error).await;
+}
+
 /// The answer after a fault has the text of the server, or a part of it and an error.
 async fn judge(scene: &Scene, ask: &Ask, want: &Answer, outcome: Outcome) {
     let got = scene.through(ask).await;
