@@ -183,6 +183,22 @@ async fn a_proof_whose_calls_fail_is_tried_again(
     scene.leave().await;
 }
 
+/// Every proof costs the server a request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grammar_that_is_never_proved_is_given_up() {
+    let scene = Scene::of(options("0.33.0")).await;
+    let ask = asked(Route::Chat, true, &structures()[0], &json!({}));
+    let faults = &scene.engine.house.faults;
+    faults.always(When::path(SCORE), Fault::Status(500));
+    for _ in 0..5 {
+        scene.alike(&ask).await;
+        scene.is_quiet().await;
+    }
+    scene.engine.house.faults.clear();
+    scene.stays_plain(&ask).await;
+    scene.leave().await;
+}
+
 /// A page of something else in place of the answer to a question about the library.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unreadable_answer_is_no_sign_of_another_library() {
