@@ -271,7 +271,7 @@ impl Engine {
             return Some(refused);
         }
         let grammar = sampling.grammar.as_ref().filter(|_| !self.continues_grammar);
-        if let Some(grammar) = grammar.filter(|grammar| !self.masks(request, sampling, grammar)) {
+        if let Some(grammar) = grammar.filter(|grammar| !self.follows(request, sampling, grammar)) {
             return Some(Refused::by(RelayReason::Structured, grammar.parameter));
         }
         if request.forced.is_some() && sampling.grammar.is_none() {
@@ -296,7 +296,7 @@ impl Engine {
     /// True if the output of this request may be held against its grammar here: at temperature 0 or
     /// where nothing truncates the distribution, if the grammar binds a plain text from its first
     /// token to its end.
-    fn masks(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
+    fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
         let plain = !request.tools && self.parsers.reasoning.is_none() && request.rendered.is_empty();
         let draws = sampling.draws_freely() && !self.seeded;
         let free = (sampling.plainly_greedy() || draws)
