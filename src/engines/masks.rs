@@ -157,13 +157,16 @@ impl Place {
             return false;
         }
         self.tokens.truncate(same);
-        for token in tokens.skip(same) {
-            if !self.accepts(token) {
-                return false;
-            }
+        tokens.skip(same).all(|token| self.push(token))
+    }
+
+    /// Goes on by a token; false if the grammar does not allow it.
+    fn push(&mut self, token: TokenId) -> bool {
+        let accepted = self.accepts(token);
+        if accepted {
             self.tokens.push(token);
         }
-        true
+        accepted
     }
 
     /// True if the text may go on with this token.
@@ -267,13 +270,9 @@ impl Mask {
             return 0;
         }
         let text = tokens.len() - usize::from(ends && !tokens.is_empty());
-        let tokens: Vec<TokenId> = output.iter().chain(tokens).copied().collect();
-        for at in 0..text {
-            if !place.go_to(tokens.iter().take(output.len() + at + 1).copied()) {
-                return at;
-            }
-        }
-        if ends && !place.is_complete() { text } else { tokens.len() - output.len() }
+        let followed = tokens.iter().take(text).take_while(|&&token| place.push(token)).count();
+        let whole = followed == text && (!ends || place.is_complete());
+        if whole { tokens.len() } else { followed }
     }
 
     /// The tokens with which the output may go on or end, in rising order; `None` if there may be

@@ -21,6 +21,18 @@ fn grammar_of<'a>(identity: &Identity, sampling: &'a Sampling) -> Option<(Librar
     Some((library, sampling.grammar.as_ref()?))
 }
 
+/// The key of that grammar, and the trust in it; `None` if there is none.
+fn trust_of(
+    identity: &Identity,
+    sampling: &Sampling,
+    traits: &AnswerTraits,
+    now: Tick,
+) -> Option<(MaskKey, Trust)> {
+    let (_, grammar) = grammar_of(identity, sampling)?;
+    let key = MaskKey::of(grammar, sampling.plainly_greedy());
+    Some((key, traits.masks.trust(&key, now)))
+}
+
 /// True if a grammar binds the output of a request that the server does not apply to later ones.
 pub(super) fn binds(identity: &Identity, sampling: &Sampling) -> bool {
     sampling.grammar.is_some() && !identity.engine.continues_grammar
@@ -34,8 +46,8 @@ pub(super) fn permission(
     traits: &AnswerTraits,
     now: Tick,
 ) -> Option<Permission> {
-    let (_, grammar) = grammar_of(identity, sampling)?;
-    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
+    let (_, trust) = trust_of(identity, sampling, traits, now)?;
+    match trust {
         Trust::Proven(_) => None,
         Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
         Trust::Refused(_) => Some(Permission::Plain(PlainReason::Grammar)),
@@ -49,8 +61,8 @@ pub(super) fn mask(
     traits: &AnswerTraits,
     now: Tick,
 ) -> Option<Mask> {
-    let (_, grammar) = grammar_of(identity, sampling)?;
-    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
+    let (_, trust) = trust_of(identity, sampling, traits, now)?;
+    match trust {
         Trust::Proven(compiled) => {
             Some(Mask::new(&compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone()))
         }
@@ -66,8 +78,8 @@ pub(super) fn note(
     traits: &AnswerTraits,
     now: Tick,
 ) -> Option<String> {
-    let (_, grammar) = grammar_of(identity, sampling)?;
-    match traits.masks.trust(&MaskKey::of(grammar, sampling.plainly_greedy()), now) {
+    let (_, trust) = trust_of(identity, sampling, traits, now)?;
+    match trust {
         Trust::Proven(_) => None,
         Trust::Unproven => Some(
             "The grammar proves itself on the next complete answer of the server's own, which at temperature 0 is \
@@ -107,8 +119,8 @@ impl Proof {
     ) -> Option<Self> {
         let (library, grammar) = grammar_of(identity, sampling)?;
         let greedy = sampling.plainly_greedy();
-        let key = MaskKey::of(grammar, greedy);
-        let open = matches!(traits.masks.trust(&key, clock.now()), Trust::Unproven);
+        let (key, trust) = trust_of(identity, sampling, traits, clock.now())?;
+        let open = matches!(trust, Trust::Unproven);
         let (identity, traits, grammar) = (Arc::clone(identity), Arc::clone(traits), Arc::clone(grammar));
         open.then_some(Self { library, grammar, key, greedy, identity, traits, clock, context_max })
     }
@@ -151,8 +163,11 @@ impl Proof {
         };
         let ends = self.identity.engine.may_end.clone();
         let mask = Mask::new(&compiled, Arc::clone(&self.identity.tokenizer), ends);
-        let allowed = mask.follow(&[], output, false) == output.len();
-        let agrees = if self.greedy { calls.agrees(&mask, prompt, output).await } else { Some(allowed) };
+        let agrees = if self.greedy {
+            calls.agrees(&mask, prompt, output).await
+        } else {
+            Some(mask.follow(&[], output, false) == output.len())
+        };
         match agrees {
             Some(true) => Trust::Proven(compiled),
             Some(false) => {

@@ -298,3 +298,13 @@ fn request(body: &Value) -> Request {
         crate::openai::Judgement::Relay { reason, .. } => panic!("{}", reason.name()),
     }
 }
+
+#[test]
+fn grammars_of_several_engines_behind_one_address_are_not_followed() {
+    let of = |engines: u32| {
+        let series =
+            |engine| format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"m\"}} 0.0\n");
+        (0..engines).map(series).collect::<String>()
+    };
+    assert_eq!([0, 1, 2].map(|engines| super::is_one(&of(engines))), [true, true, false]);
+}
