@@ -22,9 +22,9 @@ use super::house::{Answer, Ask, House, send, watch_panics};
 
 /// Source of the prompts; without it they are cut out of this repository's own files.
 const WORKLOADS: &str = "tests/workloads";
-const PROMPTS: usize = 100;
+const PROMPTS: usize = 40;
 const MAX_TOKENS: usize = 24;
-/// Bytes of a prompt: long enough to look things up in, short enough to be read a hundred times.
+/// Bytes of a prompt: long enough to look things up in, short enough to be read forty times.
 const PROMPT_BYTES: usize = 900;
 const TOP_P: f64 = 0.9;
 const TEMPERATURE: f64 = 0.8;
@@ -171,7 +171,7 @@ fn process(target: &LocalTarget, methods: &str) -> String {
 #[case::model_tree_with_drafts_ahead("{ kind: model, model: draft-same }", "[tree]", 1)]
 #[case::model_fan_out("{ kind: model, model: draft-same }", "[fan_out]", 0)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_prompts_read_as_the_target_alone(
+async fn forty_prompts_read_as_the_target_alone(
     #[case] drafter: &str,
     #[case] methods: &str,
     #[case] ahead: u32,
