@@ -26,6 +26,8 @@ pub mod triton;
 pub mod trtllm;
 pub mod vllm;
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::masks::Mask;
@@ -38,7 +40,7 @@ use foretell_core::words::{Row, TokenContext, VerifyMethod, VerifyResult};
 
 use body::Ids;
 pub use chunk::{Chunk, FirstToken};
-pub use engine::{BrokenEnd, Engine, Load, MaxTokens, Noise, RowShape};
+pub use engine::{BrokenEnd, CallsEnd, Engine, Load, MaxTokens, Noise, RowShape};
 pub use origin::Origin;
 pub use quirks::{CacheSetting, Quirks, Usual};
 pub use recognise::{Answers, Foreign, Question};
@@ -282,11 +284,22 @@ pub enum PromptAnswer {
     Rendered {
         /// The ids of its prompt.
         prompt: Vec<TokenId>,
-        /// A grammar binds its sampling.
-        bound: bool,
+        /// What binds its sampling.
+        binding: Binding,
     },
     /// One more call has to be made.
     Ask(Call),
+}
+
+/// What binds the sampling of a request, as the engine renders it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// Nothing.
+    None,
+    /// A structural tag, as JSON text.
+    Tag(Arc<str>),
+    /// Another grammar.
+    Other,
 }
 
 /// Builds the calls to one kind of engine, and reads its answers. The identified engine is an

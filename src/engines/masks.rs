@@ -23,7 +23,10 @@ use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
 /// Maximum size of a grammar, bytes of its JSON.
-pub const MAX_GRAMMAR: usize = 32 << 10;
+const MAX_GRAMMAR: usize = 32 << 10;
+/// Maximum size of a structural tag, bytes of its JSON: it has the schemas of all tools, with
+/// hermes twice.
+const MAX_TAG: usize = 128 << 10;
 /// Maximum depth of nested values in a schema, as vLLM has it (0.32,
 /// `MAX_STRUCTURED_OUTPUT_JSON_NESTING`), and of nested groups in a regular expression: the library
 /// recurses on both.
@@ -40,6 +43,54 @@ pub enum Library {
     Xgrammar,
 }
 
+/// The rules of a grammar.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rules {
+    /// As the request asks for them.
+    Asked(Arc<Grammar>),
+    /// A structural tag, as JSON text: what the server has made of forced calls, strict functions
+    /// or a limit of one call (xgrammar's `StructuralTag`).
+    Tag(Arc<str>),
+}
+
+impl Rules {
+    /// The parameter of the request that brings them in.
+    pub fn parameter(&self) -> &'static str {
+        match self {
+            Self::Asked(grammar) => grammar.parameter,
+            Self::Tag(_) => "tools",
+        }
+    }
+
+    /// As JSON text.
+    pub fn to_json_text(&self) -> String {
+        match self {
+            Self::Asked(grammar) => grammar.to_json().to_string(),
+            Self::Tag(text) => text.to_string(),
+        }
+    }
+
+    /// The size that they may have, bytes of their JSON.
+    const fn most(&self) -> usize {
+        match self {
+            Self::Asked(_) => MAX_GRAMMAR,
+            Self::Tag(_) => MAX_TAG,
+        }
+    }
+
+    /// The depth to which values are nested in their schemas, or groups in a regular expression.
+    fn depth(&self) -> usize {
+        match self {
+            Self::Asked(grammar) => match &grammar.language {
+                Language::Json(schema) => nested(schema),
+                Language::Regex(regex) => regex.matches('(').count(),
+                Language::JsonObject | Language::Choice(_) | Language::Lark(_) => 0,
+            },
+            Self::Tag(text) => serde_json::from_str(text).map_or(usize::MAX, |tag| nested(&tag)),
+        }
+    }
+}
+
 /// A grammar that cannot be followed here; the text says why.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MaskError {
@@ -47,8 +98,8 @@ pub enum MaskError {
     #[error("a grammar in Lark's or Backus and Naur's notation")]
     Notation,
     /// It is too large.
-    #[error("a grammar of more than {MAX_GRAMMAR} bytes")]
-    TooLarge,
+    #[error("a grammar of more than {0} bytes")]
+    TooLarge(usize),
     /// It is nested too deeply.
     #[error("a grammar that is nested more than {MAX_DEPTH} times")]
     TooDeep,
@@ -73,12 +124,13 @@ impl Compiled {
     ///
     /// # Errors
     /// See [`MaskError`].
-    pub fn new(_: Library, grammar: &Grammar) -> Result<Self, MaskError> {
-        if depth(&grammar.language) > MAX_DEPTH {
-            return Err(MaskError::TooDeep);
+    pub fn new(_: Library, rules: &Rules) -> Result<Self, MaskError> {
+        let text = rules.to_json_text();
+        if text.len() > rules.most() {
+            return Err(MaskError::TooLarge(rules.most()));
         }
-        if grammar.to_json().to_string().len() > MAX_GRAMMAR {
-            return Err(MaskError::TooLarge);
+        if rules.depth() > MAX_DEPTH {
+            return Err(MaskError::TooDeep);
         }
         // Tokens are read by their bytes, so the vocabulary does not matter; one has to be there.
         let ends = Some(vec![0]);
@@ -86,12 +138,15 @@ impl Compiled {
         let Ok(vocabulary) = vocabulary else { return Err(MaskError::Notation) };
         let compiler = GrammarCompiler::new(vocabulary, 1, false, -1);
         let schema = |schema: &str| compiler.compile_json_schema(schema, true, None, None, true, None);
-        let compiled = match &grammar.language {
-            Language::JsonObject => schema(&json!({"type": "object"}).to_string()),
-            Language::Json(value) => schema(&value.to_string()),
-            Language::Regex(regex) => compiler.compile_regex(regex),
-            Language::Choice(texts) => compiler.compile_grammar_ebnf(&choice(texts), "root"),
-            Language::Lark(_) => return Err(MaskError::Notation),
+        let compiled = match rules {
+            Rules::Asked(grammar) => match &grammar.language {
+                Language::JsonObject => schema(&json!({"type": "object"}).to_string()),
+                Language::Json(value) => schema(&value.to_string()),
+                Language::Regex(regex) => compiler.compile_regex(regex),
+                Language::Choice(texts) => compiler.compile_grammar_ebnf(&choice(texts), "root"),
+                Language::Lark(_) => return Err(MaskError::Notation),
+            },
+            Rules::Tag(_) => compiler.compile_structural_tag(&text),
         }?;
         match compiled.memory_size_bytes() {
             bytes if bytes > MAX_COMPILED => Err(MaskError::TooMuch(bytes)),
@@ -105,24 +160,18 @@ impl Compiled {
     }
 }
 
-/// The depth to which values are nested in a schema, or groups in a regular expression.
-fn depth(language: &Language) -> usize {
-    match language {
-        Language::Json(schema) => {
-            let (mut deepest, mut open) = (0, vec![(schema, 1)]);
-            while let Some((value, depth)) = open.pop() {
-                deepest = deepest.max(depth);
-                match value {
-                    Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
-                    Value::Object(members) => open.extend(members.values().map(|item| (item, depth + 1))),
-                    _ => {}
-                }
-            }
-            deepest
+/// The depth to which values are nested.
+fn nested(value: &Value) -> usize {
+    let (mut deepest, mut open) = (0, vec![(value, 1)]);
+    while let Some((value, depth)) = open.pop() {
+        deepest = deepest.max(depth);
+        match value {
+            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(members) => open.extend(members.values().map(|item| (item, depth + 1))),
+            _ => {}
         }
-        Language::Regex(regex) => regex.matches('(').count(),
-        Language::JsonObject | Language::Choice(_) | Language::Lark(_) => 0,
     }
+    deepest
 }
 
 /// The rules that vLLM makes of a choice (0.32, `v1/structured_output/utils.py`).
@@ -309,12 +358,12 @@ mod tests {
         Arc::new(Tokenizer::from_file(&root().join("onnx/models/target/tokenizer.json")).unwrap())
     }
 
-    fn grammar(language: Language) -> Grammar {
-        Grammar { parameter: "response_format", language, any_whitespace: true }
+    fn asked(language: Language) -> Rules {
+        Rules::Asked(Arc::new(Grammar { parameter: "response_format", language, any_whitespace: true }))
     }
 
     fn begin(tokenizer: &Arc<Tokenizer>, language: Language) -> Mask {
-        let compiled = Compiled::new(Library::Xgrammar, &grammar(language)).unwrap();
+        let compiled = Compiled::new(Library::Xgrammar, &asked(language)).unwrap();
         Mask::new(&compiled, Arc::clone(tokenizer), tokenizer.may_end())
     }
 
@@ -328,6 +377,7 @@ mod tests {
         json: Option<String>,
         regex: Option<String>,
         choice: Option<Vec<String>>,
+        tag: Option<String>,
         #[serde(default)]
         refused: bool,
         #[serde(default)]
@@ -338,11 +388,12 @@ mod tests {
 
     impl Recorded {
         /// `None` for a schema with a number or a text that no request can have here.
-        fn language(&self) -> Option<Language> {
-            match (&self.json, &self.regex) {
-                (Some(schema), _) => Some(Language::Json(serde_json::from_str(schema).ok()?)),
-                (_, Some(regex)) => Some(Language::Regex(regex.clone())),
-                _ => self.choice.clone().map(Language::Choice),
+        fn rules(&self) -> Option<Rules> {
+            match (&self.tag, &self.json, &self.regex) {
+                (Some(tag), ..) => Some(Rules::Tag(tag.as_str().into())),
+                (_, Some(schema), _) => Some(asked(Language::Json(serde_json::from_str(schema).ok()?))),
+                (_, _, Some(regex)) => Some(asked(Language::Regex(regex.clone()))),
+                _ => self.choice.clone().map(Language::Choice).map(asked),
             }
         }
     }
@@ -356,8 +407,8 @@ mod tests {
         let ends = tokenizer.may_end();
         let (mut followed, mut places) = (0, 0);
         for (line, recorded) in (1..).zip(&recorded) {
-            let Some(language) = recorded.language().filter(|_| !recorded.refused) else { continue };
-            let compiled = Compiled::new(Library::Xgrammar, &grammar(language));
+            let Some(rules) = recorded.rules().filter(|_| !recorded.refused) else { continue };
+            let compiled = Compiled::new(Library::Xgrammar, &rules);
             let compiled = compiled.unwrap_or_else(|error| panic!("line {line}: {error}"));
             let mut place = compiled.begin(Arc::clone(&tokenizer));
             for &(step, count, ref digest, complete) in &recorded.places {
@@ -379,7 +430,7 @@ mod tests {
     #[test]
     fn places_are_reached_in_any_order() {
         let tokenizer = target();
-        let compiled = Compiled::new(Library::Xgrammar, &grammar(Language::JsonObject)).unwrap();
+        let compiled = Compiled::new(Library::Xgrammar, &asked(Language::JsonObject)).unwrap();
         let tokens = ids(&tokenizer, "{\"a\": [1, 2, {\"b\": \"c\"}]}");
         let fresh = |end: usize| {
             let mut place = compiled.begin(Arc::clone(&tokenizer));
@@ -462,7 +513,34 @@ mod tests {
             ("words", Language::Regex(r"(\w{1,50}\s){1,50}\w+".to_owned())),
             ("parentheses", Language::Regex("(".repeat(20_000) + &")".repeat(20_000))),
         ] {
-            let compiled = Compiled::new(Library::Xgrammar, &grammar(language));
+            let compiled = Compiled::new(Library::Xgrammar, &asked(language));
+            assert_eq!(compiled.is_err(), refused.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_hostile_tag_is_refused_or_cheap() {
+        let tag = |begin: &str, schema: &Value| {
+            json!({"type": "tag", "begin": begin, "end": ")",
+            "content": {"type": "json_schema", "json_schema": schema}})
+        };
+        let text = |format: &Value| json!({"type": "structural_tag", "format": format}).to_string();
+        let triggered =
+            |tags: &[Value]| text(&json!({"type": "triggered_tags", "triggers": ["("], "tags": tags}));
+        let many: Vec<Value> =
+            (0..500).map(|at| tag(&format!("(f{at}"), &json!({"type": "object"}))).collect();
+        let deep = (0..80).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
+        let long = json!({"description": "x".repeat(MAX_TAG)});
+        let refused = ["no JSON", "no tag", "deep", "long", "a token"];
+        for (name, tag) in [
+            ("no JSON", "{".to_owned()),
+            ("no tag", "{}".to_owned()),
+            ("many", triggered(&many)),
+            ("deep", triggered(&[tag("(f", &deep)])),
+            ("long", triggered(&[tag("(f", &long)])),
+            ("a token", text(&json!({"type": "token", "token": "<|end|>"}))),
+        ] {
+            let compiled = Compiled::new(Library::Xgrammar, &Rules::Tag(tag.into()));
             assert_eq!(compiled.is_err(), refused.contains(&name), "{name}");
         }
     }

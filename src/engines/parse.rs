@@ -77,7 +77,7 @@ pub fn with_vocabulary<T>(tokenizer: &Tokenizer, act: impl FnOnce(&Vocabulary<'_
     act(&Vocabulary { id: &|text| tokenizer.id(text), special: &special })
 }
 
-/// A request, as far as parsers need to know it. Its tool choice is `auto` or `none`.
+/// A request, as far as parsers need to know it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// The field `tools`; empty if it is absent.
@@ -86,6 +86,8 @@ pub struct Request<'a> {
     pub may_call: bool,
     /// All calls but the first are left out (`parallel_tool_calls: false`).
     pub single_call: bool,
+    /// A whole answer has an empty content rather than none, as where vLLM was told to call.
+    pub empty_content: bool,
     /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
     pub template: Option<&'a Map<String, Value>>,
     /// Ids of the rendered prompt.
@@ -241,6 +243,9 @@ impl Parsers {
         };
         if request.single_call {
             whole.calls.truncate(1);
+        }
+        if request.empty_content {
+            whole.content.get_or_insert_default();
         }
         Ok(whole)
     }

@@ -38,6 +38,7 @@ use crate::clock::Clock;
 use crate::fleet::Replica;
 use crate::fleet::identity::{Identities, Identity, ServerKnowledge};
 use crate::learning::Learnt;
+use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::corpus::{CorpusAccess, CorpusHandle};
 use crate::learning::recording::{Record, Recorder};
 use crate::observe::Observer;
@@ -49,6 +50,7 @@ use crate::serving::drafters::SessionModel;
 use crate::serving::drafting::Drafting;
 use crate::serving::exchange::{Exchange, Serve, Served};
 use crate::serving::grammar::Grammar;
+use crate::serving::masks::Followed;
 use crate::serving::plan::SessionPlan;
 use crate::serving::ruling::Rulebook;
 use crate::serving::run::Run;
@@ -145,17 +147,35 @@ impl SessionRunner {
         if !tells || stops {
             return Some(Permission::Plain(PlainReason::UntrustedIds));
         }
-        masks::permission(identity, &engine.sampling(request).0, &traits, self.clock.now()).or_else(|| {
+        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
+        if !grammar.is_native(identity, request) {
+            return Some(Permission::Plain(PlainReason::Grammar));
+        }
+        let followed = self.followed(identity, request, &traits, &grammar);
+        followed.and_then(|followed| followed.permission()).or_else(|| {
             (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
         })
+    }
+
+    fn followed(
+        &self,
+        identity: &Identity,
+        request: &Request,
+        traits: &AnswerTraits,
+        grammar: &Grammar,
+    ) -> Option<Followed> {
+        let sampling = identity.engine.sampling(request).0;
+        Followed::of(identity, request, &sampling, grammar, traits, self.clock.now())
     }
 
     /// The state of the output parsers and of the grammar for this request, in words for the
     /// operator; empty if they do not matter, or have proved themselves.
     pub fn proof_notes(&self, identity: &Identity, request: &Request) -> Vec<String> {
         let traits = self.setup.learnt.answer_traits(identity);
-        let grammar = masks::note(identity, &identity.engine.sampling(request).0, &traits, self.clock.now());
-        parsing::note(identity, request, &traits).into_iter().chain(grammar).collect()
+        let grammar = Grammar::of(identity, request, &traits, self.clock.now());
+        let followed = self.followed(identity, request, &traits, &grammar);
+        let note = followed.and_then(|followed| followed.note());
+        parsing::note(identity, request, &traits).into_iter().chain(note).collect()
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
@@ -183,8 +203,10 @@ impl SessionRunner {
         };
         let permission = plan::permission(&ruling, &drawn, || self.plain_before(identity, request));
         let answer_traits = self.setup.learnt.answer_traits(identity);
-        let mask = masks::mask(identity, &ruling.sampling, &answer_traits, self.clock.now()).map(Arc::new);
-        let bound = mask.is_none() && masks::binds(identity, &ruling.sampling);
+        let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
+        let followed = self.followed(identity, request, &answer_traits, &grammar);
+        let mask = followed.and_then(|followed| followed.mask(identity)).map(Arc::new);
+        let bound = mask.is_none() && masks::binds(identity, &ruling.sampling, &grammar);
         // The grammar that had proved itself may have been dropped since.
         let permission = match permission {
             Permission::Speculate if bound => Permission::Shadow(PlainReason::Grammar),
@@ -224,8 +246,7 @@ impl SessionRunner {
         // speculated on.
         let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
-        let parses = parsing::applies(identity, request);
-        let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
+        let parses = parsing::applies(identity, request) && grammar.is_native(identity, request);
         let identity = Arc::clone(identity);
         Ok(Run {
             plan: Arc::new(SessionPlan {

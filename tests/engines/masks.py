@@ -3,9 +3,9 @@
 
     .cache/engines/vllm-0.32.0/bin/python tests/engines/masks.py [GRAMMARS.jsonl]
 
-Reads grammars, one JSON object a line with a member `json` (the text of a schema), `regex` or `choice`,
-by default those of the recording itself, tests/goldens/xgrammar.jsonl, which it writes: for each grammar
-a walk over allowed tokens of the bundled target's vocabulary, and at some of its places the SHA-256 of
+Reads grammars, one JSON object a line with a member `json` (the text of a schema), `regex`, `choice` or
+`tag` (the text of a structural tag, as vLLM makes it of tools), by default those of the recording itself, tests/goldens/xgrammar.jsonl, which it writes: for each grammar
+a walk over allowed tokens of the bundled target's vocabulary (under a tag: into one of its calls), and at some of its places the SHA-256 of
 the ids of the allowed ones of every SIXTEENTH token (little-endian, 32 bits each), without those that
 may end a text, and if the text may end there. Grammars that the library refuses are recorded as such. Seeded: the same library
 writes the same file.
@@ -33,11 +33,27 @@ COMMON = ['{', '}', '[', ']', '"', '":', ',', '1', '2', '0', '.', '-', 'a', 'e',
 
 
 def compiled(compiler, grammar):
+    if "tag" in grammar:
+        return compiler.compile_structural_tag(grammar["tag"])
     if "json" in grammar:
         return compiler.compile_json_schema(grammar["json"], any_whitespace=True)
     if "regex" in grammar:
         return compiler.compile_regex(grammar["regex"])
     return compiler.compile_grammar(choice_as_grammar(grammar["choice"]))
+
+
+def opening(grammar, rng):
+    """The text with which a call of a structural tag begins; empty for other grammars."""
+    texts, found = [json.loads(grammar.get("tag", "null"))], []
+    while texts:
+        part = texts.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("begin"), str):
+                found.append(part["begin"])
+            texts.extend(part.values())
+        elif isinstance(part, list):
+            texts.extend(part)
+    return rng.choice(sorted(set(found))) if found else ""
 
 
 def allowed(matcher, size):
@@ -47,7 +63,7 @@ def allowed(matcher, size):
     return [token for token in range(size) if words[token // 32] >> (token % 32) & 1]
 
 
-def walk(context, size, ends, common, rng):
+def walk(context, size, ends, common, opening, rng):
     matcher = xgrammar.GrammarMatcher(context, override_stop_tokens=[min(ends)])
     tokens, places = [], []
     kept = set(rng.sample(range(STEPS), PLACES)) | {0}
@@ -62,7 +78,10 @@ def walk(context, size, ends, common, rng):
         if not text:
             break
         likely = [token for token in text if token in common]
-        tokens.append(rng.choice(likely if likely and rng.random() < PLAIN else text))
+        if opening and opening[0] in text:
+            tokens.append(opening.pop(0))
+        else:
+            tokens.append(rng.choice(likely if likely and rng.random() < PLAIN else text))
         assert matcher.accept_token(tokens[-1])
     return tokens, places
 
@@ -78,13 +97,15 @@ def main():
     lines = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else GOLDEN).read_text().splitlines()
     with GOLDEN.open("w") as out:
         for number, line in enumerate(lines):
-            grammar = {key: value for key, value in json.loads(line).items() if key in ("json", "regex", "choice")}
+            grammar = {key: value for key, value in json.loads(line).items() if key in ("json", "regex", "choice", "tag")}
             try:
                 context = compiled(xgrammar.GrammarCompiler(info, max_threads=2), grammar)
             except RuntimeError:
                 grammar["refused"] = True
             else:
-                grammar["tokens"], grammar["places"] = walk(context, size, ends, common, random.Random(number))
+                rng = random.Random(number)
+                begin = tokenizer.encode(opening(grammar, rng), add_special_tokens=False).ids
+                grammar["tokens"], grammar["places"] = walk(context, size, ends, common, begin, rng)
             out.write(json.dumps(grammar) + "\n")
 
 

@@ -279,7 +279,8 @@ impl Output {
     fn close(&mut self) {
         let Some(parsing) = &mut self.parsing else { return };
         parsing.finish();
-        if parsing.has_called() && self.finish == Some(Finish::Stop) {
+        let ends = parsing.has_called() && !self.ending.calls_end_as_text;
+        if ends && self.finish == Some(Finish::Stop) {
             self.finish = Some(Finish::ToolCalls);
         }
     }

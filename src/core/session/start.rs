@@ -76,6 +76,8 @@ pub struct Ending {
     pub ignore_eos: bool,
     /// Stop texts count only beyond this many output tokens.
     pub min_tokens: u32,
+    /// Calls do not change the finish reason: they were forced by name (vLLM).
+    pub calls_end_as_text: bool,
 }
 
 /// Selects the stop text that counts if one token completes several. Engines differ.

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::masks::Library;
 use crate::openai::{Additive, Defaults, Grammar, Language, Request, Route, Sampling};
-use crate::parse::{Parsers, call_grammar};
+use crate::parse::{Forced, Parsers, call_grammar};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
 use foretell_core::words::{VerifyMethod, VerifyResult};
@@ -183,6 +183,17 @@ pub struct Engine {
     pub may_end: Vec<TokenId>,
 }
 
+/// When calls are the finish reason of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallsEnd {
+    /// Where it would be `stop`; of an answer that is not streamed also where it was cut.
+    Whole,
+    /// Where it would be `stop`.
+    Stopped,
+    /// Never.
+    Never,
+}
+
 impl Engine {
     /// True if it identifies its process, so that a connection can be checked to lead to the same
     /// one.
@@ -274,7 +285,7 @@ impl Engine {
         if let Some(grammar) = grammar.filter(|grammar| !self.follows(request, sampling, grammar)) {
             return Some(Refused::by(RelayReason::Structured, grammar.parameter));
         }
-        if request.forced.is_some() && sampling.grammar.is_none() {
+        if request.forced.is_some() && sampling.grammar.is_none() && !self.follows_tag(request, sampling) {
             return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
@@ -293,18 +304,38 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request may be held against its grammar here: at temperature 0 or
-    /// where nothing truncates the distribution, if the grammar binds a plain text from its first
-    /// token to its end.
+    /// True if the output of this request may be held against its grammar here, which binds a plain
+    /// text from its first token to its end.
     fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
-        let plain = !request.tools && self.parsers.reasoning.is_none() && request.rendered.is_empty();
+        let plain = !request.tools && request.rendered.is_empty();
+        plain && self.follows_output(request, sampling) && !matches!(grammar.language, Language::Lark(_))
+    }
+
+    /// True if the output of this request may be held here against the structural tag that the
+    /// server makes of its tools, if it makes one.
+    pub fn follows_tag(&self, request: &Request, sampling: &Sampling) -> bool {
+        self.renders && self.follows_output(request, sampling)
+    }
+
+    /// True if an output under a grammar may be held against that here: at temperature 0, or where
+    /// nothing truncates the distribution. Reasoning is not under a grammar.
+    fn follows_output(&self, request: &Request, sampling: &Sampling) -> bool {
         let draws = sampling.draws_freely() && !self.seeded;
         let free = (sampling.plainly_greedy() || draws)
             && sampling.min_tokens == 0
             && !sampling.ignore_eos
             && request.stop_token_ids.is_empty();
         let scores = self.methods.contains(&VerifyMethod::Score);
-        self.masks.is_some() && scores && plain && free && !matches!(grammar.language, Language::Lark(_))
+        self.masks.is_some() && scores && self.parsers.reasoning.is_none() && free
+    }
+
+    /// When calls are the finish reason of the answer to this request.
+    pub fn calls_end(&self, request: &Request) -> CallsEnd {
+        match request.forced.as_ref().filter(|_| self.dialect.quirks().forced_apart) {
+            None => CallsEnd::Whole,
+            Some(Forced::Any) => CallsEnd::Stopped,
+            Some(Forced::Function(_)) => CallsEnd::Never,
+        }
     }
 
     /// Reason for a request whose prompt or sampling depends on what the engine makes of it, or

@@ -89,6 +89,9 @@ pub struct Quirks {
     pub fills_slots: bool,
     /// How it is told to reason.
     pub thinking: Thinking,
+    /// An answer with forced calls differs from others with calls: its content is empty, not null,
+    /// and the finish reason is `stop` where the call was forced by name ([`super::CallsEnd`]).
+    pub forced_apart: bool,
     /// It knows `stream_options.continuous_usage_stats`: others may refuse the request for it.
     pub continuous_usage: bool,
     /// It has the Responses and the Messages API itself in its newest version, so what Foretell
@@ -161,6 +164,7 @@ impl Quirks {
         shares_noise: false,
         rows_may_change: false,
         fills_slots: false,
+        forced_apart: false,
         thinking: Thinking::Template,
         continuous_usage: false,
         has_other_apis: false,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::Body;
 use super::{
-    Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
+    Binding, Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
 use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
@@ -435,13 +435,24 @@ struct RenderedChat {
     sampling_params: Map<String, Value>,
 }
 
-/// Reads a rendered chat: its prompt, and whether a grammar binds its sampling, after what the
-/// engine's parsers have made of the request.
+/// Reads a rendered chat: its prompt, and what binds its sampling, after what the engine's parsers
+/// have made of the request.
 pub fn read_render(body: &[u8]) -> Result<PromptAnswer, Unreadable> {
     let chat: RenderedChat =
         serde_json::from_slice(body).map_err(|_| Unreadable("no rendered chat request"))?;
-    let bound = chat.sampling_params.get("structured_outputs").is_some_and(|grammar| !grammar.is_null());
-    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, bound })
+    Ok(PromptAnswer::Rendered { prompt: chat.token_ids, binding: binding(&chat.sampling_params) })
+}
+
+fn binding(sampling_params: &Map<String, Value>) -> Binding {
+    let Some(grammar) = sampling_params.get(STRUCTURED_OUTPUTS).filter(|grammar| !grammar.is_null()) else {
+        return Binding::None;
+    };
+    // Members that are at their defaults are left out, or null.
+    let set = grammar.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    match set.collect::<Vec<_>>()[..] {
+        [(name, Value::String(tag))] if name == "structural_tag" => Binding::Tag(tag.as_str().into()),
+        _ => Binding::Other,
+    }
 }
 
 /// The call in which the engine parses a complete output (0.32, `renderers/online_derenderer.py`);
@@ -458,6 +469,32 @@ pub fn parts_call(request: &Request, prompt: &[TokenId], output: &[TokenId]) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_binds_a_rendered_chat_is_read_from_its_sampling() {
+        let read = |sampling: Value| {
+            let body = json!({"token_ids": [1, 2], "sampling_params": sampling});
+            read_render(body.to_string().as_bytes())
+        };
+        for (sampling, binding) in [
+            (json!({}), Binding::None),
+            (json!({"structured_outputs": null}), Binding::None),
+            (json!({"structured_outputs": {"structural_tag": "{}"}}), Binding::Tag("{}".into())),
+            (
+                json!({"structured_outputs": {"structural_tag": "{}", "json": null}}),
+                Binding::Tag("{}".into()),
+            ),
+            (
+                json!({"structured_outputs": {"structural_tag": "{}", "disable_any_whitespace": true}}),
+                Binding::Other,
+            ),
+            (json!({"structured_outputs": {"json": {}}}), Binding::Other),
+            (json!({"structured_outputs": {}}), Binding::Other),
+        ] {
+            assert_eq!(read(sampling), Ok(PromptAnswer::Rendered { prompt: vec![1, 2], binding }));
+        }
+        assert!(read_render(b"{}").is_err());
+    }
 
     #[test]
     fn completion_and_chat_events_read_alike() {

@@ -125,6 +125,7 @@ const QUIRKS: Quirks = Quirks {
     noise_may_be_placed: true,
     rows_may_change: true,
     thinking: Thinking::Effort,
+    forced_apart: true,
     continuous_usage: true,
     has_other_apis: true,
     stop_hold: Hold::Longest,

@@ -77,6 +77,7 @@ impl Case {
             tools: &self.tools,
             may_call: self.may_call,
             single_call: false,
+            empty_content: false,
             template: self.template.as_ref(),
             prompt: &self.prompt,
         }

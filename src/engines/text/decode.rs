@@ -141,6 +141,48 @@ impl Decode for Detokenizer {
     }
 }
 
+/// A detokenizer that sends the text of a token once no character of it is broken, as engines do
+/// that decode by steps: vLLM (0.32, `v1/engine/detokenizer.py`: `DecodeStream` of the library
+/// `tokenizers`) and streams of llama.cpp. What it holds at the end of the output is left out.
+#[derive(Clone)]
+pub struct Stepwise {
+    decoder: Detokenizer,
+    held: String,
+    /// Text that ends with U+FFFD is held, too.
+    certain: bool,
+}
+
+impl Stepwise {
+    /// The same by steps. `certain`: a character that can never become whole is waited for, too.
+    pub fn new(decoder: Detokenizer, certain: bool) -> Self {
+        Self { decoder, held: String::new(), certain }
+    }
+
+    /// True if it holds text, or the beginning of a character.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty() || self.decoder.holds()
+    }
+}
+
+impl Decode for Stepwise {
+    fn push(&mut self, token: TokenId) -> String {
+        let text = self.decoder.push(token);
+        self.held.push_str(&text);
+        let broken = self.certain && self.held.ends_with(char::REPLACEMENT_CHARACTER);
+        if broken || self.decoder.holds() { String::new() } else { std::mem::take(&mut self.held) }
+    }
+
+    fn flush(&mut self) -> String {
+        self.decoder.flush();
+        self.held.clear();
+        String::new()
+    }
+
+    fn fork(&self) -> Box<dyn Decode> {
+        Box::new(self.clone())
+    }
+}
+
 /// Takes from `held` the text that is final: characters, and U+FFFD for bytes that can never become
 /// one. The beginning of a character stays, at most three bytes.
 fn certain(held: &mut Vec<u8>) -> String {
@@ -194,6 +236,38 @@ fn difference(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a decoder sends for each of these tokens, in the bundled vocabulary.
+    fn sent(mut decoder: impl Decode, tokens: &[TokenId]) -> Vec<String> {
+        let mut sent: Vec<String> = tokens.iter().map(|&token| decoder.push(token)).collect();
+        sent.push(decoder.flush());
+        sent
+    }
+
+    #[test]
+    fn by_steps_a_token_waits_for_all_of_its_characters() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../onnx/models/target/tokenizer.json");
+        let tokenizer = Arc::new(Tokenizer::from_file(std::path::Path::new(path)).unwrap());
+        let byte =
+            |byte: u8| (0..tokenizer.end()).find(|&id| *tokenizer.spelling(id).unwrap() == [byte]).unwrap();
+        let detokenizer = || tokenizer.detokenizer(&[], true);
+        let emoji: Vec<TokenId> = "a😀".bytes().map(byte).collect();
+        let steps = |certain, tokens: &[TokenId]| sent(Stepwise::new(detokenizer(), certain), tokens);
+        assert_eq!(steps(true, &emoji), ["a", "", "", "", "😀", ""]);
+        assert_eq!(steps(true, &emoji[..4]), ["a", "", "", "", ""]);
+        let stray = [byte(b'a'), byte(0x80), byte(b'b'), byte(0x80)];
+        assert_eq!(sent(detokenizer(), &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
+        assert_eq!(steps(true, &stray), ["a", "", "\u{FFFD}b", "", ""]);
+        assert_eq!(steps(false, &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
+        // The first byte of a character and a space in one token.
+        let both = (0..tokenizer.end()).find(|&id| {
+            let spelled = tokenizer.spelling(id).unwrap_or_default();
+            spelled.len() > 1 && spelled[0] == b' ' && std::str::from_utf8(&spelled).is_err()
+        });
+        if let Some(both) = both {
+            assert_eq!(steps(true, &[both]), ["", ""]);
+        }
+    }
 
     #[test]
     fn the_alphabet_names_every_byte_once() {

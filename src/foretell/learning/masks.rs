@@ -13,8 +13,7 @@ use sha2::{Digest, Sha256};
 
 use foretell_core::control::ExpiringMap;
 use foretell_core::units::Tick;
-use foretell_engines::masks::Compiled;
-use foretell_engines::openai::Grammar;
+use foretell_engines::masks::{Compiled, Rules};
 
 /// Maximum number of grammars kept; the least recently used one is evicted.
 const GRAMMARS: usize = 128;
@@ -30,8 +29,9 @@ pub struct MaskKey([u8; 32]);
 impl MaskKey {
     /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema
     /// with its members in another order is another grammar.
-    pub fn of(grammar: &Grammar, greedy: bool) -> Self {
-        Self(Sha256::digest(format!("{greedy} {}", grammar.to_json())).into())
+    pub fn of(rules: &Rules, greedy: bool) -> Self {
+        let kind = matches!(rules, Rules::Tag(_));
+        Self(Sha256::digest(format!("{greedy} {kind} {}", rules.to_json_text())).into())
     }
 }
 
@@ -112,15 +112,17 @@ impl Masks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_engines::openai::Language;
+    use foretell_engines::openai::{Grammar, Language};
 
     #[test]
     fn a_grammar_is_proved_once() {
         let (masks, now) = (Masks::default(), Tick(0));
-        let grammar = |text: &str| Grammar {
-            parameter: "response_format",
-            language: Language::Regex(text.to_owned()),
-            any_whitespace: true,
+        let grammar = |text: &str| {
+            Rules::Asked(Arc::new(Grammar {
+                parameter: "response_format",
+                language: Language::Regex(text.to_owned()),
+                any_whitespace: true,
+            }))
         };
         let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text), true));
         assert_ne!(a, MaskKey::of(&grammar("a"), false));

@@ -32,7 +32,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
-    Among, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+    Among, Binding, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
 use foretell_engines::masks::Mask;
 use foretell_engines::openai::{self, Route, Sampling, parts};
@@ -442,17 +442,21 @@ impl Calls {
         (first != own).then(|| (first.clone(), own.clone()))
     }
 
-    /// Requests the prompt's ids while the first call streams. Any failure gives [`Event::Doubt`].
-    pub async fn prompt_ids_call(self, request: Arc<openai::Request>, first: Call) -> Event {
+    /// Requests the prompt's ids while the first call streams, and what binds the output, where the
+    /// engine says. Any failure gives [`Event::Doubt`].
+    pub async fn prompt_ids_call(self, request: &openai::Request, first: Call) -> (Event, Option<Binding>) {
         let mut call = first;
         loop {
             let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None)).await;
-            let Ok(Ok(body)) = asked else { return Event::Doubt };
-            match self.0.engine.read_prompt_answer(&request, &body) {
-                Ok(PromptAnswer::Prompt(ids)) => return Event::Prompt(ids),
-                Ok(PromptAnswer::Rendered { prompt, bound }) => return Event::Rendered { prompt, bound },
+            let Ok(Ok(body)) = asked else { return (Event::Doubt, None) };
+            match self.0.engine.read_prompt_answer(request, &body) {
+                Ok(PromptAnswer::Prompt(ids)) => return (Event::Prompt(ids), None),
+                Ok(PromptAnswer::Rendered { prompt, binding }) => {
+                    let bound = binding != Binding::None;
+                    return (Event::Rendered { prompt, bound }, Some(binding));
+                }
                 Ok(PromptAnswer::Ask(next)) => call = next,
-                Err(_) => return Event::Doubt,
+                Err(_) => return (Event::Doubt, None),
             }
         }
     }

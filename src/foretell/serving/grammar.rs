@@ -1,19 +1,25 @@
-//! Knowledge about a grammar that may bind the output of a request, so that no later request can
-//! continue it.
+//! Knowledge about a grammar that the server may make of a request, so that no later request can
+//! continue its output.
 
+use std::sync::Arc;
+
+use super::calls::Calls;
+use crate::clock::Clock;
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::AnswerTraits;
+use foretell_core::session::Event;
 use foretell_core::units::Tick;
+use foretell_engines::dialect::{Binding, Call};
 use foretell_engines::openai::{GrammarKey, Request};
 
 /// Knowledge about a request's grammar before its first call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grammar {
-    /// Nothing in the request brings one in.
+    /// Nothing in the request makes the server bring one in.
     None,
     /// The server has rendered an earlier request that shares everything with this one but its
-    /// messages: true if a grammar binds them.
-    Told(bool),
+    /// messages.
+    Told(Binding),
     /// The server is asked concurrently with the first call. Its answer is kept under this key;
     /// `None` where it could be another server's later on.
     Asked(Option<GrammarKey>),
@@ -32,16 +38,41 @@ impl Grammar {
             return Self::Asked(None);
         }
         let key = GrammarKey::of(request);
-        traits.grammars.bind(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
+        traits.grammars.binding(&key, now).map_or(Self::Asked(Some(key)), Self::Told)
     }
 
-    /// True if a grammar binds the output, or may.
-    pub fn may_bind(self) -> bool {
-        !matches!(self, Self::None | Self::Told(false))
+    /// True if a grammar binds the output that the request does not ask for itself, or may.
+    pub fn may_bind(&self) -> bool {
+        !matches!(self, Self::None | Self::Told(Binding::None))
     }
 
     /// True if the server need not be asked.
-    pub fn is_told(self) -> bool {
+    pub fn is_told(&self) -> bool {
         matches!(self, Self::Told(_))
+    }
+
+    /// Asks for the prompt's ids by this call, and keeps what the server says of a grammar.
+    pub(super) async fn ask(
+        self,
+        calls: Calls,
+        request: Arc<Request>,
+        call: Call,
+        traits: Arc<AnswerTraits>,
+        clock: Clock,
+    ) -> Event {
+        let (event, binding) = calls.prompt_ids_call(&request, call).await;
+        if let (Self::Asked(Some(key)), Some(binding)) = (self, binding) {
+            traits.grammars.note(&key, binding, clock.now());
+        }
+        event
+    }
+
+    /// True if the answer to this request is known to be written in the form of the model, which the
+    /// server's parsers read. A forced call is only under a structural tag: vLLM has other parsers
+    /// otherwise (0.32, `supports_required_and_named`).
+    pub fn is_native(&self, identity: &Identity, request: &Request) -> bool {
+        request.forced.is_none()
+            || identity.engine.continues_grammar
+            || matches!(self, Self::Told(Binding::Tag(_)))
     }
 }

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use super::calls::Calls;
+use super::grammar::Grammar;
+use super::plan::SessionPlan;
 use crate::clock::Clock;
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::AnswerTraits;
@@ -11,140 +13,150 @@ use crate::learning::masks::{MaskKey, Trust};
 use foretell_core::session::Permission;
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::PlainReason;
-use foretell_engines::masks::{Compiled, Library, Mask};
-use foretell_engines::openai::{Grammar, Sampling};
-
-/// The grammar of a request that the server does not apply to later requests, and its library;
-/// `None` if there is none.
-fn grammar_of<'a>(identity: &Identity, sampling: &'a Sampling) -> Option<(Library, &'a Arc<Grammar>)> {
-    let library = identity.engine.masks.filter(|_| !identity.engine.continues_grammar)?;
-    Some((library, sampling.grammar.as_ref()?))
-}
-
-/// The key of that grammar, and the trust in it; `None` if there is none.
-fn trust_of(
-    identity: &Identity,
-    sampling: &Sampling,
-    traits: &AnswerTraits,
-    now: Tick,
-) -> Option<(MaskKey, Trust)> {
-    let (_, grammar) = grammar_of(identity, sampling)?;
-    let key = MaskKey::of(grammar, sampling.plainly_greedy());
-    Some((key, traits.masks.trust(&key, now)))
-}
+use foretell_engines::dialect::Binding;
+use foretell_engines::masks::{Compiled, Library, Mask, Rules};
+use foretell_engines::openai::{Request, Sampling};
 
 /// True if a grammar binds the output of a request that the server does not apply to later ones.
-pub(super) fn binds(identity: &Identity, sampling: &Sampling) -> bool {
-    sampling.grammar.is_some() && !identity.engine.continues_grammar
+pub(super) fn binds(identity: &Identity, sampling: &Sampling, grammar: &Grammar) -> bool {
+    let asked = sampling.grammar.is_some() && !identity.engine.continues_grammar;
+    asked || matches!(grammar, Grammar::Told(Binding::Tag(_) | Binding::Other))
 }
 
-/// The permission to which the grammar of a request narrows that of its policy; `None` if it does
-/// not.
-pub(super) fn permission(
-    identity: &Identity,
-    sampling: &Sampling,
-    traits: &AnswerTraits,
-    now: Tick,
-) -> Option<Permission> {
-    let (_, trust) = trust_of(identity, sampling, traits, now)?;
-    match trust {
-        Trust::Proven(_) => None,
-        Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
-        Trust::Refused(_) => Some(Permission::Plain(PlainReason::Grammar)),
+/// A grammar that binds the output of a request, that the server does not apply to later ones, and
+/// that may be followed here.
+pub(super) struct Followed {
+    library: Library,
+    rules: Rules,
+    key: MaskKey,
+    trust: Trust,
+}
+
+impl Followed {
+    /// The grammar of a request; `None` if there is none. `grammar`: what the server has said of it.
+    pub fn of(
+        identity: &Identity,
+        request: &Request,
+        sampling: &Sampling,
+        grammar: &Grammar,
+        traits: &AnswerTraits,
+        now: Tick,
+    ) -> Option<Self> {
+        let engine = &identity.engine;
+        let library = engine.masks.filter(|_| !engine.continues_grammar)?;
+        let rules = match (&sampling.grammar, grammar) {
+            (Some(asked), _) => Rules::Asked(Arc::clone(asked)),
+            (None, Grammar::Told(Binding::Tag(tag))) if engine.follows_tag(request, sampling) => {
+                Rules::Tag(Arc::clone(tag))
+            }
+            (None, _) => return None,
+        };
+        let key = MaskKey::of(&rules, sampling.plainly_greedy());
+        let trust = traits.masks.trust(&key, now);
+        Some(Self { library, rules, key, trust })
     }
-}
 
-/// The mask of a request whose grammar has proved itself; `None` otherwise.
-pub(super) fn mask(
-    identity: &Identity,
-    sampling: &Sampling,
-    traits: &AnswerTraits,
-    now: Tick,
-) -> Option<Mask> {
-    let (_, trust) = trust_of(identity, sampling, traits, now)?;
-    match trust {
-        Trust::Proven(compiled) => {
-            Some(Mask::new(&compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone()))
+    /// The permission to which it narrows that of the policy; `None` if it does not.
+    pub fn permission(&self) -> Option<Permission> {
+        match self.trust {
+            Trust::Proven(_) => None,
+            Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
+            Trust::Refused(_) => Some(Permission::Plain(PlainReason::Grammar)),
         }
-        Trust::Unproven | Trust::Proving | Trust::Refused(_) => None,
     }
-}
 
-/// The state of the grammar of a request, in words for the operator; `None` if it does not matter,
-/// or has proved itself.
-pub(super) fn note(
-    identity: &Identity,
-    sampling: &Sampling,
-    traits: &AnswerTraits,
-    now: Tick,
-) -> Option<String> {
-    let (_, trust) = trust_of(identity, sampling, traits, now)?;
-    match trust {
-        Trust::Proven(_) => None,
-        Trust::Unproven => Some(
-            "The grammar proves itself on the next complete answer of the server's own, which at temperature 0 is \
-             scored once."
-                .to_owned(),
-        ),
-        Trust::Proving => Some("An answer of the server's own is held against the grammar.".to_owned()),
-        Trust::Refused(reason) => Some(format!("Requests under this grammar stay plain: {reason}.")),
+    /// The mask of an output; `None` if the grammar has not proved itself.
+    pub fn mask(&self, identity: &Identity) -> Option<Mask> {
+        match &self.trust {
+            Trust::Proven(compiled) => {
+                let ends = identity.engine.may_end.clone();
+                Some(Mask::new(compiled, Arc::clone(&identity.tokenizer), ends))
+            }
+            Trust::Unproven | Trust::Proving | Trust::Refused(_) => None,
+        }
+    }
+
+    /// Its state in words for the operator; `None` if it has proved itself.
+    pub fn note(&self) -> Option<String> {
+        match &self.trust {
+            Trust::Proven(_) => None,
+            Trust::Unproven => Some(
+                "The grammar proves itself on the next complete answer of the server's own, which at temperature 0 is \
+                 scored once."
+                    .to_owned(),
+            ),
+            Trust::Proving => Some("An answer of the server's own is held against the grammar.".to_owned()),
+            Trust::Refused(reason) => Some(format!("Requests under this grammar stay plain: {reason}.")),
+        }
     }
 }
 
 /// The reason for which grammars of a server are not followed.
 const OTHER_LIBRARY: &str = "the server does not make its grammars by xgrammar 0.2.8 with free whitespace";
 
-/// The proof of a grammar by an answer of the server's own.
+/// The proof that an answer of the server's own can give of its grammar.
 pub(super) struct Proof {
-    library: Library,
-    grammar: Arc<Grammar>,
-    key: MaskKey,
-    /// At temperature 0.
-    greedy: bool,
-    identity: Arc<Identity>,
+    plan: Arc<SessionPlan>,
+    request: Arc<Request>,
     traits: Arc<AnswerTraits>,
     clock: Clock,
-    /// Maximum tokens of a request that scores an answer.
-    context_max: usize,
 }
 
 impl Proof {
-    /// The proof that the answer to a request can give; `None` if none is needed.
+    /// The proof that the answer to a request can give; `None` if none is to be given. The server
+    /// may say what binds it while it answers.
     pub fn of(
-        identity: &Arc<Identity>,
-        sampling: &Sampling,
+        plan: &Arc<SessionPlan>,
+        request: &Arc<Request>,
         traits: &Arc<AnswerTraits>,
         clock: Clock,
-        context_max: usize,
     ) -> Option<Self> {
-        let (library, grammar) = grammar_of(identity, sampling)?;
-        let greedy = sampling.plainly_greedy();
-        let (key, trust) = trust_of(identity, sampling, traits, clock.now())?;
-        let open = matches!(trust, Trust::Unproven);
-        let (identity, traits, grammar) = (Arc::clone(identity), Arc::clone(traits), Arc::clone(grammar));
-        open.then_some(Self { library, grammar, key, greedy, identity, traits, clock, context_max })
+        let bound = plan.mask.is_none() && (plan.bound || plan.grammar.may_bind());
+        let open = bound && plan.identity.engine.masks.is_some();
+        let (plan, request, traits) = (Arc::clone(plan), Arc::clone(request), Arc::clone(traits));
+        open.then_some(Self { plan, request, traits, clock })
+    }
+
+    /// The grammar, if it has not proved itself yet.
+    fn open(&self) -> Option<Followed> {
+        let SessionPlan { identity, sampling, .. } = &*self.plan;
+        let (now, traits) = (self.clock.now(), &self.traits);
+        let grammar = Grammar::of(identity, &self.request, traits, now);
+        let followed = Followed::of(identity, &self.request, sampling, &grammar, traits, now);
+        followed.filter(|followed| matches!(followed.trust, Trust::Unproven))
     }
 
     /// Holds a complete answer against the grammar, without the token that ended it.
     pub async fn run(self, calls: Calls, prompt: Vec<TokenId>, mut output: Vec<TokenId>) {
-        let ends = &self.identity.engine.may_end;
+        let Some(followed) = self.open() else { return };
+        let ends = &self.plan.identity.engine.may_end;
         output.pop_if(|last| ends.binary_search(last).is_ok());
-        let fits = prompt.len() + output.len() <= self.context_max;
+        let fits = prompt.len() + output.len() <= self.plan.rules.context_max;
         let shows = fits && !prompt.is_empty() && !output.is_empty();
-        if !shows || !self.traits.masks.begin_proof(&self.key, self.clock.now()) {
+        if !shows || !self.traits.masks.begin_proof(&followed.key, self.clock.now()) {
             return;
         }
-        let trust = self.prove(&calls, &prompt, &output).await;
+        let Followed { library, rules, key, .. } = followed;
+        let parameter = rules.parameter();
+        let trust = self.prove(library, rules, &calls, &prompt, &output).await;
         if let Trust::Refused(reason) = &trust {
-            tracing::warn!(parameter = self.grammar.parameter, %reason, "requests under a grammar stay plain");
+            tracing::warn!(parameter, %reason, "requests under a grammar stay plain");
         }
-        self.traits.masks.end_proof(&self.key, trust, self.clock.now());
+        self.traits.masks.end_proof(&key, trust, self.clock.now());
     }
 
-    async fn prove(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Trust {
+    async fn prove(
+        &self,
+        library: Library,
+        rules: Rules,
+        calls: &Calls,
+        prompt: &[TokenId],
+        output: &[TokenId],
+    ) -> Trust {
+        let identity = &self.plan.identity;
         let masks = &self.traits.masks;
         if masks.library().is_none()
-            && let Some(expected) = calls.shows_library(&self.identity.tokenizer).await
+            && let Some(expected) = calls.shows_library(&identity.tokenizer).await
         {
             masks.note_library(expected);
         }
@@ -153,17 +165,16 @@ impl Proof {
             Some(false) => return Trust::Refused(OTHER_LIBRARY.into()),
             None => return Trust::Unproven,
         }
-        let (library, grammar) = (self.library, Arc::clone(&self.grammar));
-        let compiling = tokio::task::spawn_blocking(move || Compiled::new(library, &grammar));
+        let compiling = tokio::task::spawn_blocking(move || Compiled::new(library, &rules));
         let compiled = match compiling.await {
             Ok(Ok(compiled)) => Arc::new(compiled),
             Ok(Err(error)) => return Trust::Refused(error.to_string().into()),
             // The library has panicked.
             Err(_) => return Trust::Refused("the grammar cannot be compiled here".into()),
         };
-        let ends = self.identity.engine.may_end.clone();
-        let mask = Mask::new(&compiled, Arc::clone(&self.identity.tokenizer), ends);
-        let agrees = if self.greedy {
+        let ends = identity.engine.may_end.clone();
+        let mask = Mask::new(&compiled, Arc::clone(&identity.tokenizer), ends);
+        let agrees = if self.plan.sampling.plainly_greedy() {
             calls.agrees(&mask, prompt, output).await
         } else {
             Some(mask.follow(&[], output, false) == output.len())

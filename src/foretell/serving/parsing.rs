@@ -11,6 +11,7 @@ use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
+use foretell_engines::dialect::CallsEnd;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
 
@@ -102,7 +103,7 @@ pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
 
 /// Makes the parser of the answer to this request, once its prompt is known.
 pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
-    let (asked, parsers) = (Asked::of(request), identity.engine.parsers);
+    let (asked, parsers) = (Asked::of(identity, request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
         parse::with_vocabulary(&tokenizer, |vocabulary| {
@@ -128,16 +129,18 @@ struct Asked {
     tools: Vec<Value>,
     may_call: bool,
     single_call: bool,
+    empty_content: bool,
     template: Option<Map<String, Value>>,
 }
 
 impl Asked {
-    fn of(request: &Request) -> Self {
+    fn of(identity: &Identity, request: &Request) -> Self {
         let member = |name: &str| request.body.get(name).cloned();
         Self {
             tools: member("tools").and_then(|tools| tools.as_array().cloned()).unwrap_or_default(),
             may_call: may_call(request),
             single_call: request.single_call,
+            empty_content: identity.engine.calls_end(request) != CallsEnd::Whole,
             template: template(request),
         }
     }
@@ -147,6 +150,7 @@ impl Asked {
             tools: &self.tools,
             may_call: self.may_call,
             single_call: self.single_call,
+            empty_content: self.empty_content,
             template: self.template.as_ref(),
             prompt,
         }

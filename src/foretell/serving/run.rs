@@ -14,6 +14,7 @@ use super::calls::Calls;
 use super::drafting::Drafting;
 use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
+use super::grammar::Grammar;
 use super::head;
 use super::parsing;
 use super::plain::{Form, PlainStream};
@@ -35,8 +36,9 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
-use foretell_engines::dialect::{FirstToken, MaxTokens};
+use foretell_engines::dialect::{BrokenEnd, CallsEnd, FirstToken, MaxTokens};
 use foretell_engines::openai::{Path, Prompt, Request, Route};
+use foretell_engines::text::Stepwise;
 
 /// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
 const MAX_PREDICTED: usize = 32 << 10;
@@ -82,6 +84,7 @@ impl Run {
             record.reads_others();
         }
         if let Some(reason) = self.plan.rules.permission.never() {
+            self.ask_what_binds(&exchange, reason);
             return self.pass(exchange, reason).await;
         }
         if self.plan.identity.engine.tells_first_token(&exchange.request) {
@@ -152,6 +155,16 @@ impl Run {
         head::with(response.map(|()| body), &self.plan.ruling.name, Path::Plain.name(), Some(reason.name()))
     }
 
+    /// Asks what the server makes of a forced call, for the next request like this one.
+    fn ask_what_binds(&self, exchange: &Exchange, reason: PlainReason) {
+        let (engine, grammar) = (&self.plan.identity.engine, self.plan.grammar.clone());
+        let asks = reason == PlainReason::Grammar && matches!(grammar, Grammar::Asked(Some(_)));
+        let Some(call) = engine.prompt_ids_call(&exchange.request).filter(|_| asks) else { return };
+        let (calls, traits) = (Calls::new(self, exchange), Arc::clone(&self.answer_traits));
+        let request = Arc::new(Request::clone(&exchange.request));
+        tokio::spawn(grammar.ask(calls, request, call, traits, self.clock));
+    }
+
     /// The plain reason of an answer that is no stream, so that there is nothing to draft for.
     fn without_output(&self) -> PlainReason {
         match self.plan.rules.permission {
@@ -210,6 +223,7 @@ impl Run {
         };
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
+        let calls_end = engine.calls_end(&exchange.request);
         let form = Form { whole: !stream, parsed: self.plan.parses };
         let plain_stream = match brought {
             Brought::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
@@ -223,7 +237,7 @@ impl Run {
             let (mut sink, out) =
                 Sink::stream(&exchange.request, &self.plan.identity.engine, answer_traits, trailers);
             if self.plan.parses {
-                sink.write_parts(self.plan.identity.engine.parsers);
+                sink.write_parts(self.plan.identity.engine.parsers, calls_end);
             }
             let session_loop = SessionLoop::new(self, exchange, calls, session, plain_stream, sink);
             tokio::spawn(streamed(session_loop).in_current_span());
@@ -235,7 +249,7 @@ impl Run {
         let mut sink =
             Sink::whole(&exchange.request, &self.plan.identity.engine, Arc::clone(&self.answer_traits));
         if self.plan.parses {
-            sink.write_parts(self.plan.identity.engine.parsers);
+            sink.write_parts(self.plan.identity.engine.parsers, calls_end);
         }
         let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
         let ended = ended.map_err(|nothing| nothing.decline(RelayReason::Fault))?;
@@ -302,6 +316,7 @@ impl Run {
                 eos: engine.eos.clone(),
                 ignore_eos: request.sampling.ignore_eos,
                 min_tokens: request.sampling.min_tokens,
+                calls_end_as_text: engine.calls_end(request) == CallsEnd::Never,
             },
             temperature: self.plan.sampling.temperature,
             decode: self.decoder(prompt, request),
@@ -312,7 +327,7 @@ impl Run {
                 Route::Chat | Route::Completions => Arc::default(),
             },
             parser,
-            unconfirmed: self.plan.bound || self.plan.grammar.may_bind(),
+            unconfirmed: self.plan.bound || (self.plan.mask.is_none() && self.plan.grammar.may_bind()),
             rules: self.plan.rules.clone(),
             sent: None,
             first_token_alone: false,
@@ -325,30 +340,12 @@ impl Run {
         let skip_special = !(self.plan.parses && parsing::decodes_special(&self.plan.identity, request));
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
-        if self.plan.identity.engine.broken_end.is_left_out(request.stream || self.plan.parses) {
-            Box::new(Tailless(decoder))
+        let broken_end = self.plan.identity.engine.broken_end;
+        if broken_end.is_left_out(request.stream || self.plan.parses) {
+            Box::new(Stepwise::new(decoder, broken_end == BrokenEnd::LeftOut))
         } else {
             Box::new(decoder)
         }
-    }
-}
-
-/// A decoder that leaves out an incomplete character at the end of the output, as its engine's
-/// streams do.
-struct Tailless<D>(D);
-
-impl<D: Decode> Decode for Tailless<D> {
-    fn push(&mut self, token: TokenId) -> String {
-        self.0.push(token)
-    }
-
-    fn flush(&mut self) -> String {
-        self.0.flush();
-        String::new()
-    }
-
-    fn fork(&self) -> Box<dyn Decode> {
-        self.0.fork()
     }
 }
 

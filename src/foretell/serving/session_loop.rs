@@ -26,7 +26,6 @@ use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
-use crate::serving::grammar::Grammar;
 use crate::serving::masks::Proof;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
@@ -40,8 +39,8 @@ use foretell_core::session::{
 };
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{PlainReason, RelayReason, TokenContext};
-use foretell_engines::openai::Route;
 use foretell_engines::openai::usage::Usage;
+use foretell_engines::openai::{Request, Route};
 use foretell_engines::text::Tokenizer;
 
 /// The id of events that answer no action.
@@ -108,8 +107,6 @@ pub struct SessionLoop {
     /// Knows the marks of a chat that no parser here reads, and of which no text is left out or
     /// held back.
     marks: Option<Arc<Tokenizer>>,
-    /// Knowledge about a grammar before the first call.
-    grammar: Grammar,
     /// The token that the grammar of the output has barred last.
     barred: Option<TokenId>,
     /// The grammar that its answer can prove; `None` if none.
@@ -169,7 +166,7 @@ impl SessionLoop {
     ) -> Self {
         let closed = run.gates(&exchange);
         let quirks = calls.engine().dialect.quirks();
-        let grammar = run.plan.grammar;
+        let grammar = run.plan.grammar.clone();
         let prompt_ids_call =
             calls.engine().prompt_ids_call(&exchange.request).filter(|_| !grammar.is_told());
         let Exchange { head, body, request, replica, shared, slot, .. } = exchange;
@@ -178,21 +175,13 @@ impl SessionLoop {
             && !run.plan.parses
             && request.stop.is_empty()
             && request.stop_token_ids.is_empty();
-        let proof = Proof::of(
-            &run.plan.identity,
-            &run.plan.sampling,
-            &run.answer_traits,
-            run.clock,
-            run.plan.rules.context_max,
-        )
-        .map(Box::new);
-        let request = Arc::from(request);
+        let request: Arc<Request> = Arc::from(request);
+        let proof = Proof::of(&run.plan, &request, &run.answer_traits, run.clock).map(Box::new);
         let mut session_loop = Self {
             session,
             lacks_token_ids: !quirks.first_request_ids,
             parses: run.plan.parses,
             marks: is_read.then(|| Arc::clone(&run.plan.identity.tokenizer)),
-            grammar,
             barred: None,
             proof,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
@@ -228,7 +217,8 @@ impl SessionLoop {
         };
         if let Some(call) = prompt_ids_call {
             // A separate call requests the prompt's ids if the first answer does not carry them.
-            let asked = session_loop.calls.clone().prompt_ids_call(request, call);
+            let (calls, traits) = (session_loop.calls.clone(), Arc::clone(&session_loop.answer_traits));
+            let asked = grammar.ask(calls, request, call, traits, session_loop.clock);
             session_loop.pend(plain_stream.id, asked.map(Reply::event));
         }
         session_loop.plain_stream = Some(plain_stream);
@@ -603,11 +593,6 @@ impl SessionLoop {
                 }
                 if let Event::VerifyResult(result) = &reply.event {
                     self.slot.record.computed(id, result.computed);
-                }
-                if let (Event::Rendered { bound, .. }, Grammar::Asked(Some(key))) =
-                    (&reply.event, self.grammar)
-                {
-                    self.answer_traits.grammars.note(&key, *bound, now);
                 }
                 if reply.event == Event::Fault(Fault::Changed) {
                     self.changed();

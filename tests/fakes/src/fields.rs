@@ -112,13 +112,6 @@ impl Fields {
         Ok(if free { Vec::new() } else { toy.encode("{\"answer\": true}") })
     }
 
-    /// A tool is offered whose arguments must follow its schema.
-    pub fn strict_tools(&self) -> bool {
-        let tools = self.get("tools").and_then(Value::as_array).into_iter().flatten();
-        self.tools()
-            && tools.into_iter().any(|tool| tool.pointer("/function/strict") == Some(&Value::Bool(true)))
-    }
-
     /// Tools that the model may call.
     pub fn tools(&self) -> bool {
         let any = self.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty());

@@ -16,6 +16,8 @@ pub enum Spec {
     /// Rules in the notation of Backus and Naur.
     Rules(String),
     Lark(String),
+    /// A structural tag.
+    Tag(String),
 }
 
 /// How JSON is laid out, and which members an object may have besides those of its schema.
@@ -69,6 +71,7 @@ impl Compiler {
             Spec::Regex(regex) => self.compiler.compile_regex(regex),
             Spec::Rules(rules) => self.compiler.compile_grammar_ebnf(rules, "root"),
             Spec::Lark(grammar) => self.compiler.compile_lark(grammar, &[]),
+            Spec::Tag(tag) => self.compiler.compile_structural_tag(tag),
         }
     }
 }

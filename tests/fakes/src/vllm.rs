@@ -9,6 +9,7 @@ mod info;
 mod params;
 mod streams;
 mod structured;
+mod tags;
 
 use std::sync::Arc;
 
@@ -71,6 +72,8 @@ pub struct Options {
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
     pub library: Library,
+    /// False: `VLLM_ENFORCE_STRICT_TOOL_CALLING=0`.
+    pub strict_calling: bool,
     pub setup: Setup,
 }
 
@@ -96,6 +99,7 @@ impl Options {
             speculates: false,
             other_ends: Vec::new(),
             library: Library::Auto,
+            strict_calling: true,
             setup,
         }
     }

@@ -14,6 +14,7 @@ use foretell_core::session::{Decode, Difference, PartsSeen};
 use foretell_core::units::TokenId;
 use foretell_engines::openai::Request;
 use foretell_engines::parse::{self, Whole};
+use foretell_engines::text::Stepwise;
 
 /// One in so many answers is compared with the server's own even where the parser here has proved
 /// itself: a call of a few milliseconds.
@@ -46,7 +47,10 @@ impl WholeParser {
 
     /// The parts of an output, given without the token that ended it.
     pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
-        let own = self.own(prompt, output);
+        let pieces = self.pieces(prompt, output);
+        // The page decodes a character that is cut at the end, too, which the server leaves out.
+        let output = output.get(..pieces.len()).unwrap_or(output);
+        let own = self.own(prompt, &pieces);
         let counted = own.as_ref().map(|own| own.reasoning_tokens);
         let proof = Proof { alike: self.traits.whole_parsed_alike(), parsers: self.identity.engine.parsers };
         let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
@@ -72,18 +76,34 @@ impl WholeParser {
         Parts { whole: Some(whole.clone()), reasoning_tokens, difference }
     }
 
-    /// The parts by the parser here; `None` if it is not sure.
-    fn own(&self, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
+    /// The tokens of an output that are text, each with what became certain with it.
+    fn pieces(&self, prompt: &[TokenId], output: &[TokenId]) -> Vec<(TokenId, String)> {
         let Identity { tokenizer, engine, .. } = &*self.identity;
         let mut decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
-        let mut pieces: Vec<(TokenId, String)> =
-            output.iter().map(|&token| (token, decoder.push(token))).collect();
-        if let Some((_, text)) = pieces.last_mut().filter(|_| !engine.broken_end.is_left_out(false)) {
+        if engine.broken_end.is_left_out(false) {
+            let mut steps = Stepwise::new(decoder, true);
+            let mut whole = 0;
+            let mut pieces = Vec::with_capacity(output.len());
+            for &token in output {
+                pieces.push((token, steps.push(token)));
+                whole = if steps.holds() { whole } else { pieces.len() };
+            }
+            pieces.truncate(whole);
+            return pieces;
+        }
+        let mut pieces: Vec<_> = output.iter().map(|&token| (token, decoder.push(token))).collect();
+        if let Some((_, text)) = pieces.last_mut() {
             text.push_str(&decoder.flush());
         }
+        pieces
+    }
+
+    /// The parts by the parser here; `None` if it is not sure.
+    fn own(&self, prompt: &[TokenId], pieces: &[(TokenId, String)]) -> Option<Whole> {
+        let Identity { tokenizer, engine, .. } = &*self.identity;
         let pieces: Vec<(TokenId, &str)> =
             pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
-        let asked = Asked::of(&self.request);
+        let asked = Asked::of(&self.identity, &self.request);
         parse::with_vocabulary(tokenizer, |vocabulary| {
             engine.parsers.whole(&asked.as_request(prompt), vocabulary, &pieces).ok()
         })

@@ -4,10 +4,12 @@ use serde_json::{Map, Value};
 
 use crate::random::fresh_seed;
 use foretell_core::session::{Finish, Parsed};
+use foretell_engines::dialect::CallsEnd;
 use foretell_engines::openai::parts;
 use foretell_engines::parse::{Parsers, Whole};
 
 const CALLS: &str = Finish::ToolCalls.name();
+const STOP: &str = Finish::Stop.name();
 
 /// The form of reasoning and tool calls in a server's streams.
 pub(super) struct PartWriter {
@@ -15,12 +17,13 @@ pub(super) struct PartWriter {
     reasoning: &'static str,
     /// The server's parsers, which make the ids of new calls.
     parsers: Parsers,
+    calls_end: CallsEnd,
 }
 
 impl PartWriter {
-    pub(super) const fn new(parsers: Parsers) -> Self {
+    pub(super) const fn new(parsers: Parsers, calls_end: CallsEnd) -> Self {
         let [reasoning, _] = parts::REASONING;
-        Self { reasoning, parsers }
+        Self { reasoning, parsers, calls_end }
     }
 
     /// Learns the member for reasoning from a delta of the server.
@@ -34,17 +37,23 @@ impl PartWriter {
         parts::write(parsed, self.reasoning, |_| self.call_id())
     }
 
-    /// Writes the parts of a whole answer into its message. With calls it has them as its finish
-    /// reason, even where the output was cut.
+    /// Writes the parts of a whole answer into its message, and its finish reason.
     pub(super) fn write_whole(&self, answer: &mut Value, whole: &Whole) {
         let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else { return };
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
             parts::write_whole(message, whole, self.reasoning, || self.call_id());
         }
-        if !whole.calls.is_empty() {
-            choice.insert("finish_reason".to_owned(), CALLS.into());
-        } else if choice.get("finish_reason").is_some_and(|reason| reason == CALLS) {
-            choice.insert("finish_reason".to_owned(), Finish::Stop.name().into());
+        let reason = choice.get("finish_reason").and_then(Value::as_str);
+        let stopped = reason.is_some_and(|reason| [CALLS, STOP].contains(&reason));
+        let ends = match self.calls_end {
+            CallsEnd::Whole => !whole.calls.is_empty(),
+            // Also where the calls could not be read.
+            CallsEnd::Stopped => stopped,
+            CallsEnd::Never => false,
+        };
+        if ends || stopped {
+            let reason = if ends { CALLS } else { STOP };
+            choice.insert("finish_reason".to_owned(), reason.into());
         }
     }
 

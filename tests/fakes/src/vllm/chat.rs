@@ -12,6 +12,7 @@ use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
 use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
+use super::tags::Forced;
 use super::{Of, Refusal, Vllm};
 
 pub(super) struct Chat {
@@ -25,6 +26,9 @@ pub(super) struct Chat {
     parsers: Parsers,
     /// All calls but the first are left out.
     single_call: bool,
+    forced: Option<Forced>,
+    /// The output is the arguments of this function: no tag binds it.
+    arguments_of: Option<String>,
     stream: Streaming,
 }
 
@@ -96,6 +100,11 @@ impl Vllm {
             return_ids: fields.flag("return_token_ids")?,
             parsers: Parsers::of(&self.house.setup, fields.tools()),
             single_call: fields.single_call(),
+            arguments_of: match (self.made_of_tools(fields)?, Forced::of(fields)) {
+                (Some(("json", _)), Some(Forced::Named(name))) => Some(name),
+                _ => None,
+            },
+            forced: Forced::of(fields).filter(|_| self.minor() >= 32),
             stream: Streaming::of(fields)?,
         })
     }
@@ -105,14 +114,23 @@ impl Vllm {
         let all = batch.finish().await;
         let mut thoughts = 0;
         let mut choice = |(sequence, pieces): (&Sequence, &Vec<_>)| {
-            let parsed = chat.parsers.whole(&sequence.text);
+            let mut parsed = chat.parsers.whole(&sequence.text);
+            if let Some(name) = &chat.arguments_of {
+                let call = hermes::Call { name: name.clone(), arguments: sequence.text.clone() };
+                parsed = Parsed { calls: vec![call], answers: true, ..Parsed::default() };
+            }
             thoughts += counted(&chat.parsers, pieces);
-            let reason = if parsed.calls.is_empty() {
-                reason(sequence.finish.as_ref(), parsed.call.is_some())
-            } else {
-                Some("tool_calls")
+            let finish = sequence.finish.as_ref();
+            let reason = match &chat.forced {
+                None if !parsed.calls.is_empty() => Some("tool_calls"),
+                None => reason(finish, parsed.call.is_some()),
+                Some(Forced::Any) => reason(finish, true),
+                Some(Forced::Named(_)) => reason(finish, false),
             };
             let mut message = self.message(&chat.parsers, &parsed);
+            if chat.forced.is_some() && message["content"].is_null() {
+                message["content"] = json!("");
+            }
             if let Some(calls) = single(&chat, &mut message) {
                 calls.truncate(1);
             }
@@ -180,6 +198,9 @@ impl Vllm {
         let parsers = Parsers::of(&self.house.setup, asked.tools());
         let parsed = parsers.whole(&self.house.toy.decode(&ids, !parsers.any()));
         let mut message = self.message(&parsers, &parsed);
+        if Forced::of(&asked).is_some() && message["content"].is_null() {
+            message["content"] = json!("");
+        }
         for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
             call["id"] = json!(id(""));
         }
@@ -234,6 +255,7 @@ impl Vllm {
     async fn stream_chat(&self, chat: Chat, id: &str, out: &mut Out) -> Sent {
         let created = created();
         let stream = self.streams.begin(id);
+        let named = matches!(chat.forced, Some(Forced::Named(_)));
         let frame = |choices: Value| {
             json!({"id": id, "object": "chat.completion.chunk", "created": created, "model": self.house.setup.model,
                 "choices": choices})
@@ -264,7 +286,13 @@ impl Vllm {
                 break;
             }
             for (at, piece) in pieces {
-                let parsed = partings[at].push(&piece.text, piece.finish.is_some());
+                let mut parsed = partings[at].push(&piece.text, piece.finish.is_some());
+                if let Some(name) = &chat.arguments_of {
+                    let name =
+                        if batch.sequences[at].output().len() == 1 { name.clone() } else { String::new() };
+                    let call = hermes::Call { name, arguments: piece.text.clone() };
+                    parsed = Parsed { calls: vec![call], answers: true, ..Parsed::default() };
+                }
                 // There is no event without parsed output, unless it has ids or a finish reason.
                 let delta = match self.delta(&chat.parsers, &parsed) {
                     None if piece.finish.is_none() && !chat.return_ids => continue,
@@ -276,7 +304,7 @@ impl Vllm {
                 }
                 let mut choice = json!({"index": at, "delta": delta,
                     "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
-                    "finish_reason": reason(piece.finish.as_ref(), partings[at].called())});
+                    "finish_reason": reason(piece.finish.as_ref(), partings[at].called() && !named)});
                 if piece.finish.is_some() {
                     choice["stop_reason"] = stop_reason(piece.finish.as_ref());
                 }

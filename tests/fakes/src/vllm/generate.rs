@@ -186,13 +186,15 @@ impl Vllm {
         if sampling.max_tokens != 16 {
             put("max_tokens", json!(sampling.max_tokens));
         }
-        // A strict tool binds the sampling from the call's marker on; so does a single call (0.32,
-        // `parser/abstract_parser.py`).
-        if fields.strict_tools() || (fields.single_call() && fields.tools() && self.minor() >= 32) {
-            put("structured_outputs", json!({"structural_tag": "{}"}));
-        }
-        if sampling.mask.is_some() {
-            put("structured_outputs", fields.get("structured_outputs").cloned().unwrap_or_else(|| json!({})));
+        match self.made_of_tools(fields) {
+            Ok(Some((name, made))) => put("structured_outputs", json!({ name: made })),
+            _ if sampling.mask.is_some() => {
+                put(
+                    "structured_outputs",
+                    fields.get("structured_outputs").cloned().unwrap_or_else(|| json!({})),
+                );
+            }
+            _ => {}
         }
         put("output_kind", json!(2));
         put("skip_clone", json!(true));

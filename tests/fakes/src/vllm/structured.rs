@@ -53,7 +53,12 @@ impl Vllm {
         if self.minor() < 32 {
             return Ok(None);
         }
-        let Some(asked) = asked(fields)? else { return Ok(None) };
+        let asked = match self.made_of_tools(fields)? {
+            Some((_, Value::String(tag))) => Some(Asked::Other(Spec::Tag(tag))),
+            Some((_, schema)) => Some(Asked::Json(schema)),
+            None => asked(fields)?,
+        };
+        let Some(asked) = asked else { return Ok(None) };
         let library = self.options.library;
         let compiler = {
             let mut known = self.grammars.0.lock();
