@@ -284,14 +284,14 @@ pub enum PromptAnswer {
     Rendered {
         /// The ids of its prompt.
         prompt: Vec<TokenId>,
-        /// What binds its sampling.
+        /// The grammar that binds its sampling.
         binding: Binding,
     },
     /// One more call has to be made.
     Ask(Call),
 }
 
-/// What binds the sampling of a request, as the engine renders it.
+/// The grammar that binds the sampling of a request, as the engine renders it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     /// Nothing.

@@ -13,11 +13,9 @@ single, parallel   questions of BFCL with their tools, as agents send them (bfcl
 multi-turn         the first TURNS turns of a conversation: question, calls, results, reply; the direct
                    side's answers are the history of both
 chat               HumanEval's tasks without tools
-forced, schema     as single, with a call that is forced, or an answer of the function's schema; before our
-                   own target only: elsewhere they are relayed
 forced             as single, with `tool_choice: required`
-schema             as single, with the schema of its first tool as `response_format` (its own target only,
-                   and so is `forced`: elsewhere both are relayed)
+schema             as single, with the schema of its first tool as `response_format`; both before our own
+                   target only: elsewhere a grammar has to prove itself first (schemas.py)
 repeat             a call of BFCL's tools to be repeated, after two examples, for models that seldom
                    make one in this form by themselves
 

@@ -1,14 +1,22 @@
 #!/usr/bin/env python3
-"""Answers of a JSON schema from real vLLM, direct and through Foretell: they must agree.
+"""Answers under grammars from real vLLM, direct and through Foretell: they must agree.
 
-    schemas.py [--model smollm2|qwen] [--count N] [--clients N] [--most N] [--form both|streamed|whole]
-               [--precise] [--draws N] [--foretell BIN]
+    schemas.py [--kind schema|forced|named|strict|one] [--model smollm2|qwen|fixture] [--count N]
+               [--clients N] [--most N] [--form both|streamed|whole] [--precise] [--draws N]
+               [--foretell BIN]
 
-vLLM, whose grammars are xgrammar's, serves a model of `make real-models`; in 32 bits with `--precise`.
-The schemas are those of BFCL's functions, each with its own question, at T=0 with answers of at most
-`--most` tokens. Every question is asked once directly and three times through Foretell, which speculates
-at every token, in drafts of 4: the first answer stays plain and proves the grammar, the others may be
-speculated on.
+vLLM, whose grammars are xgrammar's, serves a model of `make real-models`, or that of `make
+real-fixture`, which calls tools; in 32 bits with `--precise`. The schemas are those of BFCL's functions,
+each with its own question, at T=0 with answers of at most `--most` tokens. Every question is asked once
+directly and three times through Foretell, which speculates at every token, in drafts of 4: the first
+answer stays plain and proves the grammar, the others may be speculated on.
+
+schema    the schema of the function's arguments as `response_format`
+forced    the function as a tool, with `tool_choice: required`; vLLM parses the calls by `hermes`
+named     the same, with the call forced by the function's name
+strict    the same with `strict: true`, not forced
+one       not forced, with `parallel_tool_calls: false`
+The last four are asked four times: the server says what binds them while the first answer runs.
 
 --draws N: in place of that, N whole answers at T=0.8 of each of three schemas on each side, compared as
 `calls.py --draws` does: here too the same test has to tell T=0.8 from T=1.2.
@@ -35,26 +43,36 @@ import real_servers as servers
 import sides
 
 TRUSTED = 0.9  # least share of schemas
-TIMES = 3  # answers of a question through Foretell
+TIMES = {"schema": 3, "forced": 4, "named": 4, "strict": 4, "one": 4}  # answers of a question through Foretell
 DRAWN = 3  # schemas
 PAUSE = 1.5  # seconds for a proof: a request of its own, after the answer
 Asked = collections.namedtuple("Asked", "schema form want got")
 
 
-def questions(count):
+def bound(kind, tools):
+    """Fields of a request of a kind."""
+    if kind == "schema":
+        return bfcl.bound(kind, tools)
+    function = {**tools[0]["function"], "strict": kind == "strict"}
+    more = {"forced": {"tool_choice": "required"}, "one": {"parallel_tool_calls": False},
+            "named": {"tool_choice": {"type": "function", "function": {"name": function["name"]}}}}
+    return {"tools": [{**tools[0], "function": function}], **more.get(kind, {})}
+
+
+def questions(kind, count):
     """A question for each of `count` schemas."""
     found = {}
     for case in real_prompts.spread(bfcl.cases(servers.BFCL, "schema"), 4 * count):
-        fields = bfcl.bound("schema", case.tools)
-        found.setdefault(json.dumps(fields["response_format"]["json_schema"]["schema"]), (fields, case.turns[0][0]))
+        schema = json.dumps(case.tools[0]["function"]["parameters"])
+        found.setdefault(schema, (bound(kind, case.tools), case.turns[0][0]))
     return dict(itertools.islice(found.items(), count))
 
 
-def ask(direct, through, schema, fields, messages, form, most):
+def ask(direct, through, times, schema, fields, messages, form, most):
     body = {**calls.request(fields, messages, form, temperature=0), "max_tokens": most}
     ([want], _) = calls.ask(direct, body)
     got = []
-    for _ in range(TIMES):
+    for _ in range(times):
         ([answer], ours) = calls.ask(through, body)
         got.append((answer, ours))
         time.sleep(PAUSE)
@@ -63,7 +81,8 @@ def ask(direct, through, schema, fields, messages, form, most):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("smollm2", "qwen"), default="smollm2")
+    parser.add_argument("--kind", choices=tuple(TIMES), default="schema")
+    parser.add_argument("--model", choices=("smollm2", "qwen", "fixture"), default="smollm2")
     parser.add_argument("--count", type=int, default=200, metavar="N")
     parser.add_argument("--clients", type=int, default=4, metavar="N")
     parser.add_argument("--most", type=int, default=64, metavar="N")
@@ -77,13 +96,14 @@ def arguments():
     return args
 
 
-def distribution(direct, proxy, count):
+def distribution(direct, proxy, kind, count):
     """Prints a line per schema; the failed tests in words."""
     tests, apart = [], []
-    for schema, (fields, messages) in questions(DRAWN).items():
+    for schema, (fields, messages) in questions(kind, DRAWN).items():
         body = calls.request(fields, messages, "whole", temperature=0.8, max_tokens=calls.DRAWN_MOST)
-        calls.ask(proxy.address, body)
-        time.sleep(PAUSE)
+        for _ in range(TIMES[kind] - 2):
+            calls.ask(proxy.address, body)
+            time.sleep(PAUSE)
         want, _ = calls.drawn(direct, body, count, calls.CHOICES)
         got, drafted = calls.drawn(proxy.address, body, count)
         hotter, _ = calls.drawn(direct, {**body, "temperature": 1.2}, count, calls.CHOICES)
@@ -111,11 +131,12 @@ def agreement(direct, proxy, args):
         for answer, ours in one.got:
             sums.update({key: ours.get(key, 0) for key in ("drafted", "accepted")})
             if answer != one.want:
-                wrong.append(f"{one.form}, {ours.get('path')}: {one.want['content']!r} {answer['content']!r} {one.schema}")
+                wrong.append(f"{one.form}, {ours.get('path')}: {one.want} {answer} {one.schema}")
         if "speculated" not in paths:
-            print(f"not trusted: {paths} {one.want['content']!r} {one.schema}")
+            print(f"not trusted: {paths} {one.want} {one.schema}")
+    answers = sum(len(one.got) for one in asked)
     figures.table([["", "schemas", "earned trust", "answers", "drafted", "accepted", "differ"],
-                   ["vllm", *map(str, (len(asked), trusted, len(asked) * TIMES, sums["drafted"], sums["accepted"], len(wrong)))]])
+                   [args.kind, *map(str, (len(asked), trusted, answers, sums["drafted"], sums["accepted"], len(wrong)))]])
     print(f"ended: {calls.ended(proxy)}")
     if trusted < TRUSTED * len(asked):
         wrong.append("too few schemas earned trust")
@@ -124,8 +145,8 @@ def agreement(direct, proxy, args):
 
 def measured(direct, proxy, args):
     forms = itertools.cycle(calls.FORMS[args.form])
-    every = [(schema, fields, messages, form, args.most)
-             for (schema, (fields, messages)), form in zip(questions(args.count).items(), forms)]
+    every = [(TIMES[args.kind], schema, fields, messages, form, args.most)
+             for (schema, (fields, messages)), form in zip(questions(args.kind, args.count).items(), forms)]
     with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
         return list(pool.map(lambda one: ask(direct, proxy.address, *one), every))
 
@@ -134,12 +155,14 @@ def main():
     args = arguments()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise))
+        hermes = () if args.kind == "schema" else servers.HERMES
+        server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise, hermes))
+        parsers = ", parsers: { tools: hermes }" if hermes else ""
         backend = (f"    probe: {{ when: never }}\n    models: [{{ id: {servers.engines.NAME}, tokenizer: "
-                   f"{servers.TOKENIZERS[args.model]} }}]\n    verify: {{ allow: [fan_out, score] }}\n")
+                   f"{servers.TOKENIZERS[args.model]}{parsers} }}]\n    verify: {{ allow: [fan_out, score] }}\n")
         direct = servers.address_of(server)
         proxy = sides.start_proxy(stack, args.foretell, direct, backend, {"forced": servers.FORCED}, "forced")
-        wrong = list(distribution(direct, proxy, args.draws) if args.draws else agreement(direct, proxy, args))
+        wrong = list(distribution(direct, proxy, args.kind, args.draws) if args.draws else agreement(direct, proxy, args))
     for line in wrong:
         print(line)
     sys.exit(2 if wrong else 0)

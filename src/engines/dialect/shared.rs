@@ -447,8 +447,9 @@ fn binding(sampling_params: &Map<String, Value>) -> Binding {
     let Some(grammar) = sampling_params.get(STRUCTURED_OUTPUTS).filter(|grammar| !grammar.is_null()) else {
         return Binding::None;
     };
-    // Members that are at their defaults are left out, or null.
-    let set = grammar.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    // Members at their defaults are null or false.
+    let is_set = |value: &Value| !value.is_null() && *value != Value::Bool(false);
+    let set = grammar.as_object().into_iter().flatten().filter(|(_, value)| is_set(value));
     match set.collect::<Vec<_>>()[..] {
         [(name, Value::String(tag))] if name == "structural_tag" => Binding::Tag(tag.as_str().into()),
         _ => Binding::Other,
@@ -481,7 +482,7 @@ mod tests {
             (json!({"structured_outputs": null}), Binding::None),
             (json!({"structured_outputs": {"structural_tag": "{}"}}), Binding::Tag("{}".into())),
             (
-                json!({"structured_outputs": {"structural_tag": "{}", "json": null}}),
+                json!({"structured_outputs": {"structural_tag": "{}", "json": null, "disable_any_whitespace": false}}),
                 Binding::Tag("{}".into()),
             ),
             (

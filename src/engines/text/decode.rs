@@ -237,7 +237,7 @@ fn difference(
 mod tests {
     use super::*;
 
-    /// What a decoder sends for each of these tokens, in the bundled vocabulary.
+    /// The text that a decoder sends for each of these tokens, and at the end.
     fn sent(mut decoder: impl Decode, tokens: &[TokenId]) -> Vec<String> {
         let mut sent: Vec<String> = tokens.iter().map(|&token| decoder.push(token)).collect();
         sent.push(decoder.flush());

@@ -25,7 +25,7 @@ impl Default for Grammars {
 }
 
 impl Grammars {
-    /// What binds requests of this key; `None` if the server has not said.
+    /// The grammar that binds requests of this key; `None` if the server has not said.
     pub fn binding(&self, key: &GrammarKey, now: Tick) -> Option<Binding> {
         let mut answers = self.0.lock();
         // Looking up a key that is not there must not make room for it.

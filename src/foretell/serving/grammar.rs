@@ -67,9 +67,9 @@ impl Grammar {
         event
     }
 
-    /// True if the answer to this request is known to be written in the form of the model, which the
-    /// server's parsers read. A forced call is only under a structural tag: vLLM has other parsers
-    /// otherwise (0.32, `supports_required_and_named`).
+    /// True if the answer to this request is known to be written in the form of the model, which
+    /// the server's parsers read. A forced call is only under a structural tag: vLLM has other
+    /// parsers otherwise (0.32, `supports_required_and_named`).
     pub fn is_native(&self, identity: &Identity, request: &Request) -> bool {
         request.forced.is_none()
             || identity.engine.continues_grammar

@@ -33,7 +33,7 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// The grammar of a request; `None` if there is none. `grammar`: what the server has said of it.
+    /// The grammar of a request; `None` if there is none. `grammar`: the server's word about it.
     pub fn of(
         identity: &Identity,
         request: &Request,

@@ -187,7 +187,13 @@ impl Vllm {
             put("max_tokens", json!(sampling.max_tokens));
         }
         match self.made_of_tools(fields) {
-            Ok(Some((name, made))) => put("structured_outputs", json!({ name: made })),
+            Ok(Some((name, made))) => {
+                let mut grammar = json!({"json": null, "regex": null, "choice": null, "grammar": null, "json_object": null,
+                    "disable_any_whitespace": false, "disable_additional_properties": false, "whitespace_pattern": null,
+                    "structural_tag": null});
+                grammar[name] = made;
+                put("structured_outputs", grammar);
+            }
             _ if sampling.mask.is_some() => {
                 put(
                     "structured_outputs",
