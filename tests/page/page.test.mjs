@@ -74,6 +74,7 @@ describe("what it shows", () => {
     assert.match(await text(page, "#gates-why"), /health at spare\/0: the replica is not healthy \(.*ide-code.*\)/);
     assert.match(await text(page, "#drafters"), /prompt lookup.*model|model.*prompt lookup/s);
     assert.match(await text(page, "#replica-list"), /target\/0\s*ready\s*closed\s*onnx/);
+    assert.match(await text(page, "#replica-list"), /a plain token [\d.]+ (ms|µs)/);
     assert.match(await text(page, "#policy-list"), /ide-code\s*[0-9a-f]{8}\s*auto\s*yes/);
     assert.ok(await page.locator("#places svg.by-place rect.bar").count() > 4);
     const drawn = await page.locator("#plots path.line").evaluateAll((lines) => lines.map((line) => line.getAttribute("d") ?? ""));

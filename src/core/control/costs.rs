@@ -32,6 +32,7 @@ pub use table::{CONTEXTS, NODES_MAX};
 use table::{TableKey, Verify};
 
 use super::belief::Belief;
+use super::learnt_costs::{DraftCosts, PlainCosts, VerifyCosts};
 use super::prospect::Prior;
 use super::regret_budget::RegretBudget;
 use crate::units::Tick;
@@ -293,6 +294,29 @@ impl Costs {
     /// Seconds per plain token; `None` before four were timed.
     pub fn plain_token(&self) -> Option<f64> {
         self.pace.token(self.concurrency)
+    }
+
+    /// The costs that were measured at each concurrency.
+    pub(super) fn learnt_plain(&self) -> impl Iterator<Item = PlainCosts> {
+        let all = ConcurrencyBucket::all().zip(&self.switch_in).zip(&self.switch_out);
+        let costs = all.map(|((concurrency, switch_in), switch_out)| PlainCosts {
+            requests: concurrency.name(),
+            token_seconds: self.pace.token_of(concurrency),
+            switch_in_seconds: switch_in.known(),
+            switch_out_seconds: switch_out.known(),
+        });
+        costs.filter(|costs| costs.token_seconds.is_some())
+    }
+
+    /// The seconds of verify requests that were measured here, with their weight at `now`.
+    pub(super) fn learnt_verify(&self, now: Tick) -> impl Iterator<Item = VerifyCosts> {
+        self.verify.measured().map(move |(key, means)| {
+            let measured = means.iter().enumerate().filter(|(_, mean)| mean.is_own());
+            let drafts = measured.filter_map(|(nodes, mean)| {
+                Some(DraftCosts { nodes, seconds: mean.known()?, weight: mean.weight(now) })
+            });
+            VerifyCosts { drafts: drafts.collect(), ..key.shown() }
+        })
     }
 
     /// Expected seconds until a round with `nodes` draft nodes is verified: its request, and with

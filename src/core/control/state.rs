@@ -171,6 +171,11 @@ impl Concurrency {
         if self.waits { 1.0 } else { busy.max(self.kv).clamp(0.0, 1.0) }
     }
 
+    /// Our requests in flight that are speculated on.
+    pub fn speculating(&self) -> usize {
+        self.speculating
+    }
+
     /// Requests in flight, ours and those of others, at least one.
     pub fn requests(&self) -> usize {
         (self.ours + self.others).max(1)

@@ -416,12 +416,14 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe and plain windows (switchback);
-    /// `None` if it is not one of the identified backends.
+    /// State of a replica: epoch, verification methods, probe, plain windows (switchback) and learnt
+    /// costs; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;
         if let Some(shown) = shown.as_object_mut() {
-            shown.insert("switchback".to_owned(), self.known.learnt.windows(&self.known.identities, replica));
+            let (learnt, identities) = (&self.known.learnt, &self.known.identities);
+            shown.insert("switchback".to_owned(), learnt.windows(identities, replica));
+            shown.insert("costs".to_owned(), json!(learnt.costs(identities, replica)));
         }
         Some(shown)
     }

@@ -124,6 +124,10 @@ async fn the_projected_speedup_has_verify_requests_as_basis_once_there_were_any(
     let speculated = send(&engine, &proxy, 0..16).await;
     assert_eq!(reasons(&speculated), [("none".to_owned(), 16)].into());
     assert_eq!(requests(&proxy).await, (0, 0), "forced requests are in neither group");
+    let costs = proxy.replica().await["costs"].clone();
+    let draft = &costs["verify"][0]["drafts"][0];
+    assert!(draft["seconds"].as_f64() > Some(0.0) && draft["weight"].as_f64() >= Some(1.0), "{costs}");
+    assert!(costs["regret_capacity_seconds"].as_f64() > Some(0.0), "{costs}");
     proxy.adopt(&policy("watched", "mode: shadow")).await;
     plain(&engine, &proxy, "shadow", "measured").await;
 }

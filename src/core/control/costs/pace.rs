@@ -25,6 +25,8 @@ const SETTLED: f64 = 8.0;
 
 /// Bounds of the concurrency buckets, requests in flight: below the first, and from each one on.
 const CONCURRENCIES: [usize; 5] = [2, 3, 5, 9, 17];
+/// Their names.
+const NAMES: [&str; SIZES] = ["1", "2", "3-4", "5-8", "9-16", "17-"];
 /// Number of concurrency buckets: 1, 2, 3 to 4, 5 to 8, 9 to 16, and 17 or more requests in flight.
 pub const SIZES: usize = CONCURRENCIES.len() + 1;
 
@@ -36,6 +38,16 @@ impl ConcurrencyBucket {
     /// The bucket of `requests` requests in flight.
     pub fn of(requests: usize) -> Self {
         Self(CONCURRENCIES.iter().filter(|&&edge| requests >= edge).count())
+    }
+
+    /// All of them, in rising order.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..SIZES).map(Self)
+    }
+
+    /// Its requests in flight.
+    pub fn name(self) -> &'static str {
+        NAMES.get(self.0).copied().unwrap_or_default()
     }
 
     /// Its index, below [`SIZES`].

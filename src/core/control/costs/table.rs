@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use super::pace::ConcurrencyBucket;
 use super::{Belief, CONCURRENCIES, PRIOR_WEIGHT};
+use crate::control::learnt_costs::VerifyCosts;
 use crate::control::prospect::Prior;
 use crate::control::shared::Sum;
 use crate::units::Tick;
@@ -57,6 +58,19 @@ impl TableKey {
     }
 
     /// True if it is the key of a request: keys of others come from outside.
+    /// Its figures for an operator, without any draft.
+    pub(super) fn shown(self) -> VerifyCosts {
+        let from = self.size.checked_sub(1).and_then(|before| CONTEXTS.get(before)).copied().unwrap_or(0);
+        let to = CONTEXTS.get(self.size).map_or(String::new(), |next| (next - 1).to_string());
+        VerifyCosts {
+            method: VerifyMethod::ALL.get(self.method).map_or("", |method| method.name()),
+            context: format!("{from}-{to}"),
+            requests: self.concurrency.name(),
+            plain_neighbours: self.plain_neighbours,
+            drafts: Vec::new(),
+        }
+    }
+
     pub(super) fn is_valid(self) -> bool {
         self.method < VerifyMethod::ALL.len()
             && self.size <= CONTEXTS.len()

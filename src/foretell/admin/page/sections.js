@@ -324,6 +324,7 @@ export function replicas(found, now) {
       load === null ? "–" : whole(load.waiting),
       load === null || load.kv_usage === null ? "–" : percent(load.kv_usage),
       { text: probe?.conclusion ?? "not probed", title: probed(probe), class: "words" },
+      { text: learnt(each.costs), title: allLearnt(each.costs), class: "words" },
       error === null ? { text: "none", class: "muted" }
         : { text: `${ago(error.age_seconds)}: ${error.text}`, title: absolute(now - error.age_seconds), class: "words bad" },
     ];
@@ -336,6 +337,28 @@ function probed(probe) {
   if (token === undefined) return null;
   const verify = (probe.verify ?? []).slice(0, 6).map((call) => `${call.method} of ${call.gamma} ${millis(call.ms)}`);
   return `a plain token ${millis(token.ms)}; ${verify.join(", ")}`;
+}
+
+/** The learnt costs at the lowest concurrency, in one line. */
+function learnt(costs) {
+  const plain = costs?.plain[0];
+  if (plain === undefined) return "–";
+  const verify = costs.verify[0];
+  const draft = verify?.drafts.at(-1);
+  const call = draft === undefined ? "" : `; ${verify.method} of ${draft.nodes} ${millis(draft.seconds * 1000)}`;
+  return `a plain token ${millis(plain.token_seconds * 1000)}${call}`;
+}
+
+/** All learnt costs, a line for each kind of request, and how much speculation may still lose. */
+function allLearnt(costs) {
+  if (costs === null || costs === undefined) return null;
+  const plain = costs.plain.map((at) => `${at.requests} in flight: a plain token ${millis(at.token_seconds * 1000)}`);
+  const verify = costs.verify.map((at) => {
+    const drafts = at.drafts.map((draft) => `${draft.nodes}: ${millis(draft.seconds * 1000)}`);
+    return `${at.requests} in flight, context ${at.context}${at.plain_neighbours ? ", with plain requests" : ""}: ${at.method} of ${drafts.join(", ")}`;
+  });
+  const left = `may still lose ${millis(costs.regret_left_seconds * 1000)} of ${millis(costs.regret_capacity_seconds * 1000)}`;
+  return [...plain, ...verify, left, `price of a draft node ${costs.price.toFixed(2)} plain tokens`].join("\n");
 }
 
 export function policies(answer) {

@@ -10,7 +10,7 @@ use crate::fleet::Replica;
 use crate::fleet::identity::Identities;
 use crate::learning::Learnt;
 use crate::observe::make::{self, AtScrape, Made};
-use foretell_core::control::Switchback;
+use foretell_core::control::{LearntCosts, Switchback};
 use foretell_core::units::Tick;
 use foretell_core::words::metric;
 
@@ -40,6 +40,12 @@ impl Learnt {
     pub fn windows(&self, identities: &Identities, replica: &Arc<Replica>) -> Value {
         let now = self.clock.now();
         self.switchback(identities, replica).map_or(Value::Null, |switchback| entry(&switchback, now))
+    }
+
+    /// The learnt costs of a replica; `None` if it is not an identified one.
+    pub fn costs(&self, identities: &Identities, replica: &Arc<Replica>) -> Option<LearntCosts> {
+        let (control, now) = (self.at(identities, replica)?, self.clock.now());
+        Some(control.with(|learnt| learnt.learnt_costs(now)))
     }
 
     /// The replicas that have windows.
