@@ -117,6 +117,13 @@ impl Measurements<'_> {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
     }
 
+    /// Seconds that our other requests lose by each node of a verify request.
+    pub fn lost_by_ours(&self, way: Way) -> f64 {
+        let _ = way;
+        let share: f64 = std::env::var("SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_node_beside() * share
+    }
+
     /// Draft nodes that one more verify request may have, so that all of ours in flight delay first
     /// tokens by no more than our share of what `ratio` allows: the greatest ratio of their times
     /// with and without drafts. One request may always have a few: else their delay would never be
@@ -346,8 +353,9 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     speculates: bool,
-    /// Draft nodes of each of its verify requests in flight, in the order in which they end.
-    calls: VecDeque<usize>,
+    /// Draft nodes of each of its verify requests in flight, in the order in which they end, and
+    /// the tokens of the others that were in flight when it was sent.
+    calls: VecDeque<(usize, usize)>,
     /// The state when it was sent.
     sent: costs::Sent,
 }
@@ -381,15 +389,23 @@ impl Presence {
     /// It sends a verify request with `nodes` nodes, and so is speculated on.
     pub fn calls(&mut self, nodes: usize) {
         self.speculates(true);
-        self.calls.push_back(nodes);
-        self.control.with(|learnt| learnt.concurrency.call_begins(nodes));
+        let before = self.control.with(|learnt| {
+            let before = learnt.concurrency.drafted();
+            learnt.concurrency.call_begins(nodes);
+            before
+        });
+        self.calls.push_back((nodes, before));
     }
 
-    /// The first of its verify requests has ended, if it sent any.
-    pub fn call_ends(&mut self) {
-        if let Some(nodes) = self.calls.pop_front() {
-            self.control.with(|learnt| learnt.concurrency.call_ends(nodes));
-        }
+    /// The first of its verify requests has ended, if it sent any. Returns the tokens of our other
+    /// verify requests that were in flight when it was sent, or are now: of those that share its
+    /// step each is counted once, whatever their order.
+    pub fn call_ends(&mut self) -> usize {
+        let Some((nodes, before)) = self.calls.pop_front() else { return 0 };
+        self.control.with(|learnt| {
+            learnt.concurrency.call_ends(nodes);
+            before + learnt.concurrency.drafted()
+        })
     }
 }
 

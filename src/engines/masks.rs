@@ -25,11 +25,11 @@ use foretell_core::units::TokenId;
 /// Maximum size of a grammar, bytes of its JSON.
 const MAX_GRAMMAR: usize = 32 << 10;
 /// Maximum size of a structural tag, bytes of its JSON: it has the schemas of all tools, with
-/// hermes twice.
+/// hermes twice, with gpt-oss twelve times.
 const MAX_TAG: usize = 128 << 10;
 /// Maximum depth of nested values in a schema, as vLLM has it (0.32,
-/// `MAX_STRUCTURED_OUTPUT_JSON_NESTING`), and of nested groups in a regular expression: the library
-/// recurses on both.
+/// `MAX_STRUCTURED_OUTPUT_JSON_NESTING`), and number of groups in a regular expression, also in one
+/// of a schema: the library recurses on both.
 const MAX_DEPTH: usize = 64;
 /// Maximum number of bytes with which a text may go on for its tokens to be counted.
 const MAX_BEGINS: usize = 64;
@@ -78,12 +78,12 @@ impl Rules {
         }
     }
 
-    /// The depth to which values are nested in their schemas, or groups in a regular expression.
+    /// The depth to which values are nested in their schemas, and the groups in regular expressions.
     fn depth(&self) -> usize {
         match self {
             Self::Asked(grammar) => match &grammar.language {
                 Language::Json(schema) => nested(schema),
-                Language::Regex(regex) => regex.matches('(').count(),
+                Language::Regex(regex) => groups(regex),
                 Language::JsonObject | Language::Choice(_) | Language::Lark(_) => 0,
             },
             Self::Tag(text) => serde_json::from_str(text).map_or(usize::MAX, |tag| nested(&tag)),
@@ -160,14 +160,25 @@ impl Compiled {
     }
 }
 
-/// The depth to which values are nested.
+/// The number of groups in a regular expression, escaped parentheses included.
+fn groups(regex: &str) -> usize {
+    regex.matches('(').count()
+}
+
+/// The depth to which values are nested, or the most groups in a regular expression among them.
 fn nested(value: &Value) -> usize {
     let (mut deepest, mut open) = (0, vec![(value, 1)]);
     while let Some((value, depth)) = open.pop() {
         deepest = deepest.max(depth);
         match value {
             Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
-            Value::Object(members) => open.extend(members.values().map(|item| (item, depth + 1))),
+            Value::Object(members) => {
+                // Any key may be a regular expression, that of `patternProperties` is one.
+                let pattern = members.get("pattern").and_then(Value::as_str);
+                let regexes = members.keys().map(String::as_str).chain(pattern);
+                deepest = deepest.max(regexes.map(groups).max().unwrap_or(0));
+                open.extend(members.values().map(|item| (item, depth + 1)));
+            }
             _ => {}
         }
     }
@@ -531,13 +542,20 @@ mod tests {
             (0..500).map(|at| tag(&format!("(f{at}"), &json!({"type": "object"}))).collect();
         let deep = (0..80).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
         let long = json!({"description": "x".repeat(MAX_TAG)});
-        let refused = ["no JSON", "no tag", "deep", "long", "a token"];
+        let refused = ["no JSON", "no tag", "deep", "long", "groups", "a token"];
         for (name, tag) in [
             ("no JSON", "{".to_owned()),
             ("no tag", "{}".to_owned()),
             ("many", triggered(&many)),
             ("deep", triggered(&[tag("(f", &deep)])),
             ("long", triggered(&[tag("(f", &long)])),
+            (
+                "groups",
+                triggered(&[tag(
+                    "(f",
+                    &json!({"type": "string", "pattern": format!("{}a{}", "(".repeat(9_000), ")".repeat(9_000))}),
+                )]),
+            ),
             ("a token", text(&json!({"type": "token", "token": "<|end|>"}))),
         ] {
             let compiled = Compiled::new(Library::Xgrammar, &Rules::Tag(tag.into()));

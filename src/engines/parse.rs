@@ -86,7 +86,8 @@ pub struct Request<'a> {
     pub may_call: bool,
     /// All calls but the first are left out (`parallel_tool_calls: false`).
     pub single_call: bool,
-    /// A whole answer has an empty content rather than none, as where vLLM was told to call.
+    /// A whole answer has an empty content rather than none or spaces, as where vLLM was told to
+    /// call.
     pub empty_content: bool,
     /// Variables of the chat template: `chat_template_kwargs`, the server's defaults included.
     pub template: Option<&'a Map<String, Value>>,
@@ -200,6 +201,11 @@ impl Parsers {
         calls || self.reasoning.is_some()
     }
 
+    /// True if the server parses tokens, not the text of its detokenizer.
+    pub fn read_tokens(self) -> bool {
+        Pair::from(self).is_harmony()
+    }
+
     /// The id of a new call for which the model wrote none, in the server's form, from a random
     /// number.
     pub fn call_id(self, random: u64) -> String {
@@ -245,7 +251,8 @@ impl Parsers {
             whole.calls.truncate(1);
         }
         if request.empty_content {
-            whole.content.get_or_insert_default();
+            let blank = whole.content.take().filter(|text| !python::strip(text).is_empty());
+            whole.content = Some(blank.unwrap_or_default());
         }
         Ok(whole)
     }

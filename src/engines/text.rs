@@ -9,7 +9,7 @@ pub mod template;
 pub mod tokenizer;
 pub mod translate;
 
-pub use decode::{Detokenizer, Stepwise};
+pub use decode::{Detokenizer, Step, Stepwise};
 pub use fingerprint::Fingerprint;
 pub use template::ChatTemplate;
 pub use tokenizer::{Piece, Tokenizer};

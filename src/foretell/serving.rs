@@ -152,9 +152,11 @@ impl SessionRunner {
             return Some(Permission::Plain(PlainReason::Grammar));
         }
         let followed = self.followed(identity, request, &traits, &grammar);
-        followed.and_then(|followed| followed.permission()).or_else(|| {
-            (request.route == Route::Chat).then(|| parsing::permission(identity, request, &traits))?
-        })
+        let chat = request.route == Route::Chat;
+        match chat.then(|| parsing::permission(identity, request, &traits)).flatten() {
+            plain @ Some(Permission::Plain(_)) => plain,
+            parsed => followed.and_then(|followed| followed.permission()).or(parsed),
+        }
     }
 
     fn followed(
@@ -174,7 +176,8 @@ impl SessionRunner {
         let traits = self.setup.learnt.answer_traits(identity);
         let grammar = Grammar::of(identity, request, &traits, self.clock.now());
         let followed = self.followed(identity, request, &traits, &grammar);
-        let note = followed.and_then(|followed| followed.note());
+        let unknown = !grammar.is_native(identity, request);
+        let note = followed.and_then(|followed| followed.note()).or_else(|| unknown.then(|| grammar.note()));
         parsing::note(identity, request, &traits).into_iter().chain(note).collect()
     }
 

@@ -114,6 +114,9 @@ pub struct Costs {
     verify: Verify,
     /// Time that a drafted token takes from the wait for the engine.
     wait: Joint,
+    /// Time of a verify request by the tokens of our others in flight.
+    #[serde(default)]
+    beside: Joint,
     /// Times to the first tokens.
     #[serde(default)]
     first_tokens: FirstTokens,
@@ -225,6 +228,20 @@ impl Costs {
         if let Some(company) = self.company.get_mut(self.concurrency.index()) {
             company.count(plain_neighbours, now);
         }
+    }
+
+    /// Notes the seconds of a verify request with `nodes` draft nodes, while `beside` tokens of our
+    /// others were in flight.
+    pub fn verified_beside(&mut self, nodes: usize, beside: usize, seconds: f64) {
+        self.beside.observe(self.concurrency, [beside as f64, nodes as f64], seconds);
+    }
+
+    /// Seconds by which a draft node of one verify request makes another one longer; 0 where that
+    /// is not certain.
+    pub fn per_node_beside(&self) -> f64 {
+        let certain: f64 = std::env::var("CERT").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
+        let slope = |fit: joint::Fit| (fit.slopes[0] - certain * fit.error).max(0.0);
+        self.beside.fit(self.concurrency).map_or(0.0, slope)
     }
 
     /// Notes the seconds of a verify request that overlapped with another one, in the middle of a

@@ -95,18 +95,23 @@ mod tests {
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
             for nodes in [4, 8] {
-                (0..3).for_each(|_| learnt.costs.verified(Way::by(VerifyMethod::Score, 600), nodes, 0.03, now));
+                (0..3)
+                    .for_each(|_| learnt.costs.verified(Way::by(VerifyMethod::Score, 600), nodes, 0.03, now));
             }
             learnt.note_round(1, 0.06, 0.0, now);
         });
         let LearntCosts { plain, verify, regret_left_seconds, regret_capacity_seconds, .. } = shown();
         assert_eq!((plain.len(), plain[0].requests), (1, "1"));
-        assert!((plain[0].token_seconds.unwrap() - 0.02).abs() < 1e-9 && plain[0].switch_in_seconds.is_none());
+        assert!(
+            (plain[0].token_seconds.unwrap() - 0.02).abs() < 1e-9 && plain[0].switch_in_seconds.is_none()
+        );
         assert_eq!(verify.len(), 1);
         assert_eq!((verify[0].method, verify[0].context.as_str()), ("score", "512-2047"));
         let drafts: Vec<usize> = verify[0].drafts.iter().map(|draft| draft.nodes).collect();
         assert_eq!(drafts, [4, 8]);
-        assert!(verify[0].drafts.iter().all(|draft| (draft.seconds - 0.03).abs() < 1e-9 && draft.weight > 2.0));
+        assert!(
+            verify[0].drafts.iter().all(|draft| (draft.seconds - 0.03).abs() < 1e-9 && draft.weight > 2.0)
+        );
         assert!(regret_capacity_seconds >= 0.2 - 1e-9 && regret_left_seconds < regret_capacity_seconds);
     }
 }

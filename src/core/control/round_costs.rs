@@ -26,6 +26,8 @@ pub struct RoundCosts {
     calls: Vec<f64>,
     /// Seconds that requests of others lose by each node.
     lost: f64,
+    /// Seconds that our other requests lose by each node.
+    shared: f64,
     /// Price of a node in tokens beyond its time, where requests of others are in flight
     /// ([`super::Budget::price`]).
     pub price: f64,
@@ -52,6 +54,7 @@ impl RoundCosts {
             basis: costs.basis(way),
             calls: (0..=NODES_MAX).map(call).collect(),
             lost: learnt.lost_by_others(way, 1),
+            shared: learnt.lost_by_ours(way),
             price: if learnt.concurrency.others() > 0 { learnt.budget.price() } else { 0.0 },
         }
     }
@@ -79,7 +82,8 @@ impl RoundCosts {
     /// tokens. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
         let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
-        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * self.price / rate.max(1e-9));
+        let more = self.shared + self.price / rate.max(1e-9);
+        let cut = best_cut(survival, rate, |nodes| spent(nodes) + nodes as f64 * more);
         Quote { seconds: spent(cut.nodes), ..cut }
     }
 

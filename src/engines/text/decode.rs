@@ -141,26 +141,31 @@ impl Decode for Detokenizer {
     }
 }
 
-/// A detokenizer that sends the text of a token once no character of it is broken, as engines do
-/// that decode by steps: vLLM (0.32, `v1/engine/detokenizer.py`: `DecodeStream` of the library
-/// `tokenizers`) and streams of llama.cpp. What it holds at the end of the output is left out.
+/// A detokenizer that leaves out the character that is cut at the end of the output, as engines do
+/// that decode by steps.
 #[derive(Clone)]
 pub struct Stepwise {
     decoder: Detokenizer,
     held: String,
-    /// Text that ends with U+FFFD is held, too.
-    certain: bool,
+    step: Step,
+}
+
+/// The text that is held until a character is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The character alone (vLLM's parser of gpt-oss, which reads tokens).
+    Character,
+    /// All of a token's text (streams of llama.cpp).
+    Token,
+    /// All of a token's text, also where its last character can never become whole (vLLM 0.32,
+    /// `v1/engine/detokenizer.py`: `DecodeStream` of the library `tokenizers`).
+    Broken,
 }
 
 impl Stepwise {
-    /// The same by steps. `certain`: a character that can never become whole is waited for, too.
-    pub fn new(decoder: Detokenizer, certain: bool) -> Self {
-        Self { decoder, held: String::new(), certain }
-    }
-
-    /// True if it holds text, or the beginning of a character.
-    pub fn holds(&self) -> bool {
-        !self.held.is_empty() || self.decoder.holds()
+    /// The same by such steps.
+    pub fn new(decoder: Detokenizer, step: Step) -> Self {
+        Self { decoder, held: String::new(), step }
     }
 }
 
@@ -168,8 +173,12 @@ impl Decode for Stepwise {
     fn push(&mut self, token: TokenId) -> String {
         let text = self.decoder.push(token);
         self.held.push_str(&text);
-        let broken = self.certain && self.held.ends_with(char::REPLACEMENT_CHARACTER);
-        if broken || self.decoder.holds() { String::new() } else { std::mem::take(&mut self.held) }
+        let holds = match self.step {
+            Step::Character => false,
+            Step::Token => self.decoder.holds(),
+            Step::Broken => self.decoder.holds() || self.held.ends_with(char::REPLACEMENT_CHARACTER),
+        };
+        if holds { String::new() } else { std::mem::take(&mut self.held) }
     }
 
     fn flush(&mut self) -> String {
@@ -252,20 +261,21 @@ mod tests {
             |byte: u8| (0..tokenizer.end()).find(|&id| *tokenizer.spelling(id).unwrap() == [byte]).unwrap();
         let detokenizer = || tokenizer.detokenizer(&[], true);
         let emoji: Vec<TokenId> = "a😀".bytes().map(byte).collect();
-        let steps = |certain, tokens: &[TokenId]| sent(Stepwise::new(detokenizer(), certain), tokens);
-        assert_eq!(steps(true, &emoji), ["a", "", "", "", "😀", ""]);
-        assert_eq!(steps(true, &emoji[..4]), ["a", "", "", "", ""]);
+        let steps = |step, tokens: &[TokenId]| sent(Stepwise::new(detokenizer(), step), tokens);
+        assert_eq!(steps(Step::Broken, &emoji), ["a", "", "", "", "😀", ""]);
+        assert_eq!(steps(Step::Broken, &emoji[..4]), ["a", "", "", "", ""]);
         let stray = [byte(b'a'), byte(0x80), byte(b'b'), byte(0x80)];
         assert_eq!(sent(detokenizer(), &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
-        assert_eq!(steps(true, &stray), ["a", "", "\u{FFFD}b", "", ""]);
-        assert_eq!(steps(false, &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
+        assert_eq!(steps(Step::Broken, &stray), ["a", "", "\u{FFFD}b", "", ""]);
+        assert_eq!(steps(Step::Token, &stray), ["a", "\u{FFFD}", "b", "\u{FFFD}", ""]);
         // The first byte of a character and a space in one token.
         let both = (0..tokenizer.end()).find(|&id| {
             let spelled = tokenizer.spelling(id).unwrap_or_default();
             spelled.len() > 1 && spelled[0] == b' ' && std::str::from_utf8(&spelled).is_err()
         });
         if let Some(both) = both {
-            assert_eq!(steps(true, &[both]), ["", ""]);
+            assert_eq!(steps(Step::Broken, &[both]), ["", ""]);
+            assert_eq!(steps(Step::Character, &[both]), [" ", ""]);
         }
     }
 

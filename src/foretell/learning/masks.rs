@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
 
 use foretell_core::control::ExpiringMap;
 use foretell_core::units::Tick;
@@ -30,8 +31,8 @@ impl MaskKey {
     /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema
     /// with its members in another order is another grammar.
     pub fn of(rules: &Rules, greedy: bool) -> Self {
-        let kind = matches!(rules, Rules::Tag(_));
-        Self(Sha256::digest(format!("{greedy} {kind} {}", rules.to_json_text())).into())
+        let is_tag = matches!(rules, Rules::Tag(_));
+        Self(Sha256::digest(format!("{greedy} {is_tag} {}", rules.to_json_text())).into())
     }
 }
 
@@ -57,11 +58,17 @@ pub struct Masks {
     grammars: Mutex<ExpiringMap<MaskKey, Kept>>,
     /// The server makes its grammars by the expected library; `None` if it was not asked.
     library: Mutex<Option<bool>>,
+    /// The right to compile one.
+    pub compiling: Arc<Semaphore>,
 }
 
 impl Default for Masks {
     fn default() -> Self {
-        Self { grammars: Mutex::new(ExpiringMap::new(GRAMMARS, KEPT)), library: Mutex::default() }
+        Self {
+            grammars: Mutex::new(ExpiringMap::new(GRAMMARS, KEPT)),
+            library: Mutex::default(),
+            compiling: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 

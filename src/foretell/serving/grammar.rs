@@ -67,6 +67,17 @@ impl Grammar {
         event
     }
 
+    /// The state of a forced call whose answer is not known to be in the form of the model, in words
+    /// for the operator.
+    pub fn note(&self) -> String {
+        let words = match self {
+            Self::Asked(Some(_)) => "the server is asked with the next one like it",
+            Self::Asked(None) => "the server that renders it may restart unseen",
+            Self::None | Self::Told(_) => "the server binds it otherwise than by a structural tag",
+        };
+        format!("This forced call stays plain: {words}.")
+    }
+
     /// True if the answer to this request is known to be written in the form of the model, which
     /// the server's parsers read. A forced call is only under a structural tag: vLLM has other
     /// parsers otherwise (0.32, `supports_required_and_named`).

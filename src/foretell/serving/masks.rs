@@ -2,6 +2,7 @@
 //! how a grammar proves itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::calls::Calls;
 use super::grammar::Grammar;
@@ -91,6 +92,8 @@ impl Followed {
     }
 }
 
+/// Maximum time for which a proof waits for the compilation of its grammar, and for its turn.
+const COMPILED_WITHIN: Duration = Duration::from_secs(5);
 /// The reason for which grammars of a server are not followed.
 const OTHER_LIBRARY: &str = "the server does not make its grammars by xgrammar 0.2.8 with free whitespace";
 
@@ -165,12 +168,20 @@ impl Proof {
             Some(false) => return Trust::Refused(OTHER_LIBRARY.into()),
             None => return Trust::Unproven,
         }
-        let compiling = tokio::task::spawn_blocking(move || Compiled::new(library, &rules));
-        let compiled = match compiling.await {
-            Ok(Ok(compiled)) => Arc::new(compiled),
-            Ok(Err(error)) => return Trust::Refused(error.to_string().into()),
+        // A compilation cannot be ended: one at a time, so that a slow one holds one thread.
+        let turn = tokio::time::timeout(COMPILED_WITHIN, Arc::clone(&masks.compiling).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else { return Trust::Unproven };
+        let compiling = tokio::task::spawn_blocking(move || {
+            let compiled = Compiled::new(library, &rules);
+            drop(turn);
+            compiled
+        });
+        let compiled = match tokio::time::timeout(COMPILED_WITHIN, compiling).await {
+            Ok(Ok(Ok(compiled))) => Arc::new(compiled),
+            Ok(Ok(Err(error))) => return Trust::Refused(error.to_string().into()),
+            Err(_) => return Trust::Refused("it takes too long to compile".into()),
             // The library has panicked.
-            Err(_) => return Trust::Refused("the grammar cannot be compiled here".into()),
+            Ok(Err(_)) => return Trust::Refused("the grammar cannot be compiled here".into()),
         };
         let ends = identity.engine.may_end.clone();
         let mask = Mask::new(&compiled, Arc::clone(&identity.tokenizer), ends);

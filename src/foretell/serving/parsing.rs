@@ -11,9 +11,10 @@ use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
-use foretell_engines::dialect::CallsEnd;
+use foretell_engines::dialect::{BrokenEnd, CallsEnd};
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
+use foretell_engines::text::Step;
 
 /// Complete answers that have to be parsed alike here and by the server before the parser here is
 /// relied on.
@@ -99,6 +100,15 @@ impl Proof {
 pub(super) fn decodes_special(identity: &Identity, request: &Request) -> bool {
     let asked = parse::Request { may_call: may_call(request), ..parse::Request::default() };
     identity.engine.parsers.decode_special(&asked)
+}
+
+/// The steps by which a server decodes an answer; `parsed`: for its parsers.
+pub(super) fn step(identity: &Identity, parsed: bool) -> Step {
+    match identity.engine.broken_end {
+        _ if parsed && identity.engine.parsers.read_tokens() => Step::Character,
+        BrokenEnd::LeftOut => Step::Broken,
+        BrokenEnd::Sent | BrokenEnd::LeftOutOfStreams => Step::Token,
+    }
 }
 
 /// Makes the parser of the answer to this request, once its prompt is known.

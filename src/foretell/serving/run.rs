@@ -36,7 +36,7 @@ use foretell_core::draft::LookupSpec;
 use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainRequest, Session, Start};
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
-use foretell_engines::dialect::{BrokenEnd, CallsEnd, FirstToken, MaxTokens};
+use foretell_engines::dialect::{CallsEnd, FirstToken, MaxTokens};
 use foretell_engines::openai::{Path, Prompt, Request, Route};
 use foretell_engines::text::Stepwise;
 
@@ -340,9 +340,9 @@ impl Run {
         let skip_special = !(self.plan.parses && parsing::decodes_special(&self.plan.identity, request));
         let decoder = self.plan.identity.tokenizer.detokenizer(prompt, skip_special);
         // The parts of an output are compared with those of the server's stream.
-        let broken_end = self.plan.identity.engine.broken_end;
-        if broken_end.is_left_out(request.stream || self.plan.parses) {
-            Box::new(Stepwise::new(decoder, broken_end == BrokenEnd::LeftOut))
+        let step = parsing::step(&self.plan.identity, self.plan.parses);
+        if self.plan.identity.engine.broken_end.is_left_out(request.stream || self.plan.parses) {
+            Box::new(Stepwise::new(decoder, step))
         } else {
             Box::new(decoder)
         }

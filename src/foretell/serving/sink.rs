@@ -557,7 +557,7 @@ impl Sink {
         if let Some((whole, writer)) = parts.as_ref().zip(self.parts.as_ref()) {
             writer.write_whole(&mut answer, whole);
         } else {
-            parts::write_pieces(&mut answer, text, more, self.parts.is_some())?;
+            parts::write_pieces(&mut answer, text, more, self.parts.as_ref().map(PartWriter::calls_end))?;
         }
         self.dialect.codec().complete(&mut answer);
         self.say_stop(&mut answer, end);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{Asked, Proof, decodes_special};
+use super::{Asked, Proof, decodes_special, step};
 use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::random::fresh_seed;
@@ -47,10 +47,7 @@ impl WholeParser {
 
     /// The parts of an output, given without the token that ended it.
     pub async fn parts(&self, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Parts {
-        let pieces = self.pieces(prompt, output);
-        // The page decodes a character that is cut at the end, too, which the server leaves out.
-        let output = output.get(..pieces.len()).unwrap_or(output);
-        let own = self.own(prompt, &pieces);
+        let own = self.own(prompt, output);
         let counted = own.as_ref().map(|own| own.reasoning_tokens);
         let proof = Proof { alike: self.traits.whole_parsed_alike(), parsers: self.identity.engine.parsers };
         let proven = proof.is_enough_for(&self.request) && !self.traits.misparsed();
@@ -76,31 +73,30 @@ impl WholeParser {
         Parts { whole: Some(whole.clone()), reasoning_tokens, difference }
     }
 
-    /// The tokens of an output that are text, each with what became certain with it.
-    fn pieces(&self, prompt: &[TokenId], output: &[TokenId]) -> Vec<(TokenId, String)> {
+    /// The parts by the parser here; `None` if it is not sure.
+    fn own(&self, prompt: &[TokenId], output: &[TokenId]) -> Option<Whole> {
         let Identity { tokenizer, engine, .. } = &*self.identity;
-        let mut decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
-        if engine.broken_end.is_left_out(false) {
-            let mut steps = Stepwise::new(decoder, true);
-            let mut whole = 0;
-            let mut pieces = Vec::with_capacity(output.len());
+        let decoder = tokenizer.detokenizer(prompt, !decodes_special(&self.identity, &self.request));
+        // Where the server parses tokens, the text of a cut character is its own matter.
+        if engine.parsers.read_tokens() {
+            let mut all = decoder.clone();
             for &token in output {
-                pieces.push((token, steps.push(token)));
-                whole = if steps.holds() { whole } else { pieces.len() };
+                all.push(token);
             }
-            pieces.truncate(whole);
-            return pieces;
+            if all.holds() {
+                return None;
+            }
         }
-        let mut pieces: Vec<_> = output.iter().map(|&token| (token, decoder.push(token))).collect();
+        let mut decoder: Box<dyn Decode> = if engine.broken_end.is_left_out(false) {
+            Box::new(Stepwise::new(decoder, step(&self.identity, true)))
+        } else {
+            Box::new(decoder)
+        };
+        let mut pieces: Vec<(TokenId, String)> =
+            output.iter().map(|&token| (token, decoder.push(token))).collect();
         if let Some((_, text)) = pieces.last_mut() {
             text.push_str(&decoder.flush());
         }
-        pieces
-    }
-
-    /// The parts by the parser here; `None` if it is not sure.
-    fn own(&self, prompt: &[TokenId], pieces: &[(TokenId, String)]) -> Option<Whole> {
-        let Identity { tokenizer, engine, .. } = &*self.identity;
         let pieces: Vec<(TokenId, &str)> =
             pieces.iter().map(|(token, text)| (*token, text.as_str())).collect();
         let asked = Asked::of(&self.identity, &self.request);

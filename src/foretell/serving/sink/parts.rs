@@ -43,18 +43,11 @@ impl PartWriter {
         if let Some(message) = choice.get_mut("message").and_then(Value::as_object_mut) {
             parts::write_whole(message, whole, self.reasoning, || self.call_id());
         }
-        let reason = choice.get("finish_reason").and_then(Value::as_str);
-        let stopped = reason.is_some_and(|reason| [CALLS, STOP].contains(&reason));
-        let ends = match self.calls_end {
-            CallsEnd::Whole => !whole.calls.is_empty(),
-            // Also where the calls could not be read.
-            CallsEnd::Stopped => stopped,
-            CallsEnd::Never => false,
-        };
-        if ends || stopped {
-            let reason = if ends { CALLS } else { STOP };
-            choice.insert("finish_reason".to_owned(), reason.into());
-        }
+        finish(choice, self.calls_end, !whole.calls.is_empty());
+    }
+
+    pub(super) const fn calls_end(&self) -> CallsEnd {
+        self.calls_end
     }
 
     fn call_id(&self) -> String {
@@ -62,14 +55,30 @@ impl PartWriter {
     }
 }
 
+/// Writes the finish reason of a whole answer; `called`: it has calls.
+fn finish(choice: &mut Map<String, Value>, calls_end: CallsEnd, called: bool) {
+    let reason = choice.get("finish_reason").and_then(Value::as_str);
+    let stopped = reason.is_some_and(|reason| [CALLS, STOP].contains(&reason));
+    let ends = match calls_end {
+        CallsEnd::Whole => called,
+        // Also where the calls could not be read.
+        CallsEnd::Stopped => stopped,
+        CallsEnd::Never => false,
+    };
+    if ends || stopped {
+        let reason = if ends { CALLS } else { STOP };
+        choice.insert("finish_reason".to_owned(), reason.into());
+    }
+}
+
 /// Writes the members of a server's deltas, joined, into a whole answer: what its parser of streams
-/// took out of the text. `None` if their calls cannot be joined. `calls_end`: as for a server whose
-/// parsers are known, see [`PartWriter::write_whole`].
+/// took out of the text. `None` if their calls cannot be joined. `calls_end`: of a server whose
+/// parsers are known.
 pub(super) fn write_pieces(
     answer: &mut Value,
     text: &str,
     pieces: &Map<String, Value>,
-    calls_end: bool,
+    calls_end: Option<CallsEnd>,
 ) -> Option<()> {
     let Some(choice) = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut) else {
         return Some(());
@@ -78,12 +87,13 @@ pub(super) fn write_pieces(
     message.extend(pieces.clone());
     // If a parser of the server has taken all of it, there is no text.
     if text.is_empty() && !pieces.is_empty() {
-        message.insert("content".to_owned(), Value::Null);
+        let forced = calls_end.is_some_and(|calls_end| calls_end != CallsEnd::Whole);
+        message.insert("content".to_owned(), if forced { "".into() } else { Value::Null });
     }
     if let Some(calls) = pieces.get("tool_calls") {
         message.insert("tool_calls".to_owned(), parts::joined_calls(calls)?);
-        if calls_end {
-            choice.insert("finish_reason".to_owned(), CALLS.into());
+        if let Some(calls_end) = calls_end {
+            finish(choice, calls_end, true);
         }
     }
     Some(())

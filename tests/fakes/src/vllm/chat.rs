@@ -196,7 +196,10 @@ impl Vllm {
             return Err(Refusal::bad("choice 0 has empty or null token_ids"));
         }
         let parsers = Parsers::of(&self.house.setup, asked.tools());
-        let parsed = parsers.whole(&self.house.toy.decode(&ids, !parsers.any()));
+        // By steps: a token whose text ends within a character is held.
+        let whole = (0..=ids.len()).rev().map(|end| self.house.toy.decode(&ids[..end], !parsers.any()));
+        let text = whole.into_iter().find(|text| !text.ends_with(char::REPLACEMENT_CHARACTER));
+        let parsed = parsers.whole(&text.unwrap_or_default());
         let mut message = self.message(&parsers, &parsed);
         if Forced::of(&asked).is_some() && message["content"].is_null() {
             message["content"] = json!("");
