@@ -117,11 +117,9 @@ impl Measurements<'_> {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
     }
 
-    /// Seconds that our other requests lose by each node of a verify request.
-    pub fn lost_by_ours(&self, way: Way) -> f64 {
-        let _ = way;
-        let share: f64 = std::env::var("SHARE").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
-        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_node_beside() * share
+    /// Seconds that our other requests lose all together by each node of a verify request.
+    pub fn lost_by_ours(&self) -> f64 {
+        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_node_beside()
     }
 
     /// Draft nodes that one more verify request may have, so that all of ours in flight delay first

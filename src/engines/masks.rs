@@ -78,7 +78,7 @@ impl Rules {
         }
     }
 
-    /// The depth to which values are nested in their schemas, and the groups in regular expressions.
+    /// The depth to which values are nested in their schemas, or groups in regular expressions.
     fn depth(&self) -> usize {
         match self {
             Self::Asked(grammar) => match &grammar.language {

@@ -236,12 +236,11 @@ impl Costs {
         self.beside.observe(self.concurrency, [beside as f64, nodes as f64], seconds);
     }
 
-    /// Seconds by which a draft node of one verify request makes another one longer; 0 where that
-    /// is not certain.
+    /// Seconds by which a draft node of one verify request makes another one of ours longer; 0
+    /// before that was measured. A request's own nodes are fitted, too: those of others grow and
+    /// shrink with them.
     pub fn per_node_beside(&self) -> f64 {
-        let certain: f64 = std::env::var("CERT").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
-        let slope = |fit: joint::Fit| (fit.slopes[0] - certain * fit.error).max(0.0);
-        self.beside.fit(self.concurrency).map_or(0.0, slope)
+        self.beside.fit(self.concurrency).map_or(0.0, |fit| fit.slopes[0].max(0.0))
     }
 
     /// Notes the seconds of a verify request that overlapped with another one, in the middle of a

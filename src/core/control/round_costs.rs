@@ -54,7 +54,7 @@ impl RoundCosts {
             basis: costs.basis(way),
             calls: (0..=NODES_MAX).map(call).collect(),
             lost: learnt.lost_by_others(way, 1),
-            shared: learnt.lost_by_ours(way),
+            shared: learnt.lost_by_ours(),
             price: if learnt.concurrency.others() > 0 { learnt.budget.price() } else { 0.0 },
         }
     }
@@ -79,7 +79,8 @@ impl RoundCosts {
     }
 
     /// The best cut of a draft with these survival probabilities, where a second is worth `rate`
-    /// tokens. `modelled`: its tokens have to be drafted by the model first.
+    /// tokens: of ours, which all wait for its nodes where they share a step, and which book their
+    /// own time. `modelled`: its tokens have to be drafted by the model first.
     pub fn cut(&self, survival: &[f64], rate: f64, modelled: bool) -> Quote {
         let spent = |nodes: usize| self.drafted(nodes, if modelled { nodes as f64 } else { 0.0 });
         let more = self.shared + self.price / rate.max(1e-9);

@@ -416,7 +416,7 @@ impl Configured {
         explain::explain(question, &self.process, &self.known.policies.current(), shared, known)
     }
 
-    /// State of a replica: epoch, verification methods, probe, plain windows (switchback) and learnt
+    /// State of a replica: epoch, verification methods, probe, plain windows (switchback), learnt
     /// costs; `None` if it is not one of the identified backends.
     pub fn replica(&self, replica: &Arc<Replica>) -> Option<Value> {
         let mut shown = self.known.identities.shown(replica)?;

@@ -67,8 +67,8 @@ impl Grammar {
         event
     }
 
-    /// The state of a forced call whose answer is not known to be in the form of the model, in words
-    /// for the operator.
+    /// The state of a forced call whose answer is not known to be in the form of the model, in
+    /// words for the operator.
     pub fn note(&self) -> String {
         let words = match self {
             Self::Asked(Some(_)) => "the server is asked with the next one like it",

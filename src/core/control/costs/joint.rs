@@ -1,5 +1,6 @@
 //! Seconds fitted by least squares, kept by the engine's concurrency: those of a verify request to
-//! the tokens drafted before it, those of a first token to the draft tokens in flight.
+//! the tokens drafted before it, or to the draft tokens in flight with it, and those of a first
+//! token to the draft tokens in flight.
 //!
 //! A session that drafts while the engine computes for another waits less for it afterwards: the
 //! slope of a request's time over the tokens that were drafted before it is that saving.
