@@ -238,9 +238,11 @@ impl Costs {
 
     /// Seconds by which a draft node of one verify request makes another one of ours longer; 0
     /// before that was measured. A request's own nodes are fitted, too: those of others grow and
-    /// shrink with them.
+    /// shrink with them. Where the concurrency has no upper bound, there are more draft tokens in
+    /// flight with more requests, whose own tokens take time as well: that slope shows nothing.
     pub fn per_node_beside(&self) -> f64 {
-        self.beside.fit(self.concurrency).map_or(0.0, |fit| fit.slopes[0].max(0.0))
+        let fit = self.beside.fit(self.concurrency).filter(|_| !self.concurrency.is_open());
+        fit.map_or(0.0, |fit| fit.slopes[0].max(0.0))
     }
 
     /// Notes the seconds of a verify request that overlapped with another one, in the middle of a

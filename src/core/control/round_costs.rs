@@ -169,4 +169,24 @@ mod tests {
         let fast = RoundCosts { token: 0.001, ..alone };
         assert_eq!((fast.within_gap(32, 0.0165), fast.within_gap(32, 0.001)), (Some(4), None));
     }
+
+    #[test]
+    fn our_others_wait_for_a_node_too_where_they_share_its_step() {
+        let survival: Vec<f64> = (1..=8).map(|depth| 0.8_f64.powi(depth)).collect();
+        let cut = |ours: usize, shared: f64| {
+            let control = Control::new();
+            learnt(&control, ours, 0);
+            control.with(|learnt| {
+                // Their drafts grow with ours, and only a part of the time is theirs.
+                for round in 0..64 {
+                    let (nodes, beside) = (round % 5 * 7, (round % 5 + round % 3) * 20);
+                    let seconds = 0.012 + 0.001 * nodes as f64 + shared * beside as f64;
+                    learnt.costs.verified_beside(nodes, beside, seconds);
+                }
+                RoundCosts::new(learnt, WAY, 0, false).cut(&survival, 150.0, false).nodes
+            })
+        };
+        assert_eq!([cut(1, 0.0), cut(1, 0.000_5), cut(4, 0.0)], [cut(1, 0.0); 3]);
+        assert!(cut(4, 0.000_5) < cut(4, 0.0), "{} {}", cut(4, 0.000_5), cut(4, 0.0));
+    }
 }

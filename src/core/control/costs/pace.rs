@@ -45,6 +45,11 @@ impl ConcurrencyBucket {
         (0..SIZES).map(Self)
     }
 
+    /// True if it has no upper bound.
+    pub fn is_open(self) -> bool {
+        self.0 + 1 == SIZES
+    }
+
     /// Its requests in flight.
     pub fn name(self) -> &'static str {
         NAMES.get(self.0).copied().unwrap_or_default()
