@@ -14,7 +14,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{self, Row, VerifyResult};
 use foretell_engines::dialect::{Context, Round, masked};
-use foretell_engines::masks::{Allows, Compiled, Library, Mask};
+use foretell_engines::masks::{Allows, Compiled, Library, Mask, Rules};
 use foretell_engines::openai::{Grammar, Language, Sampling};
 use foretell_engines::text::Tokenizer;
 use serde_json::json;
@@ -87,7 +87,7 @@ impl Bound {
         Self {
             automaton,
             vocabulary: Arc::new(spelled.collect()),
-            compiled: Compiled::new(Library::Xgrammar, &grammar).expect("a grammar"),
+            compiled: Compiled::new(Library::Xgrammar, &Rules::Asked(Arc::new(grammar))).expect("a grammar"),
             tokenizer: Arc::new(tokenizer),
             listed,
         }
