@@ -298,8 +298,9 @@ impl Tally {
         // These render requests, or tell the prompt with the first token.
         let tells = house.row.name == "vllm-scale-out" || house.row.dialect == "sglang";
         let renders = tells && matches!(row.treatment, Treatment::Rendered(_));
-        // Such a grammar is followed here at temperature 0: tests/proxy/structured.rs.
-        let grammars = ["response_format", "structured_outputs"];
+        // Such a grammar may be followed here at temperature 0: tests/proxy/structured.rs and
+        // tests/proxy/parsers/tags.rs.
+        let grammars = ["response_format", "structured_outputs", "tool_choice"];
         let follows = house.row.name == "vllm-scale-out"
             && grammars.contains(&row.name)
             && ask.fields["temperature"] == 0;
