@@ -108,17 +108,23 @@ def request(fields, messages, form, **more):
 
 # ----------------------------------------------------------------------------------------- answers
 
-def ask(address, body):
-    """(parts of each choice, usage.foretell) of an answer."""
+def post(address, route, body, **headers):
+    """The text of an answer."""
     connection = http.client.HTTPConnection(address, timeout=600)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", route, json.dumps(body), {"content-type": "application/json", **headers})
         answer = connection.getresponse()
         text = answer.read().decode()
     finally:
         connection.close()
     if answer.status != 200:
-        raise sides.Wrong(f"{answer.status}: {text[:200]}")
+        raise sides.Wrong(f"{route} {answer.status}: {text[:200]}")
+    return text
+
+
+def ask(address, body):
+    """(parts of each choice, usage.foretell) of an answer."""
+    text = post(address, "/v1/chat/completions", body)
     return streamed_parts(text) if body.get("stream") else whole_parts(json.loads(text))
 
 

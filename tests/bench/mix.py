@@ -21,7 +21,6 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
-import http.client
 import itertools
 import json
 import pathlib
@@ -42,6 +41,8 @@ MOST = 28  # tokens of an answer: about as many as a call has, so that shares of
 # the shares that the reference estimates, in percent
 PARTS = {"chat": 12, "reasoning": 13, "tools": 42, "messages": 12, "responses": 6, "forced": 3, "named": 3, "schema": 3,
          "logprobs": 1, "choices": 1, "echo": 4}
+# asked for by the Messages API
+VERSION = {"anthropic-version": "2023-06-01"}
 # parts with tools, or with a schema
 BOUND = ("tools", "forced", "named", "schema")
 ROUTES = {"messages": "/v1/messages", "responses": "/v1/responses", "echo": "/v1/completions"}
@@ -106,19 +107,6 @@ def requests(count):
         yield part, ROUTES.get(part, "/v1/chat/completions"), body
 
 
-def ask(address, route, body):
-    connection = http.client.HTTPConnection(address, timeout=600)
-    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
-    try:
-        connection.request("POST", route, json.dumps(body), headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise sides.Wrong(f"{route} {answer.status}: {text[:300]}")
-
-
 def replay(args, thinks, asked):
     """The rows of Foretell's report after these requests."""
     with contextlib.ExitStack() as stack:
@@ -135,7 +123,7 @@ def replay(args, thinks, asked):
                         f"parsers: {{ {parsers} }} }}]\n    verify: {{ allow: [fan_out, score] }}\n")
         proxy = sides.start_proxy(stack, args.foretell, servers.address_of(server), backend, {"mix": POLICY}, "mix")
         with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
-            list(pool.map(lambda one: ask(proxy.address, *one[1:]), asked))
+            list(pool.map(lambda one: calls.post(proxy.address, *one[1:], **VERSION), asked))
         report = json.loads(sides.page(f"127.0.0.1:{proxy.admin}", "/api/coverage"))
     print(f"{len(asked)} requests{', reasoning' if thinks else ''}: {report['sentence']}", flush=True)
     return report
