@@ -5,7 +5,7 @@ use super::*;
 use crate::fakes::vllm::Library;
 
 /// As long as a proof may take.
-const PROOF: Duration = Duration::from_secs(60);
+const PROOF: Duration = Duration::from_mins(1);
 const PROMPTS: [&str; 2] = ["Call.", "Look."];
 const LIMITS: [usize; 4] = [1, 7, 40, 120];
 
