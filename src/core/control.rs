@@ -119,7 +119,7 @@ impl Measurements<'_> {
 
     /// Seconds that our other requests lose all together by each node of a verify request.
     pub fn lost_by_ours(&self) -> f64 {
-        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_node_beside()
+        self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_concurrent_node()
     }
 
     /// Draft nodes that one more verify request may have, so that all of ours in flight delay first

@@ -116,7 +116,7 @@ pub struct Costs {
     wait: Joint,
     /// Time of a verify request by the tokens of our others in flight.
     #[serde(default)]
-    beside: Joint,
+    concurrent: Joint,
     /// Times to the first tokens.
     #[serde(default)]
     first_tokens: FirstTokens,
@@ -230,18 +230,18 @@ impl Costs {
         }
     }
 
-    /// Notes the seconds of a verify request with `nodes` draft nodes, while `beside` tokens of our
-    /// others were in flight.
-    pub fn verified_beside(&mut self, nodes: usize, beside: usize, seconds: f64) {
-        self.beside.observe(self.concurrency, [beside as f64, nodes as f64], seconds);
+    /// Notes the seconds of a verify request with `nodes` draft nodes, while `concurrent` tokens of
+    /// our others were in flight.
+    pub fn verified_concurrent(&mut self, nodes: usize, concurrent: usize, seconds: f64) {
+        self.concurrent.observe(self.concurrency, [concurrent as f64, nodes as f64], seconds);
     }
 
     /// Seconds by which a draft node of one verify request makes another one of ours longer; 0
     /// before that was measured. A request's own nodes are fitted, too: those of others grow and
     /// shrink with them. Where the concurrency has no upper bound, there are more draft tokens in
     /// flight with more requests, whose own tokens take time as well: that slope shows nothing.
-    pub fn per_node_beside(&self) -> f64 {
-        let fit = self.beside.fit(self.concurrency).filter(|_| !self.concurrency.is_open());
+    pub fn per_concurrent_node(&self) -> f64 {
+        let fit = self.concurrent.fit(self.concurrency).filter(|_| !self.concurrency.is_open());
         fit.map_or(0.0, |fit| fit.slopes[0].max(0.0))
     }
 

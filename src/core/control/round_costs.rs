@@ -179,9 +179,9 @@ mod tests {
             control.with(|learnt| {
                 // Their drafts grow with ours, and only a part of the time is theirs.
                 for round in 0..64 {
-                    let (nodes, beside) = (round % 5 * 7, (round % 5 + round % 3) * 20);
-                    let seconds = 0.012 + 0.001 * nodes as f64 + shared * beside as f64;
-                    learnt.costs.verified_beside(nodes, beside, seconds);
+                    let (nodes, concurrent) = (round % 5 * 7, (round % 5 + round % 3) * 20);
+                    let seconds = 0.012 + 0.001 * nodes as f64 + shared * concurrent as f64;
+                    learnt.costs.verified_concurrent(nodes, concurrent, seconds);
                 }
                 RoundCosts::new(learnt, WAY, 0, false).cut(&survival, 150.0, false).nodes
             })

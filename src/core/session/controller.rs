@@ -58,7 +58,7 @@ pub struct Took {
     /// Seconds since plain decoding was left or the request before it ended.
     pub seconds: f64,
     /// Tokens of our other verify requests in flight.
-    pub beside: usize,
+    pub concurrent: usize,
     /// Tokens that the model drafter computed for it, before it began.
     pub modelled: usize,
     /// True if it decided at least one token.
@@ -446,7 +446,7 @@ impl SpeculationController {
 
     /// Takes the cost of a verify request: by the method and with the nodes that were sent.
     pub fn called(&mut self, took: &Took, now: Tick) {
-        let Took { put, planned, seconds, beside, modelled, decided, turn } = *took;
+        let Took { put, planned, seconds, concurrent, modelled, decided, turn } = *took;
         let (way, nodes) = (Way::by(put.method, self.fed), put.nodes);
         if put.method == VerifyMethod::FanOut && nodes < planned {
             self.cut = Some((nodes.max(1), self.fed + CUT_FOR));
@@ -460,7 +460,7 @@ impl SpeculationController {
             } else if turn == Turn::Alone {
                 learnt.costs.verified(way, nodes, seconds, now);
                 learnt.costs.shared(way, nodes, seconds, modelled);
-                learnt.costs.verified_beside(nodes, beside, seconds);
+                learnt.costs.verified_concurrent(nodes, concurrent, seconds);
             } else {
                 learnt.costs.overlapped(way, nodes, seconds, turn, now);
             }

@@ -57,7 +57,6 @@ impl TableKey {
         Self { method: method.index(), size: size_of(context), concurrency, plain_neighbours }
     }
 
-    /// True if it is the key of a request: keys of others come from outside.
     /// Its figures for an operator, without any draft.
     pub(super) fn shown(self) -> VerifyCosts {
         let from = self.size.checked_sub(1).and_then(|before| CONTEXTS.get(before)).copied().unwrap_or(0);
@@ -71,6 +70,7 @@ impl TableKey {
         }
     }
 
+    /// True if it is the key of a request: keys of others come from outside.
     pub(super) fn is_valid(self) -> bool {
         self.method < VerifyMethod::ALL.len()
             && self.size <= CONTEXTS.len()

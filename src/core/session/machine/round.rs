@@ -263,12 +263,12 @@ impl<W: Walk> Session<W> {
     /// Notes the time of a verify request.
     fn timed_call(&mut self, call: &Verifying, result: &VerifyResult, decided: bool, now: Tick) {
         let Verifying { began, draft, modelled, position, turn, .. } = call;
-        let beside = self.presence.as_mut().map_or(0, Presence::call_ends);
+        let concurrent = self.presence.as_mut().map_or(0, Presence::call_ends);
         let by_method = || Some(Put { method: *self.rules.methods.get(*position)?, nodes: draft.len() });
         if let Some(put) = result.put.or_else(by_method) {
             let seconds = now.seconds_since(*began);
             let planned = draft.len();
-            let took = Took { put, planned, seconds, beside, modelled: *modelled, decided, turn: *turn };
+            let took = Took { put, planned, seconds, concurrent, modelled: *modelled, decided, turn: *turn };
             self.controller.called(&took, now);
         }
     }
