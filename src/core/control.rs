@@ -40,7 +40,7 @@ pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
 pub use rounds::{Prices, Rounds, Value};
 pub use shared::SharedModel;
-pub use state::{Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
+pub use state::{Awaited, Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
 pub use switchback::{Switchback, Windows};
 pub use tolerance::Tolerance;
@@ -117,6 +117,16 @@ impl Measurements<'_> {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
     }
 
+    /// The `seconds` that a verify request took until `now`. If the engine read a prompt of ours
+    /// meanwhile, little counts of those beyond the expected time: plain decoding would have waited
+    /// for the prompt, too.
+    pub fn without_reading(&self, way: Way, nodes: usize, seconds: f64, now: Tick) -> f64 {
+        if self.concurrency.read_within(seconds, now) && self.costs.verify_measured(way) {
+            return little_beyond(self.costs.verify(way, nodes), seconds);
+        }
+        seconds
+    }
+
     /// Seconds that our other requests lose all together by each node of a verify request.
     pub fn lost_by_ours(&self) -> f64 {
         self.concurrency.ours().saturating_sub(1) as f64 * self.costs.per_concurrent_node()
@@ -138,11 +148,16 @@ impl Measurements<'_> {
     pub fn note_plain(&mut self, seconds: f64, tokens: usize, now: Tick) {
         // Plain decoding is slower concurrent with verify requests; speculation has to beat the
         // pace that it has without them.
-        if self.concurrency.all_plain() {
-            self.costs.note_plain(seconds, tokens, self.concurrency.ours(), now);
-        } else {
+        let reads = self.concurrency.read_within(seconds, now);
+        if !self.concurrency.all_plain() {
             self.costs.plain_concurrent(tokens);
-            self.book(tokens as f64, seconds);
+            if !reads {
+                self.book(tokens as f64, seconds);
+            }
+        } else if reads || self.concurrency.continued_within(seconds, now) {
+            self.costs.note_plain_reading(seconds, tokens, now);
+        } else {
+            self.costs.note_plain(seconds, tokens, self.concurrency.ours(), now);
         }
         self.passed(seconds, tokens, now);
     }
@@ -150,7 +165,9 @@ impl Measurements<'_> {
     /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent: one,
     /// or all of an answer that comes whole. Returns the plain tokens won, negative if lost.
     pub fn left(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
-        self.costs.left(seconds, tokens, now);
+        if !self.concurrency.read_within(seconds, now) {
+            self.costs.left(seconds, tokens, now);
+        }
         self.continued(seconds, tokens, now)
     }
 
@@ -158,7 +175,9 @@ impl Measurements<'_> {
     pub fn continued(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
         // Their time includes the request's own, so it does not show the pace.
         self.costs.plain_concurrent(tokens);
-        let won = self.book(tokens as f64, seconds);
+        // Its own prompt, or that of another request, was read by plain decoding, too.
+        let read = self.concurrency.read_within(seconds, now);
+        let won = if read { 0.0 } else { self.book(tokens as f64, seconds) };
         self.passed(seconds, tokens, now);
         won
     }
@@ -220,6 +239,11 @@ impl Measurements<'_> {
     pub fn output_ended(&mut self, tokens: usize) {
         self.length.ended(tokens);
     }
+}
+
+/// `seconds`, of which those beyond the `expected` ones count as [`costs::READING`].
+fn little_beyond(expected: f64, seconds: f64) -> f64 {
+    seconds.min(expected + costs::READING * (seconds - expected).max(0.0))
 }
 
 /// The part of the state that is kept over a restart.
@@ -351,6 +375,8 @@ impl Control {
 pub struct Presence {
     control: std::sync::Arc<Control>,
     speculates: bool,
+    /// Work of the engine before its next token, beyond a step.
+    awaited: Option<Awaited>,
     /// Draft nodes of each of its verify requests in flight, in the order in which they end, and
     /// the tokens of the others that were in flight when it was sent.
     calls: VecDeque<(usize, usize)>,
@@ -365,7 +391,29 @@ impl Presence {
             learnt.concurrency_changes(Concurrency::enter);
             learnt.costs.sent(learnt.concurrency.drafted_now())
         });
-        Self { control, speculates: false, calls: VecDeque::new(), sent }
+        Self { control, speculates: false, awaited: None, calls: VecDeque::new(), sent }
+    }
+
+    /// As [`Self::new`], for one whose first token will be reported ([`Self::has_come`]): until
+    /// then the engine reads its prompt.
+    pub fn reading(control: std::sync::Arc<Control>) -> Self {
+        let mut presence = Self::new(control);
+        presence.awaits(Awaited::Prompt);
+        presence
+    }
+
+    /// The next token of its plain request takes longer than a step.
+    pub fn awaits(&mut self, awaited: Awaited) {
+        self.has_come(None);
+        self.awaited = Some(awaited);
+        self.control.with(|learnt| learnt.concurrency.begins(awaited));
+    }
+
+    /// That token came at `now`, or (`None`) it was given up.
+    pub fn has_come(&mut self, now: Option<Tick>) {
+        if let Some(awaited) = self.awaited.take() {
+            self.control.with(|learnt| learnt.concurrency.ends(awaited, now));
+        }
     }
 
     /// Its first token has come, `seconds` after it was sent with `prompt` tokens.
@@ -386,6 +434,7 @@ impl Presence {
 
     /// It sends a verify request with `nodes` nodes, and so is speculated on.
     pub fn calls(&mut self, nodes: usize) {
+        self.has_come(None);
         self.speculates(true);
         let before = self.control.with(|learnt| {
             let before = learnt.concurrency.drafted();
@@ -409,6 +458,7 @@ impl Presence {
 
 impl Drop for Presence {
     fn drop(&mut self) {
+        self.has_come(None);
         self.speculates(false);
         self.control.with(|learnt| learnt.concurrency_changes(Concurrency::leave));
     }
@@ -451,6 +501,53 @@ mod tests {
         };
         assert!(next(&read, Tick(0)) > next(&control, now) + 0.01, "a new measurement weighs more");
         assert!(Control::restored(serde_json::json!({ "now": 1 }), Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn what_takes_long_while_a_prompt_is_read_shows_no_pace_and_loses_nothing() {
+        let control = std::sync::Arc::new(Control::new());
+        let (way, mut now) = (Way::by(VerifyMethod::Score, 300), Tick(90_000_000));
+        let mut plain = |seconds| {
+            now = now.after(Duration::from_secs_f64(seconds));
+            control.with(|learnt| learnt.note_plain(seconds, 1, now));
+            now
+        };
+        let pace = || control.with(|learnt| learnt.costs.plain_token()).unwrap();
+        let mut first = Presence::new(std::sync::Arc::clone(&control));
+        (0..80).for_each(|_| _ = plain(0.04));
+        first.awaits(Awaited::Continuation);
+        (0..8).for_each(|_| _ = plain(0.12));
+        first.awaits(Awaited::Prompt);
+        (0..8).for_each(|_| _ = plain(0.25));
+        let now = plain(0.25);
+        first.has_come(Some(now));
+        assert!(pace() < 0.05, "{}", pace());
+        let within = |millis| {
+            let now = now.after(Duration::from_millis(millis));
+            control.with(|learnt| learnt.concurrency.read_within(0.05, now))
+        };
+        assert!(within(20) && !within(60));
+
+        first.calls(4);
+        let _second = Presence::new(std::sync::Arc::clone(&control));
+        let left = || control.with(|learnt| learnt.regret_left());
+        let (before, third) = (left(), Presence::reading(std::sync::Arc::clone(&control)));
+        control.with(|learnt| {
+            learnt.costs.verified(way, 4, 0.06, now);
+            learnt.note_plain(0.25, 1, now);
+            let expected = learnt.costs.verify(way, 4);
+            let little = expected + costs::READING * (0.3 - expected);
+            assert!((learnt.without_reading(way, 4, 0.3, now) - little).abs() < 1e-9);
+            assert!((learnt.without_reading(way, 4, 0.01, now) - 0.01).abs() < 1e-9);
+        });
+        assert!((left() - before).abs() < 0.7, "{} {before}", left());
+        drop(third);
+        let later = now.after(Duration::from_secs(1));
+        control.with(|learnt| {
+            learnt.note_plain(0.25, 1, later);
+            assert!((learnt.without_reading(way, 4, 0.3, later) - 0.3).abs() < 1e-9);
+        });
+        assert!(left() < before - 2.0, "{} {before}", left());
     }
 
     #[test]

@@ -51,6 +51,9 @@ const EXPENSIVE: f64 = 6.0;
 /// Maximum of a concurrent request's time that counts, as a multiple of the expected time: one
 /// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
+/// Weight of a time in which the engine read a prompt of ours: costs are those of the steps
+/// between, unless there are hardly any.
+pub(super) const READING: f64 = 0.1;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
 pub const REACH_FIRST: usize = 4;
 
@@ -191,6 +194,14 @@ impl Costs {
         self.pace.note_plain(self.concurrency, seconds, tokens, now);
         if let Renewed::Replaced(measured) = renewed {
             self.pace.replace(self.concurrency, measured, now);
+        }
+    }
+
+    /// Notes `tokens` plain tokens that came `seconds` after the ones before, while the engine read
+    /// a prompt.
+    pub fn note_plain_reading(&mut self, seconds: f64, tokens: usize, now: Tick) {
+        if tokens > 0 && seconds.is_finite() {
+            self.pace.note_reading(self.concurrency, seconds, tokens, now);
         }
     }
 
@@ -399,7 +410,7 @@ impl Costs {
     /// more than the share `ours` of the delay that is allowed by `ratio`: that of the times to
     /// first tokens with and without drafts.
     pub fn room(&self, ratio: f64, ours: f64) -> f64 {
-        self.first_tokens.room(self.concurrency, ratio, ours)
+        self.first_tokens.room(self.concurrency, ratio, ours, self.per_concurrent_node())
     }
 
     /// Seconds that each draft node adds to a verify request, as measured; 0 before that is known.

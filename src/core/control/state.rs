@@ -18,6 +18,7 @@ use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
 use super::switchback::Switchback;
 use crate::draft::DrafterId;
+use crate::units::Tick;
 
 /// The measurements of one replica.
 #[derive(Debug, Default)]
@@ -57,6 +58,30 @@ const STALE: Duration = Duration::from_secs(2);
 /// Assumed minimum concurrency of an engine that reports no limit of requests.
 const AT_ONCE: usize = 8;
 
+/// Work of an engine before the next token of a plain request, beyond a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// It reads the prompt.
+    Prompt,
+    /// It continues after rounds, of which one may not have ended yet.
+    Continuation,
+}
+
+/// Requests whose next token takes longer than a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Waiting {
+    requests: usize,
+    /// When the last of them came.
+    last: Option<Tick>,
+}
+
+impl Waiting {
+    /// True if there was one within the last `seconds`.
+    fn within(&self, seconds: f64, now: Tick) -> bool {
+        self.requests > 0 || self.last.is_some_and(|last| now.seconds_since(last) < seconds)
+    }
+}
+
 /// Number of requests that an engine computes at once: ours, and those of others that it reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Concurrency {
@@ -73,6 +98,9 @@ pub struct Concurrency {
     /// Our verify requests in flight, and their tokens: draft nodes, and one more for each.
     in_flight: usize,
     drafted: usize,
+    /// Our requests whose prompt the engine reads, and those that it continues after rounds.
+    reading: Waiting,
+    continuing: Waiting,
     /// Share of the free sequences, 0 to 1, that verify requests may take while others run.
     slots: f64,
 }
@@ -113,6 +141,36 @@ impl Concurrency {
     /// Tokens of our verify requests in flight: draft nodes, and one more for each request.
     pub fn drafted(&self) -> usize {
         self.drafted
+    }
+
+    /// Notes that a plain request of ours was sent whose next token takes longer than a step.
+    pub fn begins(&mut self, awaited: Awaited) {
+        self.waiting(awaited).requests += 1;
+    }
+
+    /// Notes that this token came at `now`, or (`None`) that it was given up.
+    pub fn ends(&mut self, awaited: Awaited, now: Option<Tick>) {
+        let waiting = self.waiting(awaited);
+        waiting.requests = waiting.requests.saturating_sub(1);
+        waiting.last = waiting.last.max(now);
+    }
+
+    fn waiting(&mut self, awaited: Awaited) -> &mut Waiting {
+        match awaited {
+            Awaited::Prompt => &mut self.reading,
+            Awaited::Continuation => &mut self.continuing,
+        }
+    }
+
+    /// True if the engine read a prompt of ours within the last `seconds`, so that what it did
+    /// meanwhile took longer than usual.
+    pub fn read_within(&self, seconds: f64, now: Tick) -> bool {
+        self.reading.within(seconds, now)
+    }
+
+    /// True if it began to continue a request of ours after rounds within the last `seconds`.
+    pub fn continued_within(&self, seconds: f64, now: Tick) -> bool {
+        self.continuing.within(seconds, now)
     }
 
     /// Lets verify requests take the share `slots`, 0 to 1, of the sequences that are free.

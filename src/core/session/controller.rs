@@ -403,19 +403,23 @@ impl SpeculationController {
             }
             learnt.lost_by_others(self.way(), draft.len())
         });
-        self.booked(tokens, lost, now);
+        self.booked(tokens, draft.len(), lost, now);
         if let Some(streak) = &mut self.streak {
             streak.rounds += 1;
             streak.gap = if draft.is_empty() { streak.gap + 1 } else { 0 };
         }
     }
 
-    /// Books the time since the last round ended, in which `tokens` came and requests of others
-    /// lost `lost` seconds, to the regret budget of the replica.
-    fn booked(&mut self, tokens: usize, lost: f64, now: Tick) {
+    /// Books the time since the last round ended, in which `tokens` came by a draft of `nodes`
+    /// nodes and requests of others lost `lost` seconds, to the regret budget of the replica. While
+    /// the engine read a prompt nothing is lost: plain decoding would have waited, too.
+    fn booked(&mut self, tokens: usize, nodes: usize, lost: f64, now: Tick) {
+        let way = self.way();
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
         let (won, saved) = self.control.with(|learnt| {
+            let read = tokens > 0 && learnt.concurrency.read_within(seconds, now);
+            let seconds = if read { seconds.min(learnt.costs.verify(way, nodes)) } else { seconds };
             let won = learnt.note_round(tokens, seconds, lost, now);
             (won, learnt.plain_seconds(won))
         });
@@ -455,6 +459,7 @@ impl SpeculationController {
         let first = streak.is_some_and(|streak| !std::mem::replace(&mut streak.switched, true));
         self.control.with(|learnt| {
             learnt.costs.decided(put.method, decided, now);
+            let seconds = learnt.without_reading(way, nodes, seconds, now);
             if first {
                 learnt.costs.entered(way, nodes, seconds, now);
             } else if turn == Turn::Alone {
@@ -526,7 +531,7 @@ impl SpeculationController {
 
     /// Ends speculation. Time waited in vain since the last round is lost.
     pub fn leave(&mut self, done: usize, now: Tick) {
-        self.booked(0, 0.0, now);
+        self.booked(0, 0, 0.0, now);
         if self.has_lost() {
             self.not_before = self.not_before.max(done + FAULT_BACKOFF_TOKENS);
         }
@@ -535,7 +540,7 @@ impl SpeculationController {
 
     /// A verify request failed: no speculation for a while, longer with every consecutive failure.
     pub fn verify_failed(&mut self, done: usize, now: Tick) {
-        self.booked(0, 0.0, now);
+        self.booked(0, 0, 0.0, now);
         self.streak = None;
         self.faults = (self.faults + 1).min(5);
         self.not_before = done + (FAULT_BACKOFF_TOKENS << self.faults);
@@ -551,7 +556,7 @@ impl SpeculationController {
                 learnt.costs.verified(way, nodes, waited, now);
             }
         });
-        self.booked(0, 0.0, now);
+        self.booked(0, 0, 0.0, now);
         self.streak = None;
     }
 

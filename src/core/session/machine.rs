@@ -86,7 +86,7 @@ impl Session {
 impl<W: Walk> Session<W> {
     /// As [`Session::new`], with rounds judged by `judge`.
     pub fn judged_by(judge: W, start: Start, control: Arc<Control>, now: Tick) -> Self {
-        let (presence, since) = start.sent.unwrap_or_else(|| (Presence::new(Arc::clone(&control)), now));
+        let (presence, since) = start.sent.unwrap_or_else(|| (Presence::reading(Arc::clone(&control)), now));
         let controller = SpeculationController::new(control, &start.rules, start.temperature, start.seed);
         let mut session = Self {
             rules: start.rules,

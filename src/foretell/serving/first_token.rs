@@ -33,7 +33,7 @@ impl Run {
         let prediction = self.prediction(&exchange.request);
         let call = calls.engine().first_token_request(&exchange.request);
         exchange.slot.record.called();
-        let sent = (Presence::new(Arc::clone(&self.control)), self.clock.now());
+        let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,

@@ -95,7 +95,7 @@ impl Run {
         let call = calls.engine().first_request(&exchange.request, self.plan.seed);
         exchange.slot.record.called();
         let closed = self.gates(&exchange)();
-        let sent = (Presence::new(Arc::clone(&self.control)), self.clock.now());
+        let sent = (Presence::reading(Arc::clone(&self.control)), self.clock.now());
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,

@@ -16,8 +16,8 @@ pub const DELAY_ALLOWED: f64 = 0.020;
 const MEAN: f64 = 0.5;
 /// Decay of the fit, in first tokens.
 const MEMORY: f64 = 1000.0;
-/// Standard errors by which a delay must differ from 0 to count.
-const CERTAIN: f64 = 1.0;
+/// Standard errors by which a delay must be longer than that of other verify requests to count.
+const CERTAIN: f64 = 0.5;
 /// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
 const OUTLIER: f64 = 3.0;
 
@@ -65,11 +65,12 @@ impl FirstTokens {
 
     /// Tokens of verify requests that may be in flight, ours alone, where all of them together may
     /// delay first tokens by the share `ratio - 1` of their time without them, and ours by the
-    /// share `ours` of that. Infinite where no delay was measured.
-    pub(super) fn room(&self, concurrency: ConcurrencyBucket, ratio: f64, ours: f64) -> f64 {
+    /// share `ours` of that. `node`: seconds by which one lengthens another verify request, which
+    /// is measured more often: the least delay. Infinite where no delay was measured.
+    pub(super) fn room(&self, concurrency: ConcurrencyBucket, ratio: f64, ours: f64, node: f64) -> f64 {
         let Some(fit) = self.times.fit(concurrency) else { return f64::INFINITY };
         let [delay, _] = fit.slopes;
-        let delay = delay - CERTAIN * fit.error;
+        let delay = (delay - CERTAIN * fit.error).max(node);
         let allowed = ((ratio - 1.0) * fit.base).max(DELAY_ALLOWED);
         if delay > 0.0 { MEAN * ours * allowed / delay } else { f64::INFINITY }
     }
@@ -85,17 +86,19 @@ mod tests {
         // Sixty requests at once, each behind the prompts before it.
         let sent = first.sent(size, Some(0));
         (0..60_u32).for_each(|before| first.observe(sent, 300, 0.02 * f64::from(before + 1)));
-        assert!(first.room(size, 1.1, 1.0).is_infinite());
+        assert!(first.room(size, 1.1, 1.0, 0.0).is_infinite());
         for drafted in (0..600).map(|request| request % 5 * 100) {
             let sent = first.sent(size, Some(drafted));
             first.observe(sent, 300, 0.04 + 1e-4 * drafted as f64);
         }
         // 0.1 ms for each token: half of 20 ms is 100 tokens.
-        let room = first.room(size, 1.01, 1.0);
+        let room = first.room(size, 1.01, 1.0, 0.0);
         assert!((80.0..140.0).contains(&room), "{room}");
-        assert!((first.room(size, 1.01, 0.5) - room / 2.0).abs() < 1e-9);
-        assert!(first.room(size, 9.0, 1.0) > 2.0 * room);
-        assert!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0).is_infinite());
+        assert!((first.room(size, 1.01, 0.5, 0.0) - room / 2.0).abs() < 1e-9);
+        assert!(first.room(size, 9.0, 1.0, 0.0) > 2.0 * room);
+        let slow = first.room(size, 1.01, 1.0, 1e-3);
+        assert!((slow - 10.0).abs() < 1e-9, "other verify requests are delayed by more: {slow}");
+        assert!(first.room(ConcurrencyBucket::of(1), 1.1, 1.0, 0.0).is_infinite());
     }
 
     #[test]
@@ -104,11 +107,12 @@ mod tests {
         let mut one = |drafted, seconds| {
             let sent = first.sent(size, Some(drafted));
             first.observe(sent, 100, seconds);
-            first.room(size, 1.1, 1.0)
+            first.room(size, 1.1, 1.0, 0.0)
         };
         for request in 0..100 {
             one(request % 2 * 100, 0.05);
         }
-        assert!(one(100, 600.0).is_infinite());
+        let room = one(100, 600.0);
+        assert!(room > 100.0, "{room}");
     }
 }

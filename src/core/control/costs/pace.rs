@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use std::collections::BTreeMap;
 
+use super::READING;
 use crate::control::belief::IDLE_HALF_WEIGHT;
 use crate::control::shared::Sum;
 use crate::units::Tick;
@@ -115,6 +116,13 @@ impl Pace {
             _ => seconds,
         };
         stretch.note(seconds, tokens, now);
+    }
+
+    /// As [`Self::note_plain`], while the engine read a prompt.
+    pub fn note_reading(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
+        if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
+            stretch.note(seconds * READING, tokens as f64 * READING, now);
+        }
     }
 
     /// Puts a measurement, seconds and tokens, in place of those before at this concurrency.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Session;
 use super::flight::{Asked, PlainFlight};
+use crate::control::Awaited;
 use crate::session::accept::Walk;
 use crate::session::controller::Step;
 use crate::session::{Action, Doubted, Event, Fault, Finish, Parsed, PlainRequest, Tail};
@@ -79,6 +80,9 @@ impl<W: Walk> Session<W> {
     ) {
         let from = self.output.tokens().len();
         let count = tokens.len();
+        if let Some(presence) = &mut self.presence {
+            presence.has_come(Some(now));
+        }
         let plain = self.timed(plain, count, now);
         self.watch_marks(&tokens);
         if plain.asked == Asked::Whole {
@@ -259,6 +263,9 @@ impl<W: Walk> Session<W> {
 
     fn ask_rest(&mut self, request: PlainRequest, most: u32, after_rounds: bool, now: Tick) {
         let id = self.act(Action::Plain(request));
+        if let Some(presence) = self.presence.as_mut().filter(|_| after_rounds) {
+            presence.awaits(Awaited::Continuation);
+        }
         let asked = Asked::Rest;
         self.flight.plain =
             Some(PlainFlight { id, asked, most, brought: 0, since: now, last: None, after_rounds });
