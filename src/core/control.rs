@@ -551,6 +551,20 @@ mod tests {
     }
 
     #[test]
+    fn an_old_pace_is_given_up_where_prompts_are_always_read() {
+        let control = std::sync::Arc::new(Control::new());
+        let now = Tick(90_000_000);
+        let _request = Presence::reading(std::sync::Arc::clone(&control));
+        control.with(|learnt| {
+            (0..40).for_each(|_| learnt.costs.note_plain(0.04, 1, 1, now));
+            learnt.costs.speculated(0.04 * 2_000.0);
+            assert!(learnt.costs.pace_is_old());
+            (0..130).for_each(|_| learnt.note_plain(0.25, 1, now));
+            assert!(!learnt.costs.pace_is_old(), "speculation would never be allowed again");
+        });
+    }
+
+    #[test]
     fn an_invalid_figure_is_neither_written_nor_read_and_can_be_forgotten() {
         let control = Control::new();
         let (model, now) = (control.model("small"), Tick(90_000_000));

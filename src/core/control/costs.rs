@@ -201,6 +201,7 @@ impl Costs {
     /// a prompt.
     pub fn note_plain_reading(&mut self, seconds: f64, tokens: usize, now: Tick) {
         if tokens > 0 && seconds.is_finite() {
+            self.plain_concurrent(tokens);
             self.pace.note_reading(self.concurrency, seconds, tokens, now);
         }
     }

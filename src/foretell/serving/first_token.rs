@@ -27,7 +27,7 @@ impl Run {
     /// not be speculated on now, or where the first token tells no ids.
     pub(super) async fn begin_with_first_token(self, mut exchange: Exchange) -> Served {
         if let Some(reason) = self.plain_now(&exchange) {
-            return self.pass_instead(exchange, reason).await;
+            return self.pass_instead(exchange, reason, None).await;
         }
         let calls = Calls::new(&self, &exchange);
         let prediction = self.prediction(&exchange.request);
@@ -37,7 +37,9 @@ impl Run {
         let (fleet, replica) = (Arc::clone(&exchange.shared.fleet), Arc::clone(&exchange.replica));
         let response = match calls.first(call, |error| fleet.over_again(&replica, error)).await {
             Ok((response, true)) => response,
-            Ok((_, false)) => return self.pass_instead(exchange, PlainReason::GateHealth).await,
+            Ok((_, false)) => {
+                return self.pass_instead(exchange, PlainReason::GateHealth, Some(sent.0)).await;
+            }
             Err(error) => return self.unanswered(exchange, error),
         };
         let status = response.status();
@@ -48,16 +50,18 @@ impl Run {
         let (mut head, body) = response.into_parts();
         let body = gather::whole(body, sse::EVENT_BYTES).await.ok().filter(|_| status == StatusCode::OK);
         let Some(body) = body else {
-            return self.pass_instead(exchange, PlainReason::UpstreamError).await;
+            return self.pass_instead(exchange, PlainReason::UpstreamError, Some(sent.0)).await;
         };
         let first = match self.read_first_token(&body) {
             Ok(Some(first)) if self.fits(&exchange.request, first.prompt.len()) => first,
-            Ok(Some(_)) => return self.pass_instead(exchange, PlainReason::ContextTooLong).await,
-            Ok(None) => return self.pass_instead(exchange, PlainReason::UpstreamError).await,
+            Ok(Some(_)) => {
+                return self.pass_instead(exchange, PlainReason::ContextTooLong, Some(sent.0)).await;
+            }
+            Ok(None) => return self.pass_instead(exchange, PlainReason::UpstreamError, Some(sent.0)).await,
             Err(unreadable) => {
                 self.answer_traits.tells_no_first_token();
                 tracing::warn!(replica = exchange.replica.label(), %unreadable, "chats stay plain until it restarts");
-                return self.pass_instead(exchange, PlainReason::UntrustedIds).await;
+                return self.pass_instead(exchange, PlainReason::UntrustedIds, Some(sent.0)).await;
             }
         };
         if exchange.request.stream {
@@ -70,8 +74,15 @@ impl Run {
     }
 
     /// Passes the client's own request on. It counts among those that the engine computes.
-    async fn pass_instead(mut self, exchange: Exchange, reason: PlainReason) -> Served {
-        self.present = Some(Presence::new(Arc::clone(&self.control)));
+    async fn pass_instead(
+        mut self,
+        exchange: Exchange,
+        reason: PlainReason,
+        present: Option<Presence>,
+    ) -> Served {
+        let mut present = present.unwrap_or_else(|| Presence::new(Arc::clone(&self.control)));
+        present.has_come(None);
+        self.present = Some(present);
         self.pass(exchange, reason).await
     }
 
