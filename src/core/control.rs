@@ -122,7 +122,8 @@ impl Measurements<'_> {
     /// for the prompt, too.
     pub fn without_reading(&self, way: Way, nodes: usize, seconds: f64, now: Tick) -> f64 {
         if self.concurrency.read_within(seconds, now) && self.costs.verify_measured(way) {
-            return little_beyond(self.costs.verify(way, nodes), seconds);
+            let expected = self.costs.verify(way, nodes);
+            return seconds.min(expected + costs::READING * (seconds - expected).max(0.0));
         }
         seconds
     }
@@ -175,7 +176,7 @@ impl Measurements<'_> {
     pub fn continued(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
         // Their time includes the request's own, so it does not show the pace.
         self.costs.plain_concurrent(tokens);
-        // Its own prompt, or that of another request, was read by plain decoding, too.
+        // Plain decoding would have waited for the prompt, too.
         let read = self.concurrency.read_within(seconds, now);
         let won = if read { 0.0 } else { self.book(tokens as f64, seconds) };
         self.passed(seconds, tokens, now);
@@ -239,11 +240,6 @@ impl Measurements<'_> {
     pub fn output_ended(&mut self, tokens: usize) {
         self.length.ended(tokens);
     }
-}
-
-/// `seconds`, of which those beyond the `expected` ones count as [`costs::READING`].
-fn little_beyond(expected: f64, seconds: f64) -> f64 {
-    seconds.min(expected + costs::READING * (seconds - expected).max(0.0))
 }
 
 /// The part of the state that is kept over a restart.

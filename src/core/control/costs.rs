@@ -51,8 +51,8 @@ const EXPENSIVE: f64 = 6.0;
 /// Maximum of a concurrent request's time that counts, as a multiple of the expected time: one
 /// hiccup is not a trend.
 const OUTLIER: f64 = 3.0;
-/// Weight of a time in which the engine read a prompt of ours: costs are those of the steps
-/// between, unless there are hardly any.
+/// Weight of a time in which the engine read a prompt of ours, or of a plain token while it began
+/// to continue a request: costs are those of the steps between, unless there are hardly any.
 pub(super) const READING: f64 = 0.1;
 /// Draft nodes of a first round: the cost of larger drafts is explored in steps.
 pub const REACH_FIRST: usize = 4;
@@ -198,7 +198,7 @@ impl Costs {
     }
 
     /// Notes `tokens` plain tokens that came `seconds` after the ones before, while the engine read
-    /// a prompt.
+    /// a prompt or began to continue a request after rounds.
     pub fn note_plain_reading(&mut self, seconds: f64, tokens: usize, now: Tick) {
         if tokens > 0 && seconds.is_finite() {
             self.plain_concurrent(tokens);

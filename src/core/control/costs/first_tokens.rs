@@ -16,7 +16,7 @@ pub const DELAY_ALLOWED: f64 = 0.020;
 const MEAN: f64 = 0.5;
 /// Decay of the fit, in first tokens.
 const MEMORY: f64 = 1000.0;
-/// Standard errors by which a delay must be longer than that of other verify requests to count.
+/// Standard errors of a measured delay that do not count.
 const CERTAIN: f64 = 0.5;
 /// Maximum of a time that counts, as a multiple of the expected one: a stall is no trend.
 const OUTLIER: f64 = 3.0;

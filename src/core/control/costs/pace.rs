@@ -118,7 +118,7 @@ impl Pace {
         stretch.note(seconds, tokens, now);
     }
 
-    /// As [`Self::note_plain`], while the engine read a prompt.
+    /// As [`Self::note_plain`], while the engine read a prompt or began to continue a request.
     pub fn note_reading(&mut self, concurrency: ConcurrencyBucket, seconds: f64, tokens: usize, now: Tick) {
         if let Some(stretch) = self.stretches.get_mut(concurrency.0) {
             stretch.note(seconds * READING, tokens as f64 * READING, now);
