@@ -3,6 +3,7 @@
 import collections
 import random
 import re
+import sys
 
 from sides import FIXED, named
 
@@ -76,10 +77,10 @@ def figures(answers, direct):
             "ends": dict(how)}
 
 
-def conclude(answers):
+def conclude(answers, first=FIRST):
     """Figures of all sides, of the first requests and of the rest, and of auto against the best
     fixed length."""
-    parts = {"first": slice(0, FIRST), "rest": slice(FIRST, None)}
+    parts = {"first": slice(0, first), "rest": slice(first, None)}
     sides = {name: {part: figures(given[cut], answers["direct"][cut]) for part, cut in parts.items() if given[cut]}
              for name, given in answers.items()}
     against = {part: over_best({name: given[cut] for name, given in answers.items()}) for part, cut in parts.items()}
@@ -127,8 +128,8 @@ def ends(found):
 
 def report(text, result):
     requests = sum(part["requests"] for part in result["sides"]["direct"].values())
-    print(f"{text}: {requests} requests a side, the first {FIRST} apart; in brackets 95 % of resampled prompts")
-    heading = ("setting", "first tok/s", "÷ direct", "rest tok/s", "÷ direct", "speculated", "E[N]", "drafted", "identical")
+    print(f"{text}: {requests} requests a side, the first {result['first']} apart; in brackets 95 % of resampled prompts")
+    heading = ("setting", "first tok/s", "÷ direct", "rest tok/s", "÷ direct", "first token ms", "speculated", "E[N]", "drafted", "identical")
     rows = [heading]
     for name, parts in result["sides"].items():
         row = [named(name)]
@@ -136,7 +137,7 @@ def report(text, result):
             found = parts.get(part, {})
             row += [number(found.get("tokens_per_second"), 1), between(found.get("over_direct"))]
         last = parts.get("rest") or parts["first"]
-        row += [f"{100 * last.get('speculated', 0):.0f} %", number(last.get("e_n")), number(last.get("drafted_per_round"), 1),
+        row += [number(last.get("first_token_ms"), 0), f"{100 * last.get('speculated', 0):.0f} %", number(last.get("e_n")), number(last.get("drafted_per_round"), 1),
                 f"{sum(p.get('identical', 0) for p in parts.values())}/{sum(p['requests'] for p in parts.values())}"]
         rows.append(row)
     table(rows)
@@ -144,8 +145,9 @@ def report(text, result):
         print(f"auto ÷ fixed {found['best']}, the best fixed length, {part}: {between(found)}")
     for part, found in result["sides"].get("auto", {}).items():
         print(f"auto ended, {part}: {ends(found)}")
-    print("; ".join(f"target {at}: plain steps took {number(found['decode'])} of the requested time, verify requests "
-                    f"{number(found['verify'])}" for at, found in enumerate(result["kept"], 1)), flush=True)
+    for at, found in enumerate(result["kept"], 1):
+        print(f"target {at}: plain steps took {number(found['decode'])} of the requested time, verify requests {number(found['verify'])}")
+    sys.stdout.flush()
 
 
 def wrong(text, result):

@@ -4,17 +4,19 @@
     paced.py [--foretell BIN] [--requests N] [--settings LIST] [--at-once N] [--json F] [CELL ...]
 
 A CELL is `step=60ms,base=1.35,node=0.025,workload=completion,drafters=model,tokens=128`: a plain
-step takes `step`, a verify request of n drafted tokens step·(base + node·n); drafters are lookup,
-model or both. Without `tokens` each prompt keeps its own limit; `growth` and `prompt` are those of
-`foretell target --pace`. `delay=20ms` puts a network in front of the target with this round-trip
-time. Without a CELL the six of `make bench-paced`.
+step takes `step`, a verify request of n drafted tokens step·(base + node·n); drafters are those of
+sides.py. Without `tokens` each prompt keeps its own limit; `growth` and `prompt` are those of
+`foretell target --pace`, and so are `profile=h100-70b,slow=4` in place of step, base and node.
+`delay=20ms` puts a network in front of the target with this round-trip time; `clients=16` sends as
+many requests at a time, and N requests of each. Without a CELL the six of `make bench-paced`.
 
 For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each
 with a separate policy and no control group: `auto`, `alone` (the same with one verify request at a
 time), fixed lengths (`2` is gamma.fixed 2), `plain` (never speculates). Blocks of 5 prompts are
 sent to the target itself and to each setting in turn, with the order changing from block to block;
 prompts are read once, untimed, before. The first 10 requests of each setting, in which it learns,
-are reported apart from the rest.
+are reported apart from the rest; with several clients, whose blocks have 4 prompts for each, it is
+the first block.
 
 The target sleeps instead of computing, so the costs are the same on any machine that is not slower
 than they are; the last line of a cell gives the time of steps and verify requests divided by the
@@ -43,8 +45,8 @@ CELLS = ("step=60ms,base=1.35,node=0.01,workload=rewrite,drafters=lookup,tokens=
          "step=20ms,base=1.5,node=0.1,workload=prose,drafters=both",
          "step=60ms,base=4,node=0.4,workload=completion,drafters=both",
          "step=20ms,base=1.35,node=0.025,workload=rewrite,drafters=both")
-PACE = ("step", "base", "node", "growth", "prompt")
-FIELDS = (*PACE, "workload", "drafters", "tokens", "delay")
+PACE = ("profile", "slow", "step", "base", "node", "growth", "prompt")
+FIELDS = (*PACE, "workload", "drafters", "tokens", "delay", "clients")
 READY = re.compile(r"target (\S+) ready on http://(\S+) ")
 BACKEND = """    dialect: onnx
     probe: { when: never }
@@ -59,13 +61,15 @@ def read_cell(text):
         if not equals or key not in FIELDS or key in cell:
             raise Wrong(f"{text}: {part!r}: allowed {', '.join(FIELDS)}, each once as KEY=VALUE")
         cell[key] = value
-    for key in ("step", "base", "node", "workload", "drafters"):
+    costs = ("profile",) if "profile" in cell else ("step", "base", "node")
+    for key in (*costs, "workload", "drafters"):
         if key not in cell:
             raise Wrong(f"{text}: {key} is missing")
     if cell["drafters"] not in sides.DRAFTERS:
         raise Wrong(f"{text}: drafters: allowed {', '.join(sides.DRAFTERS)}, got {cell['drafters']}")
-    if not cell.get("tokens", "1").isdigit():
-        raise Wrong(f"{text}: tokens: not a number")
+    for key in ("tokens", "clients"):
+        if not cell.get(key, "1").isdigit() or cell.get(key) == "0":
+            raise Wrong(f"{text}: {key}: allowed whole numbers from 1, got {cell[key]}")
     if not re.fullmatch(r"\d+ms", cell.get("delay", "0ms")):
         raise Wrong(f"{text}: delay: allowed whole milliseconds, as 20ms, got {cell['delay']}")
     cell["path"] = sides.WORKLOADS / f"{cell['workload']}.jsonl"
@@ -92,9 +96,11 @@ def run(text, args):
     cell = read_cell(text)
     fields = {"temperature": 0, **({"max_tokens": int(cell["tokens"])} if int(cell.get("tokens", 0)) else {})}
     prompts = [sides.changed(entry, **fields) for entry in sides.read_workload(cell["workload"])]
+    clients = int(cell.get("clients", 1))
+    first, size = (figures.FIRST, BLOCK) if clients == 1 else (4 * clients, 4 * clients)
     with contextlib.ExitStack() as stack:
         names = ["direct", *args.settings]
-        machines = [start_target(stack, args.foretell, cell) for _ in range(min(args.at_once, len(names)))]
+        machines = [start_target(stack, args.foretell, cell, max(clients, 8)) for _ in range(min(args.at_once, len(names)))]
         seconds = int(cell.get("delay", "0ms")[:-2]) / 1000
         targets = [stack.enter_context(delay.before(target, seconds)) if seconds else target for target in machines]
         asked = []
@@ -102,14 +108,15 @@ def run(text, args):
             address = target = targets[index % len(targets)]
             if name != "direct":
                 policies = {"paced": sides.policy("paced", sides.DRAFTERS[cell["drafters"]], name)}
-                address = sides.start_proxy(stack, args.foretell, target, BACKEND, policies, name).address
+                address = sides.start_proxy(stack, args.foretell, target, BACKEND, policies, name, max(clients, 4)).address
             asked.append(Side(name, address))
         groups = [(Side("unmeasured", target), asked[index::len(targets)]) for index, target in enumerate(targets)]
-        sides.measure(groups, prompts, args.requests)
+        sides.measure(groups, prompts, args.requests * clients, size, clients=clients)
         answers = {side.name: side.answers for side in asked}
-        by_side, against = figures.conclude(answers)
+        by_side, against = figures.conclude(answers, first)
         return {"cell": text, "sides": by_side, "auto_over_best": against, "failures": sides.failures(answers),
-                "kept": [figures.kept(sides.page(target, "/metrics"), cell) for target in machines]}
+                "first": first,
+                "kept": [figures.kept(sides.page(target, "/metrics"), cell) for target in machines if "step" in cell]}
 
 
 def main():

@@ -109,9 +109,9 @@ def through(stack, kind, model, server, args):
     def asked(name):
         return not args.sides or name in args.sides
 
-    for name in ("auto", *filter(None, [args.fixed or FIXED.get(pair)])):
+    for name in ("auto", *filter(None, (args.fixed or FIXED.get(pair, "")).split(","))):
         drafted = "lookups, corpus, schemas" if model == "fixture" else "lookups"
-        drafted = drafted if name == "auto" else f"{drafted}, fixed {name}"
+        drafted = drafted if name == "auto" else f"{drafted}, {sides.named(name)}"
         if not asked(drafted):
             continue
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
@@ -348,7 +348,7 @@ def main():
     workloads = sides.some_of((*real_prompts.NAMES, real_prompts.CALLS, *real_prompts.BOUND))
     parser.add_argument("--workloads", type=workloads, metavar="LIST")
     parser.add_argument("--clients", type=int, default=1, metavar="N", help="concurrent ones, of speed")
-    parser.add_argument("--fixed", metavar="N", help="another side, of this fixed length, of speed")
+    parser.add_argument("--fixed", metavar="LIST", help="more sides, of these fixed lengths, plain or off, of speed")
     parser.add_argument("--sides", type=lambda text: text.split(";"), metavar="LIST", help="of Foretell's, by semicolons")
     parser.add_argument("--temperature", type=float, default=0, metavar="T", help="of speed")
     parser.add_argument("--pace", metavar="PACE", help="of our own target, see foretell target --help")

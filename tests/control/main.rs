@@ -20,12 +20,6 @@ use foretell_lab::sim::world::Mode;
 /// does meet them.
 const PENDING: &[(&str, &str)] = &[
     (
-        "friendly-16-on-70b",
-        "first tokens are 0.8 to 1.6 times as late as allowed, by the seed: the delay of a draft token is estimated from a \
-         few hundred first tokens, and drafts are long until it is certain (the bound kept 0.95 with one seed, 1.1 and \
-         1.5 with two others, before prompts were kept out of the plain pace)",
-    ),
-    (
         "friendly-32-on-70b",
         "first tokens are 1.7 times as late as allowed at p95 (p50 is kept): 1.6 times as many prompts a second wait \
          for each other",

@@ -87,6 +87,9 @@ pub struct Quirks {
     /// The sequences of a fan-out are slots that read a prompt one after the other and keep it
     /// (llama.cpp), so the probe fills them before it measures.
     pub fills_slots: bool,
+    /// It draws the choices of a request (`n`) as it would draw those of as many requests: vLLM
+    /// makes such requests of them itself (0.32, `v1/engine/parallel_sampling.py`).
+    pub choices_are_requests: bool,
     /// How it is told to reason.
     pub thinking: Thinking,
     /// An answer with forced calls differs from others with calls: its content is empty, not null,
@@ -164,6 +167,7 @@ impl Quirks {
         shares_noise: false,
         rows_may_change: false,
         fills_slots: false,
+        choices_are_requests: false,
         forced_apart: false,
         thinking: Thinking::Template,
         continuous_usage: false,

@@ -124,6 +124,7 @@ const QUIRKS: Quirks = Quirks {
     }),
     noise_may_be_placed: true,
     rows_may_change: true,
+    choices_are_requests: true,
     thinking: Thinking::Effort,
     forced_apart: true,
     continuous_usage: true,

@@ -19,7 +19,7 @@ use crate::gateway::{Shared, tenant};
 use crate::http::headers;
 use crate::http::listen::Peer;
 use foretell_core::words::PlainReason;
-use foretell_engines::openai::{self, Finding, Request, Route};
+use foretell_engines::openai::{self, Apart, Finding, Request, Route};
 use foretell_engines::policy::explain::{AskNow, Besides, Explanation};
 use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
 
@@ -59,6 +59,9 @@ pub struct Question {
     pub tenant: Option<String>,
     /// The parsed body; `None` if it is larger than the limit.
     pub body: Option<Understood>,
+    /// Of a request for several choices: their number, and the parsed body of a request for one,
+    /// if they may be asked for one by one.
+    apart: Option<(usize, Understood)>,
 }
 
 /// A parsed body; empty if it is no valid JSON object.
@@ -69,8 +72,18 @@ impl Question {
     /// body with messages is a chat request.
     pub fn new(route: Option<Route>, headers: HeaderMap, body: &[u8], limit: usize) -> Self {
         let route = route.unwrap_or_else(|| guess(body));
-        let body = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
-        Self { route, headers, peer: None, tenant: None, body }
+        let whole = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
+        let apart = whole.as_ref().and_then(|_| Apart::of(route, body));
+        let apart = apart.map(|apart| (apart.number, Understood(openai::understand(route, &apart.body))));
+        Self { route, headers, peer: None, tenant: None, body: whole, apart }
+    }
+
+    /// The number of choices, and the request for one of them, if this server's engine draws them
+    /// one by one.
+    fn one_choice(&self, server: &Fact<policy::ServerState<'_>>) -> Option<(usize, &Understood)> {
+        let Fact::Known(policy::ServerState::Known(server)) = server else { return None };
+        let (number, one) = self.apart.as_ref()?;
+        one.request().filter(|request| server.engine.takes_apart(request)).map(|_| (*number, one))
     }
 
     /// The model id in the body, if the body could be parsed.
@@ -78,33 +91,31 @@ impl Question {
         self.request().map(|request| request.model.as_str())
     }
 
-    fn understood(&self) -> Option<&(Request, Vec<Finding>)> {
-        self.body.as_ref()?.0.as_ref()
-    }
-
     /// The request, if the body could be parsed.
     pub fn request(&self) -> Option<&Request> {
-        self.understood().map(|(request, _)| request)
+        self.body.as_ref()?.request()
+    }
+}
+
+impl Understood {
+    fn request(&self) -> Option<&Request> {
+        self.0.as_ref().map(|(request, _)| request)
     }
 
     fn parameters(&self) -> &[Finding] {
-        self.understood().map_or(&[], |(_, findings)| findings)
+        self.0.as_ref().map_or(&[], |(_, findings)| findings)
     }
 
     fn judged(&self) -> Body<'_> {
-        match &self.body {
-            None => Body::TooLarge,
-            Some(Understood(None)) => Body::Refused {
-                reason: foretell_core::words::RelayReason::Body,
-                parameter: None,
-                request: None,
-            },
-            Some(Understood(Some((request, findings)))) => match openai::refusal(findings) {
-                Some((reason, parameter)) => {
-                    Body::Refused { reason, parameter: Some(parameter), request: Some(request) }
-                }
-                None => Body::Eligible(request),
-            },
+        let Some((request, findings)) = &self.0 else {
+            let reason = foretell_core::words::RelayReason::Body;
+            return Body::Refused { reason, parameter: None, request: None };
+        };
+        match openai::refusal(findings) {
+            Some((reason, parameter)) => {
+                Body::Refused { reason, parameter: Some(parameter), request: Some(request) }
+            }
+            None => Body::Eligible(request),
         }
     }
 }
@@ -212,9 +223,10 @@ pub fn explain(
     let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
     let model = question.model().unwrap_or_default();
     let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));
+    let one = question.one_choice(&known.server);
     let facts = Facts {
         head,
-        body: Fact::Known(question.judged()),
+        body: Fact::Known(Body::TooLarge),
         backend: Fact::Known(backend),
         session: Fact::Known(shared.sessions.available_permits() > 0),
         server: known.server,
@@ -226,8 +238,26 @@ pub fn explain(
     if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }
-    let besides = Besides { asked: known.asked, replica, notes };
-    policy::explain::explain(&facts, question.parameters(), besides, known.closed, known.now)
+    let say = |body: Option<&Understood>, more: Option<String>| {
+        let judged = Fact::Known(body.map_or(Body::TooLarge, Understood::judged));
+        let notes = more.into_iter().chain(notes.clone()).collect();
+        let besides = Besides { asked: known.asked, replica: replica.clone(), notes };
+        let parameters = body.map_or(&[][..], Understood::parameters);
+        let facts = Facts { body: judged, ..facts.clone() };
+        policy::explain::explain(&facts, parameters, besides, known.closed, known.now)
+    };
+    let apart = one.map(|(number, one)| {
+        let how = format!("Each of the {number} choices is asked for by a request of its own, without `n`.");
+        say(Some(one), Some(how))
+    });
+    apart.filter(may_speculate).unwrap_or_else(|| say(question.body.as_ref(), None))
+}
+
+/// True if policies, process and client let the request be speculated on: only then are choices
+/// asked for one by one.
+fn may_speculate(told: &Explanation) -> bool {
+    told.path == "eligible"
+        && told.steps.iter().all(|step| step.step != "permission" || step.result == "passed")
 }
 
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.

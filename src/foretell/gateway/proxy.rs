@@ -1,11 +1,12 @@
 //! One request from its head to the hand-over to the relay or the session runner.
 
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::future::{self, BoxFuture, FutureExt};
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
@@ -15,6 +16,7 @@ use tower::ServiceBuilder;
 use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
+use super::choices::{self, ServedBy};
 use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
@@ -39,8 +41,8 @@ use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, 
 use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::dialect;
-use foretell_engines::openai::{self, Judgement, Route};
-use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Wish};
+use foretell_engines::openai::{self, Apart, Judgement, Route};
+use foretell_engines::policy::{self, Admission, Admitted, Backend, Fact, Head, Outcome, Subjects, Wish};
 use foretell_engines::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
@@ -336,10 +338,11 @@ impl Proxy {
         let peer = inbound.peer.map(|peer| peer.address.ip());
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
         inbound.record.relayed(route, RelayReason::Fault, None);
+        let placed = inbound.parts.extensions.remove::<ServedBy>();
         let headers = &inbound.parts.headers;
         let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
-        let (why, model, to, body) = match self.admit(head, body).await {
+        let (why, model, to, body) = match self.admit(head, body, placed).await {
             Received::Serve { mut eligible, body } => {
                 // Of a chat's events only the prompt's tokens are read by a translation.
                 eligible.request.reads_reasoning_usage = !inbound.record.is_translation();
@@ -365,6 +368,12 @@ impl Proxy {
             }
             Received::Relay { why, model, to, body } => (why, model, to, body),
         };
+        if let (RelayReason::Choices, Payload::Whole(bytes)) = (why.reason, &body) {
+            let subjects = Subjects { route, headers, tenant: tenant.as_deref() };
+            if let Some((apart, replica)) = self.apart(subjects, wish, bytes) {
+                return self.answer_apart(inbound, route, apart, replica).await;
+            }
+        }
         inbound.record.relayed(route, why.reason, why.parameter);
         let Some(replica) = to.or_else(|| self.shared.fleet.pick(model.as_deref())) else {
             return fail(inbound.record, &Failure::NoBackend);
@@ -381,9 +390,53 @@ impl Proxy {
         self.relay(inbound, body, replica).await
     }
 
+    /// The requests of which one for several choices is made, and their replica; `None` if it goes
+    /// on as it is.
+    fn apart(&self, head: Subjects<'_>, wish: Wish, body: &Bytes) -> Option<(Apart, Arc<Replica>)> {
+        let serving = self.serving.as_ref()?;
+        // Once for all parameters, and once for those of one choice.
+        let _read = self.shared.memory.try_take(2 * openai::parsed_bytes(body) as u64)?;
+        let apart = Apart::of(head.route, body)?;
+        let model = apart.request.model.as_str();
+        let replica = self.shared.fleet.would_pick(Some(model))?;
+        let backend = facts::backend(&replica, model, &self.shared.modes);
+        let Backend { name, mode, speculates, .. } = backend;
+        let admitted =
+            Admitted { head, request: &apart.request, control: wish.control(), backend: name, mode };
+        let taken = mode == Mode::Auto && speculates && serving.takes_apart(&replica, &admitted);
+        taken.then_some((apart, replica))
+    }
+
+    /// The answer of a request for each choice; the first is this one, and keeps its record.
+    fn answer_apart(
+        &self,
+        inbound: Inbound,
+        route: Route,
+        apart: Apart,
+        replica: Arc<Replica>,
+    ) -> BoxFuture<'_, Response<Body>> {
+        let Inbound { mut parts, peer, record } = inbound;
+        parts.extensions.insert(ServedBy(replica));
+        let body = Bytes::from(apart.body);
+        let one = || RequestBody::resumed(full(body.clone()));
+        let others = (1..apart.number).map(|place| {
+            let mut parts = parts.clone();
+            if let Some(peer) = peer {
+                parts.extensions.insert(peer);
+            }
+            choices::fit(&mut parts.headers, place);
+            self.begin(Request::from_parts(parts, one())).boxed()
+        });
+        let others: Vec<_> = others.collect();
+        choices::fit(&mut parts.headers, 0);
+        let first = self.completion(Inbound { parts, peer, record }, one(), route).boxed();
+        let answers = future::join_all(iter::once(first).chain(others));
+        async move { choices::merged(answers.await, &self.shared.memory).await }.boxed()
+    }
+
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
-    /// read.
-    async fn admit(&self, head: Head<'_>, body: RequestBody) -> Received {
+    /// read. `placed`: the replica, if it is chosen already.
+    async fn admit(&self, head: Head<'_>, body: RequestBody, placed: Option<ServedBy>) -> Received {
         let (route, headers) = (head.route, head.headers);
         let mut admission = Admission::begin(head);
         let early = relay(admission.ended());
@@ -420,7 +473,7 @@ impl Proxy {
                 admission.place(Fact::Known(policy::Body::TooLarge), Fact::Known(None));
                 (relay(admission.ended()).unwrap_or(RelayReason::Body.into()), None)
             }
-            None => match self.judged(admission, route, &bytes) {
+            None => match self.judged(admission, route, &bytes, placed) {
                 Ok(eligible) => return Received::Serve { eligible, body: bytes },
                 Err((mut why, to)) => match (why.predicted.take(), route::model_of(&bytes)) {
                     (Some(altered), Some(model)) => {
@@ -453,6 +506,7 @@ impl Proxy {
         admission: Admission<'_>,
         route: Route,
         body: &Bytes,
+        placed: Option<ServedBy>,
     ) -> Result<Eligible, (Why, Option<Arc<Replica>>)> {
         let Some(memory) = self.shared.memory.try_take(openai::parsed_bytes(body) as u64) else {
             return Err((RelayReason::Memory.into(), None));
@@ -461,7 +515,7 @@ impl Proxy {
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let to = match &judged {
-            Judgement::Eligible(request) => self.shared.fleet.pick(Some(&request.model)),
+            Judgement::Eligible(request) => self.place(placed, &request.model),
             Judgement::Relay { .. } => None,
         };
         match (self.placed(admission, &judged, to.as_deref()), judged, to) {
@@ -478,6 +532,12 @@ impl Proxy {
                 Err((why, to))
             }
         }
+    }
+
+    fn place(&self, placed: Option<ServedBy>, model: &str) -> Option<Arc<Replica>> {
+        let Some(ServedBy(replica)) = placed else { return self.shared.fleet.pick(Some(model)) };
+        self.shared.fleet.place(&replica);
+        Some(replica)
     }
 
     /// Takes the steps of a body that was judged and of the replica that was picked for it, and a

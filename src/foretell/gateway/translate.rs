@@ -229,7 +229,7 @@ pub(crate) async fn leave(
 
 /// The bytes of an answer, up to [`ANSWER_BYTES`]. It is there, and cannot be asked for again: so
 /// memory for it is taken however much is in use.
-async fn whole(mut body: Body, taken: &mut Reservation) -> Option<Vec<u8>> {
+pub(super) async fn whole(mut body: Body, taken: &mut Reservation) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.ok()?.into_data() else { continue };

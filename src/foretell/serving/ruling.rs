@@ -90,7 +90,7 @@ impl Rulebook {
     }
 
     /// The ruling on this request by the first matching policy, the process, the client and the
-    /// server.
+    /// server, and the draw of its control group.
     ///
     /// # Errors
     /// The reason for which the request is relayed.
@@ -100,6 +100,27 @@ impl Rulebook {
         knowledge: Option<&identity::ServerKnowledge>,
         drafters: &Drafters,
     ) -> Result<(Ruling, Drawn), Relay> {
+        let ruling = self.ruling(admitted, knowledge, drafters)?;
+        let timed = match knowledge {
+            Some(identity::ServerKnowledge::Known(identity)) => {
+                identity.engine.dialect.quirks().first_request_ids
+            }
+            Some(identity::ServerKnowledge::Relayed(..)) | None => false,
+        };
+        let drawn = self.comparisons.draw(&ruling.policy, admitted.backend, timed);
+        Ok((ruling, drawn))
+    }
+
+    /// As [`Self::rule`], without the draw.
+    ///
+    /// # Errors
+    /// The reason for which the request is relayed.
+    pub fn ruling(
+        &self,
+        admitted: &Admitted<'_>,
+        knowledge: Option<&identity::ServerKnowledge>,
+        drafters: &Drafters,
+    ) -> Result<Ruling, Relay> {
         let terms = self.terms(admitted.backend).ok_or(RelayReason::NoVerifyMethod)?;
         let knowledge = knowledge.ok_or(RelayReason::NoVerifyMethod)?;
         let models = |name: &str| match knowledge {
@@ -107,12 +128,6 @@ impl Rulebook {
             identity::ServerKnowledge::Relayed(..) => ModelState::NotLoaded,
         };
         let policies = self.policies.current();
-        let ruling = plan(admitted, self::knowledge(knowledge, terms), &policies, &models)?;
-        let timed = match knowledge {
-            identity::ServerKnowledge::Known(identity) => identity.engine.dialect.quirks().first_request_ids,
-            identity::ServerKnowledge::Relayed(..) => false,
-        };
-        let drawn = self.comparisons.draw(&ruling.policy, admitted.backend, timed);
-        Ok((ruling, drawn))
+        plan(admitted, self::knowledge(knowledge, terms), &policies, &models)
     }
 }

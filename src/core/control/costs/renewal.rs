@@ -19,6 +19,8 @@ const TRUST_MAX: f64 = 1200.0;
 const AGREE: f64 = 1.5;
 /// Plain steps of a measurement ...
 const STEPS: f64 = 4.0;
+/// ... of the first one of several requests: the engine has just read their prompts ...
+const STEPS_FIRST: f64 = 8.0;
 /// ... and of one that does not agree: a few steps may have been disturbed.
 const STEPS_DOUBTED: f64 = 16.0;
 /// Maximum of a step's time that counts, as a multiple of the pace before.
@@ -92,9 +94,15 @@ impl Renewal {
     }
 
     /// True if the pace is to be measured with the next plain requests. One that was never measured
-    /// is: the pace of a lower concurrency would make every round look like a loss.
+    /// is, to its end: the pace of a lower concurrency would make every round look like a loss, and
+    /// that of one disturbed step like a win.
     pub fn is_old(&self, known: bool) -> bool {
-        self.speculated >= self.trust(known)
+        self.begins() || self.speculated >= self.trust(known)
+    }
+
+    /// True in the middle of the first measurement of the pace of several requests.
+    fn begins(&self) -> bool {
+        !self.alone && self.before.is_none() && self.fresh.1 > 0.0
     }
 
     /// True if that is so overdue that speculation should be interrupted for it.
@@ -124,7 +132,12 @@ impl Renewal {
         self.fresh = Sum(self.fresh.0 + seconds.min(most), self.fresh.1 + steps);
         let ratio = self.fresh.mean().zip(before).map_or(1.0, |(fresh, before)| fresh / before);
         let agrees = (1.0 / AGREE..=AGREE).contains(&ratio);
-        if self.fresh.1 < if agrees { STEPS } else { STEPS_DOUBTED } {
+        let steps = match agrees {
+            _ if self.begins() => STEPS_FIRST,
+            true => STEPS,
+            false => STEPS_DOUBTED,
+        };
+        if self.fresh.1 < steps {
             return if measures { Renewed::No } else { Renewed::Begun };
         }
         let agreed = if agrees && before.is_some() { self.agreed.saturating_add(1) } else { 0 };
@@ -168,8 +181,7 @@ mod tests {
     fn a_measurement_that_agrees_is_trusted_for_longer_each_time() {
         let mut renewal = Renewal::default();
         assert!(renewal.is_old(false) && !renewal.is_overdue(false));
-        assert_eq!(measured(&mut renewal, 0.05, None), 1);
-        (0..3).for_each(|_| _ = renewal.stepped(0.05, 1.0, Some(0.05)));
+        assert_eq!(measured(&mut renewal, 0.05, None), 8);
         let trusted = |renewal: &mut Renewal| {
             let tokens = (0..10_000).position(|_| {
                 renewal.speculated(1.0);

@@ -166,11 +166,22 @@ fn after_long_speculation_a_few_tokens_are_decoded_plainly() {
 }
 
 #[test]
+fn one_step_of_several_requests_is_no_pace_yet() {
+    let mut costs = plain_at(0.03);
+    costs.set_concurrency(4, false, false);
+    let steps = (0..20).take_while(|_| {
+        (0..4).for_each(|_| costs.note_plain(0.05, 1, 4, Tick(0)));
+        costs.pace_is_old()
+    });
+    assert_eq!(steps.count(), 7, "the eighth ends the measurement");
+}
+
+#[test]
 fn a_pace_that_met_the_reading_of_prompts_is_corrected_soon() {
     let mut costs = Costs::default();
     costs.set_concurrency(4, false, false);
-    // Four steps of four requests, each of a quarter of a second.
-    (0..16).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
+    // Eight steps of four requests, each of a quarter of a second.
+    (0..32).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
     assert!((costs.plain_token().expect("known") - 0.25).abs() < 1e-9);
     costs.speculated(149.0 * 0.25);
     assert!(!costs.pace_is_old());
@@ -185,7 +196,7 @@ fn a_pace_that_met_the_reading_of_prompts_is_corrected_soon() {
 fn a_pace_that_is_too_long_ages_by_the_shortest_one() {
     let mut costs = plain_at(0.03);
     costs.set_concurrency(4, false, false);
-    (0..16).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
+    (0..32).for_each(|_| costs.note_plain(0.25, 1, 4, Tick(0)));
     costs.speculated(149.0 * 0.03);
     assert!(!costs.pace_is_old());
     costs.speculated(0.04);
