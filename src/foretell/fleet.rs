@@ -153,7 +153,7 @@ impl Fleet {
     }
 
     /// Notes that a request goes to this replica, as [`Self::pick`] does for the one that it picks.
-    pub fn place(&self, replica: &Replica) {
+    pub fn takes(&self, replica: &Replica) {
         self.budget.request();
         replica.chosen();
     }

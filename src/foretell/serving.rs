@@ -358,7 +358,9 @@ impl Serve for SessionRunner {
         let knowledge = self.setup.identities.knowledge(replica);
         let Some(knowledge @ ServerKnowledge::Known(identity)) = knowledge.as_deref() else { return false };
         let ruling = || self.setup.rulebook.ruling(admitted, Some(knowledge), &self.setup.drafters);
-        let speculates = |ruling: Ruling| ruling.rules.permission == Permission::Speculate;
+        let speculates = |Ruling { rules, .. }: Ruling| {
+            rules.permission == Permission::Speculate && !rules.methods.is_empty()
+        };
         identity.engine.takes_apart(admitted.request) && ruling().is_ok_and(speculates)
     }
 

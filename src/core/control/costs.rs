@@ -209,7 +209,7 @@ impl Costs {
     /// Notes `tokens` plain tokens that do not show the pace: concurrent with verify requests of
     /// others, or of an answer that came whole. They count towards giving up its measurement.
     pub fn plain_concurrent(&mut self, tokens: usize) {
-        let known = self.pace.token_of(self.concurrency).is_some();
+        let known = self.pace_is_known();
         self.renewals.of(self.concurrency).concurrent(tokens, known);
     }
 
@@ -222,12 +222,22 @@ impl Costs {
 
     /// True if the plain pace is to be measured again, with the next plain request.
     pub fn pace_is_old(&self) -> bool {
-        self.renewals.get(self.concurrency).is_old(self.pace.token_of(self.concurrency).is_some())
+        self.renewals.get(self.concurrency).is_old(self.pace_is_known())
     }
 
     /// True if that is so overdue that speculation should be interrupted for it.
     pub fn pace_is_overdue(&self) -> bool {
-        self.renewals.get(self.concurrency).is_overdue(self.pace.token_of(self.concurrency).is_some())
+        self.renewals.get(self.concurrency).is_overdue(self.pace_is_known())
+    }
+
+    /// True if the pace here was measured, by us to the end or by other sidecars: a few tokens that
+    /// came while prompts were read make a figure, but do not show it.
+    fn pace_is_known(&self) -> bool {
+        let own = || {
+            self.renewals.get(self.concurrency).is_measured()
+                && self.pace.token_of(self.concurrency).is_some()
+        };
+        self.pace.is_lent(self.concurrency) || own()
     }
 
     /// Notes the seconds of a verify request with `nodes` draft nodes in the middle of a streak of

@@ -86,7 +86,11 @@ impl Merged {
             return out.extend(encode(data));
         };
         match event.get_mut("choices").and_then(Value::as_array_mut).map(Vec::as_mut_slice) {
-            None => self.failed |= event.contains_key("error"),
+            None => {
+                if event.contains_key("error") {
+                    (self.failed, self.done) = (true, 0);
+                }
+            }
             Some([]) => return self.note_usage(choice, Value::Object(event)),
             Some(choices) => choices.iter_mut().for_each(|one| number(one, choice)),
         }
@@ -130,16 +134,16 @@ impl Merged {
 /// One answer of those with a choice each; `None` if one has none.
 pub fn merge(answers: Vec<Value>) -> Option<Value> {
     let mut answers = answers;
-    for (place, answer) in answers.iter_mut().enumerate() {
+    for (index, answer) in answers.iter_mut().enumerate() {
         let [choice] = answer.get_mut("choices")?.as_array_mut()?.as_mut_slice() else { return None };
-        number(choice, place);
+        number(choice, index);
     }
     joined(answers, &["usage", "choices"])
 }
 
-fn number(choice: &mut Value, place: usize) {
-    if let Some(index) = choice.get_mut("index") {
-        *index = place.into();
+fn number(choice: &mut Value, index: usize) {
+    if let Some(member) = choice.get_mut("index") {
+        *member = index.into();
     }
 }
 
@@ -167,7 +171,8 @@ fn concatenated(lists: Vec<Value>) -> Value {
 /// The usage of several choices of one prompt: the prompt counts once, the outputs add up, and what
 /// Foretell says of each is listed.
 fn usage(of_all: Vec<Value>) -> Value {
-    let foretell: Vec<Value> = of_all.iter().filter_map(|one| one.get("foretell").cloned()).collect();
+    let foretell: Vec<Value> =
+        of_all.iter().map(|one| one.get("foretell").cloned().unwrap_or_default()).collect();
     let mut rest = of_all.into_iter();
     let Some(Value::Object(mut first)) = rest.next() else { return Value::Null };
     for other in rest {
@@ -183,7 +188,7 @@ fn usage(of_all: Vec<Value>) -> Value {
     {
         first.insert("total_tokens".to_owned(), prompt.saturating_add(output).into());
     }
-    if !foretell.is_empty() {
+    if !foretell.iter().all(Value::is_null) {
         first.insert("foretell".to_owned(), json!({ "choices": foretell }));
     }
     Value::Object(first)
@@ -199,7 +204,7 @@ fn add(sum: &mut Value, more: &Value) {
         }
         (sum, more) => match (sum.as_u64(), more.as_u64()) {
             (Some(own), Some(more)) => *sum = own.saturating_add(more).into(),
-            (None, Some(_)) => *sum = more.clone(),
+            _ if sum.is_null() => sum.clone_from(more),
             _ => {}
         },
     }
@@ -319,6 +324,9 @@ mod tests {
                 "usage": {"prompt_tokens": 5, "total_tokens": 10, "completion_tokens": 5, "foretell": {"choices":
                     [{"path": "speculated", "rounds": 2}, {"path": "speculated", "rounds": 3}]}}}))
         );
+        let plain = json!({"choices": [{}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}});
+        let told = merge(vec![plain, answer("b", 3)]).unwrap()["usage"]["foretell"].clone();
+        assert_eq!(told, json!({"choices": [null, {"path": "speculated", "rounds": 3}]}), "one was plain");
         assert_eq!(merge(vec![answer("a", 2), json!({"error": {}})]), None);
         assert_eq!(merge(vec![answer("a", 2), json!({"choices": [1, 2]})]), None);
     }

@@ -21,7 +21,7 @@ use crate::http::listen::Peer;
 use foretell_core::words::PlainReason;
 use foretell_engines::openai::{self, Apart, Finding, Request, Route};
 use foretell_engines::policy::explain::{AskNow, Besides, Explanation};
-use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Wish};
+use foretell_engines::policy::{self, Body, Fact, Facts, Models, PolicySet, Ruling, Step, Wish};
 
 /// Prefix for header fields of `POST /api/explain` that the call needs for itself:
 /// `x-explain-authorization` stands for the explained request's `authorization`.
@@ -223,12 +223,15 @@ pub fn explain(
     let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
     let model = question.model().unwrap_or_default();
     let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));
-    let one = question.one_choice(&known.server);
+    let ready = known.replica.is_some_and(|replica| replica.health_state() == HealthState::Ready);
+    let permits = shared.sessions.available_permits();
+    let fits = |choices: usize| ready && permits >= choices && !shared.life.is_draining();
+    let one = question.one_choice(&known.server).filter(|(number, _)| fits(*number));
     let facts = Facts {
         head,
         body: Fact::Known(Body::TooLarge),
         backend: Fact::Known(backend),
-        session: Fact::Known(shared.sessions.available_permits() > 0),
+        session: Fact::Known(permits > 0),
         server: known.server,
         policies: Fact::Known(policies),
         models: known.models,
@@ -257,7 +260,7 @@ pub fn explain(
 /// asked for one by one.
 fn may_speculate(told: &Explanation) -> bool {
     told.path == "eligible"
-        && told.steps.iter().all(|step| step.step != "permission" || step.result == "passed")
+        && told.steps.iter().all(|step| step.step != Step::Permission.name() || step.result == "passed")
 }
 
 /// Reason for which a replica is considered down, from its latest calls; `None` if it is not.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TE, TRAILER};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, TE, TRAILER};
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
+use super::route;
 use super::translate::whole;
 use crate::fleet::Replica;
-use crate::http::answer::error_body;
 use crate::http::body::{Body, BoxError, full};
 use crate::http::headers::{self, REQUEST_ID};
 use crate::http::memory::Memory;
@@ -27,69 +27,53 @@ use foretell_engines::openai::sse::{Decoder, TooLong};
 #[derive(Clone, Debug)]
 pub(super) struct ServedBy(pub Arc<Replica>);
 
-/// Makes the head of a request for several choices that of a request for the choice at `place`.
-pub(super) fn fit(headers: &mut HeaderMap, place: usize) {
+/// Extension of a request for several choices that is sent as it is: one of those for each failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AsOne;
+
+/// Makes the head of a request for several choices that of a request for the one with this index.
+pub(super) fn head_of_choice(headers: &mut HeaderMap, index: usize) {
     for name in [CONTENT_LENGTH, TE] {
         headers.remove(name);
     }
     // The answer has to be read.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    let id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|_| place > 0);
-    // Engines name their work by it, and refuse a name that is in use.
-    if let Some(id) = id.and_then(|id| HeaderValue::try_from(format!("{id}-{place}")).ok()) {
+    let id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|_| index > 0);
+    // Engines name their work by it, and refuse a name that is in use. The names of a request's
+    // rounds have a dash.
+    if let Some(id) = id.and_then(|id| HeaderValue::try_from(format!("{id}.{index}")).ok()) {
         headers.insert(REQUEST_ID, id);
     }
 }
 
-/// The answer of these, each with one choice; an error of any is the whole answer.
-pub(super) async fn merged(answers: Vec<Response<Body>>, memory: &Arc<Memory>) -> Response<Body> {
-    let mut answers = answers;
-    if let Some(failed) = answers.iter().position(|answer| !answer.status().is_success()) {
-        return answers.swap_remove(failed);
-    }
-    let encoded = answers
-        .iter()
-        .any(|answer| answer.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity"));
+/// The answer of these, each with one choice and successful; `None` if one is no completion.
+pub(super) async fn merged(answers: Vec<Response<Body>>, memory: &Arc<Memory>) -> Option<Response<Body>> {
+    let is_readable = |answer: &Response<Body>| !route::is_encoded(answer.headers());
     let streamed = answers.iter().all(|answer| headers::is_event_stream(answer.headers()));
-    let mut heads = Vec::new();
-    let mut bodies = Vec::new();
-    for (head, body) in answers.into_iter().map(Response::into_parts) {
-        heads.push(head);
-        bodies.push(body);
+    if !answers.iter().all(is_readable) {
+        return None;
     }
-    let Some(mut head) = heads.into_iter().next() else { return unreadable() };
+    let (heads, bodies): (Vec<_>, Vec<_>) = answers.into_iter().map(Response::into_parts).unzip();
+    let mut head = heads.into_iter().next()?;
     for name in [CONTENT_LENGTH, TRAILER] {
         head.headers.remove(name);
     }
-    if encoded {
-        return unreadable();
-    }
     if streamed {
-        return Response::from_parts(head, Choices::new(bodies).boxed_unsync());
+        return Some(Response::from_parts(head, MergedBody::new(bodies).boxed_unsync()));
     }
-    let (mut read, mut taken) = (Vec::new(), memory.take(0));
-    let mut bytes = 0;
+    let (mut read, mut taken, mut bytes) = (Vec::new(), memory.take(0), 0);
     for body in bodies {
-        let Some(answer) = whole(body, &mut memory.take(0)).await else { return unreadable() };
+        let answer = whole(body, &mut memory.take(0)).await?;
         bytes += answer.len() + parsed_bytes(&answer);
         taken.follow(bytes as u64);
-        let Ok(answer) = serde_json::from_slice::<Value>(&answer) else { return unreadable() };
-        read.push(answer);
+        read.push(serde_json::from_slice::<Value>(&answer).ok()?);
     }
-    merge(read).map_or_else(unreadable, |one| Response::from_parts(head, full(one.to_string())))
-}
-
-fn unreadable() -> Response<Body> {
-    let words = "the backend's answer to a choice is no completion, or is compressed";
-    let error = error_body(StatusCode::BAD_GATEWAY, words, None, "backend_answer");
-    let mut response = Response::new(full(error.to_string()));
-    *response.status_mut() = StatusCode::BAD_GATEWAY;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    let one = merge(read)?.to_string();
+    Some(Response::from_parts(head, full(memory.take(one.len() as u64).over(Bytes::from(one)))))
 }
 
 /// The streams of all choices, read as one.
-struct Choices {
+struct MergedBody {
     /// `None` once it has ended.
     streams: Vec<Option<(Body, Decoder)>>,
     merged: Merged,
@@ -98,7 +82,7 @@ struct Choices {
     ended: bool,
 }
 
-/// What a turn over all streams brought.
+/// Result of a turn over all streams.
 enum Turn {
     Frame(Result<Frame<Bytes>, BoxError>),
     /// No stream has more for now.
@@ -107,7 +91,7 @@ enum Turn {
     Again,
 }
 
-impl Choices {
+impl MergedBody {
     fn new(bodies: Vec<Body>) -> Self {
         let merged = Merged::new(bodies.len());
         let streams = bodies.into_iter().map(|body| Some((body, Decoder::default()))).collect();
@@ -117,27 +101,27 @@ impl Choices {
     fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
         let number = self.streams.len();
         let mut waits = true;
-        for place in (self.next..number).chain(0..self.next) {
+        for index in (self.next..number).chain(0..self.next) {
             let first_is_due = !self.merged.is_named() && self.streams.first().is_some_and(Option::is_some);
-            if place > 0 && first_is_due {
+            if index > 0 && first_is_due {
                 continue;
             }
-            let Some(Some((body, decoder))) = self.streams.get_mut(place) else { continue };
+            let Some(Some((body, decoder))) = self.streams.get_mut(index) else { continue };
             let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) else { continue };
             waits = false;
             match frame {
-                None => self.leave(place),
+                None => self.leave(index),
                 Some(Err(error)) => return self.broken(error),
-                Some(Ok(frame)) => match read(place, &frame, decoder, &mut self.merged) {
+                Some(Ok(frame)) => match read(index, &frame, decoder, &mut self.merged) {
                     Err(error) => return self.broken(error.into()),
                     Ok(out) if self.merged.has_failed() => {
                         self.streams.iter_mut().enumerate().for_each(|(other, stream)| {
-                            stream.take_if(|_| other != place);
+                            stream.take_if(|_| other != index);
                         });
                         return Turn::Frame(Ok(Frame::data(out.into())));
                     }
                     Ok(out) if !out.is_empty() => {
-                        self.next = (place + 1) % number;
+                        self.next = (index + 1) % number;
                         return Turn::Frame(Ok(Frame::data(out.into())));
                     }
                     Ok(_) => {}
@@ -147,8 +131,8 @@ impl Choices {
         if waits { Turn::Waits } else { Turn::Again }
     }
 
-    fn leave(&mut self, place: usize) {
-        if let Some(stream) = self.streams.get_mut(place) {
+    fn leave(&mut self, index: usize) {
+        if let Some(stream) = self.streams.get_mut(index) {
             *stream = None;
         }
     }
@@ -162,19 +146,19 @@ impl Choices {
 
 /// The events for those in a frame of a choice's stream.
 fn read(
-    place: usize,
+    index: usize,
     frame: &Frame<Bytes>,
     decoder: &mut Decoder,
     merged: &mut Merged,
 ) -> Result<Vec<u8>, TooLong> {
     let mut out = Vec::new();
     for message in decoder.push(frame.data_ref().map_or(&[], |data| data.as_ref()))? {
-        merged.push(place, &message.data, &mut out);
+        merged.push(index, &message.data, &mut out);
     }
     Ok(out)
 }
 
-impl http_body::Body for Choices {
+impl http_body::Body for MergedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -205,6 +189,7 @@ mod tests {
     use std::future;
 
     use futures_util::stream;
+    use http::header::CONTENT_TYPE;
     use http_body_util::StreamBody;
 
     use super::*;
@@ -223,7 +208,7 @@ mod tests {
     }
 
     async fn text(answers: Vec<Response<Body>>) -> String {
-        let answer = merged(answers, &Memory::new(1 << 20)).await;
+        let answer = merged(answers, &Memory::new(1 << 20)).await.unwrap();
         String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
     }
 
@@ -247,18 +232,17 @@ mod tests {
         let waits = StreamBody::new(stream::once(future::pending::<Result<Frame<Bytes>, BoxError>>()));
         let first = body(vec![Ok(event("a"))]);
         let never = streamed(waits.boxed_unsync());
-        let answer = merged(vec![streamed(first), streamed(broken), never], &Memory::new(0)).await;
+        let answer = merged(vec![streamed(first), streamed(broken), never], &Memory::new(0)).await.unwrap();
         assert_eq!(answer.into_body().collect().await.unwrap_err().to_string(), "gone");
     }
 
     #[tokio::test]
-    async fn an_error_of_one_choice_is_the_answer() {
+    async fn what_is_no_completion_is_not_merged() {
         let ok = || Response::new(full(r#"{"choices":[{"index":0}]}"#));
-        let refused = Response::builder().status(429).body(full("slow down")).unwrap();
-        let answer = merged(vec![ok(), refused], &Memory::new(0)).await;
-        assert_eq!(answer.status(), 429);
-        let answer = merged(vec![ok(), Response::new(full("<html>"))], &Memory::new(0)).await;
-        assert_eq!(answer.status(), 502);
+        let gzip = Response::builder().header("content-encoding", "GZIP").body(full("?")).unwrap();
+        for other in [Response::new(full("<html>")), gzip] {
+            assert!(merged(vec![ok(), other], &Memory::new(0)).await.is_none());
+        }
         assert_eq!(text(vec![ok(), ok()]).await, r#"{"choices":[{"index":0},{"index":1}]}"#);
     }
 
@@ -269,11 +253,11 @@ mod tests {
             headers.insert(name, HeaderValue::from_static(value));
         }
         let mut second = headers.clone();
-        fit(&mut headers, 0);
-        fit(&mut second, 1);
+        head_of_choice(&mut headers, 0);
+        head_of_choice(&mut second, 1);
         assert_eq!(
             (&headers[REQUEST_ID], &second[REQUEST_ID]),
-            (&"x".parse().unwrap(), &"x-1".parse().unwrap())
+            (&"x".parse().unwrap(), &"x.1".parse().unwrap())
         );
         assert!(second[ACCEPT_ENCODING] == "identity" && !second.contains_key(CONTENT_LENGTH));
     }

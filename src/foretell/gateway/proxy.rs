@@ -16,7 +16,7 @@ use tower::ServiceBuilder;
 use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
-use super::choices::{self, ServedBy};
+use super::choices::{self, AsOne, ServedBy};
 use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
@@ -25,7 +25,7 @@ use super::translate::{self, AskedBy};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
-use crate::fleet::Replica;
+use crate::fleet::{HealthState, Replica};
 use crate::gateway::{Settings, Shared};
 use crate::http::body::Body;
 use crate::http::body::full;
@@ -178,6 +178,11 @@ fn relay(ended: Option<Outcome>) -> Option<Why> {
         Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
         Outcome::Serve(_) | Outcome::Undecided(..) => None,
     }
+}
+
+/// A successful answer.
+fn succeeded(answer: Response<Body>) -> Result<Response<Body>, ()> {
+    if answer.status().is_success() { Ok(answer) } else { Err(()) }
 }
 
 impl Proxy {
@@ -339,6 +344,7 @@ impl Proxy {
         let tenant = tenant::of(&self.tenants, peer, &inbound.parts.headers);
         inbound.record.relayed(route, RelayReason::Fault, None);
         let placed = inbound.parts.extensions.remove::<ServedBy>();
+        let as_one = inbound.parts.extensions.remove::<AsOne>().is_some();
         let headers = &inbound.parts.headers;
         let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
@@ -370,8 +376,9 @@ impl Proxy {
         };
         if let (RelayReason::Choices, Payload::Whole(bytes)) = (why.reason, &body) {
             let subjects = Subjects { route, headers, tenant: tenant.as_deref() };
-            if let Some((apart, replica)) = self.apart(subjects, wish, bytes) {
-                return self.answer_apart(inbound, route, apart, replica).await;
+            let apart = || self.apart(subjects, wish, bytes, model.as_deref());
+            if let (false, Some((apart, replica))) = (as_one, apart()) {
+                return self.answer_apart(inbound, route, bytes.clone(), apart, &replica).await;
             }
         }
         inbound.record.relayed(route, why.reason, why.parameter);
@@ -390,48 +397,80 @@ impl Proxy {
         self.relay(inbound, body, replica).await
     }
 
-    /// The requests of which one for several choices is made, and their replica; `None` if it goes
-    /// on as it is.
-    fn apart(&self, head: Subjects<'_>, wish: Wish, body: &Bytes) -> Option<(Apart, Arc<Replica>)> {
+    /// The requests of which one for several choices of `model` is made, and their replica; `None`
+    /// if it goes on as it is.
+    fn apart(
+        &self,
+        head: Subjects<'_>,
+        wish: Wish,
+        body: &Bytes,
+        model: Option<&str>,
+    ) -> Option<(Apart, Arc<Replica>)> {
+        let Shared { fleet, modes, memory, sessions, life, .. } = &self.shared;
         let serving = self.serving.as_ref()?;
+        let replica = fleet.would_pick(model)?;
+        let Backend { name, mode, speculates, .. } =
+            facts::backend(&replica, model.unwrap_or_default(), modes);
+        let open = mode == Mode::Auto && speculates && !life.is_draining();
+        if !open || replica.health_state() != HealthState::Ready {
+            return None;
+        }
+        let each = body.len() + openai::parsed_bytes(body);
         // Once for all parameters, and once for those of one choice.
-        let _read = self.shared.memory.try_take(2 * openai::parsed_bytes(body) as u64)?;
+        let _read = memory.try_take(2 * each as u64)?;
         let apart = Apart::of(head.route, body)?;
-        let model = apart.request.model.as_str();
-        let replica = self.shared.fleet.would_pick(Some(model))?;
-        let backend = facts::backend(&replica, model, &self.shared.modes);
-        let Backend { name, mode, speculates, .. } = backend;
+        let fit = memory.try_take((apart.number * each) as u64).is_some();
         let admitted =
             Admitted { head, request: &apart.request, control: wish.control(), backend: name, mode };
-        let taken = mode == Mode::Auto && speculates && serving.takes_apart(&replica, &admitted);
+        let taken =
+            fit && sessions.available_permits() >= apart.number && serving.takes_apart(&replica, &admitted);
         taken.then_some((apart, replica))
     }
 
-    /// The answer of a request for each choice; the first is this one, and keeps its record.
-    fn answer_apart(
-        &self,
+    /// The answer of a request for each choice; the first is this one, and keeps its record. Where
+    /// one fails before its answer begins, the client's own request is sent.
+    fn answer_apart<'a>(
+        &'a self,
         inbound: Inbound,
         route: Route,
+        own: Bytes,
         apart: Apart,
-        replica: Arc<Replica>,
-    ) -> BoxFuture<'_, Response<Body>> {
-        let Inbound { mut parts, peer, record } = inbound;
-        parts.extensions.insert(ServedBy(replica));
+        replica: &Arc<Replica>,
+    ) -> BoxFuture<'a, Response<Body>> {
+        let Inbound { parts, peer, record } = inbound;
         let body = Bytes::from(apart.body);
-        let one = || RequestBody::resumed(full(body.clone()));
-        let others = (1..apart.number).map(|place| {
+        let head = |index: Option<usize>| {
             let mut parts = parts.clone();
             if let Some(peer) = peer {
                 parts.extensions.insert(peer);
             }
-            choices::fit(&mut parts.headers, place);
-            self.begin(Request::from_parts(parts, one())).boxed()
-        });
-        let others: Vec<_> = others.collect();
-        choices::fit(&mut parts.headers, 0);
-        let first = self.completion(Inbound { parts, peer, record }, one(), route).boxed();
-        let answers = future::join_all(iter::once(first).chain(others));
-        async move { choices::merged(answers.await, &self.shared.memory).await }.boxed()
+            match index {
+                Some(index) => {
+                    choices::head_of_choice(&mut parts.headers, index);
+                    parts.extensions.insert(ServedBy(Arc::clone(replica)));
+                }
+                None => _ = parts.extensions.insert(AsOne),
+            }
+            parts
+        };
+        let one = || RequestBody::resumed(full(body.clone()));
+        let first = Inbound { parts: head(Some(0)), peer, record };
+        let first = self.completion(first, one(), route).boxed();
+        let others =
+            (1..apart.number).map(|index| self.begin(Request::from_parts(head(Some(index)), one())).boxed());
+        let all: Vec<_> = iter::once(first).chain(others).map(|one| one.map(succeeded).boxed()).collect();
+        let whole = Request::from_parts(head(None), RequestBody::resumed(full(own)));
+        async move {
+            let merged = match future::try_join_all(all).await {
+                Ok(answers) => choices::merged(answers, &self.shared.memory).await,
+                Err(()) => None,
+            };
+            match merged {
+                Some(answer) => answer,
+                None => self.begin(whole).await,
+            }
+        }
+        .boxed()
     }
 
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is
@@ -515,7 +554,7 @@ impl Proxy {
         let judged = openai::judge(route, body);
         self.shared.observer.metrics().overhead(Stage::Parse, begun.elapsed());
         let to = match &judged {
-            Judgement::Eligible(request) => self.place(placed, &request.model),
+            Judgement::Eligible(request) => self.replica_of(placed, &request.model),
             Judgement::Relay { .. } => None,
         };
         match (self.placed(admission, &judged, to.as_deref()), judged, to) {
@@ -534,9 +573,9 @@ impl Proxy {
         }
     }
 
-    fn place(&self, placed: Option<ServedBy>, model: &str) -> Option<Arc<Replica>> {
+    fn replica_of(&self, placed: Option<ServedBy>, model: &str) -> Option<Arc<Replica>> {
         let Some(ServedBy(replica)) = placed else { return self.shared.fleet.pick(Some(model)) };
-        self.shared.fleet.place(&replica);
+        self.shared.fleet.takes(&replica);
         Some(replica)
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::house::{House, on_each, setup};
 use super::table::TABLE;
 use crate::client::{Ask, FORCED, events, send};
+use crate::fakes::fault::{Fault, When};
 use crate::wire::Message;
 
 /// Requests at a high temperature are only decoded plainly.
@@ -92,7 +93,7 @@ async fn the_answer_is_that_of_one_request() {
     .await;
 }
 
-/// What vLLM would do otherwise with a request for each choice, and what may not be speculated on.
+/// vLLM does not do the same with a request for each choice, or those may not be speculated on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn others_are_passed_on_as_they_are() {
     let row = TABLE.iter().find(|row| row.name == "vllm").unwrap();
@@ -131,6 +132,26 @@ async fn an_explanation_is_that_of_one_choice() {
     for more in [json!({"seed": 7}), json!({"temperature": 0}), json!({"temperature": 1.5})] {
         let told = explain(more.clone()).await;
         assert_eq!((&told["path"], &told["reason"]), (&json!("relayed"), &json!("choices")), "{more} {told}");
+    }
+    house.leave().await;
+}
+
+/// An engine behind a limit of requests answers one of them with an error: then it gets the
+/// client's own request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_a_choice_is_refused_the_clients_own_request_is_sent() {
+    let row = TABLE.iter().find(|row| row.name == "vllm").unwrap();
+    let house = House::build(row, setup(None)).await;
+    for ask in Ask::all(&known(&house, &json!({}))) {
+        let direct = house.direct(&ask).await;
+        let faults = &house.engine.house().faults;
+        faults.clear();
+        // Rounds do not stream.
+        faults.at(When::path(ask.route.path()).streamed(true), 1, Fault::Status(429));
+        let through = house.through(&ask).await;
+        assert_eq!(parts(&ask, &through.message), parts(&ask, &direct.message), "{ask:?}");
+        assert_eq!(through.message.head.get("x-foretell-path"), Some("relayed"), "{ask:?}");
+        assert_eq!(through.message.head.get("x-foretell-reason"), Some("choices"), "{ask:?}");
     }
     house.leave().await;
 }

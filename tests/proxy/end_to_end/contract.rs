@@ -177,7 +177,7 @@ async fn several_choices_are_drawn_one_by_one() {
         let told = answer.foretell()["choices"].as_array().cloned().unwrap_or_default();
         assert!(told.len() == 2 && told.iter().all(|one| one["path"] == "speculated"), "{answer:?}");
         let ids = |id: &str| house.middlebox.seen(id).len();
-        assert!(ids("two") > 0 && ids("two-1") > 0, "each has a name of its own");
+        assert!(ids("two") > 0 && ids("two.1") > 0, "each has a name of its own");
     }
 }
 

@@ -184,6 +184,11 @@ impl Pace {
         self.stretches.iter().filter_map(Stretch::token).min_by(f64::total_cmp)
     }
 
+    /// True if other sidecars have measured the pace at this concurrency.
+    pub fn is_lent(&self, concurrency: ConcurrencyBucket) -> bool {
+        self.stretches.get(concurrency.0).is_some_and(|stretch| stretch.lent.1 >= KNOWN)
+    }
+
     /// Seconds per plain token at exactly this concurrency; `None` before four were timed there.
     pub fn token_of(&self, concurrency: ConcurrencyBucket) -> Option<f64> {
         self.stretches.get(concurrency.0).and_then(Stretch::token)

@@ -67,8 +67,11 @@ pub(super) struct Renewal {
     concurrent: f64,
     /// Seconds and steps of the measurement that goes on.
     fresh: Sum,
-    /// The pace before it, seconds; `None` if it was not known.
+    /// The pace before it, seconds; `None` if none was measured.
     before: Option<f64>,
+    /// A measurement has been completed.
+    #[serde(default)]
+    measured: bool,
     /// Measurements in a row that agreed.
     agreed: u32,
     /// Times in a row that the measurement was given up: each doubles the wait.
@@ -93,16 +96,17 @@ impl Renewal {
         self.speculated += tokens;
     }
 
-    /// True if the pace is to be measured with the next plain requests. One that was never measured
-    /// is, to its end: the pace of a lower concurrency would make every round look like a loss, and
+    /// True if the pace is to be measured with the next plain requests, as it always is until that
+    /// was done once: the pace of a lower concurrency would make every round look like a loss, and
     /// that of one disturbed step like a win.
     pub fn is_old(&self, known: bool) -> bool {
-        self.begins() || self.speculated >= self.trust(known)
+        self.speculated >= self.trust(known)
     }
 
-    /// True in the middle of the first measurement of the pace of several requests.
-    fn begins(&self) -> bool {
-        !self.alone && self.before.is_none() && self.fresh.1 > 0.0
+    /// True if a known pace has been measured to the end; that of one request alone is by its first
+    /// tokens.
+    pub fn is_measured(&self) -> bool {
+        self.alone || self.measured
     }
 
     /// True if that is so overdue that speculation should be interrupted for it.
@@ -121,28 +125,29 @@ impl Renewal {
     /// Notes plain steps in `seconds`, while no request is speculated on; `pace` is the one so far.
     pub fn stepped(&mut self, seconds: f64, steps: f64, pace: Option<f64>) -> Renewed {
         let measures = self.fresh.1 > 0.0;
-        if !measures && !self.is_old(pace.is_some()) {
+        if !measures && !self.is_old(pace.is_some() && self.is_measured()) {
             return Renewed::No;
         }
+        let first = !self.is_measured();
         if !measures {
-            self.before = pace;
+            self.before = pace.filter(|_| !first);
         }
         let before = self.before.filter(|before| *before > 0.0);
         let most = before.map_or(f64::MAX, |before| OUTLIER * before * steps);
         self.fresh = Sum(self.fresh.0 + seconds.min(most), self.fresh.1 + steps);
         let ratio = self.fresh.mean().zip(before).map_or(1.0, |(fresh, before)| fresh / before);
         let agrees = (1.0 / AGREE..=AGREE).contains(&ratio);
-        let steps = match agrees {
-            _ if self.begins() => STEPS_FIRST,
-            true => STEPS,
-            false => STEPS_DOUBTED,
+        let least = match (first, agrees) {
+            (true, _) => STEPS_FIRST,
+            (false, true) => STEPS,
+            (false, false) => STEPS_DOUBTED,
         };
-        if self.fresh.1 < steps {
+        if self.fresh.1 < least {
             return if measures { Renewed::No } else { Renewed::Begun };
         }
         let agreed = if agrees && before.is_some() { self.agreed.saturating_add(1) } else { 0 };
         let fresh = self.fresh;
-        *self = Self { agreed, alone: self.alone, ..Self::default() };
+        *self = Self { agreed, measured: true, alone: self.alone, ..Self::default() };
         if agrees { Renewed::No } else { Renewed::Replaced(fresh) }
     }
 
@@ -159,7 +164,8 @@ impl Renewal {
         }
         let given_up = if known { 0 } else { (self.given_up + 1).min(10) };
         let speculated = if known { 0.0 } else { -GIVEN_UP * f64::from(1 << given_up) };
-        *self = Self { speculated, given_up, agreed: self.agreed, alone: self.alone, ..Self::default() };
+        let Self { alone, measured, agreed, .. } = *self;
+        *self = Self { alone, speculated, measured, agreed, given_up, ..Self::default() };
     }
 }
 
@@ -172,7 +178,7 @@ mod tests {
         (1..=most)
             .find(|_| {
                 renewal.stepped(seconds, 1.0, pace);
-                !renewal.is_old(true)
+                !renewal.is_old(renewal.is_measured())
             })
             .unwrap_or(most)
     }
@@ -196,7 +202,7 @@ mod tests {
 
     #[test]
     fn one_that_contradicts_goes_on_for_longer_and_takes_its_place() {
-        let mut renewal = Renewal { agreed: 3, speculated: 1200.0, ..Renewal::default() };
+        let mut renewal = Renewal { agreed: 3, measured: true, speculated: 1200.0, ..Renewal::default() };
         assert_eq!(renewal.stepped(0.05, 1.0, Some(0.245)), Renewed::Begun);
         (0..14).for_each(|_| assert_eq!(renewal.stepped(0.05, 1.0, Some(0.1)), Renewed::No));
         let Renewed::Replaced(Sum(seconds, steps)) = renewal.stepped(0.05, 1.0, Some(0.06)) else {
