@@ -1,11 +1,12 @@
 //! Assigns sequences to slots of the cache: to which tensor set, to which slot, and when they move.
 //!
-//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set,
-//! its cost grows with its lanes and rows, and `TensorScatter` in place needs the whole tensor. So
-//! sequences of similar length that run together belong in one set, and a sequence that runs alone
-//! belongs alone. Moving costs a copy: a set is assembled only once its missed savings exceed the
-//! cost of the move (the ski-rental rule: at most twice the cost of the best schedule made with
-//! hindsight).
+//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set, all
+//! lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and tokens, and
+//! `TensorScatter` in place needs the whole tensor. So sequences of similar length that run together
+//! and grow by as many tokens belong in one set, and a sequence that runs alone, or with a draft
+//! beside plain steps, belongs alone. Moving costs a copy: a set is assembled only once its missed
+//! savings exceed the cost of the move (the ski-rental rule: at most twice the cost of the best
+//! schedule made with hindsight).
 //!
 //! This module only decides. `cache` owns the tensors and carries out the moves.
 
@@ -88,11 +89,43 @@ pub struct Layout {
     steps: Vec<Step>,
 }
 
-/// Cost of a run of a set, in runs of a single lane of 512 rows. Fitted to a target of 6 layers:
-/// attention walks every row of every lane, the rest is shared in part.
-fn cost(shape: SetShape) -> f64 {
+/// Cost of a run of a set with so many tokens of each lane, in runs of one token of a single lane of
+/// 512 rows. Between a target of 6 layers, whose rows cost more, and SmolLM2, whose weights do, on two
+/// cores: attention walks every row of every lane, the weights are read once for all.
+fn cost(shape: SetShape, tokens: usize) -> f64 {
     let rows = shape.rows as f64 / 512.0;
-    0.6 + shape.lanes as f64 * (0.13 + 0.27 * rows)
+    0.75 + shape.lanes as f64 * (0.02 + 0.07 * tokens as f64 + 0.16 * rows)
+}
+
+/// Feeds that are to run in one set.
+#[derive(Clone, Debug)]
+struct Group {
+    /// Rows that the longest of its sequences needs.
+    rows: usize,
+    /// Tokens of its longest feed.
+    tokens: usize,
+    lanes: Vec<Lane>,
+}
+
+impl Group {
+    /// The set that holds it.
+    fn shape(&self) -> SetShape {
+        SetShape { rows: self.rows, lanes: self.lanes.len().next_power_of_two() }
+    }
+
+    fn cost(&self) -> f64 {
+        cost(self.shape(), self.tokens)
+    }
+
+    fn with(&self, other: &Self) -> Self {
+        let lanes = self.lanes.iter().chain(&other.lanes).copied().collect();
+        Self { rows: self.rows.max(other.rows), tokens: self.tokens.max(other.tokens), lanes }
+    }
+}
+
+/// Feeds of one class differ little in their number of tokens: at most by half of it.
+fn class(tokens: usize) -> u32 {
+    usize::BITS - tokens.leading_zeros()
 }
 
 impl Layout {
@@ -323,59 +356,71 @@ impl Layout {
         }
     }
 
-    /// Groups short feeds by the rows they need, and shorter sequences with longer ones where that
-    /// is cheaper than a run of their own.
+    /// Groups short feeds by the rows they need and by their tokens, and different ones where that is
+    /// cheaper than a run of their own.
     fn gather_all(&mut self, feeds: &[(Lane, usize)]) {
-        let mut light: Vec<(usize, Lane)> = feeds
-            .iter()
-            .filter(|&&(_, adding)| adding <= HEAVY)
-            .map(|&(lane, adding)| (self.rows_for(self.len(lane) + adding), lane))
+        let light = feeds.iter().filter(|&&(_, adding)| adding <= HEAVY);
+        let mut light: Vec<Group> = light
+            .map(|&(lane, tokens)| {
+                let rows = self.rows_for(self.len(lane) + tokens);
+                Group { rows, tokens, lanes: vec![lane] }
+            })
             .collect();
-        light.sort_unstable_by_key(|&(rows, lane)| (std::cmp::Reverse(rows), lane.0));
-        let mut groups: Vec<(usize, Vec<Lane>)> = Vec::new();
-        for bucket in light.chunk_by(|a, b| a.0 == b.0).flat_map(|bucket| bucket.chunks(self.widest)) {
-            let Some(&(rows, _)) = bucket.first() else { continue };
-            let lanes = bucket.iter().map(|&(_, lane)| lane);
-            match groups.last_mut() {
-                Some(last) if self.joins(last.0, last.1.len(), rows, bucket.len()) => last.1.extend(lanes),
-                _ => groups.push((rows, lanes.collect())),
+        light.sort_by_key(|one| std::cmp::Reverse((one.rows, class(one.tokens))));
+        let mut groups: Vec<Group> = Vec::new();
+        let alike = light.chunk_by(|a, b| (a.rows, class(a.tokens)) == (b.rows, class(b.tokens)));
+        for bucket in alike.flat_map(|bucket| bucket.chunks(self.widest)) {
+            let Some(bucket) = bucket.iter().cloned().reduce(|all, one| all.with(&one)) else { continue };
+            let joined = groups.iter_mut().map(|group| (group.with(&bucket), group));
+            let joined = joined.filter(|(both, _)| both.lanes.len() <= self.widest);
+            let saved = |both: &Group, group: &Group| group.cost() + bucket.cost() - both.cost();
+            let best = joined.max_by(|(a, of_a), (b, of_b)| saved(a, of_a).total_cmp(&saved(b, of_b)));
+            match best {
+                Some((both, group)) if saved(&both, group) > 0.0 => *group = both,
+                _ => groups.push(bucket),
             }
         }
-        for (rows, group) in groups {
-            self.gather(rows, &group);
+        for group in groups {
+            self.gather(&group, feeds);
         }
     }
 
-    /// True if `count` lanes run cheaper together with a group of longer ones than by themselves.
-    fn joins(&self, long: usize, group: usize, rows: usize, count: usize) -> bool {
-        let run = |rows: usize, lanes: usize| cost(SetShape { rows, lanes: lanes.next_power_of_two() });
-        group + count <= self.widest && run(long, group + count) < run(long, group) + run(rows, count)
-    }
-
-    /// Moves a group into one set once the missed savings exceed the cost of its copies.
-    fn gather(&mut self, rows: usize, group: &[Lane]) {
+    /// Moves a group into one set once the missed savings exceed the cost of its copies. `feeds`:
+    /// all of the run, those of other groups too.
+    fn gather(&mut self, group: &Group, feeds: &[(Lane, usize)]) {
         let mut touched: Vec<usize> =
-            group.iter().filter_map(|&lane| Some(self.address(lane)?.set)).collect();
+            group.lanes.iter().filter_map(|&lane| Some(self.address(lane)?.set)).collect();
         touched.sort_unstable();
         touched.dedup();
-        let wanted = SetShape { rows, lanes: group.len().next_power_of_two() };
-        let stay: f64 = touched.iter().filter_map(|&set| self.shape(set)).map(cost).sum();
-        let saving = stay - cost(wanted);
+        let wanted = group.shape();
+        let run = |set: usize, moved: &[Lane]| self.run_cost(set, feeds, moved);
+        let stay: f64 = touched.iter().map(|&set| run(set, &[])).sum();
+        let rest: f64 = touched.iter().map(|&set| run(set, &group.lanes)).sum();
+        let saving = stay - rest - group.cost();
         if saving <= 0.0 {
             return;
         }
-        let target = touched.into_iter().find(|&set| self.home(set, wanted, group));
-        let moving = group.iter().filter(|&&lane| self.address(lane).map(|address| address.set) != target);
+        let target = touched.into_iter().find(|&set| self.home(set, wanted, &group.lanes));
+        let is_moved = |lane: Lane| self.address(lane).map(|address| address.set) != target;
+        let moving = group.lanes.iter().filter(|&&lane| is_moved(lane));
         let price: f64 = moving.map(|&lane| 0.3 + self.len(lane) as f64 / 1024.0).sum();
         if !self.regrets(wanted, saving, price) {
             return;
         }
         let set = target.unwrap_or_else(|| self.free_set(wanted));
-        for &lane in group {
+        for &lane in &group.lanes {
             if self.address(lane).is_none_or(|address| address.set != set) {
                 self.move_into(lane, set);
             }
         }
+    }
+
+    /// Cost of the run of a set by its feeds but those of the lanes that have `moved`; 0 without any.
+    fn run_cost(&self, set: usize, feeds: &[(Lane, usize)], moved: &[Lane]) -> f64 {
+        let is_here = |lane: Lane| self.address(lane).is_some_and(|address| address.set == set);
+        let fed = feeds.iter().filter(|&&(lane, _)| is_here(lane) && !moved.contains(&lane));
+        let tokens = fed.map(|&(_, adding)| adding).max();
+        self.shape(set).zip(tokens).map_or(0.0, |(shape, tokens)| cost(shape, tokens))
     }
 
     /// Adds to the missed savings for this shape; true, and resets them, if they now reach the

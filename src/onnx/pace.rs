@@ -4,8 +4,9 @@
 //! model on a laptop has neither the costs of a large one on a GPU nor the same costs on every
 //! laptop. So a run computes and then sleeps until its time is over: the tokens are real, the costs
 //! are given, and concurrent work loses no processor time. The next run of a busy model begins when
-//! the last one was due, so that late wake-ups do not add up. `foretell-lab sim` plays its engines
-//! by the same [`Curve`]s; the controller knows none of them.
+//! the last one was due, so that late wake-ups do not add up. On a GPU prompts are read in the steps
+//! that decode, so there a run takes the time by which it makes the step of its turn longer.
+//! `foretell-lab sim` plays its engines by the same [`Curve`]s; the controller knows none of them.
 
 pub mod curve;
 pub mod profile;
@@ -38,15 +39,31 @@ enum Costs {
 }
 
 impl Pace {
-    /// Time of a run that feeds these lanes, each with the tokens that it already holds.
-    pub fn run<'a>(&self, feeds: impl Iterator<Item = (Feed<'a>, usize)>) -> Duration {
-        let curve = match self.costs {
-            Costs::Profile(profile) => profile.curve(),
-            Costs::Steps(steps) => Curve::Steps(steps),
-        };
-        let mut batch = Batch::default();
-        feeds.for_each(|(feed, held)| join(&mut batch, &feed, held));
-        Duration::from_secs_f64(curve.seconds(batch) * self.slow)
+    /// Adds a run to a step: its feeds, each with the tokens that its lane already holds. Returns the
+    /// time that it takes.
+    pub fn run<'a>(&self, step: &mut Batch, feeds: impl Iterator<Item = (Feed<'a>, usize)>) -> Duration {
+        if self.step_tokens().is_none() {
+            *step = Batch::default();
+        }
+        let before = if step.tokens == 0 { 0.0 } else { self.seconds(*step) };
+        feeds.for_each(|(feed, held)| join(step, &feed, held));
+        Duration::from_secs_f64((self.seconds(*step) - before).max(0.0) * self.slow)
+    }
+
+    /// Number of tokens of a step that prompts share with all other work; `None` if each run is a
+    /// step.
+    fn step_tokens(&self) -> Option<usize> {
+        match self.costs {
+            Costs::Profile(profile) => profile.is_gpu().then(|| profile.step_tokens()),
+            Costs::Steps(_) => None,
+        }
+    }
+
+    fn seconds(&self, batch: Batch) -> f64 {
+        match self.costs {
+            Costs::Profile(profile) => profile.curve().seconds(batch),
+            Costs::Steps(steps) => Curve::Steps(steps).seconds(batch),
+        }
     }
 }
 
@@ -88,6 +105,8 @@ pub struct Paced {
     model: Box<dyn Forward>,
     pace: Pace,
     watch: Box<dyn Watch>,
+    /// The step so far.
+    step: Batch,
     /// Time at which the last run was due to end, if the model has been busy since.
     due: Option<Tick>,
 }
@@ -100,7 +119,7 @@ impl Paced {
 
     /// The model at this pace, on any clock.
     pub fn by(model: Box<dyn Forward>, pace: Pace, watch: Box<dyn Watch>) -> Self {
-        Self { model, pace, watch, due: None }
+        Self { model, pace, watch, step: Batch::default(), due: None }
     }
 }
 
@@ -133,9 +152,15 @@ impl Forward for Paced {
         self.model.fork(from, to, len)
     }
 
+    fn begin_turn(&mut self) -> Option<usize> {
+        self.step = Batch::default();
+        self.pace.step_tokens()
+    }
+
     fn run(&mut self, feeds: &[Feed<'_>]) -> Result<Logits, ModelError> {
         let begun = self.due.unwrap_or_else(|| self.watch.now());
-        let takes = self.pace.run(feeds.iter().map(|feed| (*feed, self.model.len(feed.lane))));
+        let held = |feed: &Feed<'_>| self.model.len(feed.lane);
+        let takes = self.pace.run(&mut self.step, feeds.iter().map(|feed| (*feed, held(feed))));
         let logits = self.model.run(feeds);
         // If the model was slower than its pace, later runs do not catch up.
         let due = begun.after(takes).max(self.watch.now());

@@ -8,7 +8,9 @@ step takes `step`, a verify request of n drafted tokens step·(base + node·n); 
 sides.py. Without `tokens` each prompt keeps its own limit; `growth` and `prompt` are those of
 `foretell target --pace`, and so are `profile=h100-70b,slow=4` in place of step, base and node.
 `delay=20ms` puts a network in front of the target with this round-trip time; `clients=16` sends as
-many requests at a time, and N requests of each. Without a CELL the six of `make bench-paced`.
+many requests at a time, and N requests of each. `slow` is for machines that cannot keep up; bounds
+in seconds, such as 20 ms for first tokens, are as many times tighter with it. Without a CELL the six
+of `make bench-paced`.
 
 For each cell one paced target (`foretell target --pace`) and one `foretell serve` per setting, each
 with a separate policy and no control group: `auto`, `alone` (the same with one verify request at a
@@ -100,7 +102,7 @@ def run(text, args):
     first, size = (figures.FIRST, BLOCK) if clients == 1 else (4 * clients, 4 * clients)
     with contextlib.ExitStack() as stack:
         names = ["direct", *args.settings]
-        machines = [start_target(stack, args.foretell, cell, max(clients, 8)) for _ in range(min(args.at_once, len(names)))]
+        machines = [start_target(stack, args.foretell, cell, 2 * max(clients, 8)) for _ in range(min(args.at_once, len(names)))]
         seconds = int(cell.get("delay", "0ms")[:-2]) / 1000
         targets = [stack.enter_context(delay.before(target, seconds)) if seconds else target for target in machines]
         asked = []

@@ -74,25 +74,24 @@ impl Shape {
     /// The usual sizes of a profile: KV memory is a device's memory without a tenth and the
     /// weights.
     pub const fn of(profile: Profile) -> Self {
-        let pace = profile.curve();
         match profile {
-            Profile::L4With7b => gpu(pace, 15_000),
-            Profile::L4With8b => gpu(pace, 42_000),
-            Profile::H100With8b => gpu(pace, 420_000),
-            Profile::H100With70b => gpu(pace, 430_000),
-            Profile::B200With70b => gpu(pace, 550_000),
-            Profile::VllmCpu => cpu(pace, 32),
-            Profile::LlamaCpu | Profile::Onnx | Profile::OnnxInflated => cpu(pace, 1),
+            Profile::L4With7b => gpu(profile, 15_000),
+            Profile::L4With8b => gpu(profile, 42_000),
+            Profile::H100With8b => gpu(profile, 420_000),
+            Profile::H100With70b => gpu(profile, 430_000),
+            Profile::B200With70b => gpu(profile, 550_000),
+            Profile::VllmCpu => cpu(profile, 32),
+            Profile::LlamaCpu | Profile::Onnx | Profile::OnnxInflated => cpu(profile, 1),
         }
     }
 }
 
-const fn gpu(pace: Curve, kv: usize) -> Shape {
-    Shape { pace, sequences: 256, kv, chunk: 2048, block: 16 }
+const fn gpu(profile: Profile, kv: usize) -> Shape {
+    Shape { pace: profile.curve(), sequences: 256, kv, chunk: profile.step_tokens(), block: 16 }
 }
 
-const fn cpu(pace: Curve, block: usize) -> Shape {
-    Shape { pace, sequences: 9, kv: 16_384, chunk: 128, block }
+const fn cpu(profile: Profile, block: usize) -> Shape {
+    Shape { pace: profile.curve(), sequences: 9, kv: 16_384, chunk: profile.step_tokens(), block }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //! far the logits of the device are from those of the CPU.
 //!
 //! `cargo run --release --example step_times -- MODEL_DIR [--device cpu|cuda] [--threads N]
-//! [--spin] [--context TOKENS] [--lanes 1,2,4] [--tokens 1,5,9] [--rounds N] [--profile PREFIX]
-//! [--compare]`
+//! [--spin] [--context TOKENS] [--lanes 1,2,4] [--tokens 1,5,9] [--mixed 1,1,1,17] [--rounds N]
+//! [--profile PREFIX] [--compare]`; `--mixed`: one run whose lanes get these numbers of tokens
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -21,6 +21,7 @@ struct Arguments {
     context: usize,
     lanes: Vec<usize>,
     tokens: Vec<usize>,
+    mixed: Option<Vec<usize>>,
     rounds: usize,
     compare: bool,
 }
@@ -35,6 +36,7 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
         context: 300,
         lanes: vec![1, 2, 4],
         tokens: vec![1, 2, 3, 5, 9, 17, 33],
+        mixed: None,
         rounds: 80,
         compare: false,
     };
@@ -54,6 +56,7 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
                     "--context" => read.context = value.parse()?,
                     "--lanes" => read.lanes = list(value)?,
                     "--tokens" => read.tokens = list(value)?,
+                    "--mixed" => read.mixed = Some(list(value)?),
                     "--rounds" => read.rounds = value.parse()?,
                     "--profile" => read.options.profile = Some(value.into()),
                     _ => return Err(format!("unknown flag {flag}").into()),
@@ -61,7 +64,8 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
             }
         }
     }
-    read.options.lanes = read.lanes.iter().copied().max().unwrap_or(1);
+    let mixed = read.mixed.as_ref().map_or(1, Vec::len);
+    read.options.lanes = read.lanes.iter().copied().max().unwrap_or(1).max(mixed);
     Ok(read)
 }
 
@@ -93,28 +97,51 @@ fn times(model: &mut dyn Forward, arguments: &Arguments) -> Result<(), Box<dyn E
     }
     let each = started.elapsed().as_secs_f64() * 1e3 / lanes.len().max(1) as f64;
     println!("prefill of {}: {each:.2} ms", arguments.context);
+    if let Some(mixed) = &arguments.mixed {
+        let (median, least) = time(model, arguments, lanes.iter().copied().zip(mixed.iter().copied()))?;
+        println!("{mixed:?} tokens: {median:.3}, {least:.3} (median, minimum [ms])");
+        return Ok(());
+    }
     println!("lanes x tokens: median, minimum [ms]");
     for &count in &arguments.lanes {
         for &tokens in &arguments.tokens {
-            let fed = text(model, tokens, 1);
-            let mut times = Vec::new();
-            for _ in 0..arguments.rounds {
-                let feed =
-                    |&lane| Feed { lane, tokens: &fed, parents: None, rows: Rows::From(0), draft: None };
-                let feeds: Vec<Feed<'_>> = lanes.iter().take(count).map(feed).collect();
-                let started = Instant::now();
-                model.run(&feeds)?;
-                times.push(started.elapsed().as_secs_f64() * 1e3);
-                for &lane in lanes.iter().take(count) {
-                    model.rewind(lane, arguments.context);
-                }
-            }
-            times.sort_by(f64::total_cmp);
-            let (least, median) = (times.first(), times.get(times.len() / 2));
-            println!("{count} x {tokens}: {:.3}, {:.3}", median.unwrap_or(&0.0), least.unwrap_or(&0.0));
+            let (median, least) =
+                time(model, arguments, lanes.iter().map(|&lane| (lane, tokens)).take(count))?;
+            println!("{count} x {tokens}: {median:.3}, {least:.3}");
         }
     }
     Ok(())
+}
+
+/// Median and minimum of the milliseconds of a run that feeds these lanes so many tokens.
+fn time(
+    model: &mut dyn Forward,
+    arguments: &Arguments,
+    fed: impl Iterator<Item = (Lane, usize)>,
+) -> Result<(f64, f64), Box<dyn Error>> {
+    let fed: Vec<(Lane, Vec<u32>)> = fed.map(|(lane, tokens)| (lane, text(model, tokens, 1))).collect();
+    let mut times = Vec::new();
+    for _ in 0..arguments.rounds {
+        let feeds: Vec<Feed<'_>> = fed
+            .iter()
+            .map(|(lane, tokens)| Feed {
+                lane: *lane,
+                tokens,
+                parents: None,
+                rows: Rows::From(0),
+                draft: None,
+            })
+            .collect();
+        let started = Instant::now();
+        model.run(&feeds)?;
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+        for &(lane, _) in &fed {
+            model.rewind(lane, arguments.context);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let of = |index: usize| times.get(index).copied().unwrap_or(0.0);
+    Ok((of(times.len() / 2), of(0)))
 }
 
 /// The same chain, tree and kept branch on both models.

@@ -86,6 +86,28 @@ fn sequences_that_run_together_end_in_one_set_and_those_that_run_alone_leave_it(
 }
 
 #[test]
+fn a_long_draft_leaves_the_set_of_plain_steps_and_a_short_one_comes_back() {
+    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let lanes: Vec<Lane> = (0..4).map(|_| layout.reserve().unwrap()).collect();
+    let mut sets = |last: usize| {
+        for _ in 0..20 {
+            let feeds: Vec<_> = lanes.iter().copied().zip([1, 1, 1, last]).collect();
+            feed(&mut layout, &mut rows, &feeds);
+            lanes.iter().for_each(|&lane| check(&layout, &mut rows, lane));
+        }
+        lanes.iter().map(|&lane| layout.address(lane).unwrap().set).collect::<Vec<_>>()
+    };
+    let together = |sets: &[usize]| sets.iter().all(|set| *set == sets[0]);
+    assert!(together(&sets(1)));
+    let drafted = sets(17);
+    assert!(
+        together(&drafted[..3]) && drafted[3] != drafted[0],
+        "three steps of 17 tokens more: {drafted:?}"
+    );
+    assert!(together(&sets(3)));
+}
+
+#[test]
 fn prefill_runs_in_a_set_of_its_own() {
     let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
     let (a, b) = (layout.reserve().unwrap(), layout.reserve().unwrap());

@@ -83,6 +83,16 @@ impl Profile {
         Self::ALL.map(Self::name).join(", ")
     }
 
+    /// True if all work of its scheduler's turn is one step.
+    pub const fn is_gpu(self) -> bool {
+        matches!(self.curve(), Curve::Roofline(_))
+    }
+
+    /// Maximum number of tokens in a step: vLLM's default for a GPU, and as measured for the others.
+    pub const fn step_tokens(self) -> usize {
+        if self.is_gpu() { 2048 } else { 128 }
+    }
+
     /// Its step times.
     pub const fn curve(self) -> Curve {
         match self {

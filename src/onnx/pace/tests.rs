@@ -82,18 +82,34 @@ fn malformed_paces_are_refused_with_the_offending_key() {
 
 /// Time of a run on empty lanes.
 fn micros(pace: Pace, feeds: &[Feed<'_>]) -> u64 {
-    pace.run(feeds.iter().map(|feed| (*feed, 0))).as_micros() as u64
+    pace.run(&mut Batch::default(), feeds.iter().map(|feed| (*feed, 0))).as_micros() as u64
 }
 
 #[test]
 fn profiles_see_all_tokens_and_the_context_and_can_be_slowed() {
     let (short, long) = (feed(&[1], Rows::Last, None), [1; 2_048]);
-    let took = |text: &str, held: usize| pace(text).run([(short, held)].into_iter()).as_secs_f64();
+    let took = |text: &str, held: usize| {
+        pace(text).run(&mut Batch::default(), [(short, held)].into_iter()).as_secs_f64()
+    };
     let (fast, far) = (took("profile=h100-8b", 0), took("profile=h100-8b", 100_000));
     assert!((0.006..0.008).contains(&fast) && far > 1.5 * fast, "13 GB more are read: {fast} {far}");
     assert!((took("profile=h100-8b,slow=10", 0) / fast - 10.0).abs() < 1e-6);
     let read = micros(pace("profile=h100-8b"), &[feed(&long, Rows::None, None)]);
     assert!(read > 50 * MS, "2,048 tokens are bound by arithmetic: {read}");
+}
+
+#[test]
+fn runs_of_a_turn_are_one_step_on_a_gpu_and_several_elsewhere() {
+    let (short, long) = (feed(&[1], Rows::Last, None), [1; 100]);
+    let both = |text: &str| {
+        let (pace, mut turn) = (pace(text), Batch::default());
+        let first = pace.run(&mut turn, [(short, 0)].into_iter());
+        (first, pace.run(&mut turn, [(feed(&long, Rows::None, None), 0)].into_iter()))
+    };
+    let (step, reading) = both("profile=h100-70b");
+    assert!(reading < step / 100, "101 tokens take no longer than reading the weights: {reading:?}");
+    let (step, reading) = both("profile=onnx");
+    assert!(reading > step * 5, "{reading:?}");
 }
 
 #[test]

@@ -3,13 +3,18 @@
 //! One thread owns the model, so it needs no locks. In each turn it drops jobs whose receivers are
 //! gone, gives lanes to waiting jobs, runs all short pieces in one batch (decode steps, drafts,
 //! ends of prompts), and then a limited piece of the long prompts. So a long prompt delays the
-//! other jobs by one piece at a time.
+//! other jobs by one piece at a time. Where the model says that a turn is one step, as on a GPU, the
+//! long prompts get what the others leave of its tokens.
+//!
+//! A client that verifies comes back with its next draft right after an answer. Two such clients would
+//! take turns, each in runs of its own, so a turn of verify requests alone begins a little later if
+//! those of the last turn are about to come back.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::forward::{Behind, Feed, Forward, Lane, Logits, ModelConfig};
 use crate::target::active::{Active, Next, Piece};
@@ -22,8 +27,13 @@ use crate::target::prefix::{Lanes, common};
 const SHORT: usize = 32;
 /// Prompt tokens per turn while other jobs wait for their next token.
 const CHUNK_SHARED: usize = 128;
-/// Prompt tokens per turn while no other job does.
+/// Prompt tokens per turn while no other job does, and none did in the turn before: between two
+/// verify requests of a client there is a turn without it.
 const CHUNK_ALONE: usize = 512;
+/// Longest wait for the next verify requests of clients whose last ones were just answered.
+const COMES_BACK: Duration = Duration::from_millis(5);
+/// The same, as a share of the last turn.
+const COMES_BACK_SHARE: f64 = 0.2;
 /// A job waits if a running one will compute at least this many more of its tokens than the lanes
 /// hold.
 const WORTH_WAITING: usize = 32;
@@ -50,6 +60,10 @@ impl Engine {
             lanes: Lanes::default(),
             waiting: VecDeque::new(),
             active: Vec::new(),
+            had_short: false,
+            verified: 0,
+            shares_steps: false,
+            took: Duration::ZERO,
         };
         thread::Builder::new().name("model".to_owned()).spawn(move || scheduler.serve(&queue))?;
         Ok(Self { jobs, config })
@@ -73,46 +87,89 @@ struct Scheduler {
     lanes: Lanes,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
+    /// The last turn had short pieces, and the model did not rest since.
+    had_short: bool,
+    /// Verify requests that the last turn answered.
+    verified: usize,
+    /// A turn is one step, as on a GPU: an engine there does not wait.
+    shares_steps: bool,
+    /// Duration of the last turn.
+    took: Duration,
 }
 
 impl Scheduler {
     fn serve(mut self, queue: &Receiver<Vec<Job>>) {
+        while self.take_waiting(queue) {
+            // Those that wait already, and those that are about to come back.
+            let clients = self.waiting.len() + std::mem::take(&mut self.verified);
+            if self.waiting.is_empty() && self.active.is_empty() {
+                self.model.rest();
+                self.had_short = false;
+                let Ok(jobs) = queue.recv() else { return };
+                self.waiting.extend(jobs);
+            }
+            self.wait_for_others(queue, clients);
+            self.turn();
+        }
+    }
+
+    /// Takes the jobs that have come; false if no more can come.
+    fn take_waiting(&mut self, queue: &Receiver<Vec<Job>>) -> bool {
         loop {
-            loop {
-                match queue.try_recv() {
-                    Ok(jobs) => self.waiting.extend(jobs),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => return,
-                }
-            }
-            if !self.waiting.is_empty() || !self.active.is_empty() {
-                self.turn();
-                continue;
-            }
-            self.model.rest();
-            match queue.recv() {
+            match queue.try_recv() {
                 Ok(jobs) => self.waiting.extend(jobs),
-                Err(_) => return,
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
             }
         }
     }
 
+    /// Waits for the verify requests of these clients, whose last ones were just answered, if there
+    /// is nothing to run but other verify requests.
+    fn wait_for_others(&mut self, queue: &Receiver<Vec<Job>>, clients: usize) {
+        let is_verify = |job: &Job| matches!(job, Job::Verify(_));
+        if self.shares_steps || !self.active.is_empty() {
+            return;
+        }
+        let until = Instant::now() + COMES_BACK.min(self.took.mul_f64(COMES_BACK_SHARE));
+        while self.waiting.len() < clients && self.waiting.iter().all(is_verify) {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(jobs) = queue.recv_timeout(left) else { return };
+            self.waiting.extend(jobs);
+        }
+    }
+
     fn turn(&mut self) {
+        let began = Instant::now();
         self.forget();
         self.admit();
         self.report();
         let (short, long): (Vec<usize>, Vec<usize>) = (0..self.active.len())
             .partition(|&at| self.active.get(at).is_some_and(|job| job.pending() <= SHORT));
-        let chunk = if short.is_empty() { CHUNK_ALONE } else { CHUNK_SHARED };
+        let had_short = std::mem::replace(&mut self.had_short, !short.is_empty());
+        let tokens = self.model.begin_turn();
+        self.shares_steps = tokens.is_some();
+        let chunk = match tokens {
+            Some(tokens) => tokens.saturating_sub(self.pending(&short)).max(1),
+            None if short.is_empty() && !had_short => CHUNK_ALONE,
+            None => CHUNK_SHARED,
+        };
         let mut over = self.step(&short, usize::MAX);
         over.extend(self.step(&long, chunk));
         over.sort_unstable_by_key(|&(at, _)| std::cmp::Reverse(at));
         for (at, next) in over {
             // In order of arrival: the first long prompt is the one that gets the budget.
             let job = self.active.remove(at);
+            self.verified += usize::from(matches!(job.job, Job::Verify(_)));
             self.end(job, next);
         }
+        self.took = began.elapsed();
         self.report();
+    }
+
+    /// Tokens that these jobs are still to compute.
+    fn pending(&self, jobs: &[usize]) -> usize {
+        jobs.iter().filter_map(|&at| self.active.get(at)).map(Active::pending).sum()
     }
 
     /// Drops the jobs whose receivers are gone and frees their lanes.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use foretell_engines::openai::Sampling;
+use foretell_onnx::forward::Forward;
+use foretell_onnx::pace::Paced;
 use foretell_onnx::sampler::Sampler;
 use foretell_onnx::target::job::{Event, Generate, Job, Limits};
 use foretell_onnx::target::metrics::Metrics;
@@ -92,6 +94,39 @@ fn long_prompts_are_computed_in_order_of_arrival() {
     }
     order.dedup();
     assert!(order.starts_with(&[0, 1, 2, 3, 4]), "{order:?}");
+}
+
+/// Runs for a short prompt and a long one, a token of each.
+fn runs_of_two(paced: Option<&str>) -> usize {
+    let model = Fake::new(2, 2048);
+    let watch = model.watch.clone();
+    let model: Box<dyn Forward> = match paced {
+        Some(pace) => Box::new(Paced::new(Box::new(model), pace.parse().unwrap())),
+        None => Box::new(model),
+    };
+    let engine = Engine::start(model, Arc::new(Metrics::new().unwrap())).unwrap();
+    let (jobs, receivers): (Vec<_>, Vec<_>) = [3, 1024]
+        .map(|tokens| job(&(0..tokens).map(|at| at % 250).collect::<Vec<u32>>()))
+        .into_iter()
+        .unzip();
+    let one_token = |mut job: Job| {
+        if let Job::Generate(generate) = &mut job {
+            generate.limits.max_tokens = 1;
+        }
+        job
+    };
+    engine.submit(jobs.into_iter().map(one_token).collect());
+    for mut receiver in receivers {
+        while receiver.blocking_recv().is_some() {}
+    }
+    watch.runs.load(SeqCst)
+}
+
+#[test]
+fn a_long_prompt_is_read_in_short_pieces_beside_others_and_at_once_in_a_step_of_a_gpu() {
+    // 128 tokens beside the short one, 128 in the turn after it, 512, and the rest.
+    assert_eq!(runs_of_two(None), 5);
+    assert_eq!(runs_of_two(Some("profile=h100-8b")), 2);
 }
 
 #[test]
