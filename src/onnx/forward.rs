@@ -227,8 +227,8 @@ pub trait Forward: Send {
     fn fork(&mut self, _from: Lane, _to: Lane, _len: usize) -> Result<(), ModelError> {
         Err(ModelError::Invalid("this model copies no lanes".to_owned()))
     }
-    /// Called where the runs of a scheduler's turn begin. Returns the number of tokens that they may
-    /// have together if they are one step; `None` if each is a step of its own.
+    /// Called where the runs of a scheduler's turn begin. Returns the number of tokens that they
+    /// may have together if they are one step; `None` if each is a step of its own.
     fn begin_turn(&mut self) -> Option<usize> {
         None
     }

@@ -1,12 +1,12 @@
 //! Assigns sequences to slots of the cache: to which tensor set, to which slot, and when they move.
 //!
-//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set, all
-//! lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and tokens, and
-//! `TensorScatter` in place needs the whole tensor. So sequences of similar length that run together
-//! and grow by as many tokens belong in one set, and a sequence that runs alone, or with a draft
-//! beside plain steps, belongs alone. Moving costs a copy: a set is assembled only once its missed
-//! savings exceed the cost of the move (the ski-rental rule: at most twice the cost of the best
-//! schedule made with hindsight).
+//! A set is one tensor per layer of `[lanes, kv_heads, rows, head_dim]`. A run uses a whole set,
+//! all lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and
+//! tokens, and `TensorScatter` in place needs the whole tensor. So sequences of similar length that
+//! run together and grow by as many tokens belong in one set, and a sequence that runs alone, or
+//! with a draft beside plain steps, belongs alone. Moving costs a copy: a set is assembled only
+//! once its missed savings exceed the cost of the move (the ski-rental rule: at most twice the cost
+//! of the best schedule made with hindsight).
 //!
 //! This module only decides. `cache` owns the tensors and carries out the moves.
 
@@ -84,18 +84,15 @@ pub struct Layout {
     widest: usize,
     sequences: Vec<Option<Sequence>>,
     sets: Vec<Option<Set>>,
+    /// Cost of a token of one lane.
+    token: f64,
     /// Missed savings by the shape that would have been better, in runs as of [`cost`].
     regret: Vec<(SetShape, f64)>,
     steps: Vec<Step>,
 }
 
-/// Cost of a run of a set with so many tokens of each lane, in runs of one token of a single lane of
-/// 512 rows. Between a target of 6 layers, whose rows cost more, and SmolLM2, whose weights do, on two
-/// cores: attention walks every row of every lane, the weights are read once for all.
-fn cost(shape: SetShape, tokens: usize) -> f64 {
-    let rows = shape.rows as f64 / 512.0;
-    0.75 + shape.lanes as f64 * (0.02 + 0.07 * tokens as f64 + 0.16 * rows)
-}
+/// Cost of a token of one lane on a CPU, in the unit of [`Layout::cost`].
+const TOKEN: f64 = 0.07;
 
 /// Feeds that are to run in one set.
 #[derive(Clone, Debug)]
@@ -111,10 +108,6 @@ impl Group {
     /// The set that holds it.
     fn shape(&self) -> SetShape {
         SetShape { rows: self.rows, lanes: self.lanes.len().next_power_of_two() }
-    }
-
-    fn cost(&self) -> f64 {
-        cost(self.shape(), self.tokens)
     }
 
     fn with(&self, other: &Self) -> Self {
@@ -136,9 +129,24 @@ impl Layout {
             widest: widest.max(1).next_power_of_two(),
             sequences: vec![None; lanes],
             sets: Vec::new(),
+            token: TOKEN,
             regret: Vec::new(),
             steps: Vec::new(),
         }
+    }
+
+    /// For a GPU, on which a run takes about as long for many tokens as for one.
+    pub fn with_free_tokens(self) -> Self {
+        Self { token: 0.0, ..self }
+    }
+
+    /// Cost of a run of a set with so many tokens of each lane, in runs of one token of a single
+    /// lane of 512 rows. Between a target of 6 layers, whose rows cost more, and SmolLM2, whose
+    /// weights do, on two cores: attention walks every row of every lane, the weights are read once
+    /// for all.
+    fn cost(&self, shape: SetShape, tokens: usize) -> f64 {
+        let rows = shape.rows as f64 / 512.0;
+        0.75 + shape.lanes as f64 * (0.02 + self.token * tokens as f64 + 0.16 * rows)
     }
 
     /// An empty sequence, if there is room.
@@ -356,8 +364,8 @@ impl Layout {
         }
     }
 
-    /// Groups short feeds by the rows they need and by their tokens, and different ones where that is
-    /// cheaper than a run of their own.
+    /// Groups short feeds by the rows they need and by their tokens, and different ones where that
+    /// is cheaper than a run of their own.
     fn gather_all(&mut self, feeds: &[(Lane, usize)]) {
         let light = feeds.iter().filter(|&&(_, adding)| adding <= HEAVY);
         let mut light: Vec<Group> = light
@@ -366,14 +374,17 @@ impl Layout {
                 Group { rows, tokens, lanes: vec![lane] }
             })
             .collect();
-        light.sort_by_key(|one| std::cmp::Reverse((one.rows, class(one.tokens))));
+        // By lane as well: the same feeds make the same groups in every run.
+        let lane = |one: &Group| one.lanes.first().map(|lane| lane.0);
+        light.sort_by_key(|one| (std::cmp::Reverse((one.rows, class(one.tokens))), lane(one)));
         let mut groups: Vec<Group> = Vec::new();
         let alike = light.chunk_by(|a, b| (a.rows, class(a.tokens)) == (b.rows, class(b.tokens)));
         for bucket in alike.flat_map(|bucket| bucket.chunks(self.widest)) {
             let Some(bucket) = bucket.iter().cloned().reduce(|all, one| all.with(&one)) else { continue };
             let joined = groups.iter_mut().map(|group| (group.with(&bucket), group));
             let joined = joined.filter(|(both, _)| both.lanes.len() <= self.widest);
-            let saved = |both: &Group, group: &Group| group.cost() + bucket.cost() - both.cost();
+            let cost = |group: &Group| self.cost(group.shape(), group.tokens);
+            let saved = |both: &Group, group: &Group| cost(group) + cost(&bucket) - cost(both);
             let best = joined.max_by(|(a, of_a), (b, of_b)| saved(a, of_a).total_cmp(&saved(b, of_b)));
             match best {
                 Some((both, group)) if saved(&both, group) > 0.0 => *group = both,
@@ -396,7 +407,7 @@ impl Layout {
         let run = |set: usize, moved: &[Lane]| self.run_cost(set, feeds, moved);
         let stay: f64 = touched.iter().map(|&set| run(set, &[])).sum();
         let rest: f64 = touched.iter().map(|&set| run(set, &group.lanes)).sum();
-        let saving = stay - rest - group.cost();
+        let saving = stay - rest - self.cost(wanted, group.tokens);
         if saving <= 0.0 {
             return;
         }
@@ -415,12 +426,13 @@ impl Layout {
         }
     }
 
-    /// Cost of the run of a set by its feeds but those of the lanes that have `moved`; 0 without any.
+    /// Cost of the run of a set by its feeds but those of the lanes that have `moved`; 0 without
+    /// any.
     fn run_cost(&self, set: usize, feeds: &[(Lane, usize)], moved: &[Lane]) -> f64 {
         let is_here = |lane: Lane| self.address(lane).is_some_and(|address| address.set == set);
         let fed = feeds.iter().filter(|&&(lane, _)| is_here(lane) && !moved.contains(&lane));
         let tokens = fed.map(|&(_, adding)| adding).max();
-        self.shape(set).zip(tokens).map_or(0.0, |(shape, tokens)| cost(shape, tokens))
+        self.shape(set).zip(tokens).map_or(0.0, |(shape, tokens)| self.cost(shape, tokens))
     }
 
     /// Adds to the missed savings for this shape; true, and resets them, if they now reach the

@@ -4,8 +4,8 @@
 //! model on a laptop has neither the costs of a large one on a GPU nor the same costs on every
 //! laptop. So a run computes and then sleeps until its time is over: the tokens are real, the costs
 //! are given, and concurrent work loses no processor time. The next run of a busy model begins when
-//! the last one was due, so that late wake-ups do not add up. On a GPU prompts are read in the steps
-//! that decode, so there a run takes the time by which it makes the step of its turn longer.
+//! the last one was due, so that late wake-ups do not add up. On a GPU prompts are read in the
+//! steps that decode, so there a run takes the time by which it makes the step of its turn longer.
 //! `foretell-lab sim` plays its engines by the same [`Curve`]s; the controller knows none of them.
 
 pub mod curve;
@@ -39,8 +39,8 @@ enum Costs {
 }
 
 impl Pace {
-    /// Adds a run to a step: its feeds, each with the tokens that its lane already holds. Returns the
-    /// time that it takes.
+    /// Adds a run to a step: its feeds, each with the tokens that its lane already holds. Returns
+    /// the time that it takes.
     pub fn run<'a>(&self, step: &mut Batch, feeds: impl Iterator<Item = (Feed<'a>, usize)>) -> Duration {
         if self.step_tokens().is_none() {
             *step = Batch::default();

@@ -87,24 +87,31 @@ fn sequences_that_run_together_end_in_one_set_and_those_that_run_alone_leave_it(
 
 #[test]
 fn a_long_draft_leaves_the_set_of_plain_steps_and_a_short_one_comes_back() {
-    let (mut layout, mut rows) = (Layout::new(4, 2048, 16), Rows::default());
+    let together = |sets: &[usize]| sets.iter().all(|set| *set == sets[0]);
+    let cpu = drafting(Layout::new(4, 2048, 16), &[1, 17, 3]);
+    assert!(together(&cpu[0]) && together(&cpu[2]), "{cpu:?}");
+    assert!(together(&cpu[1][..3]) && cpu[1][3] != cpu[1][0], "three steps of 17 tokens more: {cpu:?}");
+    let gpu = drafting(Layout::new(4, 2048, 16).with_free_tokens(), &[1, 17]);
+    assert!(together(&gpu[1]), "there they take no longer: {gpu:?}");
+}
+
+/// The sets of three plain steps and a draft after 20 runs with each of these draft lengths, all
+/// behind 20 tokens.
+fn drafting(mut layout: Layout, lengths: &[usize]) -> Vec<Vec<usize>> {
+    let mut rows = Rows::default();
     let lanes: Vec<Lane> = (0..4).map(|_| layout.reserve().unwrap()).collect();
     let mut sets = |last: usize| {
         for _ in 0..20 {
             let feeds: Vec<_> = lanes.iter().copied().zip([1, 1, 1, last]).collect();
             feed(&mut layout, &mut rows, &feeds);
-            lanes.iter().for_each(|&lane| check(&layout, &mut rows, lane));
+            for &lane in &lanes {
+                check(&layout, &mut rows, lane);
+                layout.set_len(lane, layout.len(lane).min(20));
+            }
         }
         lanes.iter().map(|&lane| layout.address(lane).unwrap().set).collect::<Vec<_>>()
     };
-    let together = |sets: &[usize]| sets.iter().all(|set| *set == sets[0]);
-    assert!(together(&sets(1)));
-    let drafted = sets(17);
-    assert!(
-        together(&drafted[..3]) && drafted[3] != drafted[0],
-        "three steps of 17 tokens more: {drafted:?}"
-    );
-    assert!(together(&sets(3)));
+    lengths.iter().map(|&last| sets(last)).collect()
 }
 
 #[test]

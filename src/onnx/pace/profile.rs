@@ -88,7 +88,8 @@ impl Profile {
         matches!(self.curve(), Curve::Roofline(_))
     }
 
-    /// Maximum number of tokens in a step: vLLM's default for a GPU, and as measured for the others.
+    /// Maximum number of tokens in a step: vLLM's default for a GPU, and as measured for the
+    /// others.
     pub const fn step_tokens(self) -> usize {
         if self.is_gpu() { 2048 } else { 128 }
     }

@@ -21,12 +21,12 @@ use crate::open::{OpenError, Options};
 
 /// Maximum number of tokens that one lane takes in one run of the graph; longer feeds are split.
 const CHUNK: usize = 128;
-/// Maximum number of lanes in one tensor set. On CUDA a run takes about as long for many lanes as
-/// for one.
-const fn widest(device: Device) -> usize {
+/// The layout of a device, with the maximum number of lanes in one tensor set. On CUDA a run takes
+/// about as long for many lanes as for one.
+fn layout(lanes: usize, context: usize, device: Device) -> Layout {
     match device {
-        Device::Cpu => 16,
-        Device::Cuda => 128,
+        Device::Cpu => Layout::new(lanes, context, 16),
+        Device::Cuda => Layout::new(lanes, context, 128).with_free_tokens(),
     }
 }
 /// Number of bound runs that a set keeps, the most recently used ones.
@@ -88,7 +88,7 @@ impl Model {
             device: loaded.device,
             note: loaded.note,
             session: loaded.session,
-            layout: Layout::new(options.lanes, context, widest(loaded.device)),
+            layout: layout(options.lanes, context, loaded.device),
             cache: Cache::new(description.cache, loaded.device),
             steps: Vec::new(),
             pairs: Vec::new(),

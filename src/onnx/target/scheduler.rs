@@ -3,12 +3,12 @@
 //! One thread owns the model, so it needs no locks. In each turn it drops jobs whose receivers are
 //! gone, gives lanes to waiting jobs, runs all short pieces in one batch (decode steps, drafts,
 //! ends of prompts), and then a limited piece of the long prompts. So a long prompt delays the
-//! other jobs by one piece at a time. Where the model says that a turn is one step, as on a GPU, the
-//! long prompts get what the others leave of its tokens.
+//! other jobs by one piece at a time. Where the model says that a turn is one step, as on a GPU,
+//! the long prompts get what the others leave of its tokens.
 //!
-//! A client that verifies comes back with its next draft right after an answer. Two such clients would
-//! take turns, each in runs of its own, so a turn of verify requests alone begins a little later if
-//! those of the last turn are about to come back.
+//! A client that verifies comes back with its next draft right after an answer. Two such clients
+//! would take turns, each in runs of its own, so a turn of verify requests alone begins a little
+//! later if those of the last turn are about to come back.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ const CHUNK_ALONE: usize = 512;
 const COMES_BACK: Duration = Duration::from_millis(5);
 /// The same, as a share of the last turn.
 const COMES_BACK_SHARE: f64 = 0.2;
+/// After waits in vain, each skips twice as many turns as the one before, up to this many.
+const MOST_SKIPPED: u32 = 32;
 /// A job waits if a running one will compute at least this many more of its tokens than the lanes
 /// hold.
 const WORTH_WAITING: usize = 32;
@@ -64,6 +66,8 @@ impl Engine {
             verified: 0,
             shares_steps: false,
             took: Duration::ZERO,
+            in_vain: 0,
+            skip: 0,
         };
         thread::Builder::new().name("model".to_owned()).spawn(move || scheduler.serve(&queue))?;
         Ok(Self { jobs, config })
@@ -95,6 +99,10 @@ struct Scheduler {
     shares_steps: bool,
     /// Duration of the last turn.
     took: Duration,
+    /// Number of such turns that begin without waiting, after the last wait was in vain.
+    in_vain: u32,
+    /// Those of them that are left.
+    skip: u32,
 }
 
 impl Scheduler {
@@ -131,12 +139,27 @@ impl Scheduler {
         if self.shares_steps || !self.active.is_empty() {
             return;
         }
+        let complete = clients.min(self.model.config().lanes);
+        if self.waiting.len() >= complete {
+            return;
+        }
+        if self.skip > 0 {
+            self.skip -= 1;
+            return;
+        }
+        // The time of waiting is not the model's.
+        self.model.rest();
         let until = Instant::now() + COMES_BACK.min(self.took.mul_f64(COMES_BACK_SHARE));
-        while self.waiting.len() < clients && self.waiting.iter().all(is_verify) {
+        while self.waiting.len() < complete && self.waiting.iter().all(is_verify) {
             let left = until.saturating_duration_since(Instant::now());
-            let Ok(jobs) = queue.recv_timeout(left) else { return };
+            let Ok(jobs) = queue.recv_timeout(left) else {
+                self.in_vain = (2 * self.in_vain).clamp(1, MOST_SKIPPED);
+                self.skip = self.in_vain;
+                return;
+            };
             self.waiting.extend(jobs);
         }
+        self.in_vain = 0;
     }
 
     fn turn(&mut self) {
