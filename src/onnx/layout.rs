@@ -136,6 +136,7 @@ impl Layout {
     }
 
     /// For a GPU, on which a run takes about as long for many tokens as for one.
+    #[must_use]
     pub fn with_free_tokens(self) -> Self {
         Self { token: 0.0, ..self }
     }
