@@ -4,9 +4,9 @@
 //! all lanes with as many tokens as the longest feed has: its cost grows with lanes, rows and
 //! tokens, and `TensorScatter` in place needs the whole tensor. So sequences of similar length that
 //! run together and grow by as many tokens belong in one set, and a sequence that runs alone, or
-//! with a draft beside plain steps, belongs alone. Moving costs a copy: a set is assembled only
-//! once its missed savings exceed the cost of the move (the ski-rental rule: at most twice the cost
-//! of the best schedule made with hindsight).
+//! with a draft while others take plain steps, belongs alone. Moving costs a copy: a set is
+//! assembled only once its missed savings exceed the cost of the move (the ski-rental rule: at most
+//! twice the cost of the best schedule made with hindsight).
 //!
 //! This module only decides. `cache` owns the tensors and carries out the moves.
 
@@ -86,7 +86,7 @@ pub struct Layout {
     sets: Vec<Option<Set>>,
     /// Cost of a token of one lane.
     token: f64,
-    /// Missed savings by the shape that would have been better, in runs as of [`cost`].
+    /// Missed savings by the shape that would have been better, in runs as of [`Layout::cost`].
     regret: Vec<(SetShape, f64)>,
     steps: Vec<Step>,
 }

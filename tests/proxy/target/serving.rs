@@ -67,6 +67,15 @@ fn job(prompt: &[u32]) -> (Job, mpsc::UnboundedReceiver<Event>) {
     (Job::Generate(Box::new(generate)), receiver)
 }
 
+/// A job for one token behind a prompt of this many.
+fn one_token(first: u32, tokens: u32) -> (Job, mpsc::UnboundedReceiver<Event>) {
+    let (mut asked, receiver) = job(&(0..tokens).map(|at| (first + at) % 250).collect::<Vec<u32>>());
+    if let Job::Generate(generate) = &mut asked {
+        generate.limits.max_tokens = 1;
+    }
+    (asked, receiver)
+}
+
 /// Each of them takes the budget of two turns.
 #[test]
 fn long_prompts_are_computed_in_order_of_arrival() {
@@ -75,10 +84,7 @@ fn long_prompts_are_computed_in_order_of_arrival() {
     let engine = Engine::start(Box::new(model), Arc::new(Metrics::new().unwrap())).unwrap();
     let (mut jobs, mut receivers) = (Vec::new(), Vec::new());
     for first in 0..6 {
-        let (mut asked, receiver) = job(&(0..1024).map(|at| (first * 31 + at) % 250).collect::<Vec<u32>>());
-        if let Job::Generate(generate) = &mut asked {
-            generate.limits.max_tokens = 1;
-        }
+        let (asked, receiver) = one_token(first * 31, 1024);
         jobs.push(asked);
         receivers.push(receiver);
     }
@@ -105,17 +111,8 @@ fn runs_of_two(paced: Option<&str>) -> usize {
         None => Box::new(model),
     };
     let engine = Engine::start(model, Arc::new(Metrics::new().unwrap())).unwrap();
-    let (jobs, receivers): (Vec<_>, Vec<_>) = [3, 1024]
-        .map(|tokens| job(&(0..tokens).map(|at| at % 250).collect::<Vec<u32>>()))
-        .into_iter()
-        .unzip();
-    let one_token = |mut job: Job| {
-        if let Job::Generate(generate) = &mut job {
-            generate.limits.max_tokens = 1;
-        }
-        job
-    };
-    engine.submit(jobs.into_iter().map(one_token).collect());
+    let (jobs, receivers): (Vec<_>, Vec<_>) = [one_token(0, 3), one_token(0, 1024)].into_iter().unzip();
+    engine.submit(jobs);
     for mut receiver in receivers {
         while receiver.blocking_recv().is_some() {}
     }
@@ -123,8 +120,8 @@ fn runs_of_two(paced: Option<&str>) -> usize {
 }
 
 #[test]
-fn a_long_prompt_is_read_in_short_pieces_beside_others_and_at_once_in_a_step_of_a_gpu() {
-    // 128 tokens beside the short one, 128 in the turn after it, 512, and the rest.
+fn a_long_prompt_is_read_in_short_pieces_with_others_and_at_once_in_a_step_of_a_gpu() {
+    // 128 tokens in the turn of the short one, 128 in the next, 512, and the rest.
     assert_eq!(runs_of_two(None), 5);
     assert_eq!(runs_of_two(Some("profile=h100-8b")), 2);
 }
