@@ -32,6 +32,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::units::TokenId;
 use crate::words::{Proposal, VerifyResult};
@@ -367,7 +368,11 @@ impl LookupSpec {
             Self::Prediction => Box::new(Prediction::new(Arc::clone(&shared.prediction), id)),
             Self::Phrasebook { phrases, schemas } => {
                 let spelling = Arc::clone(shared.spelling.as_ref()?);
-                Box::new(Phrasebook::new(Arc::clone(phrases), *schemas, spelling, id))
+                let drafter = Phrasebook::new(Arc::clone(phrases), *schemas, spelling, id);
+                Box::new(match &shared.schema {
+                    Some(schema) => drafter.bound(schema),
+                    None => drafter,
+                })
             }
         })
     }
@@ -389,6 +394,8 @@ pub struct Shared {
     pub proposes: bool,
     /// The target's tokens as bytes; `None` where that is not known.
     pub spelling: Option<Arc<dyn Spelling>>,
+    /// The JSON schema that binds the output; `None` without one.
+    pub schema: Option<Arc<Value>>,
 }
 
 impl Shared {

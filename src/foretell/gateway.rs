@@ -1,7 +1,6 @@
 //! The proxy itself: accepts and judges requests, relays them or hands them to the session runner,
 //! and answers.
 
-pub(crate) mod choices;
 pub mod facts;
 pub mod proxy;
 pub mod relay;

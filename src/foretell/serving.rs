@@ -227,6 +227,8 @@ impl SessionRunner {
         let mut drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
         let remembering = self.remembering(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
+        let grammar_asked = ruling.sampling.grammar.as_ref();
+        let schema = grammar_asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
         let shares_noise = drafting.shares_noise() && identity.engine.dialect.quirks().shares_noise;
         let samples = shares_noise && self.samples(&ruling, exchange);
         if samples {
@@ -242,7 +244,7 @@ impl SessionRunner {
             vocabulary: identity.tokenizer.end(),
             verify_timeout: self.setup.verify_timeout,
             draft_timeout: self.setup.draft_timeout,
-            shared: draft::Shared { spelling: Some(spelling), ..remembering.shared() },
+            shared: draft::Shared { spelling: Some(spelling), schema, ..remembering.shared() },
             ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Real models and prompts: Foretell against direct and the engines' own speculation, and exactness.
 
-    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST] [--sides LIST] [--temperature T] [--pace PACE]
+    real.py [PART,…] [--short] [--foretell BIN] [--count N] [--workloads LIST] [--sides LIST] [--temperature T]
+            [--top-p P] [--pace PACE]
                       PART: a part, or a prefix of parts
 
 speed-onnx-smollm2    `foretell target`: lookups; SmolLM2's own head; both; lookups and
@@ -21,7 +22,7 @@ exact-ENGINE-MODEL    32 bits, forced drafts of 8 (llama-server with Qwen: 3) by
                       the engine gives several texts to this prompt by itself, asked concurrently with others
 agree                 greedy texts and token ids of SmolLM2's three forms, in 32 bits
 
-One client (or more), T=0 (or seeded, at another temperature), 2 threads. Each prompt goes to every side in turn, with the order changing from
+One client (or more), T=0 (or another temperature, before our own target with a seed), 2 threads. Each prompt goes to every side in turn, with the order changing from
 prompt to prompt; it is read once, unmeasured, before. A ratio is one over the same prompts, with
 the 95 % interval of resampled prompts. Tables are printed and appended to
 .cache/real-models/results.md, figures to results.jsonl in the same folder. --short: 2 prompts of 32
@@ -77,9 +78,11 @@ PARTS = (*(f"speed-{pair}" for pair in (*PAIRS, *TOOLS)), *(f"exact-{pair}" for 
 AGREE = (("onnx", "smollm2"), ("vllm", "smollm2"), ("llama", "smollm2"))
 
 
-def fields(args=None):
-    drawn = {"temperature": args.temperature, "seed": 4} if args and args.temperature else {}
-    return {"model": servers.engines.NAME, **drawn}
+def fields(args=None, kind="onnx"):
+    drawn = {"temperature": args.temperature, "top_p": args.top_p} if args and args.temperature else {}
+    # An engine whose seeds begin anew with every request is not speculated on with one.
+    seed = {"seed": 4} if drawn and kind == "onnx" else {}
+    return {"model": servers.engines.NAME, **drawn, **seed}
 
 
 # ------------------------------------------------------------------------------------------- speed
@@ -145,7 +148,8 @@ def speeds(kind, model, args):
             primed.append(sides.Side("unmeasured", servers.address_of(other)))
         for name in args.workloads or ((real_prompts.CALLS,) if pair in TOOLS else real_prompts.NAMES):
             count = args.count or (SHORT["count"] if args.short else {**COUNTS, **TOOLS}[pair] * args.clients)
-            entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None, **fields(args))
+            entries = real_prompts.load(servers.PROMPTS, name, count, SHORT["most"] if args.short else None,
+                                        **fields(args, kind))
             report[name] = workload(group, primed, native, entries, args.clients)
             show(table(f"{pair}, {name}" + (f", {args.clients} clients" if args.clients > 1 else ""), report[name]), args)
     return report
@@ -351,6 +355,7 @@ def main():
     parser.add_argument("--fixed", metavar="LIST", help="more sides, of these fixed lengths, plain or off, of speed")
     parser.add_argument("--sides", type=lambda text: text.split(";"), metavar="LIST", help="of Foretell's, by semicolons")
     parser.add_argument("--temperature", type=float, default=0, metavar="T", help="of speed")
+    parser.add_argument("--top-p", type=float, default=1, metavar="P", help="of speed above T=0")
     parser.add_argument("--pace", metavar="PACE", help="of our own target, see foretell target --help")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     parser.add_argument("--out", type=pathlib.Path, default=sides.ROOT / "bench-out/real", metavar="DIR", help="for logs")

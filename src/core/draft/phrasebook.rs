@@ -1,6 +1,6 @@
 //! `phrasebook`: proposes an operator's continuation after its trigger: licence headers,
 //! boilerplate, the skeletons of tool calls and of JSON. Skeletons of tools and schemas in the
-//! prompt need no operator.
+//! prompt, and of a schema that binds the output, need no operator.
 //!
 //! Triggers are matched in bytes, by an Aho-Corasick automaton, so that they are found however the
 //! text was split into tokens. A continuation is followed byte by byte; its rest is proposed in the
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, MatchKind};
+use serde_json::Value;
 
 use self::shapes::Finder;
 use self::skeleton::{Proposal, Skeleton};
@@ -124,11 +125,20 @@ struct Following {
 
 impl Phrasebook {
     /// A drafter that has seen nothing and votes as `id`; with `schemas`, also by those in the
-    /// prompt.
+    /// prompt, or by the one that binds the output ([`Self::bound`]).
     pub fn new(phrases: Arc<Phrases>, schemas: bool, spelling: Arc<dyn Spelling>, id: DrafterId) -> Self {
         let state = phrases.triggers.as_ref().and_then(|triggers| triggers.start_state(Anchored::No).ok());
         let schemas = schemas.then(Schemas::default);
         Self { id, phrases, spelling, state, following: None, schemas }
+    }
+
+    /// The drafter of an output that a schema binds; a drafter without schemas is left as it is.
+    #[must_use]
+    pub fn bound(mut self, schema: &Value) -> Self {
+        if let Some(schemas) = &mut self.schemas {
+            schemas.found = Finder::bound(schema);
+        }
+        self
     }
 
     fn push(&mut self, token: TokenId, origin: Origin) {
@@ -288,6 +298,19 @@ mod tests {
         );
         assert_eq!(drafted(&[("é", "ü!")], &["é"]), "ü!");
         assert_eq!(drafted(&[], &["anything"]), "");
+    }
+
+    #[test]
+    fn a_schema_that_binds_the_output_is_drafted_from_its_first_brace_and_no_other() {
+        let other = r#"{"properties": {"unit": {"enum": ["kelvin"]}}}"#;
+        let schema = serde_json::json!({"type": "object", "properties": {"a": {"const": "b"}}});
+        let mut drafter = Phrasebook::new(Arc::default(), true, Arc::new(Pairs), Source::Phrasebook.into());
+        drafter = drafter.bound(&schema);
+        say(&mut drafter, Origin::Prompt, &[other]);
+        say(&mut drafter, Origin::Output, &["{"]);
+        assert_eq!(shown(&drafter), "\"a\": \"b\"", "with the layout of the prompt");
+        say(&mut drafter, Origin::Output, &["\"unit"]);
+        assert_eq!(shown(&drafter), "");
     }
 
     #[test]

@@ -21,6 +21,9 @@ const EDGE: f64 = 1e-5;
 /// Number of the most probable tokens that must be listed so that this request can be decided;
 /// `None` if no number suffices. `most` is the longest list that the engine returns. Under a
 /// grammar the likeliest of all tokens may not be allowed.
+///
+/// Without `top_k`, or with a larger one, positions are decided at which `top_p` or `min_p` leaves
+/// listed tokens only.
 pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
     if masked {
         return (sampling.plainly_greedy() && most >= 2).then_some(most);
@@ -32,17 +35,19 @@ pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
         return None;
     }
     // One more than are kept, to detect a tie at the edge.
-    let width = sampling.top_k? as usize + 1;
-    (width <= most).then_some(width)
+    let all = sampling.top_k.map(|keep| keep as usize + 1).filter(|width| *width <= most);
+    let closes = sampling.min_p > 0.0 || (sampling.top_p < 1.0 && sampling.temperature <= 1.0);
+    all.or((closes && most >= 2).then_some(most))
 }
 
 /// The target's row at a position: the token that it takes, or the distribution that it draws from;
 /// `None` if that cannot be reconstructed. `top` holds the most probable tokens with their raw
-/// log-probabilities, at least [`width`] of them unless the vocabulary is smaller, in any order. A
-/// token of `special` must not be decided here, because only the engine knows whether it ends the
-/// text: above T = 0 a position at which such a token may be drawn is left undecided, whatever the
-/// draw would be. So `min_tokens`, which bars tokens that end the text, changes no row.
-pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
+/// log-probabilities, in any order: the first `width` (see [`width`]), or the whole vocabulary if
+/// that is smaller, and possibly more. A token of `special` must not be decided here, because only
+/// the engine knows whether it ends the text: above T = 0 a position at which such a token may be
+/// drawn is left undecided, whatever the draw would be, and with `min_tokens`, which bars them
+/// before the others are truncated, each position that lists one.
+pub fn row(top: &[(TokenId, f64)], width: usize, sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
     let top = ranked(top);
     let is_special = |token: &TokenId| special.contains(token);
     if sampling.plainly_greedy() {
@@ -50,31 +55,35 @@ pub fn row(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> 
         let clear = first.1 - second.1 > TIE && !is_special(&first.0);
         return clear.then(|| Row::of(first.0));
     }
-    if top.iter().any(|entry| is_special(&entry.0)) {
+    let (weights, unlisted) = weights(&top, width, sampling)?;
+    let kept = nucleus(&weights, unlisted, sampling.top_p)?;
+    let drawn = if sampling.min_tokens > 0 { &top } else { &kept };
+    if drawn.iter().any(|entry| is_special(&entry.0)) {
         return None;
     }
-    let kept = nucleus(&weights(&top, sampling)?, sampling.top_p)?;
     let total: f64 = kept.iter().map(|entry| entry.1).sum();
     Some(Row::undrawn(kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()))
 }
 
 /// The rows of a scored chain up to the first undecided position, one per draft node; if all are
 /// decided, then `bonus`, which the engine has sampled. `told` lists each position's tokens with
-/// their log-probabilities. `bounds`: an undecided position still gets a row if its probabilities
-/// are known between bounds.
+/// their log-probabilities, as many as [`width`] says for an engine that lists `most`. `bounds`: an
+/// undecided position still gets a row if its probabilities are known between bounds.
 pub fn rows(
     engine: &Engine,
     sampling: &Sampling,
+    most: usize,
     told: impl Iterator<Item = Vec<(TokenId, f64)>>,
     bounds: bool,
     bonus: Row,
 ) -> Vec<Row> {
     let mut rows = Vec::new();
+    let Some(width) = width(sampling, most, false) else { return rows };
     for top in told {
         // The bounds count special tokens, which `min_tokens` may bar.
         let between =
-            || bounded(&top, sampling, &engine.may_end).filter(|_| bounds && sampling.min_tokens == 0);
-        let Some(row) = row(&top, sampling, &engine.may_end).or_else(between) else { return rows };
+            || bounded(&top, width, sampling, &engine.may_end).filter(|_| bounds && sampling.min_tokens == 0);
+        let Some(row) = row(&top, width, sampling, &engine.may_end).or_else(between) else { return rows };
         rows.push(row);
     }
     rows.push(bonus);
@@ -90,36 +99,66 @@ pub(super) fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
 }
 
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
-fn weights(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<(TokenId, f64)>> {
-    let keep = sampling.top_k? as usize;
-    let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
-    if kept.last()?.1 - edge.1 <= TIE {
-        return None;
-    }
+/// With them the greatest weight of all tokens together that these keep and that are not listed.
+fn weights(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<(Vec<(TokenId, f64)>, f64)> {
+    let (kept, mut unlisted) = match sampling.top_k.map(|keep| keep as usize).filter(|keep| *keep < width) {
+        Some(keep) => {
+            let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
+            if kept.last()?.1 - edge.1 <= TIE {
+                return None;
+            }
+            (kept, 0.0)
+        }
+        None => {
+            let listed = top.get(..width).unwrap_or(top);
+            (listed, unlisted(listed, sampling.temperature)?)
+        }
+    };
     let most = kept.first()?.1;
     let weight = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
-    let weights: Vec<_> = kept.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
-    if weights.iter().any(|entry| (entry.1 - sampling.min_p).abs() < EDGE * sampling.min_p.max(EDGE)) {
+    let mut weights: Vec<_> = kept.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
+    let at_edge = |weight: f64| (weight - sampling.min_p).abs() < EDGE * sampling.min_p;
+    if weights.iter().any(|entry| at_edge(entry.1)) {
         return None;
     }
-    Some(weights.into_iter().filter(|entry| entry.1 >= sampling.min_p).collect())
+    weights.retain(|entry| entry.1 >= sampling.min_p);
+    if weights.len() < kept.len() {
+        unlisted = 0.0;
+    }
+    Some((weights, unlisted))
 }
 
-/// The smallest head of the list whose share reaches `top_p`; `None` if rounding or a tie leaves
-/// open where it ends.
-fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>> {
+/// The greatest weight of all tokens together that are not among the listed, the likeliest of all.
+/// Each has p ≤ p_last, so with T ≤ 1 its weight (p / p_first)^(1/T) is at most p / p_first ·
+/// (p_last / p_first)^(1/T − 1). `None` where the list has no log-probabilities (vLLM's
+/// `--logprobs-mode raw_logits`).
+fn unlisted(listed: &[(TokenId, f64)], temperature: f64) -> Option<f64> {
+    let (first, last) = (listed.first()?.1, listed.last()?.1);
+    let sum: f64 = listed.iter().map(|entry| entry.1.exp()).sum();
+    if sum > 1.0 + EDGE {
+        return None;
+    }
+    let each = ((last - first) * (1.0 / temperature - 1.0)).exp();
+    let all = (1.0 - sum + EDGE) / first.exp() * each;
+    Some(if temperature <= 1.0 { all } else { f64::INFINITY })
+}
+
+/// The smallest head of the list whose share reaches `top_p`; `None` if rounding, a tie or the
+/// weight of unlisted tokens leaves open where it ends.
+fn nucleus(weights: &[(TokenId, f64)], unlisted: f64, top_p: f64) -> Option<Vec<(TokenId, f64)>> {
     if top_p >= 1.0 {
-        return Some(weights.to_vec());
+        return (unlisted <= 0.0).then(|| weights.to_vec());
     }
     let total: f64 = weights.iter().map(|entry| entry.1).sum();
     let mut before = 0.0;
     let mut kept = Vec::new();
     for (index, &(token, weight)) in weights.iter().enumerate() {
-        let share = before / total;
-        if (share - top_p).abs() < EDGE {
+        let (least, greatest) = (before / (total + unlisted), before / total);
+        let closed = least >= top_p + EDGE;
+        if !closed && greatest > top_p - EDGE {
             return None;
         }
-        if share >= top_p {
+        if closed {
             let last: &(TokenId, f64) = kept.last()?;
             // Equal tokens at the edge: engines differ in which of them they keep.
             return ((last.1 - weight).abs() > TIE * last.1).then_some(kept);
@@ -128,7 +167,7 @@ fn nucleus(weights: &[(TokenId, f64)], top_p: f64) -> Option<Vec<(TokenId, f64)>
         kept.push((token, weight));
         debug_assert!(kept.len() == index + 1);
     }
-    Some(kept)
+    (unlisted <= 0.0).then_some(kept)
 }
 
 #[cfg(test)]
@@ -140,7 +179,7 @@ mod tests {
     }
 
     fn plain(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Row> {
-        row(top, sampling, &[])
+        row(top, width(sampling, 20, false).unwrap(), sampling, &[])
     }
 
     #[test]
@@ -154,9 +193,12 @@ mod tests {
 
     #[test]
     fn without_the_whole_kept_set_nothing_is_decided() {
-        let open = Sampling { temperature: 0.8, top_p: 0.9, ..Sampling::default() };
-        assert_eq!(width(&open, 20, false), None);
+        let open = |temperature, top_p| Sampling { temperature, top_p, ..Sampling::default() };
+        assert_eq!(width(&open(0.8, 1.0), 20, false), None);
+        assert_eq!(width(&open(1.2, 0.9), 20, false), None);
         assert_eq!(width(&sampling(0.8, 20, 1.0), 20, false), None);
+        assert_eq!(width(&open(0.8, 0.9), 20, false), Some(20));
+        assert_eq!(width(&sampling(0.8, 20, 0.9), 20, false), Some(20));
         assert_eq!(width(&sampling(0.8, 3, 1.0), 20, false), Some(4));
         assert_eq!(width(&sampling(0.8, 3, 1.0), 20, true), None);
         assert_eq!(plain(&[(1, -1.0), (2, -2.0)], &sampling(0.8, 3, 1.0)), None);
@@ -168,12 +210,14 @@ mod tests {
     fn a_position_with_a_special_token_is_left_undecided() {
         let top = [(1, -0.2), (0, -2.0), (3, -6.0)];
         let sampling = sampling(1.0, 2, 1.0);
-        assert_eq!(row(&top, &sampling, &[0]), None);
-        assert!(row(&top, &sampling, &[7]).is_some());
+        assert_eq!(row(&top, 3, &sampling, &[0]), None);
+        assert!(row(&top, 3, &sampling, &[3]).is_some(), "one that is not kept does not matter");
+        let barred = Sampling { min_tokens: 9, ..sampling };
+        assert_eq!(row(&top, 3, &barred, &[3]), None, "without it others may be kept");
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
-        let taken = row(&top, &greedy, &[0]);
+        let taken = row(&top, 2, &greedy, &[0]);
         assert_eq!(taken, Some(Row::of(1)), "a special token that is not taken does not matter");
-        assert_eq!(row(&top, &greedy, &[1]), None);
+        assert_eq!(row(&top, 2, &greedy, &[1]), None);
     }
 
     /// For all orders of four logits, with ties: a row that is decided is the token that the engine
@@ -188,7 +232,7 @@ mod tests {
             let mut top: Vec<(TokenId, f64)> = (0..4).map(|token| (token, logit(token))).collect();
             top.sort_by(|a, b| b.1.total_cmp(&a.1));
             top.truncate(2);
-            let Some(Row { sample: Some(taken), .. }) = row(&top, &greedy, &ENDS) else { continue };
+            let Some(Row { sample: Some(taken), .. }) = row(&top, 2, &greedy, &ENDS) else { continue };
             decided += 1;
             for barred in [&[][..], &ENDS] {
                 let allowed = (0..4).filter(|token| !barred.contains(token));
@@ -197,6 +241,72 @@ mod tests {
             }
         }
         assert_eq!(decided, 72, "half of the orders with a single best token");
+    }
+
+    /// For all orders of six logits: where a list of three decides a nucleus or min-p, the row is the
+    /// distribution that the engine draws from, which knows all six.
+    #[test]
+    fn a_list_of_the_likeliest_decides_as_the_whole_vocabulary_does() {
+        let kinds = [
+            (1.0, None, 0.7, 0.0),
+            (0.5, None, 0.9, 0.0),
+            (0.7, Some(5), 0.8, 0.0),
+            (1.3, None, 1.0, 0.2),
+            (0.8, Some(4), 0.9, 0.1),
+            (0.6, None, 0.95, 0.05),
+        ];
+        let (mut decided, mut all) = (0, 0);
+        for code in 0..4_u32.pow(6) {
+            let logit = |token: u32| -1.3 * f64::from(code / 4_u32.pow(token) % 4);
+            let sum: f64 = (0..6).map(|token| logit(token).exp()).sum();
+            let mut top: Vec<(TokenId, f64)> = (0..6).map(|token| (token, logit(token) - sum.ln())).collect();
+            top.sort_by(|a, b| b.1.total_cmp(&a.1));
+            for (temperature, top_k, top_p, min_p) in kinds {
+                let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+                all += 1;
+                let list = |len: usize| top.get(..len).unwrap_or_default();
+                let few = row(list(3), 3, &sampling, &[]);
+                // A drafted token is listed wherever it is.
+                let drafted = [list(3), &top[5..]].concat();
+                assert_eq!(row(&drafted, 3, &sampling, &[]), few, "{top:?} {sampling:?}");
+                let Some(few) = few.map(|row| row.dist.unwrap()) else { continue };
+                decided += 1;
+                let whole = of_all(&top, &sampling);
+                assert_eq!(few.top.len(), whole.len(), "{top:?} {sampling:?}");
+                for (listed, known) in few.top.iter().zip(&whole) {
+                    assert!(
+                        listed.0 == known.0 && (listed.1 - known.1).abs() < 1e-12,
+                        "{top:?} {sampling:?}"
+                    );
+                }
+            }
+        }
+        assert!(decided * 4 > all, "{decided} of {all}");
+    }
+
+    /// The distribution after min-p, top-k and the nucleus of a whole vocabulary, the likeliest
+    /// first, as vLLM makes it (0.32, `v1/sample/ops/topk_topp_sampler.py`).
+    fn of_all(top: &[(TokenId, f64)], sampling: &Sampling) -> Vec<(TokenId, f64)> {
+        let weight = |logprob: f64| ((logprob - top[0].1) / sampling.temperature).exp();
+        let mut kept: Vec<_> = top.iter().map(|&(token, logprob)| (token, weight(logprob))).collect();
+        kept.retain(|entry| entry.1 >= sampling.min_p);
+        kept.truncate(sampling.top_k.unwrap_or(u32::MAX) as usize);
+        let total: f64 = kept.iter().map(|entry| entry.1).sum();
+        let mut before = 0.0;
+        kept.retain(|entry| {
+            let keep = before / total < sampling.top_p;
+            before += entry.1;
+            keep
+        });
+        let total: f64 = kept.iter().map(|entry| entry.1).sum();
+        kept.into_iter().map(|(token, weight)| (token, weight / total)).collect()
+    }
+
+    #[test]
+    fn logits_are_no_log_probabilities() {
+        let nucleus = Sampling { temperature: 0.7, top_p: 0.5, ..Sampling::default() };
+        assert!(row(&[(1, -0.1), (2, -3.0), (3, -4.0)], 3, &nucleus, &[]).is_some());
+        assert_eq!(row(&[(1, 2.9), (2, 0.0), (3, -1.0)], 3, &nucleus, &[]), None);
     }
 
     #[test]

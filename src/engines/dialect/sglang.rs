@@ -349,7 +349,8 @@ fn sampling_is_known(engine: &Engine, request: &Request) -> bool {
 /// the nucleus is that of all tokens or of the `top_k` kept, so the two together are left to
 /// samples; and where noise is a function of the position, the draw must be the server's own.
 fn scores(engine: &Engine, sampling: &Sampling) -> bool {
-    let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0;
+    let listed = sampling.top_k.is_some_and(|keep| (keep as usize) < MAX_LOGPROBS);
+    let own_draw = engine.noise == Noise::Ignored && sampling.top_p >= 1.0 && listed;
     !engine.special.is_empty()
         && (sampling.plainly_greedy() || own_draw)
         && score::width(sampling, MAX_LOGPROBS, false).is_some()
@@ -433,7 +434,7 @@ fn score_result(
     let told =
         listed.iter().map(|row| row.iter().flatten().filter_map(|entry| Some((entry.1, entry.0?))).collect());
     Ok(VerifyResult {
-        rows: score::rows(engine, round.sampling, told, round.weighs, bonus),
+        rows: score::rows(engine, round.sampling, MAX_LOGPROBS, told, round.weighs, bonus),
         computed,
         ..VerifyResult::default()
     })

@@ -632,7 +632,7 @@ fn score_result(
     Ok(VerifyResult {
         rows: match round.context.mask {
             Some(mask) => masked::rows(round, mask, MAX_LOGPROBS, told, bonus),
-            None => score::rows(engine, &raised(round.sampling), told, round.weighs, bonus),
+            None => score::rows(engine, &raised(round.sampling), MAX_LOGPROBS, told, round.weighs, bonus),
         },
         computed,
         ..VerifyResult::default()

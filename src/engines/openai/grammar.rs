@@ -51,6 +51,14 @@ impl Grammar {
         Ok(Some(Self { parameter: RESPONSE_FORMAT, language, any_whitespace: true }))
     }
 
+    /// The JSON schema of the output; `None` if it is bound in another way.
+    pub fn schema(&self) -> Option<&Value> {
+        match &self.language {
+            Language::Json(schema) => Some(schema),
+            Language::JsonObject | Language::Regex(_) | Language::Choice(_) | Language::Lark(_) => None,
+        }
+    }
+
     /// The grammar of `structured_outputs`.
     ///
     /// # Errors

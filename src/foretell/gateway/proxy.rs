@@ -1,12 +1,12 @@
 //! One request from its head to the hand-over to the relay or the session runner.
 
-use std::iter;
+mod choices;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use futures_util::future::{self, BoxFuture, FutureExt};
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;
@@ -16,7 +16,7 @@ use tower::ServiceBuilder;
 use tower_http::request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer};
 use tracing::Instrument;
 
-use super::choices::{self, AsOne, ServedBy};
+use self::choices::{AsOne, ServedBy};
 use super::facts;
 use super::relay::{Relay, fail};
 use super::route::{self, Read};
@@ -25,7 +25,7 @@ use super::translate::{self, AskedBy};
 use super::tunnel::Tunnels;
 use crate::config::process::Limits;
 use crate::config::process::Tenant;
-use crate::fleet::{HealthState, Replica};
+use crate::fleet::Replica;
 use crate::gateway::{Settings, Shared};
 use crate::http::body::Body;
 use crate::http::body::full;
@@ -41,8 +41,8 @@ use crate::serving::exchange::{Client, Declined, Exchange, Serve, Slot, Unsent, 
 use crate::serving::failure::{Failure, shielded};
 use foretell_core::words::{Mode, RelayReason};
 use foretell_engines::dialect;
-use foretell_engines::openai::{self, Apart, Judgement, Route};
-use foretell_engines::policy::{self, Admission, Admitted, Backend, Fact, Head, Outcome, Subjects, Wish};
+use foretell_engines::openai::{self, Judgement, Route};
+use foretell_engines::policy::{self, Admission, Fact, Head, Outcome, Subjects, Wish};
 use foretell_engines::translation::Untranslated;
 
 /// Maximum length of a client's `x-request-id` that is adopted, bytes.
@@ -178,11 +178,6 @@ fn relay(ended: Option<Outcome>) -> Option<Why> {
         Outcome::Nobody => Some(RelayReason::NoVerifyMethod.into()),
         Outcome::Serve(_) | Outcome::Undecided(..) => None,
     }
-}
-
-/// A successful answer.
-fn succeeded(answer: Response<Body>) -> Result<Response<Body>, ()> {
-    if answer.status().is_success() { Ok(answer) } else { Err(()) }
 }
 
 impl Proxy {
@@ -395,82 +390,6 @@ impl Proxy {
             other => other,
         };
         self.relay(inbound, body, replica).await
-    }
-
-    /// The requests of which one for several choices of `model` is made, and their replica; `None`
-    /// if it goes on as it is.
-    fn apart(
-        &self,
-        head: Subjects<'_>,
-        wish: Wish,
-        body: &Bytes,
-        model: Option<&str>,
-    ) -> Option<(Apart, Arc<Replica>)> {
-        let Shared { fleet, modes, memory, sessions, life, .. } = &self.shared;
-        let serving = self.serving.as_ref()?;
-        let replica = fleet.would_pick(model)?;
-        let Backend { name, mode, speculates, .. } =
-            facts::backend(&replica, model.unwrap_or_default(), modes);
-        let open = mode == Mode::Auto && speculates && !life.is_draining();
-        if !open || replica.health_state() != HealthState::Ready {
-            return None;
-        }
-        let each = body.len() + openai::parsed_bytes(body);
-        // Once for all parameters, and once for those of one choice.
-        let _read = memory.try_take(2 * each as u64)?;
-        let apart = Apart::of(head.route, body)?;
-        let fit = memory.try_take((apart.number * each) as u64).is_some();
-        let admitted =
-            Admitted { head, request: &apart.request, control: wish.control(), backend: name, mode };
-        let taken =
-            fit && sessions.available_permits() >= apart.number && serving.takes_apart(&replica, &admitted);
-        taken.then_some((apart, replica))
-    }
-
-    /// The answer of a request for each choice; the first is this one, and keeps its record. Where
-    /// one fails before its answer begins, the client's own request is sent.
-    fn answer_apart<'a>(
-        &'a self,
-        inbound: Inbound,
-        route: Route,
-        own: Bytes,
-        apart: Apart,
-        replica: &Arc<Replica>,
-    ) -> BoxFuture<'a, Response<Body>> {
-        let Inbound { parts, peer, record } = inbound;
-        let body = Bytes::from(apart.body);
-        let head = |index: Option<usize>| {
-            let mut parts = parts.clone();
-            if let Some(peer) = peer {
-                parts.extensions.insert(peer);
-            }
-            match index {
-                Some(index) => {
-                    choices::head_of_choice(&mut parts.headers, index);
-                    parts.extensions.insert(ServedBy(Arc::clone(replica)));
-                }
-                None => _ = parts.extensions.insert(AsOne),
-            }
-            parts
-        };
-        let one = || RequestBody::resumed(full(body.clone()));
-        let first = Inbound { parts: head(Some(0)), peer, record };
-        let first = self.completion(first, one(), route).boxed();
-        let others =
-            (1..apart.number).map(|index| self.begin(Request::from_parts(head(Some(index)), one())).boxed());
-        let all: Vec<_> = iter::once(first).chain(others).map(|one| one.map(succeeded).boxed()).collect();
-        let whole = Request::from_parts(head(None), RequestBody::resumed(full(own)));
-        async move {
-            let merged = match future::try_join_all(all).await {
-                Ok(answers) => choices::merged(answers, &self.shared.memory).await,
-                Err(()) => None,
-            };
-            match merged {
-                Some(answer) => answer,
-                None => self.begin(whole).await,
-            }
-        }
-        .boxed()
     }
 
     /// Takes the steps of an [`Admission`]: those of the head, and those of the body once it is

@@ -25,6 +25,7 @@ use super::route::{self, Read};
 use crate::fleet::Fleet;
 use crate::http::answer::error_body;
 use crate::http::body::{Body, BoxError, full};
+use crate::http::gather;
 use crate::http::headers;
 use crate::http::memory::{Memory, Reservation};
 use crate::http::request::RequestBody;
@@ -38,7 +39,7 @@ use foretell_engines::responses::{self, Asked};
 use foretell_engines::translation::{Events, Stream, Thinking, Untranslated};
 
 /// Maximum size of an answer that is not streamed, bytes.
-const ANSWER_BYTES: usize = 64 << 20;
+pub(super) const ANSWER_BYTES: usize = 64 << 20;
 /// The path of a request as a whole.
 const BODY: &str = "body";
 /// Where clients of the Messages API put their key.
@@ -214,7 +215,9 @@ pub(crate) async fn leave(
         return Response::from_parts(parts, body);
     }
     let mut taken = memory.take(0);
-    let answer = match whole(body, &mut taken).await.filter(|_| !encoded) {
+    // It is there, and cannot be asked for again: memory for it is taken however much is in use.
+    let read = gather::counted(body, ANSWER_BYTES, &mut taken).await.ok();
+    let answer = match read.filter(|_| !encoded) {
         Some(bytes) => {
             taken.follow((bytes.len() + parsed_bytes(&bytes)) as u64);
             serde_json::from_slice::<Value>(&bytes).ok()
@@ -225,21 +228,6 @@ pub(crate) async fn leave(
     parts.status = status;
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Response::from_parts(parts, full(text))
-}
-
-/// The bytes of an answer, up to [`ANSWER_BYTES`]. It is there, and cannot be asked for again: so
-/// memory for it is taken however much is in use.
-pub(super) async fn whole(mut body: Body, taken: &mut Reservation) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.ok()?.into_data() else { continue };
-        if bytes.len() + data.len() > ANSWER_BYTES {
-            return None;
-        }
-        bytes.extend_from_slice(&data);
-        taken.follow(bytes.capacity() as u64);
-    }
-    Some(bytes)
 }
 
 impl Back {

@@ -192,7 +192,27 @@ pub enum Unread {
 ///
 /// # Errors
 /// See [`Unread`].
-pub async fn whole<B>(mut body: B, limit: usize) -> Result<Vec<u8>, Unread>
+pub async fn whole<B>(body: B, limit: usize) -> Result<Vec<u8>, Unread>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    read(body, limit, None).await
+}
+
+/// As [`whole`]; the memory that it takes is counted by `taken`, however much is in use.
+///
+/// # Errors
+/// See [`Unread`].
+pub async fn counted<B>(body: B, limit: usize, taken: &mut Reservation) -> Result<Vec<u8>, Unread>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<BoxError>,
+{
+    read(body, limit, Some(taken)).await
+}
+
+async fn read<B>(mut body: B, limit: usize, mut taken: Option<&mut Reservation>) -> Result<Vec<u8>, Unread>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -204,6 +224,9 @@ where
             return Err(Unread::TooLong(limit));
         }
         read.extend_from_slice(&data);
+        if let Some(taken) = &mut taken {
+            taken.follow(read.capacity() as u64);
+        }
     }
     Ok(read)
 }

@@ -117,9 +117,9 @@ impl Target for Toy {
     }
 }
 
-/// A target of four tokens that samples with `top_k` 2 and returns log-probabilities: its tokens
-/// have 8, 4, 2 and 1 fifteenths, so two thirds and one third remain after top-k. The last token
-/// ends a text.
+/// A target of four tokens that samples with `top_k` 2, or at every other position with `top_p` 0.7,
+/// and returns log-probabilities: its tokens have 8, 4, 2 and 1 fifteenths, so two thirds and one
+/// third remain after either. It lists the three likeliest tokens. The last token ends a text.
 #[derive(Clone, Copy)]
 pub struct ScoringToy {
     pub salt: u64,
@@ -151,10 +151,12 @@ impl Target for ScoringToy {
         self.raw(context).map(kept).to_vec()
     }
     fn row(self, context: &[TokenId]) -> Option<Row> {
-        let sampling = Sampling { temperature: 1.0, top_k: Some(2), ..Sampling::default() };
+        let (top_k, top_p) = if context.len() % 2 == 0 { (Some(2), 1.0) } else { (None, 0.7) };
+        let sampling = Sampling { temperature: 1.0, top_k, top_p, ..Sampling::default() };
         let mut top: Vec<(TokenId, f64)> = (0..).zip(self.raw(context).map(f64::ln)).collect();
         top.sort_by(|a, b| b.1.total_cmp(&a.1));
-        top.truncate(score::width(&sampling, 20, false).expect("can be told"));
-        score::row(&top, &sampling, if self.special { &[Self::END] } else { &[] })
+        let width = score::width(&sampling, 3, false).expect("can be told");
+        top.truncate(width);
+        score::row(&top, width, &sampling, if self.special { &[Self::END] } else { &[] })
     }
 }

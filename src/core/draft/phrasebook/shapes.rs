@@ -98,6 +98,8 @@ pub struct Shapes {
     tools: HashSet<String>,
     /// Bytes of fields, choices and the names of tools.
     held: usize,
+    /// One schema binds the output: nothing else is written.
+    bound: bool,
 }
 
 /// Context of a schema: the whole one, for its references, and the depth in it.
@@ -126,9 +128,17 @@ impl Shapes {
         &self.roots
     }
 
+    /// True if the output is an object of one schema from its first byte on.
+    pub const fn is_bound(&self) -> bool {
+        self.bound
+    }
+
     /// Learns the shapes that an object of the prompt asks for. Returns the form of a call if it is
     /// a call of a known tool.
     fn learn(&mut self, whole: &Value) -> Option<Form> {
+        if self.bound {
+            return None;
+        }
         let form = self.called(whole);
         if !self.collect(Within { whole, depth: 0 }, whole) {
             let shape = self.example(whole, 0);
@@ -338,6 +348,15 @@ pub struct Finder {
 }
 
 impl Finder {
+    /// A reader of the prompt of an output that a schema binds: it reads the layout alone.
+    pub fn bound(schema: &Value) -> Self {
+        let mut finder = Self::default();
+        let shape = finder.shapes.schema(Within { whole: schema, depth: 0 }, schema);
+        finder.shapes.root(Form::Plain, shape);
+        finder.shapes.bound = true;
+        finder
+    }
+
     /// Bytes that are allocated for the shapes.
     pub fn bytes(&self) -> usize {
         self.object.capacity() + self.template.as_ref().map_or(0, Vec::capacity) + self.shapes.bytes()

@@ -12,8 +12,15 @@ use foretell_core::words::{Dist, Row};
 /// The bounds for a position that [`row`](super::row) leaves undecided: the tokens that are
 /// certainly kept, each with the lower bound of its probability, and `slack`, by which the upper
 /// bound exceeds it. `None` at temperature 0, and where the likeliest token is special or not
-/// certainly kept. `top` is as `row` takes it.
-pub(super) fn bounded(top: &[(TokenId, f64)], sampling: &Sampling, special: &[TokenId]) -> Option<Row> {
+/// certainly kept, and where not all tokens are listed that top-k keeps. `top` and `width` are as
+/// `row` takes them.
+pub(super) fn bounded(
+    top: &[(TokenId, f64)],
+    width: usize,
+    sampling: &Sampling,
+    special: &[TokenId],
+) -> Option<Row> {
+    sampling.top_k.filter(|keep| (*keep as usize) < width)?;
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
@@ -114,7 +121,7 @@ mod tests {
         };
         let p = |kept: &[f64], at: usize| kept[at] / kept.iter().sum::<f64>();
         // A tie at the edge of top-k: the third or the fourth is kept.
-        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), &sampling(1.0, 3, 1.0), &[])
+        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), 4, &sampling(1.0, 3, 1.0), &[])
             .unwrap()
             .dist
             .unwrap();
@@ -126,8 +133,8 @@ mod tests {
         }
         // The nucleus of 0.7 ends exactly at the second: with the third, or without.
         let edge = logprobs(&[4.0, 3.0, 2.0, 1.0]);
-        assert_eq!(row(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);
-        let dist = bounded(&edge, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
+        assert_eq!(row(&edge, 4, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);
+        let dist = bounded(&edge, 4, &sampling(1.0, 3, 7.0 / 9.0), &[]).unwrap().dist.unwrap();
         assert_eq!(dist.top.len(), 2);
         for kept in [&[4.0, 3.0][..], &[4.0, 3.0, 2.0]] {
             let own = p(kept, 0);
@@ -138,7 +145,7 @@ mod tests {
         }
         // Of three equal tokens two fit: any of them may be the one that is dropped.
         let run = logprobs(&[4.0, 2.0, 2.0, 2.0, 0.5]);
-        let dist = bounded(&run, &sampling(1.0, 4, 0.75), &[]).unwrap().dist.unwrap();
+        let dist = bounded(&run, 5, &sampling(1.0, 4, 0.75), &[]).unwrap().dist.unwrap();
         assert_eq!(dist.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0]);
         for kept in [&[4.0, 2.0, 2.0][..], &[4.0, 2.0], &[4.0, 2.0, 2.0, 2.0]] {
             let own = p(kept, 0);
@@ -148,14 +155,14 @@ mod tests {
             );
         }
         // One that may end the text is listed nowhere, and the others are known.
-        let special = bounded(&edge, &sampling(1.0, 3, 1.0), &[1]).unwrap().dist.unwrap();
+        let special = bounded(&edge, 4, &sampling(1.0, 3, 1.0), &[1]).unwrap().dist.unwrap();
         assert_eq!(special.top.iter().map(|entry| entry.0).collect::<Vec<_>>(), [0, 2]);
         assert!((special.top[0].1 - 4.0 / 9.0).abs() < 1e-12 && special.slack.abs() < 1e-12);
         assert_eq!(
-            bounded(&edge, &sampling(1.0, 3, 1.0), &[0]),
+            bounded(&edge, 4, &sampling(1.0, 3, 1.0), &[0]),
             None,
             "how likely the likeliest is must be known"
         );
-        assert_eq!(bounded(&edge, &sampling(0.0, 3, 1.0), &[]), None);
+        assert_eq!(bounded(&edge, 4, &sampling(0.0, 3, 1.0), &[]), None);
     }
 }

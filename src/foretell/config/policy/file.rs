@@ -198,7 +198,7 @@ const fn says(kind: Source) -> &'static str {
             "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
         }
         Source::Phrasebook => {
-            "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt; at least one."
+            "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt or of the schema that binds the output; at least one."
         }
         Source::Recycling => {
             "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
@@ -265,8 +265,7 @@ fn scope(section: &mut Section<'_>) -> Scope {
 }
 
 fn phrasebook(section: &mut Section<'_>) -> Option<LookupSpec> {
-    let says =
-        "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt.";
+    let says = "Draft keys, punctuation and only choices of objects whose schema, tool or example is in the prompt, or whose schema binds the output.";
     let schemas = section.or("schemas", says, true, &boolean());
     let phrases = phrases(section, schemas)?;
     Some(LookupSpec::Phrasebook { schemas, phrases })

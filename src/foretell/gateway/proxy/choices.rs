@@ -1,26 +1,33 @@
 //! Requests for several choices, whose choices are asked for one by one: each is served as a
 //! request for one, and the client gets one answer.
 
+use std::iter;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::future::{self, BoxFuture, FutureExt};
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, TE, TRAILER};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
-use super::route;
-use super::translate::whole;
-use crate::fleet::Replica;
+use super::{Inbound, Proxy};
+use crate::fleet::{HealthState, Replica};
+use crate::gateway::translate::ANSWER_BYTES;
+use crate::gateway::{Shared, facts, route};
 use crate::http::body::{Body, BoxError, full};
+use crate::http::gather;
 use crate::http::headers::{self, REQUEST_ID};
 use crate::http::memory::Memory;
+use crate::http::request::RequestBody;
+use foretell_core::words::Mode;
 use foretell_engines::openai::choices::{Merged, merge};
-use foretell_engines::openai::parsed_bytes;
 use foretell_engines::openai::sse::{Decoder, TooLong};
+use foretell_engines::openai::{Apart, Route, parsed_bytes};
+use foretell_engines::policy::{Admitted, Backend, Subjects, Wish};
 
 /// Extension of a request for one choice: the replica that serves them all, which computes their
 /// prompt once.
@@ -31,8 +38,91 @@ pub(super) struct ServedBy(pub Arc<Replica>);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AsOne;
 
+impl Proxy {
+    /// The requests of which one for several choices of `model` is made, and their replica; `None`
+    /// if it goes on as it is.
+    pub(super) fn apart(
+        &self,
+        head: Subjects<'_>,
+        wish: Wish,
+        body: &Bytes,
+        model: Option<&str>,
+    ) -> Option<(Apart, Arc<Replica>)> {
+        let Shared { fleet, modes, memory, sessions, life, .. } = &self.shared;
+        let serving = self.serving.as_ref()?;
+        let replica = fleet.would_pick(model)?;
+        let Backend { name, mode, speculates, .. } =
+            facts::backend(&replica, model.unwrap_or_default(), modes);
+        let open = mode == Mode::Auto && speculates && !life.is_draining();
+        if !open || replica.health_state() != HealthState::Ready {
+            return None;
+        }
+        let each = body.len() + parsed_bytes(body);
+        // Once for all parameters, and once for those of one choice.
+        let _read = memory.try_take(2 * each as u64)?;
+        let apart = Apart::of(head.route, body)?;
+        let fit = memory.try_take((apart.number * each) as u64).is_some();
+        let admitted =
+            Admitted { head, request: &apart.request, control: wish.control(), backend: name, mode };
+        let taken =
+            fit && sessions.available_permits() >= apart.number && serving.takes_apart(&replica, &admitted);
+        taken.then_some((apart, replica))
+    }
+
+    /// The answer of a request for each choice; the first is this one, and keeps its record. Where
+    /// one fails before its answer begins, the client's own request is sent.
+    pub(super) fn answer_apart<'a>(
+        &'a self,
+        inbound: Inbound,
+        route: Route,
+        own: Bytes,
+        apart: Apart,
+        replica: &Arc<Replica>,
+    ) -> BoxFuture<'a, Response<Body>> {
+        let Inbound { parts, peer, record } = inbound;
+        let body = Bytes::from(apart.body);
+        let head = |index: Option<usize>| {
+            let mut parts = parts.clone();
+            if let Some(peer) = peer {
+                parts.extensions.insert(peer);
+            }
+            match index {
+                Some(index) => {
+                    head_of_choice(&mut parts.headers, index);
+                    parts.extensions.insert(ServedBy(Arc::clone(replica)));
+                }
+                None => _ = parts.extensions.insert(AsOne),
+            }
+            parts
+        };
+        let one = || RequestBody::resumed(full(body.clone()));
+        let first = Inbound { parts: head(Some(0)), peer, record };
+        let first = self.completion(first, one(), route).boxed();
+        let others =
+            (1..apart.number).map(|index| self.begin(Request::from_parts(head(Some(index)), one())).boxed());
+        let all: Vec<_> = iter::once(first).chain(others).map(|one| one.map(succeeded).boxed()).collect();
+        let whole = Request::from_parts(head(None), RequestBody::resumed(full(own)));
+        async move {
+            let merged = match future::try_join_all(all).await {
+                Ok(answers) => merged(answers, &self.shared.memory).await,
+                Err(()) => None,
+            };
+            match merged {
+                Some(answer) => answer,
+                None => self.begin(whole).await,
+            }
+        }
+        .boxed()
+    }
+}
+
+/// A successful answer.
+fn succeeded(answer: Response<Body>) -> Result<Response<Body>, ()> {
+    if answer.status().is_success() { Ok(answer) } else { Err(()) }
+}
+
 /// Makes the head of a request for several choices that of a request for the one with this index.
-pub(super) fn head_of_choice(headers: &mut HeaderMap, index: usize) {
+fn head_of_choice(headers: &mut HeaderMap, index: usize) {
     for name in [CONTENT_LENGTH, TE] {
         headers.remove(name);
     }
@@ -47,7 +137,7 @@ pub(super) fn head_of_choice(headers: &mut HeaderMap, index: usize) {
 }
 
 /// The answer of these, each with one choice and successful; `None` if one is no completion.
-pub(super) async fn merged(answers: Vec<Response<Body>>, memory: &Arc<Memory>) -> Option<Response<Body>> {
+async fn merged(answers: Vec<Response<Body>>, memory: &Arc<Memory>) -> Option<Response<Body>> {
     let is_readable = |answer: &Response<Body>| !route::is_encoded(answer.headers());
     let streamed = answers.iter().all(|answer| headers::is_event_stream(answer.headers()));
     if !answers.iter().all(is_readable) {
@@ -63,7 +153,7 @@ pub(super) async fn merged(answers: Vec<Response<Body>>, memory: &Arc<Memory>) -
     }
     let (mut read, mut taken, mut bytes) = (Vec::new(), memory.take(0), 0);
     for body in bodies {
-        let answer = whole(body, &mut memory.take(0)).await?;
+        let answer = gather::counted(body, ANSWER_BYTES, &mut memory.take(0)).await.ok()?;
         bytes += answer.len() + parsed_bytes(&answer);
         taken.follow(bytes as u64);
         read.push(serde_json::from_slice::<Value>(&answer).ok()?);
