@@ -481,20 +481,26 @@ pub trait Codec: Sync {
         None
     }
 
-    /// The call that scores an output behind its prompt, and the number of its first tokens that
-    /// are scored; `None` if the engine has no such call. Its answer is read by [`Codec::agrees`].
-    fn whole_call(&self, context: &Context<'_>, output: &[TokenId]) -> Option<(Call, usize)> {
-        let _ = (context, output);
+    /// The call that scores the end of an output behind what comes before it; `None` if the engine
+    /// has no such call. Its answer is read by [`Codec::agrees`].
+    fn score_end(&self, context: &Context<'_>, scored: &[TokenId]) -> Option<Call> {
+        let _ = (context, scored);
         None
     }
 
-    /// True if every token of a scored output is the likeliest that the mask allows, wherever the
-    /// scores decide that.
+    /// True if every token of the scored end of an output is the likeliest that the mask allows,
+    /// wherever the scores decide that.
     ///
     /// # Errors
     /// [`Unreadable`]: it is no answer with a score for each token.
-    fn agrees(&self, output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
-        let _ = (output, mask, body);
+    fn agrees(
+        &self,
+        context: &Context<'_>,
+        scored: &[TokenId],
+        mask: &Mask,
+        body: &[u8],
+    ) -> Result<bool, Unreadable> {
+        let _ = (context, scored, mask, body);
         Err(Unreadable("no output is scored"))
     }
 

@@ -11,14 +11,19 @@
 //! A token is allowed if the bytes that it spells are the beginning of a continuation. The tokens
 //! that end a text are another matter: which of them the server takes as an end is known by its
 //! answers only. They are allowed where the output may end.
+//!
+//! Reasoning before an output is bound by no grammar (vLLM 0.32, `v1/structured_output/__init__.py`:
+//! `_get_constraint_bounds`): it begins behind the token that ends it, or with the first token of a
+//! call that ends it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use xgrammar::{CompileError, GrammarCompiler, GrammarMatcher, MatcherError, TokenizerInfo, VocabType};
 
 use crate::openai::{Grammar, Language};
+use crate::parse::ReasoningEnds;
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
@@ -272,11 +277,24 @@ impl Place {
     }
 }
 
+/// Finds the tokens that end the reasoning of an output behind a prompt; `None` if it begins
+/// without.
+pub type FindEnds = Box<dyn Fn(&[TokenId]) -> Option<ReasoningEnds> + Send + Sync>;
+
+/// The reasoning before an output.
+struct Reasoning {
+    find: FindEnds,
+    /// Found by the prompt, which is always the same.
+    ends: OnceLock<Option<ReasoningEnds>>,
+}
+
 /// The grammar of one output.
 pub struct Mask {
     place: Mutex<Place>,
     /// Tokens that may end the text, in rising order: by their ids it is not known which do.
     ends: Vec<TokenId>,
+    /// `None` where no output begins with reasoning.
+    reasoning: Option<Reasoning>,
 }
 
 impl std::fmt::Debug for Mask {
@@ -299,47 +317,82 @@ pub enum Allows {
 impl Mask {
     /// The mask of an output that begins; `ends`: the tokens that may end it, in rising order.
     pub fn new(compiled: &Compiled, tokenizer: Arc<Tokenizer>, ends: Vec<TokenId>) -> Self {
-        Self { place: Mutex::new(compiled.begin(tokenizer)), ends }
+        Self { place: Mutex::new(compiled.begin(tokenizer)), ends, reasoning: None }
     }
 
-    /// The grammar's answer about `token` behind this output and these tokens. A place that it does
-    /// not allow itself allows nothing.
-    pub fn says(&self, output: &[TokenId], path: &[TokenId], token: TokenId) -> Allows {
+    /// The same of an output that may begin with reasoning.
+    #[must_use]
+    pub fn behind_reasoning(self, find: FindEnds) -> Self {
+        Self { reasoning: Some(Reasoning { find, ends: OnceLock::new() }), ..self }
+    }
+
+    /// The tokens that end the reasoning behind this prompt; `None` if there is none.
+    fn reasoning_ends(&self, prompt: &[TokenId]) -> Option<&ReasoningEnds> {
+        let Reasoning { find, ends } = self.reasoning.as_ref()?;
+        ends.get_or_init(|| find(prompt)).as_ref()
+    }
+
+    /// Number of these tokens behind the prompt after which the grammar begins; `None` if they are
+    /// reasoning that goes on.
+    fn begin(&self, prompt: &[TokenId], tokens: impl Iterator<Item = TokenId>) -> Option<usize> {
+        self.reasoning_ends(prompt).map_or(Some(0), |ends| ends.content(tokens))
+    }
+
+    /// The grammar's answer about `token` behind this prompt, this output and these tokens. A place
+    /// that it does not allow itself allows nothing. Of reasoning it is not known which token ends
+    /// the text or is the first of the output.
+    pub fn says(&self, prompt: &[TokenId], output: &[TokenId], path: &[TokenId], token: TokenId) -> Allows {
+        let before = output.iter().chain(path).copied();
+        let may_end = self.ends.binary_search(&token).is_ok();
+        let Some(begin) = self.begin(prompt, before.clone()) else {
+            let is_first = self.reasoning_ends(prompt).is_some_and(|ends| ends.first.contains(&token));
+            return if may_end || is_first { Allows::Unknown } else { Allows::Yes };
+        };
         let mut place = self.place.lock();
-        if !place.go_to(output.iter().chain(path).copied()) {
+        if !place.go_to(before.skip(begin)) {
             return Allows::No;
         }
-        match self.ends.binary_search(&token) {
-            Ok(_) => Allows::Unknown,
-            Err(_) if place.allows(token) => Allows::Yes,
-            Err(_) => Allows::No,
+        match may_end {
+            true => Allows::Unknown,
+            false if place.allows(token) => Allows::Yes,
+            false => Allows::No,
         }
     }
 
     /// True if the output may end here.
-    pub fn may_end(&self, output: &[TokenId]) -> bool {
+    pub fn may_end(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
+        let tokens = output.iter().copied();
+        let Some(begin) = self.begin(prompt, tokens.clone()) else { return true };
         let mut place = self.place.lock();
-        place.go_to(output.iter().copied()) && place.is_complete()
+        place.go_to(tokens.skip(begin)) && place.is_complete()
     }
 
     /// Number of these tokens, from the first on, with which the output may go on. With `ends` the
     /// last of them has ended the output, which is allowed where that may end.
-    pub fn follow(&self, output: &[TokenId], tokens: &[TokenId], ends: bool) -> usize {
+    pub fn follow(&self, prompt: &[TokenId], output: &[TokenId], tokens: &[TokenId], ends: bool) -> usize {
+        let before = output.iter().copied();
+        let Some(begin) = self.begin(prompt, before.clone().chain(tokens.iter().copied())) else {
+            return tokens.len();
+        };
         let mut place = self.place.lock();
-        if !place.go_to(output.iter().copied()) {
+        if !place.go_to(before.skip(begin)) {
             return 0;
         }
         let text = tokens.len() - usize::from(ends && !tokens.is_empty());
-        let followed = tokens.iter().take(text).take_while(|&&token| place.push(token)).count();
+        let free = begin.saturating_sub(output.len()).min(text);
+        let bound = tokens.iter().take(text).skip(free);
+        let followed = free + bound.take_while(|&&token| place.push(token)).count();
         let whole = followed == text && (!ends || place.is_complete());
         if whole { tokens.len() } else { followed }
     }
 
     /// The tokens with which the output may go on or end, in rising order; `None` if there may be
     /// more than `most`, or if the grammar does not allow the output.
-    pub fn allowed(&self, output: &[TokenId], most: usize) -> Option<Vec<TokenId>> {
+    pub fn allowed(&self, prompt: &[TokenId], output: &[TokenId], most: usize) -> Option<Vec<TokenId>> {
+        let tokens = output.iter().copied();
+        let begin = self.begin(prompt, tokens.clone())?;
         let mut place = self.place.lock();
-        if !place.go_to(output.iter().copied()) {
+        if !place.go_to(tokens.skip(begin)) {
             return None;
         }
         let mut allowed = place.allowed(most)?;
@@ -439,6 +492,47 @@ mod tests {
     }
 
     #[test]
+    fn reasoning_is_bound_by_nothing_and_ends_at_a_token() {
+        let tokenizer = target();
+        let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
+        let (marker, free, call) = (300, 301, yes[0]);
+        let find =
+            move |prompt: &[TokenId]| prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call] });
+        let mask =
+            begin(&tokenizer, Language::Choice(vec!["yes".to_owned()])).behind_reasoning(Box::new(find));
+        let [end] = tokenizer.may_end()[..1] else { panic!("an end") };
+        // Behind this prompt there is no reasoning.
+        assert_eq!(
+            (mask.follow(&[7], &[], &[free], false), mask.allowed(&[7], &[], 99).is_some()),
+            (0, true)
+        );
+        let mask =
+            begin(&tokenizer, Language::Choice(vec!["yes".to_owned()])).behind_reasoning(Box::new(find));
+        assert_eq!(mask.follow(&[], &[free], &no, false), no.len());
+        assert_eq!((mask.follow(&[], &[free], &[end], true), mask.may_end(&[], &[free])), (1, true));
+        assert_eq!(mask.says(&[], &[free], &[], free), Allows::Yes);
+        assert_eq!(
+            mask.says(&[], &[free], &[], call),
+            Allows::Unknown,
+            "the first of the output, or of reasoning"
+        );
+        assert_eq!(mask.says(&[], &[free], &[marker], free), Allows::No);
+        assert_eq!(mask.says(&[], &[free, marker], &[], call), Allows::Yes);
+        let whole = [&[free, marker], &yes[..]].concat();
+        assert_eq!(mask.follow(&[], &[], &[&whole[..], &[end]].concat(), true), whole.len() + 1);
+        assert_eq!(mask.follow(&[], &[free], &[marker, free], false), 1);
+        assert_eq!(
+            mask.follow(&[], &[free], &[&yes[..], &[free]].concat(), false),
+            yes.len(),
+            "without the marker"
+        );
+        assert_eq!(
+            (mask.allowed(&[], &[free], 9_000), mask.allowed(&[], &whole, 99).is_some()),
+            (None, true)
+        );
+    }
+
+    #[test]
     fn places_are_reached_in_any_order() {
         let tokenizer = target();
         let compiled = Compiled::new(Library::Xgrammar, &asked(Language::JsonObject)).unwrap();
@@ -464,17 +558,20 @@ mod tests {
         let end = tokenizer.id("<|end|>").unwrap();
         let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
         let longer = [&yes[..], &no].concat();
-        assert_eq!(mask.follow(&[], &longer, false), yes.len());
-        assert_eq!(mask.follow(&[], &[&yes[..], &[end]].concat(), true), yes.len() + 1);
-        assert_eq!(mask.follow(&yes, &[end], true), 1);
-        assert_eq!(mask.follow(&[], &[end], true), 0, "it may not end here");
-        assert_eq!(mask.follow(&yes, &[end], false), 0, "nor go on with the text of an end");
-        assert_eq!(mask.follow(&longer, &yes, false), 0, "a wrong output allows nothing");
-        assert!(mask.may_end(&yes) && !mask.may_end(&[]));
-        assert_eq!(mask.says(&[], &yes, end), Allows::Unknown);
-        assert_eq!((mask.says(&[], &[], yes[0]), mask.says(&yes, &[], no[0])), (Allows::Yes, Allows::No));
-        assert_eq!(mask.allowed(&yes, 100).unwrap(), tokenizer.may_end());
-        assert_eq!((mask.allowed(&[], 1), mask.allowed(&longer, 100)), (None, None));
+        assert_eq!(mask.follow(&[], &[], &longer, false), yes.len());
+        assert_eq!(mask.follow(&[], &[], &[&yes[..], &[end]].concat(), true), yes.len() + 1);
+        assert_eq!(mask.follow(&[], &yes, &[end], true), 1);
+        assert_eq!(mask.follow(&[], &[], &[end], true), 0, "it may not end here");
+        assert_eq!(mask.follow(&[], &yes, &[end], false), 0, "nor go on with the text of an end");
+        assert_eq!(mask.follow(&[], &longer, &yes, false), 0, "a wrong output allows nothing");
+        assert!(mask.may_end(&[], &yes) && !mask.may_end(&[], &[]));
+        assert_eq!(mask.says(&[], &[], &yes, end), Allows::Unknown);
+        assert_eq!(
+            (mask.says(&[], &[], &[], yes[0]), mask.says(&[], &yes, &[], no[0])),
+            (Allows::Yes, Allows::No)
+        );
+        assert_eq!(mask.allowed(&[], &yes, 100).unwrap(), tokenizer.may_end());
+        assert_eq!((mask.allowed(&[], &[], 1), mask.allowed(&[], &longer, 100)), (None, None));
     }
 
     /// As xgrammar has it: a special token that does not end the text is its letters.
@@ -483,9 +580,9 @@ mod tests {
         let tokenizer = target();
         let mask = begin(&tokenizer, Language::Json(json!({"type": "string"})));
         let (user, quote) = (tokenizer.id("<|user|>").unwrap(), ids(&tokenizer, "\""));
-        assert_eq!(mask.follow(&quote, &[user, user], false), 2);
-        assert_eq!(mask.follow(&quote, &[user], true), 0);
-        assert_eq!(mask.follow(&[&quote[..], &[user]].concat(), &quote, false), 1);
+        assert_eq!(mask.follow(&[], &quote, &[user, user], false), 2);
+        assert_eq!(mask.follow(&[], &quote, &[user], true), 0);
+        assert_eq!(mask.follow(&[], &[&quote[..], &[user]].concat(), &quote, false), 1);
     }
 
     /// The library has no limits of its own: what is not refused has to end, soon.

@@ -208,7 +208,7 @@ impl SessionRunner {
         let answer_traits = self.setup.learnt.answer_traits(identity);
         let grammar = Grammar::of(identity, request, &answer_traits, self.clock.now());
         let followed = self.followed(identity, request, &answer_traits, &grammar);
-        let mask = followed.and_then(|followed| followed.mask(identity)).map(Arc::new);
+        let mask = followed.and_then(|followed| followed.mask(identity, request)).map(Arc::new);
         let bound = mask.is_none() && masks::binds(identity, &ruling.sampling, &grammar);
         // The grammar that had proved itself may have been dropped since.
         let permission = match permission {

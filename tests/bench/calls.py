@@ -334,7 +334,7 @@ def main():
     args = arguments()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        thinking = ("--reasoning-parser", "qwen3", "--chat-template", servers.REASONING) if args.reasoning else ()
+        thinking = servers.THINKING if args.reasoning else ()
         hermes = servers.HERMES if args.server == "vllm" else ("--tool-parser", "hermes")
         server = stack.enter_context(servers.start(args.server, args.model, args.foretell, folder, args.precise,
                                                    (*hermes, *thinking)))

@@ -113,7 +113,7 @@ def replay(args, thinks, asked):
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         extra = servers.HERMES if args.server == "vllm" else ("--tool-parser", "hermes")
         if thinks:
-            named = "--reasoning-parser", "qwen3", "--chat-template", servers.REASONING
+            named = servers.THINKING
             extra = (*extra, *named)
         server = stack.enter_context(servers.start(args.server, "fixture", args.foretell, folder, False, extra))
         backend = "    probe: { when: never }\n    routes: { messages: translate, responses: translate }\n"

@@ -18,7 +18,7 @@ CONTEXT = 4096
 LANES = 4
 REAL = engines.CACHE / "real-models"
 PROMPTS, BFCL = REAL / "prompts", REAL / "bfcl"
-REASONING = REAL / "agent/hf/reasoning.jinja"
+THINKING = ("--reasoning-parser", "qwen3", "--chat-template", REAL / "agent/hf/reasoning.jinja")
 # by engine and model: the usual form of an operator, and the form in 32 bits
 MODELS = {
     ("onnx", "smollm2"): ("smollm2/onnx", "smollm2/onnx"),

@@ -2,8 +2,8 @@
 """Answers under grammars from real vLLM, direct and through Foretell: they must agree.
 
     schemas.py [--kind schema|forced|named|strict|one] [--model smollm2|qwen|fixture] [--count N]
-               [--clients N] [--most N] [--form both|streamed|whole] [--precise] [--draws N]
-               [--foretell BIN]
+               [--clients N] [--most N] [--form both|streamed|whole] [--reasoning] [--precise]
+               [--draws N] [--foretell BIN]
 
 vLLM, whose grammars are xgrammar's, serves a model of `make real-models`, or that of `make
 real-fixture`, which calls tools; in 32 bits with `--precise`. The schemas are those of BFCL's functions,
@@ -17,6 +17,9 @@ named     the same, with the call forced by the function's name
 strict    the same with `strict: true`, not forced
 one       not forced, with `parallel_tool_calls: false`
 The last four are asked four times: the server says what binds them while the first answer runs.
+
+--reasoning: the chat template opens a block of reasoning, which `--reasoning-parser qwen3` parses (fixture only);
+the grammar begins behind it. All questions are then asked once more: the parser has to prove itself first.
 
 --draws N: in place of that, N whole answers at T=0.8 of each of three schemas on each side, compared as
 `calls.py --draws` does: here too the same test has to tell T=0.8 from T=1.2.
@@ -87,10 +90,13 @@ def arguments():
     parser.add_argument("--clients", type=int, default=4, metavar="N")
     parser.add_argument("--most", type=int, default=64, metavar="N")
     parser.add_argument("--form", choices=tuple(calls.FORMS), default="both")
+    parser.add_argument("--reasoning", action="store_true")
     parser.add_argument("--precise", action="store_true")
     parser.add_argument("--draws", type=int, metavar="N")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
     args = parser.parse_args()
+    if args.reasoning and args.model != "fixture":
+        parser.error("only the fixture has a template that opens a block of reasoning")
     if reason := servers.absent("vllm", args.model) or servers.lacks_bfcl():
         sys.exit(f"schemas.py: {reason}")
     return args
@@ -145,7 +151,7 @@ def agreement(direct, proxy, args):
 
 def measured(direct, proxy, args):
     forms = itertools.cycle(calls.FORMS[args.form])
-    every = [(TIMES[args.kind], schema, fields, messages, form, args.most)
+    every = [(TIMES[args.kind] + args.reasoning, schema, fields, messages, form, args.most)
              for (schema, (fields, messages)), form in zip(questions(args.kind, args.count).items(), forms)]
     with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
         return list(pool.map(lambda one: ask(direct, proxy.address, *one), every))
@@ -155,9 +161,11 @@ def main():
     args = arguments()
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        hermes = () if args.kind == "schema" else servers.HERMES
-        server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise, hermes))
-        parsers = ", parsers: { tools: hermes }" if hermes else ""
+        tools = {} if args.kind == "schema" else {"tools": "hermes"}
+        extra = (*(servers.HERMES if tools else ()), *(servers.THINKING if args.reasoning else ()))
+        server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise, extra))
+        named = ", ".join(f"{kind}: {name}" for kind, name in {**tools, **({"reasoning": "qwen3"} if args.reasoning else {})}.items())
+        parsers = f", parsers: {{ {named} }}" if named else ""
         backend = (f"    probe: {{ when: never }}\n    models: [{{ id: {servers.engines.NAME}, tokenizer: "
                    f"{servers.TOKENIZERS[args.model]}{parsers} }}]\n    verify: {{ allow: [fan_out, score] }}\n")
         direct = servers.address_of(server)

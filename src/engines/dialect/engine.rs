@@ -313,11 +313,11 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request may be held against its grammar here, which binds a plain
-    /// text from its first token to its end.
+    /// True if the output of this request may be held against its grammar here, which binds a text
+    /// without calls.
     fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
-        let plain = !request.tools && request.rendered.is_empty();
-        plain && self.follows_output(request, sampling) && !matches!(grammar.language, Language::Lark(_))
+        let known = !matches!(grammar.language, Language::Lark(_));
+        !request.tools && known && self.follows_output(request, sampling)
     }
 
     /// True if the output of this request may be held here against the structural tag that the
@@ -327,7 +327,8 @@ impl Engine {
     }
 
     /// True if an output under a grammar may be held against that here: at temperature 0, or where
-    /// nothing truncates the distribution. Reasoning is not under a grammar.
+    /// nothing truncates the distribution. Reasoning before it is not under the grammar, so its end
+    /// has to be known.
     fn follows_output(&self, request: &Request, sampling: &Sampling) -> bool {
         let draws = sampling.draws_freely() && !self.seeded;
         let free = (sampling.plainly_greedy() || draws)
@@ -335,7 +336,7 @@ impl Engine {
             && !sampling.ignore_eos
             && request.stop_token_ids.is_empty();
         let scores = self.methods.contains(&VerifyMethod::Score);
-        self.masks.is_some() && scores && self.parsers.reasoning.is_none() && free
+        self.masks.is_some() && scores && self.parsers.end_reasoning_by_token() && free
     }
 
     /// When calls are the finish reason of the answer to this request.

@@ -6,8 +6,8 @@
 //! likeliest tokens the first allowed one is that token, unless a token that may end the text, or
 //! one as likely, comes before it.
 
-use super::Round;
 use super::score::{TIE, ranked};
+use super::{Context, Round};
 use crate::masks::{Allows, Mask};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Row, VerifyResult};
@@ -17,7 +17,9 @@ pub fn allowed_nodes(round: &Round<'_>) -> usize {
     let Some(mask) = round.context.mask else { return usize::MAX };
     let allowed = |node: &usize| {
         let path = round.draft.path(*node);
-        let token = path.split_last().map(|(last, before)| mask.says(round.context.output, before, *last));
+        let token = path
+            .split_last()
+            .map(|(last, before)| mask.says(round.context.prompt, round.context.output, before, *last));
         token == Some(Allows::Yes)
     };
     (0..round.draft.len()).take_while(allowed).count()
@@ -29,7 +31,10 @@ pub fn without_barred(round: &Round<'_>, mut result: VerifyResult) -> VerifyResu
     for (position, row) in result.rows.iter_mut().enumerate() {
         let path = position.checked_sub(1).map(|node| round.draft.path(node)).unwrap_or_default();
         let before = [round.context.output, &path].concat();
-        if row.sample.is_some_and(|sample| mask.follow(&before, &[sample], row.ends) == 0) {
+        if row
+            .sample
+            .is_some_and(|sample| mask.follow(round.context.prompt, &before, &[sample], row.ends) == 0)
+        {
             *row = Row::default();
         }
     }
@@ -50,7 +55,7 @@ pub fn rows(
     let mut rows = Vec::new();
     for (position, top) in told.enumerate() {
         let path = position.checked_sub(1).map(|node| round.draft.path(node)).unwrap_or_default();
-        let says = |token| mask.says(round.context.output, &path, token);
+        let says = |token| mask.says(round.context.prompt, round.context.output, &path, token);
         let Some(token) = likeliest(&ranked(&top), width, says) else { return rows };
         rows.push(Row::of(token));
     }
@@ -58,17 +63,24 @@ pub fn rows(
     rows
 }
 
-/// True if every token of an output is the likeliest that the mask allows, wherever its row (as in
-/// [`rows`]) decides that, and if the mask allows all of them.
-pub fn agrees(output: &[TokenId], mask: &Mask, width: usize, told: &[Vec<(TokenId, f64)>]) -> bool {
+/// True if every token of `scored`, which ends an output, is the likeliest that the mask allows,
+/// wherever its row (as in [`rows`]) decides that, and if the mask allows all of them. `context`
+/// has the output before them.
+pub fn agrees(
+    context: &Context<'_>,
+    scored: &[TokenId],
+    mask: &Mask,
+    width: usize,
+    told: &[Vec<(TokenId, f64)>],
+) -> bool {
     let decided = |position: usize, top: &Vec<(TokenId, f64)>| {
-        let before = output.get(..position).unwrap_or_default();
-        likeliest(&ranked(top), width, |token| mask.says(before, &[], token))
+        let path = scored.get(..position).unwrap_or_default();
+        likeliest(&ranked(top), width, |token| mask.says(context.prompt, context.output, path, token))
     };
-    mask.follow(&[], output, false) == output.len()
+    mask.follow(context.prompt, context.output, scored, false) == scored.len()
         && (0..)
             .zip(told)
-            .zip(output)
+            .zip(scored)
             .all(|((position, top), &token)| decided(position, top).is_none_or(|decided| decided == token))
 }
 

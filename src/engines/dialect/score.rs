@@ -101,18 +101,16 @@ pub(super) fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
 /// Weights after temperature, min-p and top-k, the most probable first; the first has weight one.
 /// With them the greatest weight of all tokens together that these keep and that are not listed.
 fn weights(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<(Vec<(TokenId, f64)>, f64)> {
-    let (kept, mut unlisted) = match sampling.top_k.map(|keep| keep as usize).filter(|keep| *keep < width) {
-        Some(keep) => {
-            let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
-            if kept.last()?.1 - edge.1 <= TIE {
-                return None;
-            }
-            (kept, 0.0)
+    let listed_k = sampling.top_k.map(|keep| keep as usize).filter(|keep| *keep < width);
+    let (kept, mut unlisted) = if let Some(keep) = listed_k {
+        let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
+        if kept.last()?.1 - edge.1 <= TIE {
+            return None;
         }
-        None => {
-            let listed = top.get(..width).unwrap_or(top);
-            (listed, unlisted(listed, sampling.temperature)?)
-        }
+        (kept, 0.0)
+    } else {
+        let listed = top.get(..width).unwrap_or(top);
+        (listed, unlisted(listed, sampling.temperature)?)
     };
     let most = kept.first()?.1;
     let weight = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
@@ -262,7 +260,7 @@ mod tests {
             let mut top: Vec<(TokenId, f64)> = (0..6).map(|token| (token, logit(token) - sum.ln())).collect();
             top.sort_by(|a, b| b.1.total_cmp(&a.1));
             for (temperature, top_k, top_p, min_p) in kinds {
-                let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+                let sampling = Sampling { temperature, top_p, top_k, min_p, ..Sampling::default() };
                 all += 1;
                 let list = |len: usize| top.get(..len).unwrap_or_default();
                 let few = row(list(3), 3, &sampling, &[]);

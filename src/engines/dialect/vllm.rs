@@ -341,12 +341,18 @@ impl Codec for Vllm {
         structured::shows(wanted, body)
     }
 
-    fn whole_call(&self, context: &Context<'_>, output: &[TokenId]) -> Option<(Call, usize)> {
-        Some(structured::whole_call(context, output))
+    fn score_end(&self, context: &Context<'_>, scored: &[TokenId]) -> Option<Call> {
+        Some(structured::score_end(context, scored))
     }
 
-    fn agrees(&self, output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
-        structured::agrees(output, mask, body)
+    fn agrees(
+        &self,
+        context: &Context<'_>,
+        scored: &[TokenId],
+        mask: &Mask,
+        body: &[u8],
+    ) -> Result<bool, Unreadable> {
+        structured::agrees(context, scored, mask, body)
     }
 
     fn one(&self, context: &Context<'_>, body: &[u8]) -> Result<Row, Unreadable> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::CONNECTION;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version, request};
 use http_body::Body as _;

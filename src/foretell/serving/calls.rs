@@ -117,6 +117,8 @@ pub type Enclosed = Arc<Sampled>;
 /// Maximum number of tokens of a list among which the engine is to sample: more than this ends
 /// vLLM's second runner (0.32, `v1/worker/gpu/sample/logit_bias.py`).
 const LISTED: usize = 1_024;
+/// Maximum number of tokens at the end of an output that are scored to prove its grammar.
+const SCORED: usize = 1_024;
 /// Maximum number of tokens that are banned one after the other, by a list of the same kind.
 const BANS: usize = LISTED - 1;
 
@@ -354,7 +356,7 @@ impl Calls {
         let mask = self.0.mask.as_ref().ok_or(Fault::Plain)?;
         let codec = self.0.engine.dialect.codec();
         let context = Context::of(&self.0.model, token_context);
-        let allowed = mask.allowed(context.output, LISTED);
+        let allowed = mask.allowed(context.prompt, context.output, LISTED);
         let mut among = allowed.map_or_else(|| Among::Others(Vec::from_iter(barred)), Among::These);
         for _ in 0..BANS {
             let call = codec.one_call(&context, &self.0.sampling, &among).ok_or(Fault::Plain)?;
@@ -365,7 +367,7 @@ impl Calls {
             };
             let row = codec.one(&context, &body).map_err(|_| Fault::Plain)?;
             let token = row.sample.ok_or(Fault::Plain)?;
-            if mask.follow(context.output, &[token], row.ends) == 1 {
+            if mask.follow(context.prompt, context.output, &[token], row.ends) == 1 {
                 return Ok(Event::Allowed { token, ends: row.ends });
             }
             match &mut among {
@@ -377,14 +379,14 @@ impl Calls {
     }
 
     /// Number of these tokens of a later plain request, from the first on, that the grammar of the
-    /// output allows behind this output; all of them without a grammar. `ends`: the last one, or
-    /// another one that is not among them, has ended the text.
-    pub fn follow(&self, output: &[TokenId], tokens: &[TokenId], ends: bool) -> Followed {
+    /// output allows behind this prompt and output; all of them without a grammar. `ends`: the last
+    /// one, or another one that is not among them, has ended the text.
+    pub fn follow(&self, prompt: &[TokenId], output: &[TokenId], tokens: &[TokenId], ends: bool) -> Followed {
         let Some(mask) = &self.0.mask else { return Followed::All };
         if tokens.is_empty() {
-            return if ends && !mask.may_end(output) { Followed::First(0) } else { Followed::All };
+            return if ends && !mask.may_end(prompt, output) { Followed::First(0) } else { Followed::All };
         }
-        match mask.follow(output, tokens, ends) {
+        match mask.follow(prompt, output, tokens, ends) {
             all if all == tokens.len() => Followed::All,
             first => Followed::First(first),
         }
@@ -404,13 +406,14 @@ impl Calls {
         Some(true)
     }
 
-    /// True if a complete output of the server's own is what the mask makes of the server's
-    /// probabilities; `None` if these could not be had.
+    /// True if the end of a complete output of the server's own is what the mask makes of the
+    /// server's probabilities; `None` if these could not be had.
     pub async fn agrees(&self, mask: &Mask, prompt: &[TokenId], output: &[TokenId]) -> Option<bool> {
         let codec = self.0.engine.dialect.codec();
-        let (call, scored) = codec.whole_call(&Context::new(&self.0.model, prompt, &[]), output)?;
-        let body = self.question(call).await?;
-        codec.agrees(output.get(..scored)?, mask, &body).ok()
+        let (before, scored) = output.split_at(output.len().saturating_sub(SCORED));
+        let context = Context::new(&self.0.model, prompt, before);
+        let body = self.question(codec.score_end(&context, scored)?).await?;
+        codec.agrees(&context, scored, mask, &body).ok()
     }
 
     /// The answer to a call that no action of the session waits for; `None` if there is none.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::calls::Calls;
 use super::grammar::Grammar;
+use super::parsing;
 use super::plan::SessionPlan;
 use crate::clock::Clock;
 use crate::fleet::identity::Identity;
@@ -46,6 +47,8 @@ impl Followed {
         let engine = &identity.engine;
         let library = engine.masks.filter(|_| !engine.continues_grammar)?;
         let rules = match (&sampling.grammar, grammar) {
+            // It is a part of a grammar that the server has made of it.
+            (Some(_), Grammar::Told(Binding::Tag(_))) => return None,
             (Some(asked), _) => Rules::Asked(Arc::clone(asked)),
             (None, Grammar::Told(Binding::Tag(tag))) if engine.follows_tag(request, sampling) => {
                 Rules::Tag(Arc::clone(tag))
@@ -66,13 +69,10 @@ impl Followed {
         }
     }
 
-    /// The mask of an output; `None` if the grammar has not proved itself.
-    pub fn mask(&self, identity: &Identity) -> Option<Mask> {
+    /// The mask of the output of a request; `None` if the grammar has not proved itself.
+    pub fn mask(&self, identity: &Identity, request: &Request) -> Option<Mask> {
         match &self.trust {
-            Trust::Proven(compiled) => {
-                let ends = identity.engine.may_end.clone();
-                Some(Mask::new(compiled, Arc::clone(&identity.tokenizer), ends))
-            }
+            Trust::Proven(compiled) => Some(mask_of(compiled, identity, request)),
             Trust::Unproven | Trust::Proving | Trust::Refused(_) => None,
         }
     }
@@ -89,6 +89,15 @@ impl Followed {
             Trust::Proving => Some("An answer of the server's own is held against the grammar.".to_owned()),
             Trust::Refused(reason) => Some(format!("Requests under this grammar stay plain: {reason}.")),
         }
+    }
+}
+
+/// The mask of the output of a request.
+fn mask_of(compiled: &Compiled, identity: &Identity, request: &Request) -> Mask {
+    let mask = Mask::new(compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone());
+    match parsing::reasoning_ends(identity, request) {
+        Some(find) => mask.behind_reasoning(find),
+        None => mask,
     }
 }
 
@@ -129,13 +138,21 @@ impl Proof {
         followed.filter(|followed| matches!(followed.trust, Trust::Unproven))
     }
 
+    /// True if a part of the output is under the grammar.
+    fn is_bound(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
+        let find = parsing::reasoning_ends(&self.plan.identity, &self.request);
+        let begin =
+            find.and_then(|find| find(prompt)).map_or(Some(0), |ends| ends.content(output.iter().copied()));
+        begin.is_some_and(|begin| begin < output.len())
+    }
+
     /// Holds a complete answer against the grammar, without the token that ended it.
     pub async fn run(self, calls: Calls, prompt: Vec<TokenId>, mut output: Vec<TokenId>) {
         let Some(followed) = self.open() else { return };
         let ends = &self.plan.identity.engine.may_end;
         output.pop_if(|last| ends.binary_search(last).is_ok());
         let fits = prompt.len() + output.len() <= self.plan.rules.context_max;
-        let shows = fits && !prompt.is_empty() && !output.is_empty();
+        let shows = fits && !prompt.is_empty() && self.is_bound(&prompt, &output);
         if !shows || !self.traits.masks.begin_proof(&followed.key, self.clock.now()) {
             return;
         }
@@ -183,12 +200,11 @@ impl Proof {
             // The library has panicked.
             Ok(Err(_)) => return Trust::Refused("the grammar cannot be compiled here".into()),
         };
-        let ends = identity.engine.may_end.clone();
-        let mask = Mask::new(&compiled, Arc::clone(&identity.tokenizer), ends);
+        let mask = mask_of(&compiled, identity, &self.request);
         let agrees = if self.plan.sampling.plainly_greedy() {
             calls.agrees(&mask, prompt, output).await
         } else {
-            Some(mask.follow(&[], output, false) == output.len())
+            Some(mask.follow(prompt, &[], output, false) == output.len())
         };
         match agrees {
             Some(true) => Trust::Proven(compiled),

@@ -12,6 +12,7 @@ use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
 use foretell_engines::dialect::{BrokenEnd, CallsEnd};
+use foretell_engines::masks::FindEnds;
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
 use foretell_engines::text::Step;
@@ -120,6 +121,19 @@ pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
             parsers.stream(&asked.as_request(prompt), vocabulary).ok()
         })
     })
+}
+
+/// Finds the tokens that end the reasoning in the output of this request, once its prompt is known;
+/// `None` where the server parses none.
+pub(super) fn reasoning_ends(identity: &Identity, request: &Request) -> Option<FindEnds> {
+    let parsers = identity.engine.parsers;
+    parsers.reasoning.filter(|_| request.route == Route::Chat)?;
+    let (asked, tokenizer) = (Asked::of(identity, request), Arc::clone(&identity.tokenizer));
+    Some(Box::new(move |prompt| {
+        parse::with_vocabulary(&tokenizer, |vocabulary| {
+            parsers.reasoning_ends(&asked.as_request(prompt), vocabulary).ok().flatten()
+        })
+    }))
 }
 
 /// The variables of the chat template. An effort of reasoning switches it on or off where the

@@ -16,6 +16,7 @@ use foretell_core::words::{self, Row, VerifyResult};
 use foretell_engines::dialect::{Context, Round, masked};
 use foretell_engines::masks::{Allows, Compiled, Library, Mask, Rules};
 use foretell_engines::openai::{Grammar, Language, Sampling};
+use foretell_engines::parse::ReasoningEnds;
 use foretell_engines::text::Tokenizer;
 use serde_json::json;
 
@@ -45,6 +46,8 @@ pub struct Bound {
     tokenizer: Arc<Tokenizer>,
     /// Maximum number of tokens of a list among which the backend is asked to sample.
     listed: usize,
+    /// What ends the reasoning with which each output begins, which is bound by nothing.
+    reasoning: Option<ReasoningEnds>,
 }
 
 impl fmt::Debug for Bound {
@@ -90,7 +93,14 @@ impl Bound {
             compiled: Compiled::new(Library::Xgrammar, &Rules::Asked(Arc::new(grammar))).expect("a grammar"),
             tokenizer: Arc::new(tokenizer),
             listed,
+            reasoning: None,
         }
+    }
+
+    /// The same behind reasoning that ends with the token `marker`, or before one of `first`.
+    #[must_use]
+    pub fn behind_reasoning(self, marker: TokenId, first: &[TokenId]) -> Self {
+        Self { reasoning: Some(ReasoningEnds { marker, first: first.to_vec() }), ..self }
     }
 
     pub fn vocabulary(&self) -> &Vocabulary {
@@ -102,20 +112,29 @@ impl Bound {
         self.vocabulary.len() as TokenId - 1
     }
 
-    fn state(&self, output: &[TokenId]) -> Option<u8> {
-        output
+    /// The part of an output that is under the grammar; `None` while it reasons.
+    fn bound<'a>(&self, output: &'a [TokenId]) -> Option<&'a [TokenId]> {
+        let Some(ReasoningEnds { marker, first }) = &self.reasoning else { return Some(output) };
+        let end = output.iter().position(|token| token == marker || first.contains(token))?;
+        Some(&output[end + usize::from(output[end] == *marker)..])
+    }
+
+    fn state(&self, bound: &[TokenId]) -> Option<u8> {
+        bound
             .iter()
             .try_fold(0, |state, &token| self.automaton.after(state, &self.vocabulary[token as usize]))
     }
 
     /// True if a text may end behind this output.
     pub fn may_end(&self, output: &[TokenId]) -> bool {
-        self.state(output).is_some_and(|state| self.automaton.accepts.contains(&state))
+        let Some(bound) = self.bound(output) else { return true };
+        self.state(bound).is_some_and(|state| self.automaton.accepts.contains(&state))
     }
 
     /// The tokens that the backend allows behind this output, in rising order.
     pub fn allowed(&self, output: &[TokenId]) -> Vec<TokenId> {
-        let Some(state) = self.state(output) else { return Vec::new() };
+        let Some(bound) = self.bound(output) else { return (0..=self.end()).collect() };
+        let Some(state) = self.state(bound) else { return Vec::new() };
         let end = Some(self.end()).filter(|_| self.may_end(output));
         let goes_on =
             |token: &TokenId| self.automaton.after(state, &self.vocabulary[*token as usize]).is_some();
@@ -128,13 +147,27 @@ impl Bound {
     }
 
     pub fn mask(&self) -> Mask {
-        Mask::new(&self.compiled, Arc::clone(&self.tokenizer), self.ends())
+        let mask = Mask::new(&self.compiled, Arc::clone(&self.tokenizer), self.ends());
+        match self.reasoning.clone() {
+            Some(ends) => mask.behind_reasoning(Box::new(move |_| Some(ends.clone()))),
+            None => mask,
+        }
     }
 
     /// The session runner's part of one session.
     pub fn shell(&self) -> Shell {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        Shell { mask: self.mask(), bound: self.clone(), sampling }
+        let late = self.reasoning.clone().map(|ReasoningEnds { marker, .. }| Self {
+            reasoning: Some(ReasoningEnds { marker, first: Vec::new() }),
+            ..self.clone()
+        });
+        Shell {
+            mask: self.mask(),
+            bare: Self { reasoning: None, ..self.clone() }.mask(),
+            late: late.unwrap_or_else(|| self.clone()).mask(),
+            bound: self.clone(),
+            sampling,
+        }
     }
 }
 
@@ -159,11 +192,19 @@ pub enum Slip {
     RoundRefused,
     /// An allowed token is banned with the barred one where the tokens cannot be listed.
     OneBannedTooMany,
+    /// Reasoning is held against the grammar.
+    ReasoningBound,
+    /// The first token of an output that ends reasoning without its marker is not held against it.
+    FirstUnbound,
 }
 
 /// The session runner, as far as it goes by the mask of an output.
 pub struct Shell {
     mask: Mask,
+    /// The mask of an output without reasoning.
+    bare: Mask,
+    /// The mask that knows the marker alone.
+    late: Mask,
     bound: Bound,
     sampling: Sampling,
 }
@@ -173,6 +214,14 @@ impl Shell {
     pub const WIDTH: usize = 3;
     /// Maximum number of tokens that are banned one after the other.
     const BANS: usize = 64;
+
+    fn mask(&self, slip: Slip) -> &Mask {
+        match slip {
+            Slip::ReasoningBound => &self.bare,
+            Slip::FirstUnbound => &self.late,
+            _ => &self.mask,
+        }
+    }
 
     /// The output that the mask gets.
     fn seen(output: &[TokenId], slip: Slip) -> &[TokenId] {
@@ -185,13 +234,13 @@ impl Shell {
         let output = Self::seen(output, slip);
         let held = tokens.len() - usize::from(ends && slip == Slip::EndUnchecked);
         let ends = ends && slip != Slip::EndUnchecked;
-        let allowed = self.mask.follow(output, &tokens[..held], ends);
+        let allowed = self.mask(slip).follow(&[], output, &tokens[..held], ends);
         (allowed < held).then_some(if slip == Slip::EventDropped { 0 } else { allowed })
     }
 
     fn round<'a>(&'a self, put: &'a Put<'a>, slip: Slip) -> Round<'a> {
         let (prompt, output) = put.context.split_at(put.case.prompt.len());
-        let context = Context::new("model", prompt, Self::seen(output, slip)).under(Some(&self.mask));
+        let context = Context::new("model", prompt, Self::seen(output, slip)).under(Some(self.mask(slip)));
         Round { context, draft: put.draft, sampling: &self.sampling, method: put.method, weighs: false }
     }
 
@@ -203,7 +252,7 @@ impl Shell {
     /// The rows of a scored chain by the tokens listed at each of its positions.
     pub fn rows(&self, put: &Put<'_>, told: &[Vec<(TokenId, f64)>], bonus: Row, slip: Slip) -> Vec<Row> {
         let round = self.round(put, slip);
-        let rows = masked::rows(&round, &self.mask, Self::WIDTH, told.iter().cloned(), bonus);
+        let rows = masked::rows(&round, self.mask(slip), Self::WIDTH, told.iter().cloned(), bonus);
         if slip != Slip::SecondAllowed {
             return rows;
         }
@@ -212,7 +261,7 @@ impl Shell {
             let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
             let is_allowed = |token: &TokenId| {
                 Some(*token) != row.sample
-                    && self.mask.says(round.context.output, &path, *token) == Allows::Yes
+                    && self.mask.says(&[], round.context.output, &path, *token) == Allows::Yes
             };
             row.sample = top.iter().map(|entry| entry.0).find(is_allowed).or(row.sample);
             row
@@ -250,7 +299,7 @@ impl Shell {
         if slip == Slip::OneBannedTooMany {
             banned.extend(self.bound.allowed(output).get(1));
         }
-        let mut among: BTreeSet<TokenId> = match self.mask.allowed(output, self.bound.listed) {
+        let mut among: BTreeSet<TokenId> = match self.mask(slip).allowed(&[], output, self.bound.listed) {
             Some(allowed) => allowed.into_iter().collect(),
             None => all.difference(&banned).copied().collect(),
         };
@@ -261,7 +310,7 @@ impl Shell {
             let raw = slip == Slip::AllowedRaw;
             let token = sample((!raw).then(|| among.iter().copied().collect()));
             let ends = token == self.bound.end();
-            if raw || self.mask.follow(output, &[token], ends) == 1 {
+            if raw || self.mask(slip).follow(&[], output, &[token], ends) == 1 {
                 return Event::Allowed { token, ends };
             }
             among.remove(&token);

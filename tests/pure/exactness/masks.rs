@@ -64,6 +64,16 @@ static GRAMMARS: LazyLock<Vec<Bound>> = LazyLock::new(|| {
     automata.into_iter().flat_map(both).collect()
 });
 
+/// The same, and some behind reasoning: that ends with a marker, at the beginning of the output, or
+/// with either.
+static ALL: LazyLock<Vec<Bound>> = LazyLock::new(|| {
+    let behind = |bound: &Bound| {
+        [(4, vec![]), (9, vec![0, 3]), (10, vec![2])]
+            .map(|(marker, first)| bound.clone().behind_reasoning(marker, &first))
+    };
+    GRAMMARS.iter().cloned().chain(GRAMMARS.iter().step_by(3).flat_map(behind)).collect()
+});
+
 /// The mask is the grammar of the backend: behind every output of up to five tokens.
 #[test]
 fn the_mask_allows_what_the_backend_allows() {
@@ -78,8 +88,8 @@ fn the_mask_allows_what_the_backend_allows() {
             let text: Vec<TokenId> = allowed.iter().copied().filter(|token| !ends.contains(token)).collect();
             let may_end = allowed.len() > text.len();
             let all = if may_end { [text.as_slice(), &ends].concat() } else { text.clone() };
-            assert_eq!(mask.allowed(&output, WORDS.len()), Some(all), "{bound:?} {output:?}");
-            assert_eq!(mask.may_end(&output), may_end, "{bound:?} {output:?}");
+            assert_eq!(mask.allowed(&[], &output, WORDS.len()), Some(all), "{bound:?} {output:?}");
+            assert_eq!(mask.may_end(&[], &output), may_end, "{bound:?} {output:?}");
             for token in 0..WORDS.len() as TokenId {
                 let says = if ends.contains(&token) {
                     Allows::Unknown
@@ -88,9 +98,9 @@ fn the_mask_allows_what_the_backend_allows() {
                 } else {
                     Allows::No
                 };
-                assert_eq!(mask.says(&output, &[], token), says, "{bound:?} {output:?} {token}");
+                assert_eq!(mask.says(&[], &output, &[], token), says, "{bound:?} {output:?} {token}");
                 let ended = token == bound.end();
-                let followed = mask.follow(&output, &[token], ended) == 1;
+                let followed = mask.follow(&[], &output, &[token], ended) == 1;
                 assert_eq!(followed, allowed.contains(&token), "{bound:?} {output:?} {token}");
             }
             if output.len() < 5 {
@@ -162,7 +172,7 @@ fn scripted(bound: &Bound, prompt: usize, context: &[TokenId], gamma: usize, wid
 
 fn case(prompt: u64, methods: &[VerifyMethod], gamma: Option<usize>) -> Case {
     let mut random = SplitMix64::new(prompt);
-    let bound = &GRAMMARS[random.below(GRAMMARS.len() as u64) as usize];
+    let bound = &ALL[random.below(ALL.len() as u64) as usize];
     let stops = ["cab", "é", "abab", "cc", "bc"];
     let stop = (0..random.below(2)).map(|_| stops[random.below(5) as usize].to_owned()).collect();
     let lookups = if random.chance(2) {
@@ -313,6 +323,10 @@ proptest! {
 #[case::end_accepted_anywhere_scored(Slip::EndUnchecked, 1)]
 #[case::second_allowed_token_of_a_row(Slip::SecondAllowed, 1)]
 #[case::allowed_token_banned(Slip::OneBannedTooMany, 0)]
+#[case::reasoning_bound(Slip::ReasoningBound, 0)]
+#[case::reasoning_bound_scored(Slip::ReasoningBound, 1)]
+#[case::first_token_behind_reasoning_unbound(Slip::FirstUnbound, 0)]
+#[case::first_token_behind_reasoning_unbound_scored(Slip::FirstUnbound, 1)]
 fn a_misused_mask_is_caught_by_the_text(#[case] slip: Slip, #[case] methods: usize) {
     let differs = |prompt: &u64| {
         let case = case(*prompt, METHODS[methods], Some(3));
@@ -437,14 +451,32 @@ fn under_a_grammar_the_distribution_is_the_plain_one(
     #[case] max: usize,
     #[values(Drafter::Chain, Drafter::Bush, Drafter::Lookups)] drafter: Drafter,
 ) {
+    let count = has_the_plain_distribution(&Bound::new(automaton, words, listed), drafter, max);
+    assert!(count.barred > 100 && count.allowed > 100 && count.accepted > 50, "too tame: {count:?}");
+}
+
+/// Token 2 ends the reasoning, or one of `first` as the first of the output.
+#[rstest]
+#[case::ended_by_a_marker(&[])]
+#[case::or_by_what_the_grammar_begins_with(&[1])]
+fn behind_reasoning_the_distribution_is_the_plain_one(
+    #[case] first: &[TokenId],
+    #[values(Drafter::Chain, Drafter::Bush, Drafter::Lookups)] drafter: Drafter,
+) {
+    let bound = Bound::new(&LAST, &LETTERS, 1024).behind_reasoning(2, first);
+    let count = has_the_plain_distribution(&bound, drafter, 3);
+    assert!(count.barred > 20 && count.allowed > 20 && count.accepted > 50, "too tame: {count:?}");
+}
+
+fn has_the_plain_distribution(bound: &Bound, drafter: Drafter, max: usize) -> Count {
     let mut count = Count::default();
     let all: Vec<u32> = (0..16).collect();
     let patterns = if drafter == Drafter::Chain { all.as_slice() } else { &[3, 6, 7, 8 + 1, 8 + 5, 8 + 7] };
     // There are as many outcomes by lookups within one token less.
     let max = if drafter == Drafter::Lookups { max.min(3) } else { max };
     for gamma in 1..=2 {
-        let toy = Toy { vocabulary: words.len(), salt: 11 + gamma as u64 };
-        let case = enumerated(Bound::new(automaton, words, listed), drafter, gamma, max);
+        let toy = Toy { vocabulary: bound.vocabulary().len(), salt: 11 + gamma as u64 };
+        let case = enumerated(bound.clone(), drafter, gamma, max);
         let plain = plain_distribution(toy, &case);
         for &switches in patterns {
             let way = Way { drafter, switches, slip: Slip::None };
@@ -452,7 +484,7 @@ fn under_a_grammar_the_distribution_is_the_plain_one(
             assert!(tv < 1e-12, "switches {switches:b}: {tv} in {case:?}");
         }
     }
-    assert!(count.barred > 100 && count.allowed > 100 && count.accepted > 50, "too tame: {count:?}");
+    count
 }
 
 /// Verify requests that are sent before it is known if a sample of the one before them is barred.

@@ -151,7 +151,7 @@ impl Target for ScoringToy {
         self.raw(context).map(kept).to_vec()
     }
     fn row(self, context: &[TokenId]) -> Option<Row> {
-        let (top_k, top_p) = if context.len() % 2 == 0 { (Some(2), 1.0) } else { (None, 0.7) };
+        let (top_k, top_p) = if context.len().is_multiple_of(2) { (Some(2), 1.0) } else { (None, 0.7) };
         let sampling = Sampling { temperature: 1.0, top_k, top_p, ..Sampling::default() };
         let mut top: Vec<(TokenId, f64)> = (0..).zip(self.raw(context).map(f64::ln)).collect();
         top.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -21,8 +21,6 @@ use foretell_core::words::VerifyMethod;
 const OFFERED: usize = 8;
 /// Outweighs every difference of likely logits.
 const CERTAIN: u32 = 100;
-/// Maximum number of tokens of an output that are scored at once.
-const SCORED: usize = 1_024;
 
 /// A call and the tokens of which its answer has to have one at its second place.
 pub(super) type Question = (Call, Vec<TokenId>);
@@ -61,10 +59,9 @@ pub(super) fn shows(wanted: &[TokenId], body: &[u8]) -> Option<bool> {
     Some(wanted.iter().any(|&wanted| u64::from(wanted) == second))
 }
 
-/// The call that scores an output behind its prompt, as one draft, and its number of tokens. It
-/// reads no cache: the output that the server has just written is in it.
-pub(super) fn whole_call(context: &Context<'_>, output: &[TokenId]) -> (Call, usize) {
-    let scored = output.get(..SCORED).unwrap_or(output);
+/// The call that scores the end of an output, as one draft. It reads no cache: the output that the
+/// server has just written is in it.
+pub(super) fn score_end(context: &Context<'_>, scored: &[TokenId]) -> Call {
     let draft = Tree::chain(scored, Source::Model, Features::default());
     let sampling = crate::openai::Sampling { temperature: 0.0, ..Default::default() };
     let round = Round {
@@ -74,17 +71,22 @@ pub(super) fn whole_call(context: &Context<'_>, output: &[TokenId]) -> (Call, us
         method: VerifyMethod::Score,
         weighs: false,
     };
-    (super::score_call(&round, scored.len(), super::MAX_LOGPROBS, false), scored.len())
+    super::score_call(&round, scored.len(), super::MAX_LOGPROBS, false)
 }
 
-/// True if every token of a scored output is the likeliest that its mask allows, wherever the
-/// scores decide that.
+/// True if every token of the scored end of an output is the likeliest that its mask allows,
+/// wherever the scores decide that.
 ///
 /// # Errors
 /// It is no answer with a score for each token.
-pub(super) fn agrees(output: &[TokenId], mask: &Mask, body: &[u8]) -> Result<bool, Unreadable> {
+pub(super) fn agrees(
+    context: &Context<'_>,
+    scored: &[TokenId],
+    mask: &Mask,
+    body: &[u8],
+) -> Result<bool, Unreadable> {
     let told = super::prompt_rows(body)?;
-    let tail = told.len().checked_sub(output.len()).and_then(|from| told.get(from..));
+    let tail = told.len().checked_sub(scored.len()).and_then(|from| told.get(from..));
     let tail = tail.ok_or(Unreadable("not a score for each token"))?;
-    Ok(masked::agrees(output, mask, super::MAX_LOGPROBS, tail))
+    Ok(masked::agrees(context, scored, mask, super::MAX_LOGPROBS, tail))
 }

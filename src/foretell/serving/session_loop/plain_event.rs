@@ -96,10 +96,9 @@ impl SessionLoop {
     /// Takes the tokens out of an event that the grammar of the output does not allow; true if
     /// there are any.
     fn bar(&mut self, chunk: &mut Chunk) -> bool {
-        let Followed::First(allowed) = self.calls.follow(self.session.output(), &chunk.tokens, chunk.ends)
-        else {
-            return false;
-        };
+        let (prompt, output) = (self.session.prompt(), self.session.output());
+        let followed = self.calls.follow(prompt, output, &chunk.tokens, chunk.ends);
+        let Followed::First(allowed) = followed else { return false };
         self.barred = chunk.tokens.get(allowed).copied();
         chunk.tokens.truncate(allowed);
         (chunk.finish, chunk.ends) = (None, false);
