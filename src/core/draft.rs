@@ -343,6 +343,11 @@ impl LookupSpec {
         matches!(self, Self::PromptLookup(_) | Self::Prediction)
     }
 
+    /// True if it reads the schema that binds an output.
+    pub const fn reads_schema(&self) -> bool {
+        matches!(self, Self::Phrasebook { schemas: true, .. })
+    }
+
     /// True if it can propose anything in a session with `shared`.
     fn is_applicable(&self, shared: &Shared) -> bool {
         match self {

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use xgrammar::{CompileError, GrammarCompiler, GrammarMatcher, MatcherError, TokenizerInfo, VocabType};
 
 use crate::openai::{Grammar, Language};
-use crate::parse::ReasoningEnds;
+use crate::parse::{ReasoningEnds, Unsure};
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
@@ -279,13 +279,15 @@ impl Place {
 
 /// Finds the tokens that end the reasoning of an output behind a prompt; `None` if it begins
 /// without.
-pub type FindEnds = Box<dyn Fn(&[TokenId]) -> Option<ReasoningEnds> + Send + Sync>;
+pub type FindEnds = Box<dyn Fn(&[TokenId]) -> Result<Option<ReasoningEnds>, Unsure> + Send + Sync>;
 
 /// The reasoning before an output.
 struct Reasoning {
     find: FindEnds,
     /// Found by the prompt, which is always the same.
-    ends: OnceLock<Option<ReasoningEnds>>,
+    ends: OnceLock<Result<Option<ReasoningEnds>, Unsure>>,
+    /// The answer that has proved the grammar began with reasoning; `None` if it has to prove it.
+    proven: Option<bool>,
 }
 
 /// The grammar of one output.
@@ -320,22 +322,46 @@ impl Mask {
         Self { place: Mutex::new(compiled.begin(tokenizer)), ends, reasoning: None }
     }
 
-    /// The same of an output that may begin with reasoning.
+    /// The same of an output that may begin with reasoning. `proven`: the answer that has proved
+    /// the grammar did; `None` if it has to prove it.
     #[must_use]
-    pub fn behind_reasoning(self, find: FindEnds) -> Self {
-        Self { reasoning: Some(Reasoning { find, ends: OnceLock::new() }), ..self }
+    pub fn behind_reasoning(self, find: FindEnds, proven: Option<bool>) -> Self {
+        Self { reasoning: Some(Reasoning { find, ends: OnceLock::new(), proven }), ..self }
     }
 
     /// The tokens that end the reasoning behind this prompt; `None` if there is none.
-    fn reasoning_ends(&self, prompt: &[TokenId]) -> Option<&ReasoningEnds> {
-        let Reasoning { find, ends } = self.reasoning.as_ref()?;
-        ends.get_or_init(|| find(prompt)).as_ref()
+    fn reasoning_ends(&self, prompt: &[TokenId]) -> Result<Option<&ReasoningEnds>, Unsure> {
+        let Some(Reasoning { find, ends, .. }) = &self.reasoning else { return Ok(None) };
+        ends.get_or_init(|| find(prompt)).as_ref().map(Option::as_ref).map_err(|unsure| *unsure)
+    }
+
+    /// True if an output behind this prompt begins with reasoning.
+    ///
+    /// # Errors
+    /// It is not known where its reasoning ends.
+    pub fn reasons(&self, prompt: &[TokenId]) -> Result<bool, Unsure> {
+        self.reasoning_ends(prompt).map(|ends| ends.is_some())
+    }
+
+    /// True if an output behind this prompt begins, with reasoning or not, as the answer that has
+    /// proved the grammar: only then is it known from where on the server applies it.
+    pub fn fits(&self, prompt: &[TokenId]) -> bool {
+        let proven = self.reasoning.as_ref().and_then(|reasoning| reasoning.proven);
+        self.reasons(prompt).is_ok_and(|reasons| proven.is_none_or(|proven| proven == reasons))
     }
 
     /// Number of these tokens behind the prompt after which the grammar begins; `None` if they are
     /// reasoning that goes on.
     fn begin(&self, prompt: &[TokenId], tokens: impl Iterator<Item = TokenId>) -> Option<usize> {
-        self.reasoning_ends(prompt).map_or(Some(0), |ends| ends.content(tokens))
+        match self.reasoning_ends(prompt) {
+            Ok(Some(ends)) => ends.content(tokens),
+            Ok(None) | Err(Unsure) => Some(0),
+        }
+    }
+
+    /// Number of tokens of this output that are under the grammar.
+    pub fn bound(&self, prompt: &[TokenId], output: &[TokenId]) -> usize {
+        self.begin(prompt, output.iter().copied()).map_or(0, |begin| output.len().saturating_sub(begin))
     }
 
     /// The grammar's answer about `token` behind this prompt, this output and these tokens. A place
@@ -345,8 +371,7 @@ impl Mask {
         let before = output.iter().chain(path).copied();
         let may_end = self.ends.binary_search(&token).is_ok();
         let Some(begin) = self.begin(prompt, before.clone()) else {
-            let is_first = self.reasoning_ends(prompt).is_some_and(|ends| ends.first.contains(&token));
-            return if may_end || is_first { Allows::Unknown } else { Allows::Yes };
+            return if may_end || self.is_first(prompt, token) { Allows::Unknown } else { Allows::Yes };
         };
         let mut place = self.place.lock();
         if !place.go_to(before.skip(begin)) {
@@ -359,6 +384,18 @@ impl Mask {
         }
     }
 
+    /// True if this token of reasoning ends it as the first of the output.
+    fn is_first(&self, prompt: &[TokenId], token: TokenId) -> bool {
+        self.reasoning_ends(prompt).is_ok_and(|ends| ends.is_some_and(|ends| ends.first.contains(&token)))
+    }
+
+    /// True if the grammar allows this output.
+    pub fn allows(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
+        let tokens = output.iter().copied();
+        let Some(begin) = self.begin(prompt, tokens.clone()) else { return true };
+        self.place.lock().go_to(tokens.skip(begin))
+    }
+
     /// True if the output may end here.
     pub fn may_end(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
         let tokens = output.iter().copied();
@@ -368,7 +405,9 @@ impl Mask {
     }
 
     /// Number of these tokens, from the first on, with which the output may go on. With `ends` the
-    /// last of them has ended the output, which is allowed where that may end.
+    /// last of them has ended the output, which is allowed where that may end. A token that ends
+    /// reasoning as the first of the output is sampled freely: one that the grammar does not begin
+    /// with is allowed, and nothing behind it (vLLM fails such a request).
     pub fn follow(&self, prompt: &[TokenId], output: &[TokenId], tokens: &[TokenId], ends: bool) -> usize {
         let before = output.iter().copied();
         let Some(begin) = self.begin(prompt, before.clone().chain(tokens.iter().copied())) else {
@@ -379,7 +418,14 @@ impl Mask {
             return 0;
         }
         let text = tokens.len() - usize::from(ends && !tokens.is_empty());
-        let free = begin.saturating_sub(output.len()).min(text);
+        let mut free = begin.saturating_sub(output.len()).min(text);
+        let first = tokens.get(free).filter(|token| begin >= output.len() && self.is_first(prompt, **token));
+        if let Some(&first) = first.filter(|_| free < text) {
+            free += 1;
+            if !place.push(first) {
+                return free;
+            }
+        }
         let bound = tokens.iter().take(text).skip(free);
         let followed = free + bound.take_while(|&&token| place.push(token)).count();
         let whole = followed == text && (!ends || place.is_complete());
@@ -496,18 +542,19 @@ mod tests {
         let tokenizer = target();
         let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
         let (marker, free, call) = (300, 301, yes[0]);
-        let find =
-            move |prompt: &[TokenId]| prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call] });
-        let mask =
-            begin(&tokenizer, Language::Choice(vec!["yes".to_owned()])).behind_reasoning(Box::new(find));
+        let find = move |prompt: &[TokenId]| {
+            Ok(prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call] }))
+        };
+        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned()]))
+            .behind_reasoning(Box::new(find), Some(true));
         let [end] = tokenizer.may_end()[..1] else { panic!("an end") };
         // Behind this prompt there is no reasoning.
         assert_eq!(
             (mask.follow(&[7], &[], &[free], false), mask.allowed(&[7], &[], 99).is_some()),
             (0, true)
         );
-        let mask =
-            begin(&tokenizer, Language::Choice(vec!["yes".to_owned()])).behind_reasoning(Box::new(find));
+        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned()]))
+            .behind_reasoning(Box::new(find), Some(true));
         assert_eq!(mask.follow(&[], &[free], &no, false), no.len());
         assert_eq!((mask.follow(&[], &[free], &[end], true), mask.may_end(&[], &[free])), (1, true));
         assert_eq!(mask.says(&[], &[free], &[], free), Allows::Yes);

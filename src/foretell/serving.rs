@@ -227,8 +227,9 @@ impl SessionRunner {
         let mut drafting = self.drafting(drafter, identity, &sampling, &exchange.shared.observer);
         let remembering = self.remembering(permission, &ruling, identity, exchange);
         let spelling: Arc<dyn Spelling> = Arc::clone(&identity.tokenizer) as _;
-        let grammar_asked = ruling.sampling.grammar.as_ref();
-        let schema = grammar_asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
+        let drafts = ruling.rules.lookups.iter().any(LookupSpec::reads_schema);
+        let asked = ruling.sampling.grammar.as_ref().filter(|_| drafts);
+        let schema = asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
         let shares_noise = drafting.shares_noise() && identity.engine.dialect.quirks().shares_noise;
         let samples = shares_noise && self.samples(&ruling, exchange);
         if samples {

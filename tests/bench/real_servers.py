@@ -18,6 +18,8 @@ CONTEXT = 4096
 LANES = 4
 REAL = engines.CACHE / "real-models"
 PROMPTS, BFCL = REAL / "prompts", REAL / "bfcl"
+# a processor without instructions for it computes in bfloat16 ten times slower than in 32 bits
+SHORT = "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(pathlib.Path("/proc/cpuinfo").read_text().split()) else "float32"
 THINKING = ("--reasoning-parser", "qwen3", "--chat-template", REAL / "agent/hf/reasoning.jinja")
 # by engine and model: the usual form of an operator, and the form in 32 bits
 MODELS = {
@@ -73,7 +75,7 @@ def start(kind, model, foretell, out, precise=False, extra=(), label=""):
     if kind == "llama":
         argv = engines.llama_argv(path, port, CORES) + (engines.LLAMA_32_BITS if precise else [])
         return engines.ready(kind, argv + list(extra), None, port, log, STARTED_WITHIN)
-    argv = engines.vllm_argv(path, port, "float32" if precise else "bfloat16") + ["--max-model-len", str(CONTEXT)]
+    argv = engines.vllm_argv(path, port, "float32" if precise else SHORT) + ["--max-model-len", str(CONTEXT)]
     environment = engines.zeroed(engines.vllm_environment(CORES, 1))
     return engines.ready(kind, argv + list(extra), environment, port, log, STARTED_WITHIN)
 

@@ -313,8 +313,7 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request may be held against its grammar here, which binds a text
-    /// without calls.
+    /// True if the output of this request, which has no tools, may be held against its grammar here.
     fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
         let known = !matches!(grammar.language, Language::Lark(_));
         !request.tools && known && self.follows_output(request, sampling)
@@ -328,7 +327,7 @@ impl Engine {
 
     /// True if an output under a grammar may be held against that here: at temperature 0, or where
     /// nothing truncates the distribution. Reasoning before it is not under the grammar, so its end
-    /// has to be known.
+    /// has to be known; of completions, which no parser reads, it is not.
     fn follows_output(&self, request: &Request, sampling: &Sampling) -> bool {
         let draws = sampling.draws_freely() && !self.seeded;
         let free = (sampling.plainly_greedy() || draws)
@@ -336,7 +335,9 @@ impl Engine {
             && !sampling.ignore_eos
             && request.stop_token_ids.is_empty();
         let scores = self.methods.contains(&VerifyMethod::Score);
-        self.masks.is_some() && scores && self.parsers.end_reasoning_by_token() && free
+        let reasons = self.parsers.reasoning.is_some();
+        let ends = !reasons || (request.route == Route::Chat && self.parsers.end_reasoning_by_token());
+        self.masks.is_some() && scores && ends && free
     }
 
     /// When calls are the finish reason of the answer to this request.

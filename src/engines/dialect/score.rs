@@ -18,12 +18,12 @@ pub(super) const TIE: f64 = 1e-6;
 /// A cumulative probability this close to the edge of the nucleus is undecided.
 const EDGE: f64 = 1e-5;
 
-/// Number of the most probable tokens that must be listed so that this request can be decided;
-/// `None` if no number suffices. `most` is the longest list that the engine returns. Under a
+/// Number of the most probable tokens that must be listed so that positions of this request may be
+/// decided; `None` if no number suffices. `most` is the longest list that the engine returns. Under a
 /// grammar the likeliest of all tokens may not be allowed.
 ///
-/// Without `top_k`, or with a larger one, positions are decided at which `top_p` or `min_p` leaves
-/// listed tokens only.
+/// With a `top_k` below it all positions are, but ties; without, or with a larger one, those at which
+/// `top_p` or `min_p` leaves listed tokens only.
 pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
     if masked {
         return (sampling.plainly_greedy() && most >= 2).then_some(most);
@@ -79,6 +79,13 @@ pub fn rows(
 ) -> Vec<Row> {
     let mut rows = Vec::new();
     let Some(width) = width(sampling, most, false) else { return rows };
+    let told: Vec<_> = told.collect();
+    // One list of logits shows that the others are no log-probabilities either (vLLM's
+    // `--logprobs-mode raw_logits` and `processed_logits`).
+    let logits = told.iter().any(|top| total(top) > 1.0 + EDGE);
+    if logits && sampling.temperature > 0.0 && sampling.top_k.is_none_or(|keep| keep as usize >= width) {
+        return rows;
+    }
     for top in told {
         // The bounds count special tokens, which `min_tokens` may bar.
         let between =
@@ -102,15 +109,14 @@ pub(super) fn ranked(top: &[(TokenId, f64)]) -> Vec<(TokenId, f64)> {
 /// With them the greatest weight of all tokens together that these keep and that are not listed.
 fn weights(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<(Vec<(TokenId, f64)>, f64)> {
     let listed_k = sampling.top_k.map(|keep| keep as usize).filter(|keep| *keep < width);
-    let (kept, mut unlisted) = if let Some(keep) = listed_k {
+    let kept = if let Some(keep) = listed_k {
         let (kept, edge) = (top.get(..keep)?, top.get(keep)?);
         if kept.last()?.1 - edge.1 <= TIE {
             return None;
         }
-        (kept, 0.0)
+        kept
     } else {
-        let listed = top.get(..width).unwrap_or(top);
-        (listed, unlisted(listed, sampling.temperature)?)
+        top.get(..width).unwrap_or(top)
     };
     let most = kept.first()?.1;
     let weight = |logprob: f64| ((logprob - most) / sampling.temperature).exp();
@@ -120,25 +126,28 @@ fn weights(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<
         return None;
     }
     weights.retain(|entry| entry.1 >= sampling.min_p);
-    if weights.len() < kept.len() {
-        unlisted = 0.0;
-    }
+    let closed = listed_k.is_some() || weights.len() < kept.len();
+    let unlisted = if closed { 0.0 } else { unlisted(kept, sampling.temperature)? };
     Some((weights, unlisted))
 }
 
 /// The greatest weight of all tokens together that are not among the listed, the likeliest of all.
 /// Each has p ≤ p_last, so with T ≤ 1 its weight (p / p_first)^(1/T) is at most p / p_first ·
-/// (p_last / p_first)^(1/T − 1). `None` where the list has no log-probabilities (vLLM's
-/// `--logprobs-mode raw_logits`).
+/// (p_last / p_first)^(1/T − 1). `None` where the list has logits in place of log-probabilities.
 fn unlisted(listed: &[(TokenId, f64)], temperature: f64) -> Option<f64> {
     let (first, last) = (listed.first()?.1, listed.last()?.1);
-    let sum: f64 = listed.iter().map(|entry| entry.1.exp()).sum();
+    let sum = total(listed);
     if sum > 1.0 + EDGE {
         return None;
     }
     let each = ((last - first) * (1.0 / temperature - 1.0)).exp();
     let all = (1.0 - sum + EDGE) / first.exp() * each;
     Some(if temperature <= 1.0 { all } else { f64::INFINITY })
+}
+
+/// The probability of these tokens together.
+fn total(listed: &[(TokenId, f64)]) -> f64 {
+    listed.iter().map(|entry| entry.1.exp()).sum()
 }
 
 /// The smallest head of the list whose share reaches `top_p`; `None` if rounding, a tie or the

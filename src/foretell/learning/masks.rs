@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
@@ -28,11 +29,13 @@ const KEPT: Duration = Duration::from_hours(4);
 pub struct MaskKey([u8; 32]);
 
 impl MaskKey {
-    /// The key of a grammar, with the kind of its proof: at temperature 0 another one. A schema
-    /// with its members in another order is another grammar.
-    pub fn of(rules: &Rules, greedy: bool) -> Self {
+    /// The key of a grammar, with the kind of its proof: at temperature 0 another one, and with
+    /// other variables of the chat template. A schema with its members in another order is another
+    /// grammar.
+    pub fn of(rules: &Rules, greedy: bool, template: Option<&Map<String, Value>>) -> Self {
         let is_tag = matches!(rules, Rules::Tag(_));
-        Self(Sha256::digest(format!("{greedy} {is_tag} {}", rules.to_json_text())).into())
+        let template = template.map(|template| json!(template).to_string()).unwrap_or_default();
+        Self(Sha256::digest(format!("{greedy} {is_tag} {template} {}", rules.to_json_text())).into())
     }
 }
 
@@ -44,8 +47,8 @@ pub enum Trust {
     Unproven,
     /// An answer is being held against it.
     Proving,
-    /// It is the server's own.
-    Proven(Arc<Compiled>),
+    /// It is the server's own, as an answer has shown that began with reasoning (true) or not.
+    Proven(Arc<Compiled>, bool),
     /// It cannot be followed here, for this reason.
     Refused(Arc<str>),
 }
@@ -131,8 +134,10 @@ mod tests {
                 any_whitespace: true,
             }))
         };
-        let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text), true));
-        assert_ne!(a, MaskKey::of(&grammar("a"), false));
+        let [a, b] = ["a", "b"].map(|text| MaskKey::of(&grammar(text), true, None));
+        assert_ne!(a, MaskKey::of(&grammar("a"), false, None));
+        let thinks = Map::from_iter([("enable_thinking".to_owned(), Value::Bool(true))]);
+        assert_ne!(a, MaskKey::of(&grammar("a"), true, Some(&thinks)));
         assert!(matches!(masks.trust(&a, now), Trust::Unproven));
         assert!(masks.begin_proof(&a, now) && !masks.begin_proof(&a, now) && masks.begin_proof(&b, now));
         masks.end_proof(&a, Trust::Refused("wrong".into()), now);

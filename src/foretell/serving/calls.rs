@@ -356,6 +356,10 @@ impl Calls {
         let mask = self.0.mask.as_ref().ok_or(Fault::Plain)?;
         let codec = self.0.engine.dialect.codec();
         let context = Context::of(&self.0.model, token_context);
+        if !mask.allows(context.prompt, context.output) {
+            // The server's own request fails there.
+            return Err(Fault::Plain);
+        }
         let allowed = mask.allowed(context.prompt, context.output, LISTED);
         let mut among = allowed.map_or_else(|| Among::Others(Vec::from_iter(barred)), Among::These);
         for _ in 0..BANS {

@@ -18,6 +18,7 @@ use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Binding;
 use foretell_engines::masks::{Compiled, Library, Mask, Rules};
 use foretell_engines::openai::{Request, Sampling};
+use foretell_engines::parse::Unsure;
 
 /// True if a grammar binds the output of a request that the server does not apply to later ones.
 pub(super) fn binds(identity: &Identity, sampling: &Sampling, grammar: &Grammar) -> bool {
@@ -55,7 +56,9 @@ impl Followed {
             }
             (None, _) => return None,
         };
-        let key = MaskKey::of(&rules, sampling.plainly_greedy());
+        // By the variables of the template an output begins with reasoning, or not.
+        let template = engine.parsers.reasoning.and_then(|_| parsing::template(request));
+        let key = MaskKey::of(&rules, sampling.plainly_greedy(), template.as_ref());
         let trust = traits.masks.trust(&key, now);
         Some(Self { library, rules, key, trust })
     }
@@ -63,7 +66,7 @@ impl Followed {
     /// The permission to which it narrows that of the policy; `None` if it does not.
     pub fn permission(&self) -> Option<Permission> {
         match self.trust {
-            Trust::Proven(_) => None,
+            Trust::Proven(..) => None,
             Trust::Unproven | Trust::Proving => Some(Permission::Shadow(PlainReason::Grammar)),
             Trust::Refused(_) => Some(Permission::Plain(PlainReason::Grammar)),
         }
@@ -72,7 +75,7 @@ impl Followed {
     /// The mask of the output of a request; `None` if the grammar has not proved itself.
     pub fn mask(&self, identity: &Identity, request: &Request) -> Option<Mask> {
         match &self.trust {
-            Trust::Proven(compiled) => Some(mask_of(compiled, identity, request)),
+            Trust::Proven(compiled, reasons) => Some(mask_of(compiled, identity, request, Some(*reasons))),
             Trust::Unproven | Trust::Proving | Trust::Refused(_) => None,
         }
     }
@@ -80,7 +83,7 @@ impl Followed {
     /// Its state in words for the operator; `None` if it has proved itself.
     pub fn note(&self) -> Option<String> {
         match &self.trust {
-            Trust::Proven(_) => None,
+            Trust::Proven(..) => None,
             Trust::Unproven => Some(
                 "The grammar proves itself on the next complete answer of the server's own, which at temperature 0 is \
                  scored once."
@@ -92,17 +95,19 @@ impl Followed {
     }
 }
 
-/// The mask of the output of a request.
-fn mask_of(compiled: &Compiled, identity: &Identity, request: &Request) -> Mask {
+/// The mask of the output of a request; `proven`: see [`Mask::behind_reasoning`].
+fn mask_of(compiled: &Compiled, identity: &Identity, request: &Request, proven: Option<bool>) -> Mask {
     let mask = Mask::new(compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone());
     match parsing::reasoning_ends(identity, request) {
-        Some(find) => mask.behind_reasoning(find),
+        Some(find) => mask.behind_reasoning(find, proven),
         None => mask,
     }
 }
 
 /// Maximum time for which a proof waits for the compilation of its grammar, and for its turn.
 const COMPILED_WITHIN: Duration = Duration::from_secs(5);
+/// Tokens under a grammar that an answer needs to prove it, unless it is complete.
+const SHOWN: usize = 16;
 /// The reason for which grammars of a server are not followed.
 const OTHER_LIBRARY: &str = "the server does not make its grammars by xgrammar 0.2.8 with free whitespace";
 
@@ -141,8 +146,11 @@ impl Proof {
     /// True if a part of the output is under the grammar.
     fn is_bound(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
         let find = parsing::reasoning_ends(&self.plan.identity, &self.request);
-        let begin =
-            find.and_then(|find| find(prompt)).map_or(Some(0), |ends| ends.content(output.iter().copied()));
+        let begin = match find.map_or(Ok(None), |find| find(prompt)) {
+            Ok(Some(ends)) => ends.content(output.iter().copied()),
+            Ok(None) => Some(0),
+            Err(Unsure) => None,
+        };
         begin.is_some_and(|begin| begin < output.len())
     }
 
@@ -200,14 +208,17 @@ impl Proof {
             // The library has panicked.
             Ok(Err(_)) => return Trust::Refused("the grammar cannot be compiled here".into()),
         };
-        let mask = mask_of(&compiled, identity, &self.request);
-        let agrees = if self.plan.sampling.plainly_greedy() {
+        let mask = mask_of(&compiled, identity, &self.request, None);
+        let Ok(reasons) = mask.reasons(prompt) else { return Trust::Unproven };
+        let agrees = if mask.bound(prompt, output) < SHOWN && !mask.may_end(prompt, output) {
+            None
+        } else if self.plan.sampling.plainly_greedy() {
             calls.agrees(&mask, prompt, output).await
         } else {
             Some(mask.follow(prompt, &[], output, false) == output.len())
         };
         match agrees {
-            Some(true) => Trust::Proven(compiled),
+            Some(true) => Trust::Proven(compiled, reasons),
             Some(false) => {
                 Trust::Refused("an answer of the server is not what the grammar makes of it here".into())
             }

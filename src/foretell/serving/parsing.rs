@@ -12,7 +12,7 @@ use crate::learning::answer_traits::{AnswerTraits, ParsedAlike};
 use foretell_core::session::{MakeParser, Permission};
 use foretell_core::words::PlainReason;
 use foretell_engines::dialect::{BrokenEnd, CallsEnd};
-use foretell_engines::masks::FindEnds;
+use foretell_engines::masks::{FindEnds, Mask};
 use foretell_engines::openai::{Request, Route};
 use foretell_engines::parse::{self, Parsers};
 use foretell_engines::text::Step;
@@ -112,11 +112,15 @@ pub(super) fn step(identity: &Identity, parsed: bool) -> Step {
     }
 }
 
-/// Makes the parser of the answer to this request, once its prompt is known.
-pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
+/// Makes the parser of the answer to this request, once its prompt is known; none where its grammar
+/// has not proved itself for outputs that begin as behind this prompt, so that it stays plain.
+pub(super) fn maker(identity: &Identity, request: &Request, mask: Option<Arc<Mask>>) -> MakeParser {
     let (asked, parsers) = (Asked::of(identity, request), identity.engine.parsers);
     let tokenizer = Arc::clone(&identity.tokenizer);
     Box::new(move |prompt| {
+        if mask.is_some_and(|mask| !mask.fits(prompt)) {
+            return None;
+        }
         parse::with_vocabulary(&tokenizer, |vocabulary| {
             parsers.stream(&asked.as_request(prompt), vocabulary).ok()
         })
@@ -127,18 +131,18 @@ pub(super) fn maker(identity: &Identity, request: &Request) -> MakeParser {
 /// `None` where the server parses none.
 pub(super) fn reasoning_ends(identity: &Identity, request: &Request) -> Option<FindEnds> {
     let parsers = identity.engine.parsers;
-    parsers.reasoning.filter(|_| request.route == Route::Chat)?;
+    parsers.reasoning?;
     let (asked, tokenizer) = (Asked::of(identity, request), Arc::clone(&identity.tokenizer));
     Some(Box::new(move |prompt| {
         parse::with_vocabulary(&tokenizer, |vocabulary| {
-            parsers.reasoning_ends(&asked.as_request(prompt), vocabulary).ok().flatten()
+            parsers.reasoning_ends(&asked.as_request(prompt), vocabulary)
         })
     }))
 }
 
 /// The variables of the chat template. An effort of reasoning switches it on or off where the
 /// client does not (vLLM 0.32).
-fn template(request: &Request) -> Option<Map<String, Value>> {
+pub(super) fn template(request: &Request) -> Option<Map<String, Value>> {
     let mut template = request.body.get("chat_template_kwargs").and_then(Value::as_object).cloned();
     if let Some(effort @ Value::String(text)) = request.body.get("reasoning_effort") {
         let variables = template.get_or_insert_default();

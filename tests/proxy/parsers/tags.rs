@@ -149,7 +149,7 @@ async fn a_tag_before_another_library_is_not_followed(#[case] library: Library) 
     stays_plain(&scene, &json!({"tools": tools(true), "tool_choice": named()})).await;
 }
 
-/// Reasoning comes before what a tag binds, and sampling may not be followed.
+/// Sampling under which no grammar is followed.
 #[rstest]
 #[case::min_tokens(json!({"tools": tools(true), "min_tokens": 1}))]
 #[case::penalty(json!({"tools": tools(true), "tool_choice": "required", "presence_penalty": 0.1}))]

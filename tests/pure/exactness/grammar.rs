@@ -149,7 +149,7 @@ impl Bound {
     pub fn mask(&self) -> Mask {
         let mask = Mask::new(&self.compiled, Arc::clone(&self.tokenizer), self.ends());
         match self.reasoning.clone() {
-            Some(ends) => mask.behind_reasoning(Box::new(move |_| Some(ends.clone()))),
+            Some(ends) => mask.behind_reasoning(Box::new(move |_| Ok(Some(ends.clone()))), Some(true)),
             None => mask,
         }
     }

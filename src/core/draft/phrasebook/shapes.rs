@@ -98,7 +98,7 @@ pub struct Shapes {
     tools: HashSet<String>,
     /// Bytes of fields, choices and the names of tools.
     held: usize,
-    /// One schema binds the output: nothing else is written.
+    /// A schema binds the output: no other object is written.
     bound: bool,
 }
 
@@ -126,11 +126,6 @@ impl Shapes {
     /// The objects that the model may write, in the order of the prompt.
     pub fn roots(&self) -> &[(Form, ShapeId)] {
         &self.roots
-    }
-
-    /// True if the output is an object of one schema from its first byte on.
-    pub const fn is_bound(&self) -> bool {
-        self.bound
     }
 
     /// Learns the shapes that an object of the prompt asks for. Returns the form of a call if it is
@@ -348,12 +343,13 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// A reader of the prompt of an output that a schema binds: it reads the layout alone.
+    /// A reader of the prompt of an output that a schema of an object binds: it reads the layout
+    /// alone.
     pub fn bound(schema: &Value) -> Self {
         let mut finder = Self::default();
         let shape = finder.shapes.schema(Within { whole: schema, depth: 0 }, schema);
         finder.shapes.root(Form::Plain, shape);
-        finder.shapes.bound = true;
+        finder.shapes.bound = !finder.shapes.roots.is_empty();
         finder
     }
 

@@ -62,7 +62,7 @@ impl Skeleton {
     pub fn proposal(&self, shapes: &Shapes) -> Option<Proposal> {
         let top = self.frames.open.len().checked_sub(1)?;
         // A single brace in running text is usually not JSON.
-        if top == 0 && self.scanner.position() == Position::Opened && !shapes.is_bound() {
+        if top == 0 && self.scanner.position() == Position::Opened {
             return None;
         }
         let quote = if self.scanner.position() == Position::Key { "\"" } else { "" };

@@ -24,7 +24,7 @@ pub(super) fn bounded(
     let mut top = top.to_vec();
     top.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top.dedup_by_key(|entry| entry.0);
-    let entries = nucleus(&truncated(&top, sampling)?, sampling.top_p);
+    let entries = nucleus(&truncated(&top, width, sampling)?, sampling.top_p);
     let (least, greatest) = (sum(&entries, |entry| entry.sure), sum(&entries, |entry| entry.maybe));
     let first = entries.first().filter(|entry| entry.sure && !special.contains(&entry.token));
     first?;
@@ -52,11 +52,12 @@ fn sum(entries: &[ListedToken], counts: impl Fn(&ListedToken) -> bool) -> f64 {
 
 /// The tokens that top-k and min-p keep. `None` where tokens that are not listed may be kept: those
 /// that tie with the last of top-k, all of which some engines keep.
-fn truncated(top: &[(TokenId, f64)], sampling: &Sampling) -> Option<Vec<ListedToken>> {
+fn truncated(top: &[(TokenId, f64)], width: usize, sampling: &Sampling) -> Option<Vec<ListedToken>> {
     let keep = sampling.top_k? as usize;
     let (most, edge) = (top.first()?.1, top.get(keep)?.1);
     let tied = top.get(keep.checked_sub(1)?)?.1 - edge <= TIE;
-    let unlisted = tied && edge - top.last()?.1 <= TIE;
+    // A drafted token is listed wherever it is.
+    let unlisted = tied && edge - top.get(width - 1)?.1 <= TIE;
     if sampling.temperature <= 0.0 || unlisted {
         return None;
     }
@@ -121,7 +122,7 @@ mod tests {
         };
         let p = |kept: &[f64], at: usize| kept[at] / kept.iter().sum::<f64>();
         // A tie at the edge of top-k: the third or the fourth is kept.
-        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), 4, &sampling(1.0, 3, 1.0), &[])
+        let dist = bounded(&logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]), 5, &sampling(1.0, 3, 1.0), &[])
             .unwrap()
             .dist
             .unwrap();
@@ -131,6 +132,12 @@ mod tests {
             let own = p(&[4.0, 3.0, 1.0], at);
             assert!(dist.top[at].1 <= own && own <= dist.top[at].1 * (1.0 + dist.slack), "{at}");
         }
+        let tied = logprobs(&[4.0, 3.0, 1.0, 1.0, 0.5]);
+        assert_eq!(
+            bounded(&tied, 4, &sampling(1.0, 3, 1.0), &[]),
+            None,
+            "the last is the drafted: others may tie"
+        );
         // The nucleus of 0.7 ends exactly at the second: with the third, or without.
         let edge = logprobs(&[4.0, 3.0, 2.0, 1.0]);
         assert_eq!(row(&edge, 4, &sampling(1.0, 3, 7.0 / 9.0), &[]), None);

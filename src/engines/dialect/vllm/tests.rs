@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::openai::{Grammar, Language};
+use crate::parse::{Parsers, ReasoningFormat};
 use foretell_core::draft::{Features, Source, Tree};
+use std::sync::Arc;
 
 fn engine() -> Engine {
     Engine {
@@ -255,6 +258,29 @@ fn a_chat_without_a_limit_is_not_speculated_on_where_the_limit_is_unknown() {
     assert_eq!(limits, [MaxTokens::Unknown, MaxTokens::Unknown, MaxTokens::Context]);
     assert_eq!(Engine { max_tokens: Some(99), ..known.clone() }.limit(&chat), MaxTokens::Tokens(99));
     assert_eq!(Engine { default_tokens: Some(9), ..known }.limit(&chat), MaxTokens::Tokens(9));
+}
+
+#[test]
+fn a_grammar_behind_reasoning_is_followed_where_that_ends_at_a_token() {
+    let grammar =
+        Grammar { parameter: "response_format", language: Language::JsonObject, any_whitespace: true };
+    let sampling = Sampling { grammar: Some(Arc::new(grammar)), ..greedy() };
+    let followed = |reasoning| {
+        let parsers = Parsers { reasoning, ..Parsers::default() };
+        let engine = Engine { masks: Some(Library::Xgrammar), parsers, ..engine() };
+        let mut request = request(&json!({"model": "m", "prompt": "x", "max_tokens": 9}));
+        [Route::Completions, Route::Chat].map(|route| {
+            request.route = route;
+            engine
+                .refuses(&request, &sampling)
+                .is_none_or(|refused| refused.reason != RelayReason::Structured)
+        })
+    };
+    assert_eq!(followed(None), [true, true]);
+    for format in ReasoningFormat::ALL {
+        let by_token = !matches!(format, ReasoningFormat::GptOss | ReasoningFormat::Mistral);
+        assert_eq!(followed(Some(format)), [false, by_token], "{format:?}: no parser reads a completion");
+    }
 }
 
 /// `max_new_tokens` of the generation config is a default of chats, not a maximum.
