@@ -12,9 +12,9 @@
 //! that end a text are another matter: which of them the server takes as an end is known by its
 //! answers only. They are allowed where the output may end.
 //!
-//! Reasoning before an output is bound by no grammar (vLLM 0.32, `v1/structured_output/__init__.py`:
-//! `_get_constraint_bounds`): it begins behind the token that ends it, or with the first token of a
-//! call that ends it.
+//! Reasoning before an output is bound by no grammar (vLLM 0.32,
+//! `v1/structured_output/__init__.py`: `_get_constraint_bounds`): it begins behind the token that
+//! ends it, or with the first token of a call that ends it.
 
 use std::sync::{Arc, OnceLock};
 

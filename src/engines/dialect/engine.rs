@@ -313,7 +313,8 @@ impl Engine {
         self.dialect.codec().refuses(self, request, sampling)
     }
 
-    /// True if the output of this request, which has no tools, may be held against its grammar here.
+    /// True if the output of this request, which has no tools, may be held against its grammar
+    /// here.
     fn follows(&self, request: &Request, sampling: &Sampling, grammar: &Grammar) -> bool {
         let known = !matches!(grammar.language, Language::Lark(_));
         !request.tools && known && self.follows_output(request, sampling)

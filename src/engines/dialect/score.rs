@@ -19,11 +19,11 @@ pub(super) const TIE: f64 = 1e-6;
 const EDGE: f64 = 1e-5;
 
 /// Number of the most probable tokens that must be listed so that positions of this request may be
-/// decided; `None` if no number suffices. `most` is the longest list that the engine returns. Under a
-/// grammar the likeliest of all tokens may not be allowed.
+/// decided; `None` if no number suffices. `most` is the longest list that the engine returns. Under
+/// a grammar the likeliest of all tokens may not be allowed.
 ///
-/// With a `top_k` below it all positions are, but ties; without, or with a larger one, those at which
-/// `top_p` or `min_p` leaves listed tokens only.
+/// With a `top_k` below it all positions are, but ties; without, or with a larger one, those at
+/// which `top_p` or `min_p` leaves listed tokens only.
 pub fn width(sampling: &Sampling, most: usize, masked: bool) -> Option<usize> {
     if masked {
         return (sampling.plainly_greedy() && most >= 2).then_some(most);
@@ -250,8 +250,8 @@ mod tests {
         assert_eq!(decided, 72, "half of the orders with a single best token");
     }
 
-    /// For all orders of six logits: where a list of three decides a nucleus or min-p, the row is the
-    /// distribution that the engine draws from, which knows all six.
+    /// For all orders of six logits: where a list of three decides a nucleus or min-p, the row is
+    /// the distribution that the engine draws from, which knows all six.
     #[test]
     fn a_list_of_the_likeliest_decides_as_the_whole_vocabulary_does() {
         let kinds = [

@@ -46,7 +46,7 @@ pub struct Bound {
     tokenizer: Arc<Tokenizer>,
     /// Maximum number of tokens of a list among which the backend is asked to sample.
     listed: usize,
-    /// What ends the reasoning with which each output begins, which is bound by nothing.
+    /// The tokens that end the reasoning with which each output begins, which is bound by nothing.
     reasoning: Option<ReasoningEnds>,
 }
 

@@ -117,9 +117,9 @@ impl Target for Toy {
     }
 }
 
-/// A target of four tokens that samples with `top_k` 2, or at every other position with `top_p` 0.7,
-/// and returns log-probabilities: its tokens have 8, 4, 2 and 1 fifteenths, so two thirds and one
-/// third remain after either. It lists the three likeliest tokens. The last token ends a text.
+/// A target of four tokens that samples with `top_k` 2, or at every other position with `top_p`
+/// 0.7, and returns log-probabilities: its tokens have 8, 4, 2 and 1 fifteenths, so two thirds and
+/// one third remain after either. It lists the three likeliest tokens. The last token ends a text.
 #[derive(Clone, Copy)]
 pub struct ScoringToy {
     pub salt: u64,

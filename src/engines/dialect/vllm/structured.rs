@@ -12,6 +12,7 @@ use crate::dialect::shared::bytes;
 use crate::dialect::{Call, Context, Engine, Round, Unreadable, masked};
 use crate::masks::Mask;
 use crate::openai::{Route, STRUCTURED_OUTPUTS};
+use crate::parse;
 use crate::text::Tokenizer;
 use foretell_core::draft::{Features, Source, Tree};
 use foretell_core::units::TokenId;
@@ -35,11 +36,16 @@ pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Ve
     let special: Vec<TokenId> = engine.may_end.iter().copied().take(OFFERED).collect();
     let string = json!({"type": "string"});
     let list = json!({"type": "array", "items": string, "minItems": 1});
+    // A prompt that has ended its reasoning, so that the grammar binds from the first token on.
+    let ends = parse::with_vocabulary(tokenizer, |vocabulary| {
+        engine.parsers.reasoning_ends(&parse::Request::default(), vocabulary).ok().flatten()
+    });
+    let prompt: Vec<TokenId> = ends.map(|ends| ends.marker).into_iter().chain([quote]).collect();
     let question = |schema: &Value, wanted: Vec<TokenId>, others: &[TokenId]| {
         let allowed = [&wanted, others].concat();
         let biases = wanted.iter().map(|token| (token.to_string(), json!(CERTAIN)));
         let body = json!({
-            "model": engine.model, "prompt": [quote], "max_tokens": 2, "temperature": 0, "return_token_ids": true,
+            "model": engine.model, "prompt": prompt, "max_tokens": 2, "temperature": 0, "return_token_ids": true,
             STRUCTURED_OUTPUTS: {"json": schema},
             "allowed_token_ids": allowed,
             "logit_bias": biases.collect::<Map<_, _>>(),
