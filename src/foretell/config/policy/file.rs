@@ -198,7 +198,7 @@ const fn says(kind: Source) -> &'static str {
             "Drafts the most frequent continuation of the current context, in this request and, by scope, in earlier ones."
         }
         Source::Phrasebook => {
-            "Operator phrases (trigger, continuation), and JSON skeletons from schemas and tools in the prompt or of the schema that binds the output; at least one."
+            "Operator phrases (trigger, continuation), and JSON skeletons by schemas of the prompt or the request; at least one."
         }
         Source::Recycling => {
             "Successors of the last token in verification results and in the text, of this and earlier requests of a tenant."
