@@ -371,7 +371,8 @@ impl Mask {
         let before = output.iter().chain(path).copied();
         let may_end = self.ends.binary_search(&token).is_ok();
         let Some(begin) = self.begin(prompt, before.clone()) else {
-            return if may_end || self.is_first(prompt, token) { Allows::Unknown } else { Allows::Yes };
+            let is_first = self.is_first(prompt, token, None);
+            return if may_end || is_first { Allows::Unknown } else { Allows::Yes };
         };
         let mut place = self.place.lock();
         if !place.go_to(before.skip(begin)) {
@@ -384,9 +385,11 @@ impl Mask {
         }
     }
 
-    /// True if this token of reasoning ends it as the first of the output.
-    fn is_first(&self, prompt: &[TokenId], token: TokenId) -> bool {
-        self.reasoning_ends(prompt).is_ok_and(|ends| ends.is_some_and(|ends| ends.first.contains(&token)))
+    /// True if this token ends reasoning as the first of the output; `before`: the token before it,
+    /// which may have ended the reasoning already.
+    fn is_first(&self, prompt: &[TokenId], token: TokenId, before: Option<TokenId>) -> bool {
+        let Ok(Some(ends)) = self.reasoning_ends(prompt) else { return false };
+        before != Some(ends.marker) && ends.first.contains(&token)
     }
 
     /// True if the grammar allows this output.
@@ -419,8 +422,11 @@ impl Mask {
         }
         let text = tokens.len() - usize::from(ends && !tokens.is_empty());
         let mut free = begin.saturating_sub(output.len()).min(text);
-        let first = tokens.get(free).filter(|token| begin >= output.len() && self.is_first(prompt, **token));
-        if let Some(&first) = first.filter(|_| free < text) {
+        let marker = begin.checked_sub(1).and_then(|at| output.iter().chain(tokens).nth(at));
+        let first = tokens.get(free).filter(|first| {
+            free < text && begin >= output.len() && self.is_first(prompt, **first, marker.copied())
+        });
+        if let Some(&first) = first {
             free += 1;
             if !place.push(first) {
                 return free;
@@ -541,9 +547,9 @@ mod tests {
     fn reasoning_is_bound_by_nothing_and_ends_at_a_token() {
         let tokenizer = target();
         let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
-        let (marker, free, call) = (300, 301, yes[0]);
+        let (marker, free, call, other) = (300, 301, yes[0], 302);
         let find = move |prompt: &[TokenId]| {
-            Ok(prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call] }))
+            Ok(prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call, other] }))
         };
         let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned()]))
             .behind_reasoning(Box::new(find), Some(true));
@@ -577,6 +583,13 @@ mod tests {
             (mask.allowed(&[], &[free], 9_000), mask.allowed(&[], &whole, 99).is_some()),
             (None, true)
         );
+        // One that may end reasoning, but does not begin what is allowed: with the server's own
+        // sample the request fails, behind the marker it is barred.
+        assert_eq!(mask.follow(&[], &[free], &[other, yes[0]], false), 1);
+        assert!(!mask.allows(&[], &[free, other]) && mask.allows(&[], &[free, marker]));
+        assert_eq!(mask.follow(&[], &[free], &[marker, other], false), 1);
+        assert_eq!(mask.follow(&[], &[free, marker], &[other], false), 0);
+        assert_eq!(mask.follow(&[], &[free, other], &[free], false), 0);
     }
 
     #[test]
