@@ -359,11 +359,6 @@ impl Mask {
         }
     }
 
-    /// Number of tokens of this output that are under the grammar.
-    pub fn bound(&self, prompt: &[TokenId], output: &[TokenId]) -> usize {
-        self.begin(prompt, output.iter().copied()).map_or(0, |begin| output.len().saturating_sub(begin))
-    }
-
     /// The grammar's answer about `token` behind this prompt, this output and these tokens. A place
     /// that it does not allow itself allows nothing. Of reasoning it is not known which token ends
     /// the text or is the first of the output.

@@ -18,7 +18,6 @@ use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Binding;
 use foretell_engines::masks::{Compiled, Library, Mask, Rules};
 use foretell_engines::openai::{Request, Sampling};
-use foretell_engines::parse::Unsure;
 
 /// True if a grammar binds the output of a request that the server does not apply to later ones.
 pub(super) fn binds(identity: &Identity, sampling: &Sampling, grammar: &Grammar) -> bool {
@@ -143,24 +142,25 @@ impl Proof {
         followed.filter(|followed| matches!(followed.trust, Trust::Unproven))
     }
 
-    /// True if a part of the output is under the grammar.
-    fn is_bound(&self, prompt: &[TokenId], output: &[TokenId]) -> bool {
+    /// Number of tokens of the output that are under the grammar; zero if that is not known.
+    fn bound(&self, prompt: &[TokenId], output: &[TokenId]) -> usize {
         let find = parsing::reasoning_ends(&self.plan.identity, &self.request);
         let begin = match find.map_or(Ok(None), |find| find(prompt)) {
             Ok(Some(ends)) => ends.content(output.iter().copied()),
             Ok(None) => Some(0),
-            Err(Unsure) => None,
+            Err(_) => None,
         };
-        begin.is_some_and(|begin| begin < output.len())
+        begin.map_or(0, |begin| output.len() - begin)
     }
 
     /// Holds a complete answer against the grammar, without the token that ended it.
     pub async fn run(self, calls: Calls, prompt: Vec<TokenId>, mut output: Vec<TokenId>) {
         let Some(followed) = self.open() else { return };
         let ends = &self.plan.identity.engine.may_end;
-        output.pop_if(|last| ends.binary_search(last).is_ok());
+        let ended = output.pop_if(|last| ends.binary_search(last).is_ok()).is_some();
         let fits = prompt.len() + output.len() <= self.plan.rules.context_max;
-        let shows = fits && !prompt.is_empty() && self.is_bound(&prompt, &output);
+        let bound = self.bound(&prompt, &output);
+        let shows = fits && !prompt.is_empty() && (bound >= SHOWN || (ended && bound > 0));
         if !shows || !self.traits.masks.begin_proof(&followed.key, self.clock.now()) {
             return;
         }
@@ -210,9 +210,7 @@ impl Proof {
         };
         let mask = mask_of(&compiled, identity, &self.request, None);
         let Ok(reasons) = mask.reasons(prompt) else { return Trust::Unproven };
-        let agrees = if mask.bound(prompt, output) < SHOWN && !mask.may_end(prompt, output) {
-            None
-        } else if self.plan.sampling.plainly_greedy() {
+        let agrees = if self.plan.sampling.plainly_greedy() {
             calls.agrees(&mask, prompt, output).await
         } else {
             Some(mask.follow(prompt, &[], output, false) == output.len())
