@@ -196,7 +196,7 @@ def size() -> tuple[Panel, ...]:
             width=12,
             says="Verify requests sent before the result that they build on: used, or dropped unread.",
             good="more `used` than `dropped`.",
-            otherwise="more `dropped`: the engine computes them in vain; `budget.extra_tokens` limits them.",
+            otherwise="more `dropped`: the engine computes them in vain; `gamma.ahead` limits them.",
         ),
     )
 

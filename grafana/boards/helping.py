@@ -212,7 +212,7 @@ def compared() -> tuple[Panel, ...]:
             good="`high` below 1.",
             otherwise=(
                 "above 1.02 while the control group is below: speculation speeds up its own requests at the cost of "
-                "others; lower `budget.extra_tokens`."
+                "others; lower `gamma.max`."
             ),
         ),
         lines(
@@ -312,10 +312,10 @@ def costs() -> tuple[Panel, ...]:
                 "Tokens that engines computed for verify requests beyond those that became output, per output token of "
                 "requests that may be speculated on."
             ),
-            good="below 0.25, the default of `budget.extra_tokens`.",
+            good="below 0.25.",
             otherwise=(
-                "above 1 (red) the engine computes more tokens in vain than for answers: lower `budget.extra_tokens` "
-                "or `gamma.max`."
+                "above 1 (red) the engine computes more tokens in vain than for answers: lower "
+                "`gamma.max`."
             ),
         ),
         lines(

@@ -112,8 +112,8 @@ def reasons() -> tuple[Panel, ...]:
             otherwise=(
                 "`gate_*`: see the timeline below. `max_gap`: even the shortest round would exceed `gates.max_gap`. "
                 "`draft_fault`: a drafter failed. `no_gain`, `no_draft`: see “how good are the drafts?”. `observe`, `shadow`, "
-                "`policy`: set by the mode or the policy. `budget`: raise `budget.extra_tokens` if the engine has "
-                "capacity. `backend_speculates`: the engine speculates itself."
+                "`policy`: set by the mode or the policy. `budget`: rejected drafts took 2 % of the time next to "
+                "others' requests. `backend_speculates`: the engine speculates itself."
             ),
         ),
         lines(

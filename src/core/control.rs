@@ -65,7 +65,7 @@ pub struct Measurements<'a> {
     pub regret_budget: &'a mut RegretBudget,
     /// The requests that the engine computes.
     pub concurrency: &'a mut Concurrency,
-    /// Rejected draft tokens that may still be computed while requests of others are in flight.
+    /// Seconds that rejected draft tokens may still take while requests of others are in flight.
     pub budget: &'a mut Budget,
     /// Its plain windows.
     pub switchback: &'a mut Switchback,
@@ -77,8 +77,6 @@ pub struct Measurements<'a> {
 /// Limits of the cost that speculation imposes on the other requests of a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Imposed {
-    /// Maximum rejected draft tokens ÷ generated tokens.
-    pub extra_tokens: f64,
     /// Maximum share of the free sequences, 0 to 1, that verify requests by fan-out take.
     pub slots: f64,
     /// Plain windows; `None` for none.
@@ -88,7 +86,6 @@ pub struct Imposed {
 impl Measurements<'_> {
     /// Sets the limits of the cost that speculation imposes on other requests.
     pub fn impose(&mut self, imposed: Imposed) {
-        self.budget.allow(imposed.extra_tokens);
         self.concurrency.allow(imposed.slots);
         self.switchback.set_windows(imposed.windows);
     }
@@ -115,6 +112,14 @@ impl Measurements<'_> {
     /// alone. 0 before the time of a node is measured: a trial measures it.
     pub fn lost_by_others(&self, way: Way, nodes: usize) -> f64 {
         (self.concurrency.others() * nodes) as f64 * self.costs.per_node(way)
+    }
+
+    /// Notes that `rejected` tokens of a verify request came to nothing. Before the time of a node
+    /// is measured they count nothing: rounds of a few lengths measure it.
+    pub fn rejected(&mut self, way: Way, rejected: usize) {
+        if self.concurrency.others() > 0 {
+            self.budget.wasted(rejected as f64 * self.costs.per_node(way));
+        }
     }
 
     /// The `seconds` that a verify request took until `now`. If the engine read a prompt of ours
@@ -153,7 +158,7 @@ impl Measurements<'_> {
         if !self.concurrency.all_plain() {
             self.costs.plain_concurrent(tokens);
             if !reads {
-                self.book(tokens as f64, seconds);
+                self.book(tokens as f64, seconds, true);
             }
         } else if reads || self.concurrency.continued_within(seconds, now) {
             self.costs.note_plain_reading(seconds, tokens, now);
@@ -164,21 +169,22 @@ impl Measurements<'_> {
     }
 
     /// Notes the first `tokens` of a plain request after a round, `seconds` after it was sent: one,
-    /// or all of an answer that comes whole. Returns the plain tokens won, negative if lost.
-    pub fn left(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
+    /// or all of an answer that comes whole. `chosen`: as in [`Self::note_round`]. Returns the
+    /// plain tokens won, negative if lost.
+    pub fn left(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
         if !self.concurrency.read_within(seconds, now) {
             self.costs.left(seconds, tokens, now);
         }
-        self.continued(seconds, tokens, now)
+        self.continued(seconds, tokens, chosen, now)
     }
 
     /// As [`Self::left`], of a plain request that continues another one.
-    pub fn continued(&mut self, seconds: f64, tokens: usize, now: Tick) -> f64 {
+    pub fn continued(&mut self, seconds: f64, tokens: usize, chosen: bool, now: Tick) -> f64 {
         // Their time includes the request's own, so it does not show the pace.
         self.costs.plain_concurrent(tokens);
         // Plain decoding would have waited for the prompt, too.
         let read = self.concurrency.read_within(seconds, now);
-        let won = if read { 0.0 } else { self.book(tokens as f64, seconds) };
+        let won = if read { 0.0 } else { self.book(tokens as f64, seconds, chosen) };
         self.passed(seconds, tokens, now);
         won
     }
@@ -189,20 +195,23 @@ impl Measurements<'_> {
     }
 
     /// Notes a round that yielded `tokens` in `seconds`, by which requests of others lose `lost`
-    /// seconds all together. Returns the plain tokens won, negative if lost.
-    pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, now: Tick) -> f64 {
+    /// seconds all together. `chosen`: the controller chose its draft; what a length that the
+    /// operator has fixed loses is not booked. Returns the plain tokens won, negative if lost.
+    pub fn note_round(&mut self, tokens: usize, seconds: f64, lost: f64, chosen: bool, now: Tick) -> f64 {
         self.passed(seconds, tokens, now);
         self.costs.speculated(seconds / self.concurrency.ours().max(1) as f64);
-        self.book(tokens as f64, seconds + lost)
+        self.book(tokens as f64, seconds + lost, chosen)
     }
 
-    /// Books `tokens` that took one of our requests `seconds`. Returns the plain tokens won,
-    /// negative if lost; 0 before the plain pace is known.
-    fn book(&mut self, tokens: f64, seconds: f64) -> f64 {
+    /// Books `tokens` that took one of our requests `seconds`, if the controller has `chosen` how
+    /// they come. Returns the plain tokens won, negative if lost; 0 before the plain pace is known.
+    fn book(&mut self, tokens: f64, seconds: f64, chosen: bool) -> f64 {
         let Some(token) = self.costs.plain_token() else { return 0.0 };
         let won = tokens * token - seconds;
-        let ours = self.concurrency.ours().max(1) as f64;
-        self.regret_budget.book(won / ours, self.costs.regret_capacity());
+        if chosen {
+            let ours = self.concurrency.ours().max(1) as f64;
+            self.regret_budget.book(won / ours, self.costs.regret_capacity());
+        }
         if won.is_finite() { won / token } else { 0.0 }
     }
 
@@ -221,14 +230,12 @@ impl Measurements<'_> {
         self.regret_budget.remaining(self.costs.regret_capacity()) / self.costs.plain_token_expected()
     }
 
-    /// Notes that a session of ours got `tokens` in `seconds`, and accounts for the tokens that
-    /// others got in that time.
+    /// Notes that a session of ours got `tokens` in `seconds`.
     fn passed(&mut self, seconds: f64, tokens: usize, now: Tick) {
         self.switchback.emitted(tokens, seconds, now);
         let ours = self.concurrency.ours().max(1) as f64;
         self.regret_budget.passed(seconds / ours, self.costs.regret_capacity());
-        let others = self.concurrency.others() as f64 / ours * seconds / self.costs.plain_token_expected();
-        self.budget.generated(tokens as f64 + others.min(1e6));
+        self.budget.passed(seconds / ours);
     }
 
     /// Expected number of tokens still to come of an output of `done` tokens.
@@ -467,6 +474,38 @@ mod tests {
     use crate::words::VerifyMethod;
 
     #[test]
+    fn rejected_tokens_use_up_the_budget_next_to_others_and_a_fixed_length_books_nothing() {
+        let (control, way) = (Control::new(), Way::by(VerifyMethod::Tree, 300));
+        control.with(|learnt| {
+            (0..20).for_each(|_| learnt.note_plain(0.02, 1, Tick(0)));
+            let left = learnt.regret_left();
+            assert!(learnt.note_round(1, 0.2, 0.0, false, Tick(0)) < -8.0);
+            assert!(learnt.continued(0.2, 1, false, Tick(0)) < -8.0);
+            assert!((learnt.regret_left() - left).abs() < 1e-9);
+            learnt.note_round(1, 0.2, 0.0, true, Tick(0));
+            assert!(learnt.regret_left() < left - 1.0);
+            for nodes in [0, 8] {
+                learnt.costs.verified(way, nodes, 0.02 + 0.001 * nodes as f64, Tick(0));
+            }
+            learnt.rejected(way, 10_000);
+            assert!(learnt.budget.may_begin(), "there are no others");
+            learnt.set_signal(&Signal {
+                running: 3,
+                waiting: 0,
+                kv_usage: None,
+                limit: None,
+                own: 0,
+                calls: 0,
+                age: Duration::ZERO,
+            });
+            learnt.rejected(way, 80);
+            assert!(learnt.budget.may_begin());
+            learnt.rejected(way, 30);
+            assert!(!learnt.budget.may_begin());
+        });
+    }
+
+    #[test]
     fn measurements_are_read_back_and_idle_time_has_made_them_less_certain() {
         let control = Control::new();
         let (way, now) = (Way::by(VerifyMethod::Tree, 300), Tick(90_000_000));
@@ -475,7 +514,7 @@ mod tests {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
             (0..50).for_each(|_| learnt.classes.push(class, 4, 4, 3));
-            learnt.note_round(20, 0.1, 0.0, now);
+            learnt.note_round(20, 0.1, 0.0, true, now);
         });
         let saved = control.save(now).unwrap();
         let read =

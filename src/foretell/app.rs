@@ -30,11 +30,12 @@ use crate::admin::{Configured, Known, ReloadSource};
 use crate::app::manager::Manager;
 use crate::app::signals::Signals;
 use crate::config::process::{
-    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Replicas, TokenizerSource,
+    self, Backend, ClientControl, Connect, Dialect, HostHeader, Listen, Process, Render, Replicas,
+    TokenizerSource,
 };
 use crate::config::store::PolicyStore;
 use crate::config::watch::{self, Watch};
-use crate::fleet::identity::{Identities, RecognitionSettings};
+use crate::fleet::identity::{Identities, RecognitionSettings, Renderer};
 use crate::fleet::{self, Auth, KeyFile, ModelName, Replica, ReplicaSettings, SystemResolver};
 use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings};
 use crate::http::drain::Lifecycle;
@@ -357,7 +358,7 @@ fn asking(backend: &Backend) -> RecognitionSettings {
     let configured = process::Load::default();
     RecognitionSettings {
         dialect: backend.dialect.spoken(),
-        renderer: None,
+        renderer: Renderer::default(),
         tokenizer: tokenizer(backend),
         parsers: parsers(backend),
         generation_config: backend
@@ -381,10 +382,14 @@ fn asking(backend: &Backend) -> RecognitionSettings {
 }
 
 /// The server that renders this backend's chat requests, called with its keys and certificates.
-fn renderer(process: &Process, backend: &Backend) -> Result<Option<Arc<Replica>>, AssembleError> {
-    let Some(url) = &backend.render else { return Ok(None) };
-    let settings = ReplicaSettings { url: url.to_string(), ranks: 0, ..backend_settings(process, backend)? };
-    Ok(Some(Arc::new(Replica::new(settings).map_err(StartError::from)?)))
+fn renderer(process: &Process, backend: &Backend) -> Result<Renderer, AssembleError> {
+    let url = match &backend.render {
+        Render::Backend => return Ok(Renderer::Itself),
+        Render::Never => return Ok(Renderer::Never),
+        Render::By(url) => url.to_string(),
+    };
+    let settings = ReplicaSettings { url, ranks: 0, ..backend_settings(process, backend)? };
+    Ok(Renderer::Other(Arc::new(Replica::new(settings).map_err(StartError::from)?)))
 }
 
 /// True if the operator allows OpenAI's `prediction` for this hosted service, which bills rejected

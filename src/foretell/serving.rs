@@ -188,7 +188,7 @@ impl SessionRunner {
         let backend = exchange.replica.backend();
         let admitted = Admitted {
             head: Subjects {
-                route: request.route,
+                api: exchange.client.api,
                 headers: &exchange.sent,
                 tenant: exchange.client.tenant.as_deref(),
             },

@@ -7,7 +7,8 @@
 One paced target (`foretell target --pace`) with LANES lanes, one `foretell serve` in front of it
 with a policy for each rule, chosen by a header, and both drafters. The rules are compared with
 drafts of GAMMA tokens at every position; `auto` is EARS with lengths chosen by the controller,
-which stops drafting concurrently with others' requests once too many of its tokens are refused.
+which stops drafting concurrently with others' requests once too many of its tokens are refused;
+`plain` never drafts. The last line compares `auto` with the better of `plain` and `ears`.
 Other clients keep enough lanes busy, directly, to make the requested load. A first turn at each
 load is not counted. Then the rules take turns, request by request, at each temperature. No request
 has a seed: a seeded one is never relaxed.
@@ -52,10 +53,12 @@ RULES = {
     "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
 }
 RULES["auto"] = RULES["ears"]
+RULES["plain"] = RULES["exact"]
 
 
 def policy(rule):
-    text = sides.policy(rule.replace("_", "-"), sides.DRAFTERS["both"], "auto" if rule == "auto" else GAMMA, f"match: {{ headers: {{ x-rule: [{rule}] }} }}\n")
+    setting = rule if rule in ("auto", "plain") else GAMMA
+    text = sides.policy(rule.replace("_", "-"), sides.DRAFTERS["both"], setting, f"match: {{ headers: {{ x-rule: [{rule}] }} }}\n")
     return text.replace("accept: { rule: exact }", f"accept: {RULES[rule]}")
 
 
@@ -140,12 +143,17 @@ def run(args):
 HEADING = f"{'load':>5} {'T':>4}  {'rule':<10} {'tolerance':>9} {'gamma':>6} {'accepted':>9} {'tokens/s':>9} {'÷ exact':>8} {'drift':>7} {'substituted':>11}"
 
 
-def exact_of(cell, cells):
-    return next(c for c in cells if (c["rule"], c["temperature"], c["wanted"]) == ("exact", cell["temperature"], cell["wanted"]))
+def cell_of(cell, rule, cells):
+    """The cell of another rule at the same temperature and load."""
+    return next(c for c in cells if (c["rule"], c["temperature"], c["wanted"]) == (rule, cell["temperature"], cell["wanted"]))
+
+
+def auto_of(cell, cells):
+    return cell["per_second"] / max(cell_of(cell, rule, cells)["per_second"] for rule in ("plain", "ears"))
 
 
 def say(cell, cells):
-    ratio = cell["per_second"] / exact_of(cell, cells)["per_second"]
+    ratio = cell["per_second"] / cell_of(cell, "exact", cells)["per_second"]
     accepted = gamma.number(cell["accepted"], ".3f")
     print(f"{cell['load']:>5.2f} {cell['temperature']:>4}  {cell['rule']:<10} {cell['tolerance']:>9.3f} {cell['gamma']:>6.2f} {accepted:>9} "
           f"{cell['per_second']:>9.1f} {ratio:>8.2f} {cell['drift']:>7.3f} {cell['substituted']:>11.3f}", flush=True)
@@ -215,6 +223,8 @@ def main():
         args.json.write_text(json.dumps({"pace": args.pace, "workload": args.workload, "tokens": args.tokens, "cells": cells}, indent=1) + "\n")
     if args.svg:
         args.svg.write_text(drawn(cells, f"EARS by temperature and load: {args.workload}, {args.pace}"))
+    ratios = [auto_of(cell, cells) for cell in cells if cell["rule"] == "auto"]
+    print(f"auto ÷ the better of plain and ears: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; least {min(ratios):.2f}")
     found = list(wrong(cells))
     for line in found:
         print(line)

@@ -72,7 +72,7 @@ def agents(count):
 def record(args, server, entries):
     """Sends the requests through a proxy that records them, four at a time."""
     with contextlib.ExitStack() as stack:
-        backend = f"    budget: {{ switchback: null }}\ncorpus: {{ record: {{ dir: {args.out / 'recorded'} }} }}\n"
+        backend = f"    budget: {{ windows: off }}\ncorpus: {{ record: {{ dir: {args.out / 'recorded'} }} }}\n"
         drafters = servers.HEADS["lookups, head"] if args.engine == "onnx" else servers.LOOKUPS
         text = sides.policy("product", drafters, "auto", match="corpus: { record: true }\n")
         if args.engine != "onnx":

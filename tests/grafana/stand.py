@@ -40,7 +40,7 @@ backends:
   - name: target
     replicas: ["http://127.0.0.1:{first}", "http://127.0.0.1:{second}"]
     models: [{{ id: {model} }}]
-    budget: {{ switchback: 2s/4s }}
+    budget: {{ windows: 2s/4s }}
   - name: hosted
     dialect: openai
     replicas: ["http://127.0.0.1:{hosted}"]

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use foretell::config::load::parse_policies;
 use foretell::config::policy;
-use foretell::config::process::{self, Dialect, Process, Replicas, ServedModel, Timeouts, TokenizerSource};
+use foretell::config::process::{
+    self, Dialect, Process, Render, Replicas, ServedModel, Timeouts, TokenizerSource,
+};
 use foretell::config::{Flags, Loaded, PolicyStore, Problem, load, load_policies};
 use foretell::config::{declared, reference};
 use foretell_core::control::prospect;
@@ -111,7 +113,7 @@ backends:
     replicas: { dns: "a:1" }
     models: [{ id: m, tokenizer: some/file.json }]
     verify: { allow: [tree] }
-    budget: { switchback: null }
+    budget: { windows: off }
     billed: true
   - name: b
     replicas: ["https://a/base/", "http://b:1"]
@@ -120,6 +122,12 @@ backends:
     connect: { tls: { ca: ca, cert: c, key: k }, auth: { pass: false } }
   - name: c
     replicas: { model: some/folder, device: cpu, lanes: 4, context: 512 }
+  - name: d
+    replicas: ["http://d:1"]
+    models: [{ id: m2 }, { id: "lora-*", base: m2 }]
+    render: null
+    connect: { http: http1 }
+    budget: { windows: 30s/10m }
 "#,
     );
     assert_eq!(process.mode, Mode::Observe);
@@ -142,7 +150,8 @@ backends:
     assert_eq!(backend.methods.allow, [VerifyMethod::Tree]);
     let other = &process.backends[1];
     let Replicas::Urls(urls) = &other.replicas else { panic!("addresses, not a name") };
-    assert_eq!(other.render.as_ref().unwrap().port_u16(), Some(8001));
+    let Render::By(renderer) = &other.render else { panic!("another server") };
+    assert_eq!(renderer.port_u16(), Some(8001));
     assert_eq!((urls[0].path(), other.ranks, other.connect.pass_auth), ("/base", 4, false));
     assert_eq!(other.connect.identity, Some(("c".into(), "k".into())));
     let here = ServedModel {
@@ -152,6 +161,10 @@ backends:
         ..ServedModel::of("some/folder".into())
     };
     assert_eq!(process.backends[2].replicas, Replicas::Here(here));
+    let last = &process.backends[3];
+    assert_eq!((&last.render, &backend.render), (&Render::Never, &Render::Backend));
+    let windows = last.budget.windows.map(|windows| (windows.window.as_secs(), windows.every.as_secs()));
+    assert_eq!(windows, Some((30, 600)));
     assert!(backend.budget.windows.is_none() && backend.billed && backend.connect.pass_auth);
 }
 
@@ -189,7 +202,7 @@ fn subject(headers: &HeaderMap) -> Subject<'_> {
         model: "qwen-coder",
         backend: "a",
         tenant: Some("ide"),
-        route: Route::Chat,
+        api: Route::Chat.into(),
         headers,
         temperature: Fact::Known(0.7),
         prompt_tokens: 100,

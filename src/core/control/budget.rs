@@ -1,44 +1,42 @@
-//! The budget of draft tokens that an engine computes in vain because they are rejected.
+//! The budget of an engine's time that is spent on rejected draft tokens.
 //!
 //! It applies only where the engine also computes requests of others, which gain nothing by them:
-//! there the rejected tokens may be no more than a share of those that the engine generates. The
-//! cost of our own requests for each other is part of the cost of a round. The more of it is used,
-//! the surer a draft token must be, so that drafts get shorter before none may be sent at all.
+//! there rejected draft tokens may take no more than a share of the time. Tokens that are accepted
+//! cost others nothing, for plain decoding would have computed as many. The more of the budget is
+//! used, the surer a draft token must be, so that drafts get shorter before none may be sent at
+//! all. What our own requests cost each other is part of the cost of a round.
 
-/// Maximum number of rejected tokens that may be saved up.
-const MAX: f64 = 64.0;
-/// Maximum overdraft: rounds of many sessions may be in flight when it runs out.
-const DEEPEST: f64 = 32.0;
+/// Share of the time that rejected draft tokens may take.
+const SHARE: f64 = 0.02;
+/// Seconds of which that much may be saved up.
+const SAVED: f64 = 5.0;
+/// Maximum that may be saved up, seconds.
+const MAX: f64 = SHARE * SAVED;
+/// Overdraft at which a session that speculates stops, seconds: it need not leave at once.
+const OVERDRAFT: f64 = MAX / 4.0;
 
-/// Rejected draft tokens that one replica may still compute while requests of others are in flight,
-/// shared by all its sessions.
+/// Seconds that an engine may still spend on rejected draft tokens while requests of others are in
+/// flight, shared by all sessions of its replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// Rejected tokens allowed per generated one.
-    share: f64,
     left: f64,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { share: 0.25, left: MAX }
+        Self { left: MAX }
     }
 }
 
 impl Budget {
-    /// Sets the number of rejected tokens allowed per generated one.
-    pub fn allow(&mut self, share: f64) {
-        self.share = share;
+    /// Notes the passing of time, seconds: the allowed share of it is added.
+    pub fn passed(&mut self, seconds: f64) {
+        self.left = (self.left + SHARE * seconds.max(0.0)).min(MAX);
     }
 
-    /// Notes tokens that the engine generated: each adds the allowed share to the budget.
-    pub fn generated(&mut self, tokens: f64) {
-        self.left = (self.left + self.share * tokens).min(MAX);
-    }
-
-    /// Notes tokens that were computed and rejected while another request waited for the engine.
-    pub fn refused(&mut self, tokens: usize) {
-        self.left = (self.left - tokens as f64).max(-DEEPEST);
+    /// Notes seconds that were spent on rejected tokens next to requests of others.
+    pub fn wasted(&mut self, seconds: f64) {
+        self.left -= seconds;
     }
 
     /// Price of a draft node in tokens, 0 to 1: the used share of what may be saved up. A node is
@@ -52,10 +50,9 @@ impl Budget {
         self.left > 0.0
     }
 
-    /// True if a session that speculates may go on: it may overdraw by up to 16 tokens, so that it
-    /// need not leave at once.
+    /// True if a session that speculates may go on.
     pub fn may_go_on(&self) -> bool {
-        self.left > -DEEPEST / 2.0
+        self.left > -OVERDRAFT
     }
 }
 
@@ -64,30 +61,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejected_tokens_are_at_most_a_share_of_those_generated() {
+    fn what_is_wasted_stays_within_its_share_of_the_time() {
         let mut budget = Budget::default();
-        let (mut refused, mut generated) = (0, 0);
-        for _ in 0..10_000 {
-            if budget.may_begin() {
-                budget.generated(2.0);
-                budget.refused(7);
-                (refused, generated) = (refused + 7, generated + 2);
+        let (mut wasted, mut passed) = (0.0, 0.0);
+        for each in [0.003, 0.4] {
+            for _ in 0..100_000 {
+                if budget.may_begin() {
+                    budget.wasted(each);
+                    wasted += each;
+                }
+                budget.passed(0.02);
+                passed += 0.02;
             }
-            budget.generated(3.0);
-            generated += 3;
+            let share = wasted / passed;
+            assert!((0.019..0.021).contains(&share), "{share}");
         }
-        let share = f64::from(refused) / f64::from(generated);
-        assert!((0.2..0.27).contains(&share), "{share}");
     }
 
     #[test]
-    fn accepted_drafts_cost_nothing_and_a_share_of_zero_allows_no_more_than_was_saved() {
+    fn the_price_rises_with_what_is_used_and_a_session_may_overdraw() {
         let mut budget = Budget::default();
-        (0..1_000).for_each(|_| budget.generated(9.0));
+        budget.passed(1e9);
         assert!(budget.may_begin() && budget.price() < 1e-9);
-        budget.allow(0.0);
-        (0..10).for_each(|_| budget.refused(8));
-        budget.generated(1e6);
-        assert!(!budget.may_begin() && (budget.price() - 1.0).abs() < 1e-9);
+        budget.wasted(MAX / 2.0);
+        assert!((budget.price() - 0.5).abs() < 1e-9);
+        budget.wasted(MAX / 2.0);
+        assert!(!budget.may_begin() && budget.may_go_on() && (budget.price() - 1.0).abs() < 1e-9);
+        budget.wasted(OVERDRAFT);
+        assert!(!budget.may_go_on());
+        budget.passed(OVERDRAFT / SHARE + 0.1);
+        assert!(budget.may_begin());
     }
 }

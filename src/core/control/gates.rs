@@ -58,7 +58,7 @@ const MEASURED: [MeasuredGate; 7] = [
     },
     MeasuredGate {
         reason: PlainReason::Budget,
-        words: "too many rejected tokens while requests of others are in flight",
+        words: "rejected draft tokens have taken 2 % of the time next to requests of others",
         is_closed: |inputs| inputs.learnt.concurrency.others() > 0 && !inputs.is_within_budget(),
     },
     MeasuredGate {
@@ -204,8 +204,7 @@ mod tests {
             let length = Duration::from_secs(1);
             learnt.switchback.set_windows(Some(Windows { window: length, every: length }));
             learnt.concurrency.set_signal(&QUIET);
-            learnt.budget.allow(0.0);
-            learnt.budget.refused(64);
+            learnt.budget.wasted(0.11);
             let later = Tick(60_000_000);
             let mut gates = |speculating: bool, measures: bool, now: Tick| {
                 let rng = measures.then_some(&mut rng);

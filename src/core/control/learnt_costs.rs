@@ -13,7 +13,8 @@ pub struct LearntCosts {
     pub requests: usize,
     /// Those of them that are speculated on.
     pub speculating: usize,
-    /// Price of a draft node, plain tokens: the used share of `budget.extra_tokens`.
+    /// Price of a draft node, plain tokens: the used share of the time for rejected tokens next to
+    /// requests of others.
     pub price: f64,
     /// The most that speculation may still lose at the present concurrency, seconds.
     pub regret_left_seconds: f64,
@@ -98,7 +99,7 @@ mod tests {
                 (0..3)
                     .for_each(|_| learnt.costs.verified(Way::by(VerifyMethod::Score, 600), nodes, 0.03, now));
             }
-            learnt.note_round(1, 0.06, 0.0, now);
+            learnt.note_round(1, 0.06, 0.0, true, now);
         });
         let LearntCosts { plain, verify, regret_left_seconds, regret_capacity_seconds, .. } = shown();
         assert_eq!((plain.len(), plain[0].requests), (1, "1"));

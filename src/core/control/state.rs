@@ -29,7 +29,7 @@ pub struct ReplicaState {
     pub regret_budgets: RegretBudgets,
     /// The requests that its engine computes.
     pub concurrency: Concurrency,
-    /// Rejected draft tokens that it may still compute while requests of others are in flight.
+    /// Seconds that rejected draft tokens may still take there next to requests of others.
     pub budget: Budget,
     /// Its plain windows.
     pub switchback: Switchback,

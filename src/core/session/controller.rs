@@ -398,8 +398,8 @@ impl SpeculationController {
         self.note(draft.len(), modelled, tokens);
         self.faults = 0;
         let lost = self.control.with(|learnt| {
-            if learnt.concurrency.others() > 0 {
-                learnt.budget.refused((draft.len() + 1).saturating_sub(tokens));
+            if self.is_chosen() {
+                learnt.rejected(self.way(), (draft.len() + 1).saturating_sub(tokens));
             }
             learnt.lost_by_others(self.way(), draft.len())
         });
@@ -414,13 +414,13 @@ impl SpeculationController {
     /// nodes and requests of others lost `lost` seconds, to the regret budget of the replica. While
     /// the engine read a prompt nothing is lost: plain decoding would have waited, too.
     fn booked(&mut self, tokens: usize, nodes: usize, lost: f64, now: Tick) {
-        let way = self.way();
+        let (way, chosen) = (self.way(), self.is_chosen());
         let Some(streak) = &mut self.streak else { return };
         let seconds = now.seconds_since(std::mem::replace(&mut streak.since, now));
         let (won, saved) = self.control.with(|learnt| {
             let read = tokens > 0 && learnt.concurrency.read_within(seconds, now);
             let seconds = if read { seconds.min(learnt.costs.verify(way, nodes)) } else { seconds };
-            let won = learnt.note_round(tokens, seconds, lost, now);
+            let won = learnt.note_round(tokens, seconds, lost, chosen, now);
             (won, learnt.plain_seconds(won))
         });
         streak.lost = (streak.lost - won).max(0.0);
@@ -432,9 +432,15 @@ impl SpeculationController {
     pub fn continued(&mut self, seconds: f64, tokens: usize, after_rounds: bool, now: Tick) {
         self.balance.book(self.control.with(|learnt| {
             let noted = if after_rounds { Measurements::left } else { Measurements::continued };
-            let won = noted(learnt, seconds, tokens, now);
+            let won = noted(learnt, seconds, tokens, self.is_chosen(), now);
             learnt.plain_seconds(won)
         }));
+    }
+
+    /// True if the controller chooses the drafts of this session, and not the operator's
+    /// `gamma.fixed`.
+    fn is_chosen(&self) -> bool {
+        self.gamma_fixed.is_none()
     }
 
     /// Time won and lost by speculation so far.

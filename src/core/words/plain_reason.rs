@@ -194,7 +194,7 @@ impl PlainReason {
             Self::Observe => "the process observes",
             Self::NoGain => "speculation is not expected to pay",
             Self::NotMeasured => "the cost of a plain token on this replica is not measured yet",
-            Self::Budget => "the replica's budget of extra tokens is spent",
+            Self::Budget => "rejected drafts have used up their share of the time next to others' requests",
             Self::ContextTooLong => "the context is longer than a verify request may be",
             Self::MaxGap => "even the shortest round takes longer than gates.max_gap",
             Self::UntrustedIds => "the token ids of its prompt or output are not certain",

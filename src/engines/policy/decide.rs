@@ -360,7 +360,7 @@ impl Planning<'_> {
             |parts: &Vec<Part<'_>>| steps::say_parts(parts),
         );
         let settled = || {
-            let route = self.head.route;
+            let route = request?.route;
             let allowed =
                 Allowed { permission: permission?, methods: methods?, parts: parts?, control, route };
             Some(Ruling::new(policy?, sampling?.0, &server?, allowed))

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue};
 use super::part::ModelState;
 use super::{PolicySet, Subject};
 use crate::dialect::Engine;
-use crate::openai::{Control, Judgement, Request, Route};
+use crate::openai::{Api, Control, Judgement, Request, Route};
 use foretell_core::words::{Mode, RelayReason, VerifyMethod};
 
 /// A fact that a decision needs and that may be unknown.
@@ -33,6 +33,8 @@ impl<T> Fact<T> {
 pub struct Head<'a> {
     /// API route of the request.
     pub route: Route,
+    /// API that the client asks by: that of the route, unless the request was translated.
+    pub api: Api,
     /// Headers sent by the client.
     pub headers: &'a HeaderMap,
     /// Tenant of the request; `None` if it has none.
@@ -51,15 +53,15 @@ pub struct Head<'a> {
 impl<'a> Head<'a> {
     /// The parts that policies match on.
     pub fn subjects(&self) -> Subjects<'a> {
-        Subjects { route: self.route, headers: self.headers, tenant: self.tenant }
+        Subjects { api: self.api, headers: self.headers, tenant: self.tenant }
     }
 }
 
 /// The parts of a head that policies match on.
 #[derive(Clone, Copy)]
 pub struct Subjects<'a> {
-    /// API route of the request.
-    pub route: Route,
+    /// API that the client asks by.
+    pub api: Api,
     /// Headers sent by the client.
     pub headers: &'a HeaderMap,
     /// Tenant of the request; `None` if it has none.
@@ -73,7 +75,7 @@ impl Subjects<'_> {
             model: &request.model,
             backend,
             tenant: self.tenant,
-            route: self.route,
+            api: self.api,
             headers: self.headers,
             temperature,
             prompt_tokens: request.prompt_size().tokens,

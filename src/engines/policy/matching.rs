@@ -5,7 +5,7 @@ use std::fmt;
 use http::HeaderMap;
 
 use super::{Fact, Glob};
-use crate::openai::Route;
+use crate::openai::Api;
 
 /// Conditions for a policy to apply: every field must hold; a list holds if one of its entries
 /// does. `None` always holds.
@@ -17,8 +17,8 @@ pub struct Match {
     pub backends: Option<Vec<Glob>>,
     /// Tenant names.
     pub tenants: Option<Vec<String>>,
-    /// API routes.
-    pub routes: Option<Vec<Route>>,
+    /// APIs that the client asks by.
+    pub routes: Option<Vec<Api>>,
     /// Header names (lower case), each with its allowed values.
     pub headers: Vec<(String, Vec<String>)>,
     /// Range of the effective temperature.
@@ -62,8 +62,8 @@ pub struct Subject<'a> {
     pub backend: &'a str,
     /// Tenant; `None` if the request has none.
     pub tenant: Option<&'a str>,
-    /// API route.
-    pub route: Route,
+    /// API that the client asks by.
+    pub api: Api,
     /// Headers sent by the client.
     pub headers: &'a HeaderMap,
     /// Effective temperature.
@@ -104,7 +104,7 @@ impl Match {
         let known = glob_holds(self.models.as_deref(), subject.model)
             && glob_holds(self.backends.as_deref(), subject.backend)
             && self.tenant_holds(subject.tenant)
-            && self.routes.as_ref().is_none_or(|routes| routes.contains(&subject.route))
+            && self.routes.as_ref().is_none_or(|routes| routes.contains(&subject.api))
             && self.prompt_tokens.contains(subject.prompt_tokens as f64)
             && self.headers.iter().all(|(name, wanted)| header_holds(subject.headers, name, wanted));
         if !known {
@@ -119,7 +119,7 @@ impl Match {
             glob_mismatch("models", self.models.as_deref(), subject.model),
             glob_mismatch("backends", self.backends.as_deref(), subject.backend),
             self.tenant_mismatch(subject.tenant),
-            self.route_mismatch(subject.route),
+            self.route_mismatch(subject.api),
             self.temperature_mismatch(subject.temperature),
             self.prompt_mismatch(subject.prompt_tokens),
         ];
@@ -139,10 +139,10 @@ impl Match {
         Some(Mismatch { field: "tenants", wanted: wanted.join("|"), got: Ok(got) })
     }
 
-    fn route_mismatch(&self, route: Route) -> Option<Mismatch> {
-        let wanted = self.routes.as_ref().filter(|routes| !routes.contains(&route))?;
-        let wanted = wanted.iter().map(|route| route.name()).collect::<Vec<_>>().join("|");
-        Some(Mismatch { field: "routes", wanted, got: Ok(route.name().to_owned()) })
+    fn route_mismatch(&self, api: Api) -> Option<Mismatch> {
+        let wanted = self.routes.as_ref().filter(|routes| !routes.contains(&api))?;
+        let wanted = wanted.iter().map(|api| api.name()).collect::<Vec<_>>().join("|");
+        Some(Mismatch { field: "routes", wanted, got: Ok(api.name().to_owned()) })
     }
 
     /// Without bounds every temperature matches, even an unknown one.

@@ -219,7 +219,7 @@ pub fn explain(
     let wish = question.headers.get_all(headers::CONTROL).into_iter().filter(|_| bounded);
     let tenant =
         question.tenant.clone().or_else(|| tenant::of(&process.tenant, question.peer, &question.headers));
-    let asked = (question.route, &question.headers);
+    let asked = (question.route, question.route.into(), &question.headers);
     let head = facts::of_head(asked, tenant.as_deref(), Wish::read(wish), shared);
     let model = question.model().unwrap_or_default();
     let backend = known.replica.map(|replica| facts::backend(replica, model, &shared.modes));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{AssembleError, asking, renderer, settings};
 use crate::admin::explain::{self, Question, ServerFacts};
 use crate::config::process::{Backend, DrafterModel, Process, Replicas};
-use crate::fleet::identity::{self, Identity, RecognitionSettings, Unknown};
+use crate::fleet::identity::{self, Identity, RecognitionSettings, Renderer, Unknown};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::{Local, Replica, SystemResolver};
 use crate::gateway::Shared;
@@ -84,12 +84,7 @@ pub async fn explain(
 }
 
 /// Identifies the engine of a replica.
-async fn answered(
-    replica: &Replica,
-    renderer: Option<Arc<Replica>>,
-    backend: &Backend,
-    ask: bool,
-) -> Answered {
+async fn answered(replica: &Replica, renderer: Renderer, backend: &Backend, ask: bool) -> Answered {
     let dialect = backend.dialect.spoken();
     if backend.billed {
         let why = "it bills per token, so it is never asked to verify";

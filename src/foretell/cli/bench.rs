@@ -22,7 +22,7 @@ use crate::bench::workload::{BUILTIN, Prompt, Workload};
 use crate::bench::{html, report};
 use crate::config::process::Dialect;
 use crate::fleet::Replica;
-use crate::fleet::identity::{self, Recognised};
+use crate::fleet::identity::{self, Recognised, Renderer};
 
 /// Compare a server called directly with the same server called through Foretell.
 #[derive(Clone, Debug, clap::Args)]
@@ -180,7 +180,7 @@ async fn engine(args: &BenchArgs, url: &Url) -> String {
     else {
         return String::new();
     };
-    match identity::recognise(&replica, None, Dialect::Auto.spoken(), &[]).await {
+    match identity::recognise(&replica, &Renderer::Itself, Dialect::Auto.spoken(), &[]).await {
         Ok(Recognised { engine, .. }) => format!("{} {}", engine.dialect.name(), engine.version),
         Err(_) => String::new(),
     }

@@ -13,7 +13,7 @@ use super::access::Access;
 use super::progress;
 use crate::config::process::Dialect as Named;
 use crate::config::process::{Probe, VerifyLimits};
-use crate::fleet::identity::{self, Recognised, Unknown};
+use crate::fleet::identity::{self, Recognised, Renderer, Unknown};
 use crate::fleet::probe::{self, Limits, Report, Seen};
 use crate::fleet::{Replica, rounds_seen};
 use crate::random::fresh_seed;
@@ -161,7 +161,7 @@ async fn look(
         return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
     }
     let named: &[VerifyMethod] = if args.score { &[VerifyMethod::Score] } else { &[] };
-    let mut recognised = identity::recognise(replica, None, dialect.spoken(), named).await?;
+    let mut recognised = identity::recognise(replica, &Renderer::Itself, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(replica, &recognised).await?;
     if let Some(model) = &args.model {
         recognised.engine.model.clone_from(model);

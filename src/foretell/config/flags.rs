@@ -287,7 +287,7 @@ fn one_backend(replicas: Replicas) -> Backend {
         dialect: Dialect::default(),
         replicas,
         ranks: 0,
-        render: None,
+        render: super::process::Render::default(),
         translates: Vec::new(),
         models: Vec::new(),
         connect: Connect::default(),

@@ -21,7 +21,7 @@ use foretell_onnx::open::DeviceChoice;
 pub(super) use backends::BUDGET;
 
 pub use backend::{
-    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
     TokenizerSource, VerifyLimits,
 };
 pub use file::{Parsed, parse, parse_all, schema};

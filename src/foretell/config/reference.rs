@@ -186,6 +186,7 @@ fn values(schema: &Value) -> String {
 fn text(pattern: &str) -> &'static str {
     match pattern.matches("ms|s|m|h").count() {
         0 => "a text",
+        _ if pattern.contains("auto|off") => "`auto`, `off`, or two durations: `20s/30m`",
         1 => "a duration: `250ms`, `30s`, `5m`, `1h`",
         _ => "two durations: `20s/30m`",
     }

@@ -129,8 +129,8 @@ pub struct RecognitionSettings {
     pub parsers: Parsers,
     /// The `generation_config.json` of its model; `None` if none is named.
     pub generation_config: Option<PathBuf>,
-    /// The server that renders its chat requests; `None`: it does so itself.
-    pub renderer: Option<Arc<Replica>>,
+    /// The server that renders its chat requests.
+    pub renderer: Renderer,
     /// The path at which its load is read; `None` takes the dialect's.
     pub load: Option<String>,
     /// Interval of reading its load.
@@ -144,6 +144,28 @@ pub struct RecognitionSettings {
     pub named: Vec<VerifyMethod>,
     /// True if it bills per token: only its list of models is read.
     pub billed: bool,
+}
+
+/// The server that renders a replica's chat requests and parses outputs.
+#[derive(Clone, Debug, Default)]
+pub enum Renderer {
+    /// The replica itself, if it can.
+    #[default]
+    Itself,
+    /// None.
+    Never,
+    /// Another server.
+    Other(Arc<Replica>),
+}
+
+impl Renderer {
+    /// The other server, if it is one.
+    pub fn other(&self) -> Option<&Arc<Replica>> {
+        match self {
+            Self::Other(server) => Some(server),
+            Self::Itself | Self::Never => None,
+        }
+    }
 }
 
 /// The settings of each replica; `None` excludes it.

@@ -7,18 +7,19 @@ use super::{Shared, route};
 use crate::fleet::{self, Replica};
 use crate::serving::mode::ModeSwitch;
 use foretell_core::words::Mode;
-use foretell_engines::openai::Route;
+use foretell_engines::openai::{Api, Route};
 use foretell_engines::policy::{Backend, Head, Wish};
 
 /// The facts that are known once the head of a request has been read.
 pub fn of_head<'a>(
-    (route, headers): (Route, &'a HeaderMap),
+    (route, api, headers): (Route, Api, &'a HeaderMap),
     tenant: Option<&'a str>,
     wish: Wish,
     shared: &Shared,
 ) -> Head<'a> {
     Head {
         route,
+        api,
         headers,
         tenant,
         wish,

@@ -342,7 +342,8 @@ impl Proxy {
         let placed = inbound.parts.extensions.remove::<ServedBy>();
         let as_one = inbound.parts.extensions.remove::<AsOne>().is_some();
         let headers = &inbound.parts.headers;
-        let mut head = facts::of_head((route, headers), tenant.as_deref(), wish, &self.shared);
+        let api = inbound.record.api(route);
+        let mut head = facts::of_head((route, api, headers), tenant.as_deref(), wish, &self.shared);
         head.speculates_anywhere &= self.serving.is_some();
         let (why, model, to, body) = match self.admit(head, body, placed).await {
             Received::Serve { mut eligible, body } => {
@@ -359,7 +360,7 @@ impl Proxy {
                     inbound.record.keep_text();
                 }
                 let client =
-                    Client { control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
+                    Client { api, control: wish.control(), mode: eligible.mode, tenant, trailers, memory };
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
             Received::Fail(failure) => {
@@ -371,8 +372,8 @@ impl Proxy {
             Received::Relay { why, model, to, body } => (why, model, to, body),
         };
         if let (RelayReason::Choices, Payload::Whole(bytes)) = (why.reason, &body) {
-            let subjects = Subjects { route, headers, tenant: tenant.as_deref() };
-            let apart = || self.apart(subjects, wish, bytes, model.as_deref());
+            let subjects = Subjects { api, headers, tenant: tenant.as_deref() };
+            let apart = || self.apart((route, subjects), wish, bytes, model.as_deref());
             if let (false, Some((apart, replica))) = (as_one, apart()) {
                 return self.answer_apart(inbound, route, bytes.clone(), apart, &replica).await;
             }

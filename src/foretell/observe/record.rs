@@ -143,6 +143,11 @@ impl Record {
         self.finished.route = Some(api);
     }
 
+    /// The API that the client asks by, of a request on this route.
+    pub fn api(&self, route: impl Into<Api>) -> Api {
+        self.asked_by.unwrap_or_else(|| route.into())
+    }
+
     /// True if it is the translation of a request by another API.
     pub fn is_translation(&self) -> bool {
         self.asked_by.is_some()
@@ -151,7 +156,7 @@ impl Record {
     /// Records that it is a completion that is relayed.
     pub fn relayed(&mut self, route: impl Into<Api>, reason: RelayReason, parameter: Option<String>) {
         self.finished.path = Path::Relayed;
-        self.finished.route = Some(self.asked_by.unwrap_or(route.into()));
+        self.finished.route = Some(self.api(route));
         self.finished.reason = Some(reason.into());
         self.finished.parameter = parameter.map(kept);
         self.finished.policy = None;
@@ -179,7 +184,7 @@ impl Record {
     /// (`name@revision`).
     pub fn eligible(&mut self, route: Route, policy: &str) {
         self.finished.path = Path::Plain;
-        self.finished.route = Some(self.asked_by.unwrap_or(route.into()));
+        self.finished.route = Some(self.api(route));
         self.finished.reason = None;
         self.finished.policy = Some(policy.to_owned());
     }

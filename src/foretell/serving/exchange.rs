@@ -16,7 +16,7 @@ use crate::http::drain::Lifecycle;
 use crate::http::memory::Memory;
 use crate::observe::{Observer, Record};
 use foretell_core::words::Mode;
-use foretell_engines::openai::{self, Control};
+use foretell_engines::openai::{self, Api, Control};
 use foretell_engines::policy::{Admitted, Relay};
 
 /// The answer, or the request handed back unanswered so that it can be relayed.
@@ -78,6 +78,8 @@ pub struct Exchange {
 /// Per-request settings of the client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
+    /// The API that it asks by.
+    pub api: Api,
     /// The `x-foretell` header, which can only lower what policy and gates allow; `None` without
     /// it. Never `Off`.
     pub control: Option<Control>,

@@ -51,7 +51,7 @@ fn lines(problems: &[Problem]) -> String {
 pub const MODEL: &str = "draft";
 
 /// A backend's own budget, without plain windows: their cost is not part of the comparison.
-const IMPOSED: Imposed = Imposed { extra_tokens: 0.25, slots: 0.1, windows: None };
+const IMPOSED: Imposed = Imposed { slots: 0.1, windows: None };
 
 /// `prompt_lookup`, in the words of a policy.
 pub const PROMPT_LOOKUP: &str = "{ kind: prompt_lookup, ngram: { min: 2, max: 8 } }";
@@ -84,7 +84,7 @@ pub fn of(file: &str, text: &str, methods: &[VerifyMethod], context: usize) -> R
     let headers = HeaderMap::new();
     let Judgement::Eligible(request) = &judged else { return Err(Refused::Relayed(format!("{judged:?}"))) };
     let admitted = Admitted {
-        head: Subjects { route: Route::Completions, headers: &headers, tenant: None },
+        head: Subjects { api: Route::Completions.into(), headers: &headers, tenant: None },
         request,
         control: None,
         backend: "sim",

@@ -69,6 +69,7 @@ async fn an_eligible_request_is_handed_over_with_all_that_belongs_to_it() {
     assert_eq!(
         exchange.client,
         Client {
+            api: foretell_engines::openai::Route::Completions.into(),
             control: Some(Control::Gamma(3)),
             mode: Mode::Auto,
             tenant: None,

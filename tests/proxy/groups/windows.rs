@@ -59,7 +59,7 @@ async fn idle(proxy: &Proxy) {
 async fn the_result_of_a_replicas_windows_is_shown() {
     let engine = engine(Pace::default()).await;
     let plain = policy("plain", "holdback: { start: 0, floor: 0 }");
-    let proxy = before(&engine, "", "    budget: { switchback: 150ms/301ms }\n", &plain).await;
+    let proxy = before(&engine, "", "    budget: { windows: 150ms/301ms }\n", &plain).await;
     assert!(switchback(&proxy).await.is_null(), "no request was sent yet");
     tokio::select! {
         () = streams(&proxy) => {}
@@ -79,7 +79,7 @@ async fn the_result_of_a_replicas_windows_is_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_windows_nothing_is_shown_of_any() {
     let engine = engine(Pace::default()).await;
-    let proxy = before(&engine, "", "    budget: { switchback: null }\n", &policy("plain", "")).await;
+    let proxy = before(&engine, "", "    budget: { windows: off }\n", &policy("plain", "")).await;
     send(&engine, &proxy, 0..8).await;
     assert!(switchback(&proxy).await.is_null());
     assert_eq!(series(&proxy, RATIO).await, Vec::<String>::new());

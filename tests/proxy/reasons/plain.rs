@@ -47,7 +47,7 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         PlainReason::Shadow => policy("mode: shadow\n"),
         // A window takes half of the time.
         PlainReason::Switchback => Scene {
-            backend: "    budget: { switchback: 1s/2s }\n",
+            backend: "    budget: { windows: 1s/2s }\n",
             before: |_| tokio::time::sleep(Duration::from_millis(50)).boxed(),
             tries: 400,
             ask: ending(),
@@ -71,14 +71,6 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         }
         PlainReason::VerifyFault => failing(|stage| results(stage, &Fault::Status(500))),
         PlainReason::RetryAfter => failing(|stage| results(stage, &Fault::Later(503, 7))),
-        // Other requests run, and the budget of refused tokens is spent.
-        PlainReason::Budget => Scene {
-            backend: "    budget: { extra_tokens: 0, switchback: null }\n",
-            before: |stage| spend(stage).boxed(),
-            tries: 20,
-            ask: completion(&json!({"max_tokens": 64})),
-            ..plain
-        },
         // Drafts are refused from their first token, some hundred times.
         PlainReason::GateAcceptance => {
             Scene { tries: 200, ask: completion(&json!({"prompt": misleading(), "max_tokens": 8})), ..plain }
@@ -96,10 +88,12 @@ fn scene(reason: PlainReason) -> Option<Scene> {
         },
         // These take an engine that misbehaves or parses, a drafter that fails, hundreds of
         // requests, or rounds that are slow and pay: tests/pure/session.rs, tests/proxy/parsers.rs,
-        // tests/proxy/end_to_end/faults.rs, tests/proxy/groups, src/core/control/forecast.rs.
+        // tests/proxy/end_to_end/faults.rs, tests/proxy/groups, src/core/control/forecast.rs and
+        // gates.rs.
         PlainReason::UntrustedIds
         | PlainReason::Grammar
         | PlainReason::HeldBackText
+        | PlainReason::Budget
         | PlainReason::GateControl
         | PlainReason::GateFirstToken
         | PlainReason::Undecided
@@ -129,22 +123,6 @@ fn ending() -> Ask {
 async fn concurrency(stage: &Stage) {
     *stage.engines.houses[0].pretend.lock() = Load { running: 4, waiting: 2, kv: 0.3 };
     stage.until(|| async { stage.proxy.replica().await["load"]["waiting"] == json!(2) }).await;
-}
-
-/// Other requests run, and drafts were refused concurrently with them until the budget is spent.
-async fn spend(stage: &Stage) {
-    let house = &stage.engines.houses[0];
-    if house.pretend.lock().running > 0 {
-        return;
-    }
-    *house.pretend.lock() = Load { running: 4, waiting: 0, kv: 0.3 };
-    stage.until(|| async { stage.proxy.replica().await["load"]["running"] == json!(4) }).await;
-    stage.proxy.adopt(FORCED).await;
-    let wrong = completion(&json!({"prompt": misleading(), "max_tokens": 24}));
-    for number in 0..4 {
-        wrong.told(&stage.proxy, false, &format!("wrong-{number}")).await.assert_agreed();
-    }
-    stage.proxy.adopt(PLAIN).await;
 }
 
 /// The load page falls silent; the same page without a query, which shows the process, does not.

@@ -66,6 +66,32 @@ async fn each_field_chooses_and_the_first_file_that_matches_wins() {
     }
 }
 
+#[tokio::test]
+async fn a_translated_request_matches_by_the_api_that_the_client_asks_by() {
+    let engine = engine(Pace::default()).await;
+    let translates = "    routes: { messages: translate, responses: translate }\n";
+    let proxy = before(&engine, "", translates, &policy("last", "")).await;
+    for api in ["messages", "responses", "chat"] {
+        let text = policy(&format!("by-{api}"), &format!("mode: plain\nmatch: {{ routes: [{api}] }}"));
+        write(&proxy.folder().join("policies"), &format!("{api}.yaml"), &text);
+    }
+    assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
+    let said = json!([{"role": "user", "content": "a"}]);
+    for (path, body, wanted) in [
+        ("/v1/messages", json!({"model": "toy", "max_tokens": 2, "messages": said}), "by-messages"),
+        (
+            "/v1/responses",
+            json!({"model": "toy", "max_output_tokens": 2, "input": "a", "store": false}),
+            "by-responses",
+        ),
+        ("/v1/chat/completions", json!({"model": "toy", "max_tokens": 2, "messages": said}), "by-chat"),
+    ] {
+        let answer = send(proxy.front, path, "content-type: application/json\r\n", &body).await;
+        let label = answer.head.get("x-foretell-policy").unwrap_or_default();
+        assert!(label.starts_with(wanted), "{path}: {label:?} {}", answer.text());
+    }
+}
+
 /// Two tenants, each with a policy: neither ever gets the other's, however their requests are
 /// mixed, and an untrusted client that names a tenant gets neither.
 #[tokio::test]

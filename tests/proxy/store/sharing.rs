@@ -114,7 +114,7 @@ async fn until_both(proxies: &[Proxy; 2]) {
 async fn sidecars_of_a_replica_have_their_plain_windows_at_the_same_time() {
     let Some(server) = Server::start(&[]).await else { return };
     let engine = engine(Pace::default()).await;
-    let (process, windows) = (fleet(&server.url(), ""), "    budget: { switchback: 1s/4s }\n");
+    let (process, windows) = (fleet(&server.url(), ""), "    budget: { windows: 1s/4s }\n");
     let plain = policy("plain", "holdback: { start: 0, floor: 0 }");
     let proxies =
         [before(&engine, &process, windows, &plain).await, before(&engine, &process, windows, &plain).await];

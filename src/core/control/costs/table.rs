@@ -201,7 +201,7 @@ impl Verify {
 
     /// Seconds per additional node, as measured at the nearest key; `None` if it is not known.
     pub(super) fn slope(&self, key: TableKey) -> Option<f64> {
-        self.nearest_key(key)?.1.slope()
+        self.nearest_key(key)?.1.slope
     }
 
     /// The largest number of nodes that was measured for this method; `None` if none was.
@@ -232,6 +232,9 @@ struct Table {
     probed: bool,
     /// Expected seconds for every number of nodes.
     curve: Vec<f64>,
+    /// Seconds per additional node, as measured; `None` before drafts of different lengths were.
+    #[serde(default)]
+    slope: Option<f64>,
 }
 
 impl Table {
@@ -274,13 +277,26 @@ impl Table {
         measured.max(self.lent.last().filter(|_| self.probed).map(|point| point.0))
     }
 
-    /// Seconds per additional node, from the smallest to the largest draft that was measured;
-    /// `None` where they are too close to each other for a slope.
-    fn slope(&self) -> Option<f64> {
+    /// Seconds per additional node, at least 0: the least squares of the means by their weights,
+    /// which idle time does not reduce, for a slope needs drafts of different lengths; `None` where
+    /// those that were measured are too alike.
+    fn fitted(&self) -> Option<f64> {
         let known = |mean: &Belief| mean.known().is_some();
         let (least, most) = (self.means.iter().position(known)?, self.means.iter().rposition(known)?);
-        let (low, high) = (self.curve.get(least)?, self.curve.get(most)?);
-        (most >= least + SLOPE_OVER).then(|| (high - low) / (most - least) as f64)
+        if most < least + SLOPE_OVER {
+            return None;
+        }
+        let (mut weight, mut x, mut y, mut spread, mut common) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for (nodes, mean) in self.means.iter().enumerate() {
+            let Some(seconds) = mean.known() else { continue };
+            let own = mean.weight(Tick::default());
+            weight += own;
+            let (before, share) = ([nodes as f64 - x, seconds - y], own / weight);
+            (x, y) = (x + share * before[0], y + share * before[1]);
+            spread += own * before[0] * (nodes as f64 - x);
+            common += own * before[0] * (seconds - y);
+        }
+        Some((common / spread).max(0.0))
     }
 
     /// The assumption, scaled by the ratio of measurements to it.
@@ -328,6 +344,7 @@ impl Table {
             _ => least,
         };
         self.curve = (0..=NODES_MAX).map(|nodes| along(&points, nodes, slope)).collect();
+        self.slope = self.fitted();
     }
 }
 

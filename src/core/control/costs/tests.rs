@@ -53,6 +53,22 @@ fn idle_time_forgets_nothing_and_makes_everything_less_certain() {
 }
 
 #[test]
+fn the_seconds_of_a_node_are_a_least_squares_slope_of_all_lengths() {
+    let mut costs = plain_at(0.010);
+    costs.verified(TREE, 0, 0.020, Tick(0));
+    costs.verified(TREE, 3, 0.023, Tick(0));
+    assert!(costs.per_node(TREE) == 0.0, "too alike");
+    for nodes in [0, 2, 4, 6, 8] {
+        let noise = if nodes % 4 == 0 { 0.001 } else { -0.001 };
+        (0..8).for_each(|_| costs.verified(TREE, nodes, 0.020 + 0.001 * nodes as f64 + noise, Tick(0)));
+    }
+    assert!((costs.per_node(TREE) - 0.001).abs() < 0.0002, "{}", costs.per_node(TREE));
+    let mut falling = plain_at(0.010);
+    (0..8).for_each(|nodes| falling.verified(TREE, nodes, 0.020 - 0.001 * nodes as f64, Tick(0)));
+    assert!(falling.per_node(TREE) == 0.0);
+}
+
+#[test]
 fn a_draft_is_at_most_twice_as_long_as_the_longest_measured_one() {
     let mut costs = plain_at(0.010);
     assert_eq!(costs.reach(TREE), 4);

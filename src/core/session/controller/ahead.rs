@@ -175,10 +175,8 @@ impl SpeculationController {
 
     /// A verify request with `nodes` draft nodes was dropped unread.
     pub fn discarded(&self, nodes: usize) {
-        self.control.with(|learnt| {
-            if learnt.concurrency.others() > 0 {
-                learnt.budget.refused(nodes + 1);
-            }
-        });
+        if self.is_chosen() {
+            self.control.with(|learnt| learnt.rejected(self.way(), nodes + 1));
+        }
     }
 }

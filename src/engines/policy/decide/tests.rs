@@ -77,6 +77,7 @@ impl World {
             Backend { name: "b", mode: Mode::Auto, predicts: false, billed: false, speculates: true };
         let head = Head {
             route: Route::Completions,
+            api: Route::Completions.into(),
             headers: &self.headers,
             tenant: None,
             wish: Wish::Said(None),

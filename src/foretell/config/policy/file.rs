@@ -5,14 +5,16 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use crate::config::declared::Slot;
-use crate::config::kind::{Kind, boolean, duration, form, number, period, ratio, text, whole, word};
+use crate::config::kind::{
+    Kind, boolean, duration, form, not_built, number, period, ratio, text, whole, word,
+};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::{HEADER_NAME, described, version};
 use crate::config::read::{Item, Section};
 use crate::config::yaml::{self, Node, Value};
 use foretell_core::draft::{LookupSpec, Ngram, Phrases, Source};
-use foretell_engines::openai::Route;
 use foretell_engines::openai::control_header::GAMMA_MAX;
+use foretell_engines::openai::{Api, Route};
 use foretell_engines::policy::{
     AHEAD_MAX, Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision,
     Rule, Scope, Tolerance, Vocabulary,
@@ -99,6 +101,12 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
 fn record(mut section: Section<'_>) -> bool {
     let says = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
     let record = section.or("record", says, false, &boolean());
+    section.or(
+        "share",
+        "Share its texts over the fleet store: not built.",
+        (),
+        &not_built(&Json::Bool(false)),
+    );
     section.close();
     record
 }
@@ -112,8 +120,15 @@ fn name() -> Kind<String> {
     form("^[A-Za-z0-9._-]{1,64}$", refusal, move |name| good(name).then(|| name.to_owned()))
 }
 
+/// Values of `match.routes`.
+const ROUTES: &[(&str, Api)] = &[
+    ("completions", Api::Completion(Route::Completions)),
+    ("chat", Api::Completion(Route::Chat)),
+    ("messages", Api::Messages),
+    ("responses", Api::Responses),
+];
+
 fn matcher(mut section: Section<'_>) -> Match {
-    let routes = &[("completions", Route::Completions), ("chat", Route::Chat)];
     let glob = || {
         let read = |node: &Node| text().read(node).map(|pattern| Glob::new(&pattern));
         Kind::new(json!({ "type": "string", "minLength": 1 }), read)
@@ -126,7 +141,7 @@ fn matcher(mut section: Section<'_>) -> Match {
         tenants: section
             .item("tenants", "Tenants, as determined by `tenant` of the process file.")
             .map(|item| item.list(&text())),
-        routes: section.item("routes", "API routes.").map(|item| item.list(&word(routes))),
+        routes: section.item("routes", "APIs that clients ask by.").map(|item| item.list(&word(ROUTES))),
         headers: section
             .item("headers", "Header names, each with its allowed values.")
             .map_or_else(Vec::new, |item| headers(&item)),

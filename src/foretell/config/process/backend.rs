@@ -75,8 +75,8 @@ pub struct Backend {
     /// Data-parallel ranks behind each address, each a replica of its own; 0: the engine does not
     /// use ranks.
     pub ranks: u32,
-    /// The server that renders its chat requests and parses outputs; `None`: it does so itself.
-    pub render: Option<Uri>,
+    /// The server that renders its chat requests and parses outputs.
+    pub render: Render,
     /// The APIs whose requests are translated to chats for it.
     pub translates: Vec<Api>,
     /// The models that it serves; empty means every model.
@@ -95,6 +95,18 @@ pub struct Backend {
     pub billed: bool,
     /// True if it gets the requests for models that no backend lists; at most one backend does.
     pub default: bool,
+}
+
+/// The server that renders a backend's chat requests and parses outputs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Render {
+    /// The backend itself, if it can.
+    #[default]
+    Backend,
+    /// None: what has to be rendered stays relayed.
+    Never,
+    /// The one at this URL.
+    By(Uri),
 }
 
 /// The replicas of a backend; each is one KV cache.

@@ -7,12 +7,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Replicas, ServedModel,
+    Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
     TokenizerSource, VerifyLimits,
 };
-use crate::config::kind::{
-    Kind, base, boolean, form, path, period, ratio, shown, size, text, url, whole, word,
-};
+use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, size, text, url, whole, word};
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
@@ -59,7 +57,6 @@ impl Default for Probe {
 
 /// Cost that speculation may impose on other requests of a backend without `budget`.
 pub(in crate::config) const BUDGET: Imposed = Imposed {
-    extra_tokens: 0.25,
     slots: 0.10,
     windows: Some(Windows { window: Duration::from_secs(20), every: Duration::from_mins(30) }),
 };
@@ -118,9 +115,9 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         0,
         &whole(0..=1024),
     );
-    let says = "URL of a `vllm launch render` for its model, if its own pages for that are closed.";
-    let render = section.maybe("render", says, None, &url());
-    if render.is_some() && !dialect.may_be(Engine::Vllm) {
+    let says = "backend: its own pages render chats; else the URL of a `vllm launch render` for its model; null: nothing does.";
+    let render = section.maybe("render", says, Some(Render::Backend), &render()).unwrap_or(Render::Never);
+    if render != Render::Backend && !dialect.may_be(Engine::Vllm) {
         section.refuse("render", Refusal::new("not of this engine", "vllm|auto"), dialect.name());
     }
     let translates = routes(section.section("routes", "APIs other than chats and completions."));
@@ -149,6 +146,20 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
         billed,
         default,
     })
+}
+
+/// `backend`, or the URL of a server that renders for it.
+fn render() -> Kind<Render> {
+    let read = |node: &Node| match text().read(node)?.as_str() {
+        "backend" => Ok(Render::Backend),
+        _ => {
+            let refused =
+                |refusal: Refusal| Refusal { allowed: format!("backend|{}", refusal.allowed), ..refusal };
+            url().read(node).map(Render::By).map_err(refused)
+        }
+    };
+    Kind::new(json!({ "type": "string", "pattern": "^(backend$|https?://)" }), read)
+        .shown(|_| json!("backend"))
 }
 
 /// The APIs whose requests are translated.
@@ -258,6 +269,7 @@ fn host_and_port() -> Kind<String> {
 /// Settings that a backend's models share, as the first of them that names it says.
 #[derive(Default)]
 struct Common {
+    ids: Vec<String>,
     tokenizer: Option<PathBuf>,
     parsers: Option<Parsers>,
     generation_config: Option<PathBuf>,
@@ -273,6 +285,20 @@ fn model(item: &Item<'_>, seen: &mut Seen, common: &mut Common) -> Option<Model>
     section.with(None, "description", json!("A model."));
     let id = section.must("id", "Its id, or a pattern with * and ?.", "a model id or a pattern", &text());
     let aliases = section.list("aliases", "Further names of it.", Vec::new(), &text());
+    let says = "Id of the model before it that it is an adapter of, for the reader: all models of a backend share \
+                tokenizer, parsers and sampling defaults.";
+    let base = section.maybe("base", says, None, &text());
+    if let Some(base) = base.filter(|base| !common.ids.contains(base)) {
+        section.refuse(
+            "base",
+            Refusal::new(
+                "not a model before it",
+                if common.ids.is_empty() { "none is".to_owned() } else { common.ids.join("|") },
+            ),
+            &format!("{base:?}"),
+        );
+    }
+    common.ids.extend(id.clone());
     let source = |node: &Node| match text().read(node)?.as_str() {
         "backend" => Ok(TokenizerSource::Backend),
         _ => path().read(node).map(TokenizerSource::File),
@@ -361,6 +387,8 @@ fn parser<T: 'static>(
 
 fn connect(mut section: Section<'_>) -> Connect {
     let default = Connect::default();
+    let http1 = word(&[("http1", ())]);
+    section.or("http", "Its version of HTTP; http1 is the only one.", (), &http1);
     let hosts = &[("backend", HostHeader::Backend), ("client", HostHeader::Client)];
     let host = section.or("host", "Source of the Host field.", default.host, &word(hosts));
     let mut tls = section.section("tls", "Certificates for https.");
@@ -461,36 +489,35 @@ fn probe(mut section: Section<'_>) -> Probe {
 
 fn budget(mut section: Section<'_>) -> Imposed {
     let default = BUDGET;
-    let windows = "Time-sliced A/B windows of plain decoding, WINDOW/EVERY; null: none.";
+    let says =
+        "Time-sliced A/B windows of plain decoding (switchback), WINDOW/EVERY; auto: 20s/30m; off: none.";
     let budget = Imposed {
-        extra_tokens: section.or(
-            "extra_tokens",
-            "Rejected draft tokens ÷ generated tokens.",
-            default.extra_tokens,
-            &ratio(),
-        ),
         slots: section.or(
             "slots",
             "Sequences that verify requests by fan-out take while others' requests run ÷ free ones.",
             default.slots,
             &ratio(),
         ),
-        windows: section.maybe("switchback", windows, default.windows, &switchback()),
+        windows: section.or("windows", says, default.windows, &windows()),
     };
     section.close();
     budget
 }
 
-/// `WINDOW/EVERY`, such as `30s/10m`.
-fn switchback() -> Kind<Windows> {
+/// `auto`, `off`, or `WINDOW/EVERY`, such as `30s/10m`.
+fn windows() -> Kind<Option<Windows>> {
     let parse = |text: &str| {
-        let (window, every) = text.split_once('/')?;
+        let (window, every) = match text {
+            "auto" => return Some(BUDGET.windows),
+            "off" => return Some(None),
+            both => both.split_once('/')?,
+        };
         let window = values::duration(window).filter(|window| !window.is_zero())?;
         let every = values::duration(every).filter(|every| *every > window)?;
-        Some(Windows { window, every })
+        Some(Some(Windows { window, every }))
     };
-    let refusal =
-        || Refusal::new("not a window in a time", "WINDOW/EVERY with WINDOW shorter, such as 30s/10m");
-    let shown = |both: &Windows| json!(format!("{}/{}", shown(both.window), shown(both.every)));
-    form(r"^0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h)$", refusal, parse).shown(shown)
+    let refusal = || {
+        Refusal::new("not a window in a time", "auto|off|WINDOW/EVERY with WINDOW shorter, such as 30s/10m")
+    };
+    form(r"^(auto|off|0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h))$", refusal, parse).shown(|_| json!("auto"))
 }

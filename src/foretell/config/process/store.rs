@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::config::kind::{Kind, form, period};
+use crate::config::kind::{Kind, form, not_built, period};
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::Section;
@@ -160,6 +160,8 @@ pub(super) fn read(mut section: Section<'_>) -> Fleet {
     if fleet.ca.is_some() && fleet.store.as_ref().is_some_and(|store| !store.tls) {
         section.refuse("ca", Refusal::new("no TLS", "a store at rediss://"), "a file");
     }
+    let says = "Key file by which hashes of tenants agree between sidecars: not built.";
+    section.or("tenant_key_file", says, (), &not_built(&serde_json::Value::Null));
     section.close();
     fleet
 }

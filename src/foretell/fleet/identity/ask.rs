@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, header};
 
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings};
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, Renderer};
 use crate::fleet::rounds_seen::RoundsSeen;
 use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica};
@@ -98,8 +98,7 @@ pub async fn ask(
     {
         return Ok(Arc::clone(before));
     }
-    let mut recognised =
-        recognise(replica, asking.renderer.as_deref(), asking.dialect, &asking.named).await?;
+    let mut recognised = recognise(replica, &asking.renderer, asking.dialect, &asking.named).await?;
     let mut engine = recognised.engine.clone();
     if engine.methods.is_empty() {
         return Err(Unknown::foreign(format!("{} is only relayed here", engine.dialect.name())));
@@ -150,7 +149,7 @@ pub async fn ask(
         rounds_seen: Arc::clone(rounds_seen),
         probe: None,
         tie,
-        renderer: asking.renderer.clone(),
+        renderer: asking.renderer.other().cloned(),
         again: Arc::default(),
         replaced: Arc::default(),
         recognised,
@@ -202,20 +201,19 @@ async fn still(replica: &Replica, before: &Identity, away: u64) -> Result<bool, 
 /// True if the server that renders this engine's requests was not there when the engine was
 /// recognised, and is now.
 async fn renders_now(asking: &RecognitionSettings, engine: &Engine) -> bool {
-    let Some(renderer) = asking.renderer.as_deref().filter(|_| !engine.renders) else { return false };
+    let Some(renderer) = asking.renderer.other().filter(|_| !engine.renders) else { return false };
     let told = put(renderer, &rendering_question(), false).await;
     told.is_ok_and(|told| matches!(told.status, 400 | 422))
 }
 
-/// The engine and its capabilities. `renderer`: the server that renders its requests, if it is
-/// another. `named`: verification methods that are used even where their
-/// first call may crash it.
+/// The engine and its capabilities. `renderer`: the server that renders its requests. `named`:
+/// verification methods that are used even where their first call may crash it.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached, requires an API key, or is not an engine that can verify.
 pub async fn recognise(
     replica: &Replica,
-    renderer: Option<&Replica>,
+    renderer: &Renderer,
     dialect: Option<Dialect>,
     named: &[VerifyMethod],
 ) -> Result<Recognised, Unknown> {
@@ -240,10 +238,12 @@ pub async fn recognise(
         }
         for question in asked {
             questions += 1;
-            let told = match renderer.filter(|_| is_rendering(&question.path)) {
+            let told = match renderer {
                 // Without it the engine is as good as one that renders nothing.
-                Some(renderer) => put(renderer, &question, false).await.unwrap_or_default(),
-                None => put(replica, &question, false).await?,
+                Renderer::Other(server) if is_rendering(&question.path) => {
+                    put(server, &question, false).await.unwrap_or_default()
+                }
+                _ => put(replica, &question, false).await?,
             };
             answers.add(&question.path, told);
         }
@@ -253,6 +253,9 @@ pub async fn recognise(
         locked.map_or_else(|| Unknown::foreign(foreign.to_string()), Unknown::Locked)
     })?;
     engine.enable_named(named);
+    if matches!(renderer, Renderer::Never) {
+        (engine.renders, engine.derenders) = (false, false);
+    }
     let missing =
         VerifyMethod::ALL.into_iter().filter(|verify_method| !engine.methods.contains(verify_method));
     let missing = missing

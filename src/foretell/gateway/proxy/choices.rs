@@ -43,7 +43,7 @@ impl Proxy {
     /// if it goes on as it is.
     pub(super) fn apart(
         &self,
-        head: Subjects<'_>,
+        (route, head): (Route, Subjects<'_>),
         wish: Wish,
         body: &Bytes,
         model: Option<&str>,
@@ -60,7 +60,7 @@ impl Proxy {
         let each = body.len() + parsed_bytes(body);
         // Once for all parameters, and once for those of one choice.
         let _read = memory.try_take(2 * each as u64)?;
-        let apart = Apart::of(head.route, body)?;
+        let apart = Apart::of(route, body)?;
         let fit = memory.try_take((apart.number * each) as u64).is_some();
         let admitted =
             Admitted { head, request: &apart.request, control: wish.control(), backend: name, mode };

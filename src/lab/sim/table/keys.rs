@@ -122,7 +122,6 @@ pub(super) enum JitterWord {
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Budget {
-    pub extra_tokens: Option<Share>,
     pub slots: Option<Share>,
     pub switchback: Option<Switchback>,
 }

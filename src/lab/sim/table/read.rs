@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
-use super::keys::{Bounds, Budget, Engine, JitterWord, Keys, Overload, Share, Text, Traffic};
+use super::keys::{Bounds, Budget, Engine, JitterWord, Keys, Overload, Text, Traffic};
 use super::{Expected, Table, Unusable};
 use crate::sim::engine::EngineSpec;
 use crate::sim::figures::Figure;
@@ -207,12 +207,7 @@ fn imposed(budget: &Budget) -> Option<Imposed> {
         window: Duration::from_secs_f64(switchback.window),
         every: Duration::from_secs_f64(switchback.every),
     });
-    let share = |key: &Option<Share>| key.as_ref().map(|share| share.0);
-    let (extra_tokens, slots) = (share(&budget.extra_tokens), share(&budget.slots));
-    let is_set = extra_tokens.is_some() || slots.is_some() || windows.is_some();
-    is_set.then(|| Imposed {
-        extra_tokens: extra_tokens.unwrap_or(0.25),
-        slots: slots.unwrap_or(0.1),
-        windows,
-    })
+    let slots = budget.slots.as_ref().map(|share| share.0);
+    let is_set = slots.is_some() || windows.is_some();
+    is_set.then(|| Imposed { slots: slots.unwrap_or(0.1), windows })
 }

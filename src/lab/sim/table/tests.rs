@@ -35,10 +35,8 @@ fn a_table_defines_the_setting() {
     assert!((table.setup.engine.cancel - 1.5).abs() < 1e-12 && table.setup.drafter.is_none());
     assert_eq!(table.setup.permit.rules.methods, [VerifyMethod::Score, VerifyMethod::FanOut]);
     let imposed = table.setup.permit.imposed;
-    assert_eq!(
-        (imposed.extra_tokens, imposed.windows.map(|windows| windows.every.as_secs())),
-        (0.25, Some(60))
-    );
+    let every = imposed.windows.map(|windows| windows.every.as_secs());
+    assert_eq!((imposed.slots.to_string().as_str(), every), ("0.1", Some(60)));
     let [ours, others] = &table.setup.streams[..] else { panic!("two streams") };
     let ramp = Ramp(vec![(0.0, 1.0), (30.0, 64.0)]);
     assert_eq!((ours.whose, &ours.arrivals), (Owner::Ours, &Arrivals::Closed { clients: ramp, think: 0.0 }));
