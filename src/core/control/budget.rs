@@ -14,6 +14,8 @@ const SAVED: f64 = 5.0;
 const MAX: f64 = SHARE * SAVED;
 /// Overdraft at which a session that speculates stops, seconds: it need not leave at once.
 const OVERDRAFT: f64 = MAX / 4.0;
+/// Maximum debt, seconds: a wrong measurement closes the budget for a minute.
+const DEEPEST: f64 = SHARE * 60.0;
 
 /// Seconds that an engine may still spend on rejected draft tokens while requests of others are in
 /// flight, shared by all sessions of its replica.
@@ -36,7 +38,7 @@ impl Budget {
 
     /// Notes seconds that were spent on rejected tokens next to requests of others.
     pub fn wasted(&mut self, seconds: f64) {
-        self.left -= seconds;
+        self.left = (self.left - seconds).max(-DEEPEST);
     }
 
     /// Price of a draft node in tokens, 0 to 1: the used share of what may be saved up. A node is
@@ -89,7 +91,8 @@ mod tests {
         assert!(!budget.may_begin() && budget.may_go_on() && (budget.price() - 1.0).abs() < 1e-9);
         budget.wasted(OVERDRAFT);
         assert!(!budget.may_go_on());
-        budget.passed(OVERDRAFT / SHARE + 0.1);
-        assert!(budget.may_begin());
+        budget.wasted(f64::INFINITY);
+        budget.passed(61.0);
+        assert!(budget.may_begin(), "after a minute at the latest");
     }
 }

@@ -64,7 +64,7 @@ pub fn not_built(off: &'static Json) -> Kind<()> {
         (Value::Bool(false), Json::Bool(false)) | (Value::Null, Json::Null) => Ok(()),
         _ => Err(Refusal::new("not built", off.to_string())),
     };
-    Kind::new(json!({ "const": off }), read).shown(move |()| off.clone())
+    Kind::new(json!({ "enum": [off] }), read).shown(move |()| off.clone())
 }
 
 /// A text; an empty one is refused.

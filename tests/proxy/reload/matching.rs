@@ -73,7 +73,7 @@ async fn a_translated_request_matches_by_the_api_that_the_client_asks_by() {
     let proxy = before(&engine, "", translates, &policy("last", "")).await;
     for api in ["messages", "responses", "chat"] {
         let text = policy(&format!("by-{api}"), &format!("mode: plain\nmatch: {{ routes: [{api}] }}"));
-        write(&proxy.folder().join("policies"), &format!("{api}.yaml"), &text);
+        write(&proxy.folder().join("policies"), &format!("0-{api}.yaml"), &text);
     }
     assert_eq!(proxy.post("/api/reload").await.head.status(), 200);
     let said = json!([{"role": "user", "content": "a"}]);
