@@ -150,13 +150,13 @@ fn backend(item: &Item<'_>, seen: &mut Seen) -> Option<Backend> {
 
 /// `backend`, or the URL of a server that renders for it.
 fn render() -> Kind<Render> {
-    let read = |node: &Node| match text().read(node)?.as_str() {
-        "backend" => Ok(Render::Backend),
-        _ => {
-            let refused =
-                |refusal: Refusal| Refusal { allowed: format!("backend|{}", refusal.allowed), ..refusal };
-            url().read(node).map(Render::By).map_err(refused)
+    let read = |node: &Node| {
+        if text().read(node)? == "backend" {
+            return Ok(Render::Backend);
         }
+        let refused =
+            |refusal: Refusal| Refusal { allowed: format!("backend|{}", refusal.allowed), ..refusal };
+        url().read(node).map(Render::By).map_err(refused)
     };
     Kind::new(json!({ "type": "string", "pattern": "^(backend$|https?://)" }), read)
         .shown(|_| json!("backend"))
