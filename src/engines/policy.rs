@@ -73,9 +73,8 @@ pub struct Policy {
     pub gates: Gates,
     /// Share of requests that are only decoded plainly, for comparison.
     pub holdback: Holdback,
-    /// True if its requests that may be speculated on are recorded for training, where the process
-    /// records at all.
-    pub record: bool,
+    /// Uses of the texts of its requests.
+    pub corpus: Corpus,
 }
 
 impl Policy {
@@ -88,6 +87,15 @@ impl Policy {
     pub fn matches(&self, subject: &Subject<'_>) -> Fact<bool> {
         self.matcher.holds(subject)
     }
+}
+
+/// Uses of the texts of a policy's requests, where the process file has a place for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Corpus {
+    /// True if requests that may be speculated on are recorded for training.
+    pub record: bool,
+    /// True if the texts of a tenant are shared with its requests at other sidecars.
+    pub share: bool,
 }
 
 /// All policies, in match order.

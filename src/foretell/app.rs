@@ -41,6 +41,7 @@ use crate::gateway::{self as proxy, Settings, Shared, StartError, TraceSettings}
 use crate::http::drain::Lifecycle;
 use crate::http::listen::Endpoint;
 use crate::learning::Learnt;
+use crate::learning::cipher::{KeyError, SecretKey};
 use crate::learning::comparison::{Comparisons, shown, windows};
 use crate::learning::corpus::{self, CorpusHandle};
 use crate::learning::recording::{Recorder, RecorderError};
@@ -97,6 +98,9 @@ pub enum AssembleError {
     /// Requests cannot be recorded.
     #[error(transparent)]
     Recorder(#[from] RecorderError),
+    /// Texts cannot be shared.
+    #[error("fleet.tenant_key_file {0:?}: {1}")]
+    TenantKey(PathBuf, KeyError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Collector(#[from] CollectorError),
@@ -192,7 +196,7 @@ pub async fn start_with(
         })
         .await;
     }
-    let store = fleet_store(&process, &learnt, &shared)?;
+    let store = fleet_store(&process, &learnt, &corpus, &shared)?;
     let files = process.policies_read.is_some().then(|| Watch::new(process.clone()));
     let configured = Arc::new(Configured::new(process, known, &shared.observer));
     let watching = CancellationToken::new();
@@ -232,13 +236,19 @@ pub async fn start_with(
 fn fleet_store(
     process: &Process,
     learnt: &Arc<Learnt>,
+    corpus: &CorpusHandle,
     shared: &Shared,
 ) -> Result<Option<Store>, AssembleError> {
-    let process::Fleet { store, key, sync, password_file, ca } = process.fleet.clone();
+    let process::Fleet { store, key, sync, password_file, ca, tenant_key_file } = process.fleet.clone();
     let Some(url) = store else { return Ok(None) };
+    let texts = |file: PathBuf| {
+        let texts = SecretKey::from_file(&file).and_then(|key| store::Texts::new(corpus.clone(), &key));
+        texts.map_err(|error| AssembleError::TenantKey(file, error))
+    };
+    let texts = tenant_key_file.map(texts).transpose()?;
     let tls = url.tls.then(|| fleet::tls::client(ca.as_deref(), None)).transpose()?;
     let settings = store::Settings { url, key, every: sync, password_file, tls };
-    let store = Store::new(settings, Arc::clone(learnt));
+    let store = Store::new(settings, Arc::clone(learnt), texts);
     let metrics = store::collector(store.status()).and_then(|made| shared.observer.metrics().register(made));
     metrics.map_err(StartError::from)?;
     Ok(Some(store))
@@ -266,7 +276,8 @@ fn known(
     let policies = Arc::new(PolicyStore::new(policies));
     let limits = draft::corpus::Limits { bytes: usize_of(process.corpus.bytes), ttl: process.corpus.ttl };
     let snapshot = process.corpus.snapshot.as_deref().map(corpus::sibling);
-    let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot)
+    let shares = process.fleet.shares_texts();
+    let corpus = CorpusHandle::start(limits, &shared.memory, Arc::clone(&shared.observer), snapshot, shares)
         .map_err(StartError::Threads)?;
     let comparisons = Arc::new(Comparisons::new(SplitMix64::new(random::fresh_seed())));
     let imposed = backends().map(|backend| (backend.name.clone(), backend.budget)).collect();

@@ -3,6 +3,7 @@
 //! texts, the part of it that sidecars share, and recordings of requests.
 
 pub mod answer_traits;
+pub mod cipher;
 pub mod comparison;
 pub mod corpus;
 pub mod grammars;

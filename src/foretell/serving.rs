@@ -307,6 +307,9 @@ impl SessionRunner {
         let key = Key { model, vocabulary: identity.epoch.vocabulary.clone(), tenant: None };
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
+        if ruling.policy.corpus.share {
+            remembering = remembering.sharing();
+        }
         if let Some(recorder) = self.recorder(ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);
             let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());
@@ -328,7 +331,7 @@ impl SessionRunner {
     /// only by their text.
     fn recorder(&self, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
         let is_session = matches!(ruling.rules.permission, Permission::Speculate);
-        let allowed = ruling.policy.record && exchange.client.memory && is_session;
+        let allowed = ruling.policy.corpus.record && exchange.client.memory && is_session;
         self.setup.recorder.as_ref().filter(|recorder| allowed && recorder.draws())
     }
 

@@ -7,12 +7,14 @@
 //!
 //! Keys, behind the name of the fleet: `KEY:sidecars`, a sorted set of `VERSION/NAME` by the time
 //! of the last write; `KEY:VERSION:sidecar:NAME`, the measurements of one sidecar;
-//! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process.
+//! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process. Texts,
+//! where policies share them: see [`texts`].
 
 mod entry;
 mod fault;
 mod link;
 mod status;
+mod texts;
 mod windows;
 
 use std::path::PathBuf;
@@ -31,13 +33,15 @@ use crate::learning::{EPOCH_KEPT, Learnt};
 pub use fault::{Fault, FaultKind};
 use link::Link;
 pub use status::{Status, collector};
+use texts::Place;
+pub use texts::Texts;
 use windows::Plans;
 
 /// Version of the measurements' form: sidecars of another one share nothing with these.
 const SCHEMA: u32 = 1;
-/// Maximum duration of an exchange. A store that takes a second for each of its six answers is slow
-/// and works.
-const WITHIN: Duration = Duration::from_secs(10);
+/// Maximum duration of an exchange. A store that takes a second for each of its answers (six, and
+/// four with texts) is slow and works.
+const WITHIN: Duration = Duration::from_secs(15);
 /// Maximum number of sidecars whose measurements are read, the latest ones.
 const SIDECARS: usize = 256;
 
@@ -60,16 +64,18 @@ pub struct Settings {
 pub struct Store {
     settings: Settings,
     learnt: Arc<Learnt>,
+    /// The exchange of texts; `None` without the key that seals them.
+    texts: Option<Texts>,
     status: Arc<Status>,
     /// The connection; `None` before the first and after a fault.
     link: Option<Link>,
 }
 
 impl Store {
-    /// The task for a sidecar with these measurements. It connects when it runs.
-    pub fn new(settings: Settings, learnt: Arc<Learnt>) -> Self {
+    /// The task for a sidecar with these measurements and texts. It connects when it runs.
+    pub fn new(settings: Settings, learnt: Arc<Learnt>, texts: Option<Texts>) -> Self {
         let status = Arc::new(Status::new(settings.url.to_string()));
-        Self { settings, learnt, status, link: None }
+        Self { settings, learnt, texts, status, link: None }
     }
 
     /// Its state, for metrics.
@@ -112,6 +118,11 @@ impl Store {
         self.pull(&mut link, &mut plans).await?;
         self.push(&mut link).await?;
         plans.propose(&mut link, self.settings.every).await?;
+        if let Some(texts) = &mut self.texts {
+            let prefix = format!("{}:{SCHEMA}", self.settings.key);
+            let unreadable = texts.exchange(&mut link, &Place { prefix, own: self.learnt.name() }).await?;
+            self.status.read_texts(unreadable);
+        }
         self.link = Some(link);
         Ok(())
     }

@@ -3,3 +3,4 @@
 mod faults;
 mod house;
 mod sharing;
+mod texts;

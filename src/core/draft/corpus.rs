@@ -141,10 +141,17 @@ impl Corpus {
     }
 
     /// Learns a text from a request of the tenant `owner`; one of fewer than 8 tokens is ignored.
-    /// True if the view of its key has changed.
-    pub fn learn(&mut self, key: &Key, owner: Option<&Arc<str>>, text: &[TokenId], now: Tick) -> bool {
+    /// Returns what is kept of it: its new tokens and a few before them; `None` if the view of its
+    /// key has not changed.
+    pub fn learn<'a>(
+        &mut self,
+        key: &Key,
+        owner: Option<&Arc<str>>,
+        text: &'a [TokenId],
+        now: Tick,
+    ) -> Option<&'a [TokenId]> {
         if text.len() < SHORTEST || self.limits.bytes == 0 {
-            return false;
+            return None;
         }
         let id = self.next;
         self.next += 1;
@@ -152,14 +159,14 @@ impl Corpus {
         entry.used = entry.used.max(now);
         let Some(new) = entry.chunk(text, self.salt, id, now) else {
             self.events.known += 1;
-            return false;
+            return None;
         };
         let document = Document { used: now, tokens: new.len(), owner: owner.cloned() };
         entry.documents.insert(id, document);
         entry.segments.push(Arc::new(Segment::build(&[(id, new)])));
         entry.settle();
         self.events.learnt += 1;
-        true
+        Some(new)
     }
 
     /// Learns the successors that a request has seen in an epoch of its engine. True if the tables
@@ -419,8 +426,8 @@ mod tests {
     #[test]
     fn a_tenant_finds_its_own_texts_only() {
         let mut corpus = corpus(1 << 20);
-        assert!(corpus.learn(&key("a"), None, &text(1, 40), minutes(0)));
-        assert!(corpus.learn(&key("b"), None, &text(2, 40), minutes(0)));
+        assert_eq!(corpus.learn(&key("a"), None, &text(1, 40), minutes(0)), Some(&*text(1, 40)));
+        assert!(corpus.learn(&key("b"), None, &text(2, 40), minutes(0)).is_some());
         let (one, other) = (text(1, 8), text(2, 8));
         assert_eq!(
             (next(&corpus.view(&key("a")), &one), next(&corpus.view(&key("b")), &one)),
@@ -440,11 +447,13 @@ mod tests {
     fn known_text_is_not_kept_twice_and_counts_as_used() {
         let mut corpus = corpus(1 << 20);
         let whole = text(1, 1_000);
-        assert!(corpus.learn(&key("a"), None, &whole, minutes(0)));
+        assert!(corpus.learn(&key("a"), None, &whole, minutes(0)).is_some());
         let once = corpus.bytes();
-        assert!(!corpus.learn(&key("a"), None, &whole, minutes(50)), "nothing is new");
+        assert!(corpus.learn(&key("a"), None, &whole, minutes(50)).is_none(), "nothing is new");
         let turn = [&whole[..], &text(2, 200)].concat();
-        assert!(corpus.learn(&key("a"), None, &turn, minutes(50)));
+        // 7 whole chunks of 128 tokens are known, and the tokens before the new ones lead to them.
+        let kept = corpus.learn(&key("a"), None, &turn, minutes(50)).unwrap();
+        assert_eq!(kept, &turn[7 * CHUNK - DEPTH..]);
         assert!(corpus.bytes() < once + once / 2, "only what is new, and a little before it");
         assert_eq!(next(&corpus.view(&key("a")), &text(2, 9)), Some(20_009));
         assert_eq!(next(&corpus.view(&key("a")), &whole[990..]), Some(20_000), "found across the border");
@@ -475,7 +484,10 @@ mod tests {
             "the last text is there"
         );
         assert!(corpus.events().evicted > 300);
-        assert!(!corpus.learn(&key("busy"), None, &[1, 2, 3], minutes(1)), "too short to be worth it");
+        assert!(
+            corpus.learn(&key("busy"), None, &[1, 2, 3], minutes(1)).is_none(),
+            "too short to be worth it"
+        );
     }
 
     #[test]

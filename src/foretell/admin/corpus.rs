@@ -37,7 +37,7 @@ pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>) -> Respo
         Err(wrong) => return bad_request(&wrong, None),
     };
     let (corpus, of) = (corpus.clone(), tenant.clone());
-    let cleared = tokio::task::spawn_blocking(move || corpus.clear(of.as_deref())).await;
+    let cleared = tokio::task::spawn_blocking(move || corpus.purge(of.as_deref())).await;
     let gone = match cleared.unwrap_or(Err(SnapshotError::Stopped)) {
         Ok(gone) => gone,
         Err(SnapshotError::Stopped) => {

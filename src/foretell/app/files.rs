@@ -10,7 +10,7 @@ use crate::config::named::shown;
 use crate::config::problem::Refusal;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
-use crate::learning::recording::Cipher;
+use crate::learning::cipher::Cipher;
 use foretell_engines::openai::Defaults;
 use foretell_engines::text::Tokenizer;
 use foretell_onnx::folder;

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::Exit;
 use crate::clock::unix_now;
 use crate::config::values;
+use crate::learning::cipher::{Cipher, KeyError};
 use crate::learning::recording::segment::{self, ReadError};
-use crate::learning::recording::{Cipher, KeyError, Purge, Purged, Record, purge, purge_all};
+use crate::learning::recording::{Purge, Purged, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";

@@ -58,15 +58,6 @@ pub fn boolean() -> Kind<bool> {
     Kind::new(json!({ "type": "boolean" }), read).shown(|value| json!(value))
 }
 
-/// A setting that is not built: `off`, `false` or `null`, is its only value.
-pub fn not_built(off: &'static Json) -> Kind<()> {
-    let read = move |node: &Node| match (&node.value, off) {
-        (Value::Bool(false), Json::Bool(false)) | (Value::Null, Json::Null) => Ok(()),
-        _ => Err(Refusal::new("not built", off.to_string())),
-    };
-    Kind::new(json!({ "enum": [off] }), read).shown(move |()| off.clone())
-}
-
 /// A text; an empty one is refused.
 pub fn text() -> Kind<String> {
     Kind::new(json!({ "type": "string", "minLength": 1 }), text_of).shown(|text| json!(text))

@@ -203,7 +203,10 @@ fn clash(one: SocketAddr, other: SocketAddr) -> bool {
 /// Warnings about settings of a policy that have no effect with this process file.
 fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
     let told = unknown_backends(policy, process).into_iter();
-    told.chain(untenanted(policy, process)).chain(unrecorded(policy, process)).collect()
+    told.chain(untenanted(policy, process))
+        .chain(unrecorded(policy, process))
+        .chain(unshared(policy, process))
+        .collect()
 }
 
 /// Warnings that a policy names backends that there are none of.
@@ -217,14 +220,19 @@ fn unknown_backends(policy: &Policy, process: &Process) -> Vec<String> {
         .collect()
 }
 
+/// True if a drafter of the policy reads texts of the request's tenant.
+fn drafts_of_tenant(policy: &Policy) -> bool {
+    policy.drafters.iter().any(|drafter| match drafter {
+        Drafter::Lookup(lookup) => lookup.corpus_scope() == Some(Scope::Tenant),
+        Drafter::Model { .. } => false,
+    })
+}
+
 /// Warning that a policy is for tenants, and no request has one.
 fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
     let Tenant { header, fallback, .. } = &process.tenant;
     let nobody = header.is_none() && *fallback == TenantFallback::None;
-    let scoped = policy.drafters.iter().any(|drafter| match drafter {
-        Drafter::Lookup(lookup) => lookup.corpus_scope() == Some(Scope::Tenant),
-        Drafter::Model { .. } => false,
-    });
+    let scoped = drafts_of_tenant(policy);
     let what = match policy.matcher.tenants {
         Some(_) => "match.tenants never applies",
         None if scoped => "scope: tenant is that of request",
@@ -239,13 +247,24 @@ fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
 /// Warning that a policy's requests are not recorded.
 fn unrecorded(policy: &Policy, process: &Process) -> Option<String> {
     let why = match (process.corpus.record.is_some(), policy.mode, process.mode) {
-        _ if !policy.record => return None,
+        _ if !policy.corpus.record => return None,
         (false, ..) => "without corpus.record.dir of the process file".to_owned(),
         (true, PolicyMode::Auto, Mode::Auto) => return None,
         (true, PolicyMode::Auto, mode) => format!("while the process file has mode: {}", mode.name()),
         (true, mode, _) => format!("with mode: {}", mode.name()),
     };
     Some(format!("policy {}: corpus.record has no effect {why}", policy.name))
+}
+
+/// Warning that a policy's texts are not shared.
+fn unshared(policy: &Policy, process: &Process) -> Option<String> {
+    let why = match (process.fleet.shares_texts(), drafts_of_tenant(policy)) {
+        _ if !policy.corpus.share => return None,
+        (false, _) => "without fleet.store and fleet.tenant_key_file of the process file",
+        (true, false) => "without a drafter of scope: tenant",
+        (true, true) => return None,
+    };
+    Some(format!("policy {}: corpus.share has no effect {why}", policy.name))
 }
 
 /// Warning that a tenant header is set but no peer is trusted to send it.

@@ -5,8 +5,11 @@
 //! arrive faster than they can be indexed, the newest are dropped and counted: the corpus is best
 //! effort. A session looks up texts in the view that was published when it began.
 
+pub mod exchange;
+mod file;
+
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -14,23 +17,20 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::RwLock;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-
 use super::recording::{Record, Recorder};
 use super::snapshot::{self, SnapshotError};
 use crate::clock::{Clock, unix_now};
 use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
+use exchange::Exchange;
+pub use file::sibling;
 use foretell_core::draft;
-use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables, Text};
+use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables};
 use foretell_core::draft::{Scope, Successors, View};
 use foretell_core::units::{Tick, TokenId};
+use parking_lot::RwLock;
 
-/// The version of the file of texts.
-const VERSION: u32 = 1;
 /// Maximum number of texts waiting to be indexed.
 const WAITING: usize = 256;
 /// Maximum number of tokens waiting to be indexed.
@@ -64,6 +64,8 @@ struct Shared {
     generation: AtomicU64,
     /// Tokens waiting to be indexed.
     waiting: AtomicUsize,
+    /// Texts for other sidecars, and the keys wanted from them; `None` if nothing is shared.
+    exchange: Option<Exchange>,
 }
 
 struct Shown {
@@ -84,6 +86,10 @@ struct Contribution {
     text: Vec<TokenId>,
     /// Its successors, with their key and epoch.
     seen: Option<(Epoch, Successors)>,
+    /// Its text is for the tenant's requests at other sidecars too.
+    is_shared: bool,
+    /// Time since its text was last used.
+    age: Duration,
 }
 
 /// The key of successors, and the epoch of the engine that they come from.
@@ -105,32 +111,10 @@ enum Note {
     Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
 }
 
-/// The first line of a snapshot; a line for each text follows.
-#[derive(Serialize, Deserialize)]
-struct Head {
-    version: u32,
-    /// Unix seconds.
-    saved: u64,
-    /// SHA-256 of all that follows the first line, hexadecimal.
-    sha256: String,
-}
-
-/// A text of a snapshot.
-#[derive(Serialize, Deserialize)]
-struct Line {
-    model: String,
-    vocabulary: String,
-    tenant: Option<String>,
-    owner: Option<String>,
-    /// Time since its last use, seconds.
-    age: u64,
-    ids: Vec<TokenId>,
-}
-
 impl CorpusHandle {
     /// Starts the thread of an empty corpus; it ends with the last handle. Its bytes are reserved
     /// in `process_memory`; when that is short, texts are evicted. `snapshot`: the file that is
-    /// rewritten when texts are cleared.
+    /// rewritten when texts are cleared. `shares`: policies may share texts with other sidecars.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -139,6 +123,7 @@ impl CorpusHandle {
         process_memory: &Arc<http::memory::Memory>,
         observer: Arc<Observer>,
         snapshot: Option<PathBuf>,
+        shares: bool,
     ) -> io::Result<Self> {
         let (notes, inbox) = sync_channel(WAITING);
         let shared = Arc::new(Shared {
@@ -149,6 +134,7 @@ impl CorpusHandle {
             snapshot_bytes: (limits.bytes as u64).saturating_mul(WRITTEN_PER_BYTE).saturating_add(1 << 20),
             generation: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
+            exchange: shares.then(Exchange::default),
         });
         let worker = Worker {
             memory: Corpus::new(limits, crate::random::fresh_seed()),
@@ -197,7 +183,58 @@ impl CorpusHandle {
     /// # Errors
     /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
     pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply))
+        let gone = self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply));
+        if let Some(exchange) = &self.shared.exchange {
+            exchange.drop_texts(tenant);
+        }
+        gone
+    }
+
+    /// As [`Self::clear`], at the other sidecars of the fleet as well, by the next exchanges with
+    /// the store.
+    ///
+    /// # Errors
+    /// As [`Self::clear`]: of the texts here.
+    pub fn purge(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
+        if let Some(exchange) = &self.shared.exchange {
+            exchange.purge(tenant.map(ToOwned::to_owned));
+        }
+        self.clear(tenant)
+    }
+
+    /// Texts for other sidecars; `None` if nothing is shared.
+    pub fn exchange(&self) -> Option<&Exchange> {
+        self.shared.exchange.as_ref()
+    }
+
+    /// The keys whose texts are wanted from other sidecars.
+    pub fn wanted(&self) -> Vec<Key> {
+        let now = self.shared.now();
+        self.exchange().map(|exchange| exchange.wanted(now, self.shared.ttl)).unwrap_or_default()
+    }
+
+    /// Number of clears so far, for [`Self::receive`].
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::SeqCst)
+    }
+
+    /// Time to live of a text that is not used.
+    pub fn ttl(&self) -> Duration {
+        self.shared.ttl
+    }
+
+    /// Queues a text of another sidecar, of this age. It was read when the number of clears was
+    /// `generation`, and is dropped if its tenant was cleared since.
+    pub fn receive(&self, key: Key, text: Vec<TokenId>, age: Duration, generation: u64) {
+        let owner = key.tenant.as_deref().map(Into::into);
+        let keys = vec![key];
+        self.shared.observer.metrics().corpus.exchanged("received", 1);
+        self.learn(Contribution { keys, owner, generation, text, seen: None, is_shared: false, age });
+    }
+
+    /// Counts texts that were given to the store.
+    pub fn sent(&self, texts: usize) {
+        self.shared.observer.metrics().corpus.exchanged("sent", texts as u64);
     }
 
     /// Holdings of every key.
@@ -262,6 +299,8 @@ pub struct CorpusAccess {
     owner: Option<Arc<str>>,
     /// Number of clears when it began.
     generation: u64,
+    /// Its policy shares the texts of its tenant with other sidecars.
+    is_shared: bool,
     /// Its recording, if it is recorded.
     recorded: Option<Recorded>,
 }
@@ -299,8 +338,20 @@ impl CorpusAccess {
             epoch: None,
             owner: tenant.map(Into::into),
             generation,
+            is_shared: false,
             recorded: None,
         }
+    }
+
+    /// Shares the texts of its tenant, if it reads those, with the tenant's requests at other
+    /// sidecars.
+    #[must_use]
+    pub fn sharing(self) -> Self {
+        let [of_tenant, _] = &self.keys;
+        if let (Some(exchange), Some(key)) = (self.corpus.exchange(), of_tenant) {
+            exchange.want(key, self.corpus.shared.now());
+        }
+        Self { is_shared: true, ..self }
     }
 
     /// Has the request recorded: `record` is filled with its tokens when it ends.
@@ -344,7 +395,8 @@ impl CorpusAccess {
         let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());
         if !keys.is_empty() || seen.is_some() {
             let owner = self.owner.clone();
-            self.corpus.learn(Contribution { keys, owner, generation: self.generation, text, seen });
+            let (generation, is_shared, age) = (self.generation, self.is_shared, Duration::ZERO);
+            self.corpus.learn(Contribution { keys, owner, generation, text, seen, is_shared, age });
         }
     }
 }
@@ -389,8 +441,8 @@ impl Worker {
             None => self.publish(&[], shared, now),
             Some(Note::Learn(contribution)) => {
                 shared.waiting.fetch_sub(contribution.tokens(), Ordering::Relaxed);
-                let changed =
-                    if self.is_cleared(&contribution) { Vec::new() } else { self.learn(&contribution, now) };
+                let cleared = self.is_cleared(&contribution);
+                let changed = if cleared { Vec::new() } else { self.learn(&contribution, shared, now) };
                 self.publish(&changed, shared, now);
             }
             Some(Note::Clear(tenant, reply)) => {
@@ -400,12 +452,13 @@ impl Worker {
                 let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
                 self.cleared.insert(tenant.map(Into::into), generation);
                 self.publish(&changed, shared, now);
-                let forgotten = self.snapshot.as_ref().map_or(Ok(()), |file| forget(file, &self.memory, now));
+                let forgotten =
+                    self.snapshot.as_ref().map_or(Ok(()), |file| file::forget(file, &self.memory, now));
                 // The caller may no longer be waiting.
                 let _ = reply.send(forgotten.map(|()| gone));
             }
             Some(Note::Save(file, reply)) => {
-                let _ = reply.send(write(&file, &self.memory, now));
+                let _ = reply.send(file::write(&file, &self.memory, now));
             }
             Some(Note::Load(file, reply)) => {
                 let _ = reply.send(self.load(&file, shared, now));
@@ -423,10 +476,19 @@ impl Worker {
 
     /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
     /// changed.
-    fn learn(&mut self, contribution: &Contribution, now: Tick) -> Vec<Key> {
-        let Contribution { keys, owner, text, seen, .. } = contribution;
-        let texts = keys.iter().filter(|key| self.memory.learn(key, owner.as_ref(), text, now));
-        let mut changed: Vec<Key> = texts.cloned().collect();
+    fn learn(&mut self, contribution: &Contribution, shared: &Shared, now: Tick) -> Vec<Key> {
+        let Contribution { keys, owner, text, seen, age, .. } = contribution;
+        let used = before(now, *age);
+        let mut changed: Vec<Key> = Vec::new();
+        for key in keys {
+            let Some(new) = self.memory.learn(key, owner.as_ref(), text, used) else { continue };
+            changed.push(key.clone());
+            let exchange =
+                shared.exchange.as_ref().filter(|_| contribution.is_shared && key.tenant.is_some());
+            if let Some(exchange) = exchange {
+                shared.observer.metrics().corpus.exchanged("dropped", exchange.give(key, new));
+            }
+        }
         if let Some(((key, epoch), seen)) = seen
             && self.memory.recycle(key, epoch, seen, now)
         {
@@ -475,18 +537,17 @@ impl Worker {
     }
 
     fn load(&mut self, file: &Path, shared: &Shared, now: Tick) -> Result<usize, SnapshotError> {
-        let lines = match read(file, shared.snapshot_bytes) {
+        let lines = match file::read(file, shared.snapshot_bytes) {
             Err(SnapshotError::File(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             read => read?,
         };
         let mut changed: Vec<Key> = Vec::new();
-        for Line { model, vocabulary, tenant, owner, age, ids } in &lines {
+        for file::Line { model, vocabulary, tenant, owner, age, ids } in &lines {
             let key = Key { model: model.clone(), vocabulary: vocabulary.clone(), tenant: tenant.clone() };
             let age = Duration::from_secs(*age);
             if age < shared.ttl {
-                let used = Tick(now.0.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX)));
                 let owner: Option<Arc<str>> = owner.as_deref().map(Into::into);
-                self.memory.learn(&key, owner.as_ref(), ids, used);
+                self.memory.learn(&key, owner.as_ref(), ids, before(now, age));
                 changed.push(key);
             }
         }
@@ -495,84 +556,9 @@ impl Worker {
     }
 }
 
-/// The snapshot of texts, next to the snapshot of costs and acceptance.
-pub fn sibling(snapshot: &Path) -> PathBuf {
-    let mut name = snapshot.as_os_str().to_owned();
-    name.push(".texts");
-    name.into()
-}
-
-/// Takes cleared texts out of a snapshot, if there is one. If it cannot be written anew (as on a
-/// full disk) it is removed: the texts that were not cleared come back with the next one.
-fn forget(file: &Path, memory: &Corpus, now: Tick) -> Result<(), SnapshotError> {
-    if file.exists() {
-        let Err(error) = write(file, memory, now) else { return Ok(()) };
-        tracing::warn!(file = %file.display(), %error, "the snapshot of texts is removed: it cannot be written anew");
-    }
-    Ok(snapshot::remove(file).inspect_err(|error| {
-        tracing::error!(file = %file.display(), %error, "cleared texts are still in the snapshot");
-    })?)
-}
-
-/// Writes a snapshot. Its lines are made twice, for the checksum and for the file: together they
-/// may take several times the memory of the texts.
-fn write(file: &Path, memory: &Corpus, now: Tick) -> Result<usize, SnapshotError> {
-    let texts = memory.texts(now);
-    let mut hash = Sha256::new();
-    each_line(&texts, |line| {
-        hash.update(line);
-        Ok(())
-    })?;
-    let head = Head { version: VERSION, saved: unix_now().as_secs(), sha256: hexadecimal(&hash.finalize()) };
-    snapshot::replace_with(file, |to| {
-        serde_json::to_writer(&mut *to, &head)?;
-        to.write_all(b"\n")?;
-        each_line(&texts, |line| to.write_all(line))
-    })?;
-    Ok(texts.len())
-}
-
-/// Hands the lines of a snapshot over, one at a time.
-fn each_line(texts: &[Text<'_>], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), SnapshotError> {
-    for Text { key, owner, age, ids } in texts {
-        let Key { model, vocabulary, tenant } = (*key).clone();
-        let (owner, age, ids) = (owner.map(ToOwned::to_owned), age.as_secs(), ids.to_vec());
-        let mut line = serde_json::to_vec(&Line { model, vocabulary, tenant, owner, age, ids })?;
-        line.push(b'\n');
-        take(&line)?;
-    }
-    Ok(())
-}
-
-/// The texts of a snapshot, with their ages as of now.
-fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotError> {
-    let bytes = snapshot::read(file, max_bytes)?;
-    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or(SnapshotError::Damaged)?;
-    let (head, body) = bytes.split_at(end);
-    let body = body.get(1..).unwrap_or_default();
-    let head: Head = serde_json::from_slice(head)?;
-    if head.version != VERSION {
-        return Err(SnapshotError::Version { found: head.version, own: VERSION });
-    }
-    if hexadecimal(&Sha256::digest(body)) != head.sha256 {
-        return Err(SnapshotError::Damaged);
-    }
-    let since = unix_now().as_secs().saturating_sub(head.saved);
-    let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let aged = |line: &[u8]| {
-        let mut line: Line = serde_json::from_slice(line)?;
-        line.age = line.age.saturating_add(since);
-        Ok(line)
-    };
-    lines.map(aged).collect()
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+/// The moment `age` before `now`.
+fn before(now: Tick, age: Duration) -> Tick {
+    Tick(now.0.saturating_sub(u64::try_from(age.as_micros()).unwrap_or(u64::MAX)))
 }
 
 #[cfg(test)]

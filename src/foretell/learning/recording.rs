@@ -25,7 +25,7 @@ use crate::observe::Observer;
 use crate::random::{self, SharedSplitMix64};
 use foretell_core::units::TokenId;
 
-pub use segment::{Cipher, KeyError};
+use super::cipher::{Cipher, KeyError};
 
 /// Maximum number of records waiting to be written.
 const WAITING: usize = 1_024;

@@ -25,6 +25,9 @@ const MAX_BYTES: usize = 16 << 20;
 /// Maximum keys of one request: their entries, of up to 256 KiB, fill half of an answer.
 const KEYS_AT_ONCE: usize = 32;
 
+/// An entry of a stream: its id, and the value of its first field.
+pub type Entry = (String, Vec<u8>);
+
 /// A connection to the store. Its task ends with it.
 pub struct Link {
     connection: MultiplexedConnection,
@@ -109,6 +112,31 @@ impl Link {
         command.arg(key).arg(value).arg("PX").arg(millis(kept)).arg("NX");
         let set: Option<String> = command.query_async(&mut self.connection).await?;
         Ok(set.is_some())
+    }
+
+    /// The entries of streams behind an id each, at most `count` of each stream, with their first
+    /// field's value; without those streams that have none.
+    pub async fn entries(
+        &mut self,
+        streams: &[(String, String)],
+        count: usize,
+    ) -> Result<Vec<(String, Vec<Entry>)>, Fault> {
+        let mut command = redis::cmd("XREAD");
+        command.arg("COUNT").arg(count).arg("STREAMS");
+        let (names, ids): (Vec<&str>, Vec<&str>) =
+            streams.iter().map(|(name, id)| (name.as_str(), id.as_str())).unzip();
+        command.arg(names).arg(ids);
+        type Streams = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
+        let read: Option<Streams> = command.query_async(&mut self.connection).await?;
+        let value =
+            |(id, fields): (String, Vec<Vec<u8>>)| (id, fields.into_iter().nth(1).unwrap_or_default());
+        let entries = |(name, entries): (String, Vec<_>)| (name, entries.into_iter().map(value).collect());
+        Ok(read.unwrap_or_default().into_iter().map(entries).collect())
+    }
+
+    /// Runs commands whose answers say nothing.
+    pub async fn run(&mut self, commands: &redis::Pipeline) -> Result<(), Fault> {
+        Ok(commands.exec_async(&mut self.connection).await?)
     }
 
     /// Removes a key, and a member of a sorted set.

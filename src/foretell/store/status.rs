@@ -85,6 +85,20 @@ impl Status {
         state.pulled = Instant::now();
     }
 
+    /// Takes the number of texts and purges that could not be read, as they are of another key or
+    /// were changed.
+    pub(super) fn read_texts(&self, unreadable: usize) {
+        if unreadable > 0 {
+            self.state.lock().count(FaultKind::Answer);
+            let store = &self.url;
+            tracing::warn!(
+                store,
+                unreadable,
+                "shared texts do not open with fleet.tenant_key_file, and are left out"
+            );
+        }
+    }
+
     /// Takes the outcome of an exchange.
     pub(super) fn exchanged(&self, outcome: &Result<(), Fault>) {
         let mut state = self.state.lock();

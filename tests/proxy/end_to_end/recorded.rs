@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use foretell::learning::cipher::Cipher;
+use foretell::learning::recording::Record;
 use foretell::learning::recording::segment;
-use foretell::learning::recording::{Cipher, Record};
 use foretell_engines::openai::Route;
 use serde_json::json;
 

@@ -168,7 +168,7 @@ sections! {
         gauge CORPUS_TEXTS = "foretell_corpus_texts" [] "Texts in the corpus.";
         gauge CORPUS_SUCCESSORS = "foretell_corpus_successors" [] "Tokens whose likely successors are kept in the corpus, over all tenants.";
         counter CORPUS_EVENTS = "foretell_corpus_texts_total" ["event"]
-            "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, or `dropped` because too many came.";
+            "Texts that were `learnt`, `known` already, `evicted` for room, `expired`, `dropped` because too many came, or `sent` to and `received` from other sidecars.";
         counter RECORDED = "foretell_recorded_requests_total" ["result"]
             "Requests to be recorded that were `written`, `dropped` because too many came, or `failed` because the disk refused.";
         counter LOG_DROPPED = "foretell_log_dropped_total" []

@@ -5,8 +5,8 @@ use crate::dialect::{Dialect, Engine, Noise};
 use crate::openai::{Control, Defaults, Judgement, Route, judge};
 use crate::policy::part::{ModelState, Part, TranslationMode, parts};
 use crate::policy::{
-    Accept, Backend, Body, Bounds, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode, PolicySet,
-    Revision, Server, ServerState, Terms, Vocabulary, Wish,
+    Accept, Backend, Body, Bounds, Corpus, Drafter, Gamma, Gates, Holdback, Match, Policy, PolicyMode,
+    PolicySet, Revision, Server, ServerState, Terms, Vocabulary, Wish,
 };
 use foretell_core::draft::{LookupSpec, Ngram};
 use foretell_core::words::{Mode, VerifyMethod};
@@ -34,7 +34,7 @@ fn policy(mode: PolicyMode) -> Policy {
         accept: Accept::default(),
         gates: Gates::default(),
         holdback: Holdback::default(),
-        record: false,
+        corpus: Corpus::default(),
     }
 }
 

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use crate::config::declared::Slot;
-use crate::config::kind::{
-    Kind, boolean, duration, form, not_built, number, period, ratio, text, whole, word,
-};
+use crate::config::kind::{Kind, boolean, duration, form, number, period, ratio, text, whole, word};
 use crate::config::problem::{Problem, Problems, Refusal};
 use crate::config::process::file::{HEADER_NAME, described, version};
 use crate::config::read::{Item, Section};
@@ -16,8 +14,8 @@ use foretell_core::draft::{LookupSpec, Ngram, Phrases, Source};
 use foretell_engines::openai::control_header::GAMMA_MAX;
 use foretell_engines::openai::{Api, Route};
 use foretell_engines::policy::{
-    AHEAD_MAX, Accept, Bounds, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode, Revision,
-    Rule, Scope, Tolerance, Vocabulary,
+    AHEAD_MAX, Accept, Bounds, Corpus, Drafter, Gamma, Gates, Glob, Holdback, Match, Policy, PolicyMode,
+    Revision, Rule, Scope, Tolerance, Vocabulary,
 };
 
 /// A policy with the lines needed to report conflicts with other files.
@@ -90,25 +88,22 @@ fn read(root: &Item<'_>, revision: Revision) -> Option<ParsedPolicy> {
         "holdback",
         "The control group: a share of the requests is always decoded plainly, for comparison.",
     ));
-    let record = record(top.section("corpus", "What becomes of its texts."));
+    let corpus = corpus(top.section("corpus", "What becomes of its texts."));
     top.close();
     let name = name?;
-    let policy = Policy { name, revision, mode, matcher, drafters, gamma, accept, gates, holdback, record };
+    let policy = Policy { name, revision, mode, matcher, drafters, gamma, accept, gates, holdback, corpus };
     Some(ParsedPolicy { policy, name_line, drafter_lines, warnings: Vec::new() })
 }
 
-/// Reads `corpus`: true if requests are recorded.
-fn record(mut section: Section<'_>) -> bool {
-    let says = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
-    let record = section.or("record", says, false, &boolean());
-    section.or(
-        "share",
-        "Share its texts over the fleet store: not built.",
-        (),
-        &not_built(&Json::Bool(false)),
-    );
+fn corpus(mut section: Section<'_>) -> Corpus {
+    let record = "Record the tokens of requests that may be speculated on, for `foretell train`; needs `corpus.record` of the process file.";
+    let share = "Share the texts of each tenant with its requests at other sidecars; needs `fleet.tenant_key_file` of the process file.";
+    let corpus = Corpus {
+        record: section.or("record", record, false, &boolean()),
+        share: section.or("share", share, false, &boolean()),
+    };
     section.close();
-    record
+    corpus
 }
 
 /// A policy name. It is used in headers and metrics, so few characters are allowed.

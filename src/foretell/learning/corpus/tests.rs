@@ -1,6 +1,8 @@
 //! Tests of the corpus: texts are added after their requests, cleared on request, and kept over a
 //! restart.
 
+use std::io::Write;
+
 use super::*;
 use foretell_core::draft::suffix::{Finder, Rules, Shape};
 
@@ -15,7 +17,7 @@ fn corpus() -> CorpusHandle {
 fn saved_to(snapshot: Option<PathBuf>) -> CorpusHandle {
     let limits = Limits { bytes: 1 << 20, ttl: Duration::from_hours(1) };
     let process_memory = http::memory::Memory::new(1 << 30);
-    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), snapshot).unwrap()
+    CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), snapshot, false).unwrap()
 }
 
 /// Adds the text of a request under one key.
@@ -207,7 +209,8 @@ fn texts_are_evicted_first_when_memory_is_short() {
     let process_memory = http::memory::Memory::new(100_000);
     let limits = Limits { bytes: 90_000, ttl: Duration::from_hours(1) };
     let corpus =
-        CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), None).unwrap();
+        CorpusHandle::start(limits, &process_memory, Arc::new(Observer::new().unwrap()), None, false)
+            .unwrap();
     (0..60).for_each(|n| say(&corpus, key("a"), &text(n * 100)));
     settle(&corpus);
     let before = process_memory.used();

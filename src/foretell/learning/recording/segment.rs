@@ -12,12 +12,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use ring::rand::{SecureRandom, SystemRandom};
 use sha2::{Digest, Sha256};
 
 use super::Record;
 use crate::config::regular;
+use crate::learning::cipher::Cipher;
 
 const PLAIN: &[u8] = b"foretell records 1 plain\n";
 const SEALED: &[u8] = b"foretell records 1 aes-256-gcm\n";
@@ -28,64 +27,6 @@ const CHECKED: usize = 8;
 const MAX_RECORD: usize = 64 << 20;
 /// Maximum size of a segment, bytes.
 pub(super) const MAX_SEGMENT: u64 = 4 << 30;
-/// Maximum size of a key file, bytes.
-const MAX_KEY: u64 = 4_096;
-
-/// The key by which records are encrypted.
-pub struct Cipher {
-    key: LessSafeKey,
-    random: SystemRandom,
-}
-
-/// Error of reading a key.
-#[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    /// The file cannot be read.
-    #[error(transparent)]
-    File(#[from] io::Error),
-    /// It holds something else.
-    #[error("it is no key of 64 hexadecimal digits")]
-    Content,
-}
-
-impl Cipher {
-    /// The key of a file with 64 hexadecimal digits.
-    ///
-    /// # Errors
-    /// The file cannot be read, or holds anything else.
-    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
-        let (bytes, _) = regular::read(path, MAX_KEY)?;
-        let digits = bytes.trim_ascii();
-        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-        let pairs = digits.chunks(2).map(|pair| match pair {
-            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-            _ => None,
-        });
-        let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or(KeyError::Content)?;
-        let key = UnboundKey::new(&AES_256_GCM, &key).map_err(|_| KeyError::Content)?;
-        Ok(Self { key: LessSafeKey::new(key), random: SystemRandom::new() })
-    }
-
-    fn seal(&self, payload: &[u8]) -> io::Result<Vec<u8>> {
-        let mut nonce = [0; NONCE_LEN];
-        let failed = |_| io::Error::other("a record cannot be encrypted");
-        self.random.fill(&mut nonce).map_err(failed)?;
-        let mut sealed = payload.to_vec();
-        self.key
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(SEALED), &mut sealed)
-            .map_err(failed)?;
-        Ok([&nonce[..], &sealed].concat())
-    }
-
-    fn open(&self, body: &[u8]) -> Option<Vec<u8>> {
-        let (nonce, sealed) = body.split_at_checked(NONCE_LEN)?;
-        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
-        let mut payload = sealed.to_vec();
-        let len = self.key.open_in_place(nonce, Aad::from(SEALED), &mut payload).ok()?.len();
-        payload.truncate(len);
-        Some(payload)
-    }
-}
 
 /// Error of reading a recording.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +108,7 @@ fn named(dir: &Path, suffix: &str) -> io::Result<Vec<PathBuf>> {
 /// A record's payload as it is written.
 pub(super) fn frame(payload: &[u8], cipher: Option<&Cipher>) -> io::Result<Vec<u8>> {
     let body = match cipher {
-        Some(cipher) => cipher.seal(payload)?,
+        Some(cipher) => cipher.seal(payload, SEALED)?,
         None => [payload, &checksum(payload)].concat(),
     };
     let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MAX_RECORD);
@@ -209,7 +150,9 @@ pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Contents, ReadError>
             break;
         };
         let payload = match cipher {
-            Some(cipher) => cipher.open(body).ok_or_else(|| damaged("it does not decrypt with this key"))?,
+            Some(cipher) => {
+                cipher.open(body, SEALED).ok_or_else(|| damaged("it does not decrypt with this key"))?
+            }
             None => checked(body).ok_or_else(|| damaged("its checksum is not that of its content"))?,
         };
         records.push(serde_json::from_slice(&payload).map_err(|_| damaged("no record"))?);

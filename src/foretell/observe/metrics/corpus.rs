@@ -31,7 +31,7 @@ impl CorpusMetrics {
         for result in ["written", "dropped", "failed"] {
             metrics.recorded.with_label_values(&[result]);
         }
-        for event in ["learnt", "known", "evicted", "expired", "dropped"] {
+        for event in ["learnt", "known", "evicted", "expired", "dropped", "sent", "received"] {
             metrics.events.with_label_values(&[event]);
         }
         Ok(metrics)
@@ -40,6 +40,11 @@ impl CorpusMetrics {
     /// Counts a text that was dropped because too many came at once.
     pub fn dropped(&self) {
         self.events.with_label_values(&["dropped"]).inc();
+    }
+
+    /// Counts texts by what became of them between sidecars: `sent`, `received` or `dropped`.
+    pub fn exchanged(&self, event: &str, texts: u64) {
+        self.events.with_label_values(&[event]).inc_by(texts);
     }
 
     /// Counts a request that was to be recorded, by result: `written`, `dropped` or `failed`.

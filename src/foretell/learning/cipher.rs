@@ -1,0 +1,108 @@
+//! Encryption of texts at rest, in recordings and in a fleet's store: AES-256-GCM with an
+//! operator's key.
+
+use std::io;
+use std::path::Path;
+
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hmac;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use crate::config::regular;
+
+/// Maximum size of a key file, bytes.
+const MAX_FILE: u64 = 4_096;
+
+/// An operator's key.
+pub struct SecretKey([u8; 32]);
+
+/// Error of reading a key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// It holds something else.
+    #[error("it is no key of 64 hexadecimal digits")]
+    Content,
+}
+
+impl SecretKey {
+    /// The key of a file with 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds anything else.
+    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
+        let (bytes, _) = regular::read(path, MAX_FILE)?;
+        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let pairs = bytes.trim_ascii().chunks(2).map(|pair| match pair {
+            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
+            _ => None,
+        });
+        let key: Vec<u8> = pairs.collect::<Option<_>>().ok_or(KeyError::Content)?;
+        Ok(Self(key.try_into().map_err(|_| KeyError::Content)?))
+    }
+
+    /// A key for one use: HMAC-SHA256 of the name of the use.
+    #[must_use]
+    pub fn derived(&self, purpose: &str) -> Self {
+        Self(self.hash(purpose.as_bytes()))
+    }
+
+    /// HMAC-SHA256 of `bytes`.
+    pub fn hash(&self, bytes: &[u8]) -> [u8; 32] {
+        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &self.0), bytes);
+        let mut hash = [0; 32];
+        hash.copy_from_slice(tag.as_ref());
+        hash
+    }
+}
+
+/// Seals texts with a key, and opens them.
+pub struct Cipher {
+    key: LessSafeKey,
+    random: SystemRandom,
+}
+
+impl Cipher {
+    /// The cipher of a key.
+    ///
+    /// # Errors
+    /// [`KeyError::Content`]: the key is refused, which does not happen to one of 32 bytes.
+    pub fn new(key: &SecretKey) -> Result<Self, KeyError> {
+        let key = UnboundKey::new(&AES_256_GCM, &key.0).map_err(|_| KeyError::Content)?;
+        Ok(Self { key: LessSafeKey::new(key), random: SystemRandom::new() })
+    }
+
+    /// The cipher of a key file.
+    ///
+    /// # Errors
+    /// See [`SecretKey::from_file`].
+    pub fn from_file(path: &Path) -> Result<Self, KeyError> {
+        Self::new(&SecretKey::from_file(path)?)
+    }
+
+    /// 12 random bytes and the sealed payload. It opens only in the same `context`.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub fn seal(&self, payload: &[u8], context: &[u8]) -> io::Result<Vec<u8>> {
+        let mut nonce = [0; NONCE_LEN];
+        let failed = |_| io::Error::other("a text cannot be encrypted");
+        self.random.fill(&mut nonce).map_err(failed)?;
+        let mut sealed = payload.to_vec();
+        let once = Nonce::assume_unique_for_key(nonce);
+        self.key.seal_in_place_append_tag(once, Aad::from(context), &mut sealed).map_err(failed)?;
+        Ok([&nonce[..], &sealed].concat())
+    }
+
+    /// The payload; `None` if it was changed, or sealed with another key or in another context.
+    pub fn open(&self, body: &[u8], context: &[u8]) -> Option<Vec<u8>> {
+        let (nonce, sealed) = body.split_at_checked(NONCE_LEN)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let mut payload = sealed.to_vec();
+        let len = self.key.open_in_place(nonce, Aad::from(context), &mut payload).ok()?.len();
+        payload.truncate(len);
+        Some(payload)
+    }
+}

@@ -1,0 +1,207 @@
+//! Texts of tenants that sidecars share: sealed, found by the tenant's requests at another sidecar
+//! and by no others, and gone from all sidecars once they are cleared at one.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::house::{Server, until, until_fault, until_up};
+use crate::client::{Answer, metric};
+use crate::fakes::vllm::Vllm;
+use crate::fakes::{Fake, Pace};
+use crate::groups::house::{GATES, ask, before, engine};
+use crate::reasons::proxy::Proxy;
+use crate::wire::PATIENCE;
+
+const TENANT: &str = "acme-research";
+const RECEIVED: &str = "foretell_corpus_texts_total{event=\"received\"} ";
+const SENT: &str = "foretell_corpus_texts_total{event=\"sent\"} ";
+
+/// A file with a key of this digit.
+fn key(folder: &Path, digit: char) -> String {
+    let file = folder.join(format!("key-{digit}"));
+    std::fs::write(&file, digit.to_string().repeat(64)).unwrap();
+    file.display().to_string()
+}
+
+/// A sidecar whose policy drafts from the texts of a tenant, and shares them or does not.
+async fn sidecar(engine: &Fake<Vllm>, url: &str, key: &str, share: bool) -> Proxy {
+    let process = format!(
+        "fleet: {{ store: {url:?}, sync: 50ms, tenant_key_file: {key:?} }}\n\
+         tenant: {{ header: x-tenant, trusted_peers: [127.0.0.1/32] }}\n"
+    );
+    let policy = format!(
+        "version: 1\nname: p\ndrafters: [{{ kind: suffix, scope: tenant }}]\n{GATES}\n\
+         gamma: {{ fixed: 8 }}\ncorpus: {{ share: {share} }}\n"
+    );
+    before(engine, &process, "", &policy).await
+}
+
+/// A request of a tenant.
+async fn send(proxy: &Proxy, tenant: &str, number: u32) -> Answer {
+    let answer = ask(number).send(proxy.front, &format!("x-tenant: {tenant}\r\n")).await;
+    assert_eq!(answer.plain.status, 200, "{}", answer.message.text());
+    answer
+}
+
+/// Number of texts that a sidecar has of a tenant.
+async fn texts(proxy: &Proxy, tenant: &str) -> u64 {
+    let corpus = proxy.get("/api/corpus").await.json();
+    let of = |entry: &&Value| entry["tenant"] == tenant;
+    corpus["entries"].as_array().unwrap().iter().find(of).map_or(0, |entry| entry["texts"].as_u64().unwrap())
+}
+
+/// Waits until a sidecar has so many texts of a tenant.
+async fn until_texts(proxy: &Proxy, tenant: &str, number: u64) {
+    let begun = Instant::now();
+    while texts(proxy, tenant).await != number {
+        assert!(begun.elapsed() < PATIENCE, "{}\n{}", texts(proxy, tenant).await, proxy.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// All that the store holds, as text.
+fn everything(server: &Server) -> String {
+    let dump = |key: &String| match key.as_str() {
+        stream if stream.contains(":texts:") || stream.ends_with(":purges") => {
+            format!("{key} {:?}", server.command(&["XRANGE", key, "-", "+"]))
+        }
+        set if set.ends_with(":tenants") => {
+            format!("{key} {:?}", server.command(&["ZRANGE", key, "0", "-1"]))
+        }
+        other => other.to_owned(),
+    };
+    server.keys("*").iter().map(dump).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_drafts_from_its_texts_at_another_sidecar() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let (url, key_a) = (server.url(), key(folder.path(), 'a'));
+    let first = sidecar(&engine, &url, &key_a, true).await;
+    let second = sidecar(&engine, &url, &key_a, true).await;
+    let alone = send(&first, TENANT, 1).await;
+    server.until_keys("foretell:1:texts:*", 1).await;
+    send(&second, TENANT, 50).await;
+    until_texts(&second, TENANT, 2).await;
+    until_texts(&first, TENANT, 2).await;
+    assert_eq!(metric(second.admin, RECEIVED).await, 1.0);
+
+    let again = send(&second, TENANT, 1).await;
+    assert_eq!((&again.plain, &again.ids), (&alone.plain, &alone.ids));
+    let count = |answer: &Answer, name: &str| answer.foretell()[name].as_u64().unwrap();
+    assert!(
+        count(&again, "accepted") > count(&alone, "accepted")
+            && count(&again, "rounds") < count(&alone, "rounds"),
+        "{} {}",
+        again.foretell(),
+        alone.foretell()
+    );
+    send(&second, "other", 50).await;
+    until_texts(&second, "other", 1).await;
+
+    // Another key is another fleet: it finds nothing, and nobody finds anything of it.
+    let stranger = sidecar(&engine, &url, &key(folder.path(), 'b'), true).await;
+    send(&stranger, TENANT, 70).await;
+    until(&stranger, SENT, |sent| sent > 0.5).await;
+    until_texts(&stranger, TENANT, 1).await;
+    assert_eq!((texts(&first, TENANT).await, metric(stranger.admin, RECEIVED).await), (2, 0.0));
+
+    let held = everything(&server);
+    let ids: Vec<String> = ask(1).fields["prompt"].as_array().unwrap().iter().map(Value::to_string).collect();
+    assert!(
+        held.contains(":texts:") && !held.contains(TENANT) && !held.contains(&ids[..4].join(",")),
+        "{held}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_write_into_a_stream_is_left_out() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let key = key(folder.path(), 'a');
+    let first = sidecar(&engine, &server.url(), &key, true).await;
+    let second = sidecar(&engine, &server.url(), &key, true).await;
+    for (proxy, number) in [(&first, 1), (&second, 50)] {
+        send(proxy, TENANT, number).await;
+        send(proxy, "other", number + 1).await;
+    }
+    for (proxy, tenant) in [(&first, TENANT), (&second, TENANT), (&first, "other"), (&second, "other")] {
+        until_texts(proxy, tenant, 2).await;
+    }
+    // Random bytes, none at all, and the texts of one tenant moved to the other.
+    let [one, other]: [String; 2] = server.keys("foretell:1:texts:*").try_into().unwrap();
+    server.command(&["XADD", &one, "*", "t", "no text of this fleet, but long enough for one"]);
+    server.command(&["XADD", &one, "*", "t", ""]);
+    let lua = "for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do \
+               redis.call('XADD', KEYS[2], '*', 't', entry[2][2]) end";
+    server.command(&["EVAL", lua, "2", &one, &other]);
+    server.command(&["XADD", "foretell:1:purges", "*", "p", "null"]);
+    until_fault(&first, "answer").await;
+    until_fault(&second, "answer").await;
+    send(&first, TENANT, 90).await;
+    until_texts(&second, TENANT, 3).await;
+    assert_eq!((texts(&first, "other").await, texts(&second, "other").await), (2, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn texts_that_are_cleared_at_one_sidecar_are_gone_from_all_and_from_the_store() {
+    let Some(mut server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let key = key(folder.path(), 'a');
+    let first = sidecar(&engine, &server.url(), &key, true).await;
+    let second = sidecar(&engine, &server.url(), &key, true).await;
+    for (proxy, number) in [(&first, 1), (&second, 50)] {
+        send(proxy, TENANT, number).await;
+        send(proxy, "other", number + 1).await;
+    }
+    until_texts(&first, TENANT, 2).await;
+    until_texts(&second, TENANT, 2).await;
+    until_texts(&second, "other", 2).await;
+    first.post(&format!("/api/corpus/clear?tenant={TENANT}")).await;
+    until_texts(&second, TENANT, 0).await;
+    until_texts(&first, TENANT, 0).await;
+    server.until_keys("foretell:1:texts:*", 1).await;
+    assert_eq!(texts(&second, "other").await, 2);
+
+    // A purge waits for a store that is down.
+    server.stop().await;
+    until_up(&first, false).await;
+    first.post("/api/corpus/clear").await;
+    assert_eq!((texts(&first, "other").await, texts(&second, "other").await), (0, 2));
+    server.again().await;
+    until_texts(&second, "other", 0).await;
+    server.until_keys("foretell:1:texts:*", 0).await;
+
+    // Later texts are shared again, also with a sidecar that starts later and reads the purge then.
+    for number in 60.. {
+        assert!(number < 200, "{}", first.log());
+        send(&first, TENANT, number).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if texts(&first, TENANT).await > 0 && !server.keys("foretell:1:texts:*").is_empty() {
+            break;
+        }
+    }
+    let third = sidecar(&engine, &server.url(), &key, true).await;
+    send(&third, TENANT, 7).await;
+    until(&third, RECEIVED, |received| received > 0.5).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_shared_unless_the_policy_says_so() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let proxy = sidecar(&engine, &server.url(), &key(folder.path(), 'a'), false).await;
+    send(&proxy, TENANT, 1).await;
+    until_texts(&proxy, TENANT, 1).await;
+    until_up(&proxy, true).await;
+    server.until_keys("foretell:1:sidecar:*", 1).await;
+    assert!(server.keys("foretell:1:texts:*").is_empty());
+    let declined = sidecar(&engine, &server.url(), &key(folder.path(), 'a'), true).await;
+    let fields = format!("x-tenant: {TENANT}\r\nx-foretell-corpus: off\r\n");
+    ask(2).send(declined.front, &fields).await;
+    server.until_keys("foretell:1:sidecar:*", 2).await;
+    assert!(server.keys("foretell:1:texts:*").is_empty());
+}
