@@ -308,7 +308,7 @@ impl SessionRunner {
         let tenant = exchange.client.tenant.as_deref();
         let mut remembering = CorpusAccess::new(&self.setup.corpus, &key, tenant, scopes);
         if ruling.policy.corpus.share {
-            remembering = remembering.sharing();
+            remembering = remembering.sharing(&identity.epoch.model);
         }
         if let Some(recorder) = self.recorder(ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);

@@ -33,14 +33,13 @@ use crate::learning::{EPOCH_KEPT, Learnt};
 pub use fault::{Fault, FaultKind};
 use link::Link;
 pub use status::{Status, collector};
-use texts::Place;
-pub use texts::Texts;
+pub use texts::{Texts, salt};
 use windows::Plans;
 
 /// Version of the measurements' form: sidecars of another one share nothing with these.
 const SCHEMA: u32 = 1;
 /// Maximum duration of an exchange. A store that takes a second for each of its answers (six, and
-/// four with texts) is slow and works.
+/// with texts three more, or six after a purge) is slow and works.
 const WITHIN: Duration = Duration::from_secs(15);
 /// Maximum number of sidecars whose measurements are read, the latest ones.
 const SIDECARS: usize = 256;
@@ -83,12 +82,11 @@ impl Store {
         Arc::clone(&self.status)
     }
 
-    /// Exchanges measurements in intervals until the process drains, and once more then. `first` is
-    /// dropped after the first exchange, whatever its outcome.
+    /// Exchanges measurements in intervals until the process drains, once more then, and when its
+    /// last request has ended. `first` is dropped after the first exchange, whatever its outcome.
     pub async fn keep_exchanging(mut self, life: Arc<Lifecycle>, first: oneshot::Sender<()>) {
-        let mut first = Some(first);
+        let (mut first, mut draining, mut last) = (Some(first), false, false);
         loop {
-            let last = life.is_draining();
             let outcome = tokio::time::timeout(WITHIN, self.exchange()).await;
             let outcome = outcome.unwrap_or_else(|_| Err(Fault::timeout(WITHIN)));
             if outcome.is_err() {
@@ -99,15 +97,16 @@ impl Store {
             if last {
                 return;
             }
-            tokio::select! {
-                () = life.draining() => {}
-                () = tokio::time::sleep(self.settings.every) => {}
+            if draining {
+                life.emptied().await;
+                last = true;
+            } else {
+                draining = tokio::time::timeout(self.settings.every, life.draining()).await.is_ok();
             }
         }
     }
 
-    /// Reads the measurements of the others, then writes the own ones: a store that is full can
-    /// still be read.
+    /// Reads all that is new, then writes: a store that is full can still be read.
     async fn exchange(&mut self) -> Result<(), Fault> {
         let mut link = match self.link.take() {
             Some(link) => link,
@@ -116,12 +115,13 @@ impl Store {
         link.begin();
         let mut plans = Plans::of(&self.learnt, |name| self.key_of("window", name));
         self.pull(&mut link, &mut plans).await?;
+        if let Some(texts) = &mut self.texts {
+            self.status.read_texts(texts.pull(&mut link).await?);
+        }
         self.push(&mut link).await?;
         plans.propose(&mut link, self.settings.every).await?;
         if let Some(texts) = &mut self.texts {
-            let prefix = format!("{}:{SCHEMA}", self.settings.key);
-            let unreadable = texts.exchange(&mut link, &Place { prefix, own: self.learnt.name() }).await?;
-            self.status.read_texts(unreadable);
+            texts.push(&mut link).await?;
         }
         self.link = Some(link);
         Ok(())
@@ -170,8 +170,13 @@ impl Store {
     }
 
     fn key_of(&self, kind: &str, name: &str) -> String {
-        format!("{}:{SCHEMA}:{kind}:{name}", self.settings.key)
+        format!("{}:{kind}:{name}", prefix(&self.settings.key))
     }
+}
+
+/// The beginning of a fleet's keys of this version.
+pub fn prefix(key: &str) -> String {
+    format!("{key}:{SCHEMA}")
 }
 
 /// A sidecar in the index.

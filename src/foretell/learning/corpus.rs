@@ -23,10 +23,10 @@ use crate::clock::{Clock, unix_now};
 use crate::http;
 use crate::http::drain::Lifecycle;
 use crate::observe::Observer;
-use exchange::Exchange;
+use exchange::{Exchange, Purge, Wanted};
 pub use file::sibling;
 use foretell_core::draft;
-use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Tables};
+use foretell_core::draft::corpus::{Corpus, Holdings, Key, Limits, Part, Tables};
 use foretell_core::draft::{Scope, Successors, View};
 use foretell_core::units::{Tick, TokenId};
 use parking_lot::RwLock;
@@ -86,10 +86,23 @@ struct Contribution {
     text: Vec<TokenId>,
     /// Its successors, with their key and epoch.
     seen: Option<(Epoch, Successors)>,
-    /// Its text is for the tenant's requests at other sidecars too.
-    is_shared: bool,
-    /// Time since its text was last used.
-    age: Duration,
+    /// The model's id, if its text is for the tenant's requests at other sidecars too.
+    shared: Option<Arc<str>>,
+}
+
+/// Part of a text that another sidecar has kept; see [`Part`].
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// Its key here.
+    pub key: Key,
+    /// Its tokens.
+    pub ids: Vec<TokenId>,
+    /// Number of tokens before the new ones.
+    pub lead: usize,
+    /// Hash of the text before the new ones.
+    pub chain: u64,
+    /// Time since it was written.
+    pub age: Duration,
 }
 
 /// The key of successors, and the epoch of the engine that they come from.
@@ -105,8 +118,10 @@ impl Contribution {
 
 enum Note {
     Learn(Contribution),
-    /// Removes the texts of a tenant, or of all; replies with their number once done.
-    Clear(Option<String>, SyncSender<Result<usize, SnapshotError>>),
+    /// Adds texts of other sidecars, which were read at this number of clears.
+    Receive(Vec<Received>, u64),
+    /// Removes the texts of tenants, or of all; replies with their number once done.
+    Clear(Vec<Purge>, SyncSender<Result<usize, SnapshotError>>),
     Save(PathBuf, SyncSender<Result<usize, SnapshotError>>),
     Load(PathBuf, SyncSender<Result<usize, SnapshotError>>),
 }
@@ -114,7 +129,8 @@ enum Note {
 impl CorpusHandle {
     /// Starts the thread of an empty corpus; it ends with the last handle. Its bytes are reserved
     /// in `process_memory`; when that is short, texts are evicted. `snapshot`: the file that is
-    /// rewritten when texts are cleared. `shares`: policies may share texts with other sidecars.
+    /// rewritten when texts are cleared. `shares`: a random number, the same at all sidecars that
+    /// share texts; `None` if none are shared.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -123,7 +139,7 @@ impl CorpusHandle {
         process_memory: &Arc<http::memory::Memory>,
         observer: Arc<Observer>,
         snapshot: Option<PathBuf>,
-        shares: bool,
+        shares: Option<u64>,
     ) -> io::Result<Self> {
         let (notes, inbox) = sync_channel(WAITING);
         let shared = Arc::new(Shared {
@@ -134,10 +150,10 @@ impl CorpusHandle {
             snapshot_bytes: (limits.bytes as u64).saturating_mul(WRITTEN_PER_BYTE).saturating_add(1 << 20),
             generation: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
-            exchange: shares.then(Exchange::default),
+            exchange: shares.map(|_| Exchange::default()),
         });
         let worker = Worker {
-            memory: Corpus::new(limits, crate::random::fresh_seed()),
+            memory: Corpus::new(limits, shares.unwrap_or_else(crate::random::fresh_seed)),
             shared: Arc::downgrade(&shared),
             process_memory: Arc::clone(process_memory),
             held: process_memory.take(0),
@@ -167,13 +183,19 @@ impl CorpusHandle {
     /// Queues a text to be indexed. If too much is waiting already it is dropped, and counted.
     fn learn(&self, contribution: Contribution) {
         let tokens = contribution.tokens();
+        if !self.queue(Note::Learn(contribution), tokens) {
+            self.shared.observer.metrics().corpus.exchanged("dropped", 1);
+        }
+    }
+
+    /// Queues tokens to be indexed; false if too many are waiting.
+    fn queue(&self, note: Note, tokens: usize) -> bool {
         let waiting = self.shared.waiting.fetch_add(tokens, Ordering::Relaxed);
-        let fits = waiting <= WAITING_TOKENS;
-        let sent = fits && self.notes.try_send(Note::Learn(contribution)).is_ok();
+        let sent = waiting <= WAITING_TOKENS && self.notes.try_send(note).is_ok();
         if !sent {
             self.shared.waiting.fetch_sub(tokens, Ordering::Relaxed);
-            self.shared.observer.metrics().corpus.dropped();
         }
+        sent
     }
 
     /// Removes the texts of a tenant, or of all (`None`), from the snapshot as well. Returns the
@@ -183,9 +205,17 @@ impl CorpusHandle {
     /// # Errors
     /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
     pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        let gone = self.ask(|reply| Note::Clear(tenant.map(ToOwned::to_owned), reply));
+        self.clear_each(vec![tenant.map(ToOwned::to_owned)])
+    }
+
+    /// As [`Self::clear`], of several tenants.
+    ///
+    /// # Errors
+    /// As [`Self::clear`].
+    pub fn clear_each(&self, purges: Vec<Purge>) -> Result<usize, SnapshotError> {
+        let gone = self.ask(|reply| Note::Clear(purges.clone(), reply));
         if let Some(exchange) = &self.shared.exchange {
-            exchange.drop_texts(tenant);
+            exchange.drop_texts(&purges);
         }
         gone
     }
@@ -208,7 +238,7 @@ impl CorpusHandle {
     }
 
     /// The keys whose texts are wanted from other sidecars.
-    pub fn wanted(&self) -> Vec<Key> {
+    pub fn wanted(&self) -> Vec<Wanted> {
         let now = self.shared.now();
         self.exchange().map(|exchange| exchange.wanted(now, self.shared.ttl)).unwrap_or_default()
     }
@@ -223,13 +253,20 @@ impl CorpusHandle {
         self.shared.ttl
     }
 
-    /// Queues a text of another sidecar, of this age. It was read when the number of clears was
-    /// `generation`, and is dropped if its tenant was cleared since.
-    pub fn receive(&self, key: Key, text: Vec<TokenId>, age: Duration, generation: u64) {
-        let owner = key.tenant.as_deref().map(Into::into);
-        let keys = vec![key];
-        self.shared.observer.metrics().corpus.exchanged("received", 1);
-        self.learn(Contribution { keys, owner, generation, text, seen: None, is_shared: false, age });
+    /// Queues texts of other sidecars, which were read when the number of clears was `generation`:
+    /// those of a tenant that was cleared since are dropped. False if too much is waiting.
+    pub fn receive(&self, texts: Vec<Received>, generation: u64) -> bool {
+        let (number, tokens) = (texts.len() as u64, tokens_of(&texts));
+        let sent = self.queue(Note::Receive(texts, generation), tokens);
+        if sent {
+            self.shared.observer.metrics().corpus.exchanged("received", number);
+        }
+        sent
+    }
+
+    /// Counts texts that were dropped because the store did not take them.
+    pub fn not_sent(&self, texts: u64) {
+        self.shared.observer.metrics().corpus.exchanged("dropped", texts);
     }
 
     /// Counts texts that were given to the store.
@@ -299,8 +336,8 @@ pub struct CorpusAccess {
     owner: Option<Arc<str>>,
     /// Number of clears when it began.
     generation: u64,
-    /// Its policy shares the texts of its tenant with other sidecars.
-    is_shared: bool,
+    /// The model's id, if its policy shares the texts of its tenant with other sidecars.
+    shared: Option<Arc<str>>,
     /// Its recording, if it is recorded.
     recorded: Option<Recorded>,
 }
@@ -338,20 +375,20 @@ impl CorpusAccess {
             epoch: None,
             owner: tenant.map(Into::into),
             generation,
-            is_shared: false,
+            shared: None,
             recorded: None,
         }
     }
 
-    /// Shares the texts of its tenant, if it reads those, with the tenant's requests at other
-    /// sidecars.
+    /// Shares the texts of its tenant, if it reads those, with the tenant's requests to this model
+    /// at other sidecars.
     #[must_use]
-    pub fn sharing(self) -> Self {
+    pub fn sharing(self, model: &str) -> Self {
         let [of_tenant, _] = &self.keys;
         if let (Some(exchange), Some(key)) = (self.corpus.exchange(), of_tenant) {
-            exchange.want(key, self.corpus.shared.now());
+            exchange.want(key, model, self.corpus.shared.now());
         }
-        Self { is_shared: true, ..self }
+        Self { shared: Some(model.into()), ..self }
     }
 
     /// Has the request recorded: `record` is filled with its tokens when it ends.
@@ -395,8 +432,8 @@ impl CorpusAccess {
         let seen = self.epoch.clone().zip(seen.filter(|seen| seen.tokens() > 0).cloned());
         if !keys.is_empty() || seen.is_some() {
             let owner = self.owner.clone();
-            let (generation, is_shared, age) = (self.generation, self.is_shared, Duration::ZERO);
-            self.corpus.learn(Contribution { keys, owner, generation, text, seen, is_shared, age });
+            let (generation, shared) = (self.generation, self.shared.clone());
+            self.corpus.learn(Contribution { keys, owner, generation, text, seen, shared });
         }
     }
 }
@@ -441,16 +478,24 @@ impl Worker {
             None => self.publish(&[], shared, now),
             Some(Note::Learn(contribution)) => {
                 shared.waiting.fetch_sub(contribution.tokens(), Ordering::Relaxed);
-                let cleared = self.is_cleared(&contribution);
+                let cleared = self.is_cleared(&contribution.owner, contribution.generation);
                 let changed = if cleared { Vec::new() } else { self.learn(&contribution, shared, now) };
                 self.publish(&changed, shared, now);
             }
-            Some(Note::Clear(tenant, reply)) => {
+            Some(Note::Receive(texts, generation)) => {
+                shared.waiting.fetch_sub(tokens_of(&texts), Ordering::Relaxed);
+                let changed = self.adopt(&texts, generation, now);
+                self.publish(&changed, shared, now);
+            }
+            Some(Note::Clear(purges, reply)) => {
                 let before = self.texts();
-                let changed = self.memory.clear(tenant.as_deref());
-                let gone = before - self.texts();
+                let mut changed = Vec::new();
                 let generation = shared.generation.fetch_add(1, Ordering::SeqCst) + 1;
-                self.cleared.insert(tenant.map(Into::into), generation);
+                for tenant in purges {
+                    changed.extend(self.memory.clear(tenant.as_deref()));
+                    self.cleared.insert(tenant.map(Into::into), generation);
+                }
+                let gone = before - self.texts();
                 self.publish(&changed, shared, now);
                 let forgotten =
                     self.snapshot.as_ref().map_or(Ok(()), |file| file::forget(file, &self.memory, now));
@@ -466,27 +511,38 @@ impl Worker {
         }
     }
 
-    /// True if its tenant, or all tenants, were cleared after its request began.
-    fn is_cleared(&self, contribution: &Contribution) -> bool {
-        let of = |tenant: &Option<Arc<str>>| {
-            self.cleared.get(tenant).is_some_and(|&at| at > contribution.generation)
-        };
-        of(&None) || (contribution.owner.is_some() && of(&contribution.owner))
+    /// True if this tenant, or all tenants, were cleared since the number of clears was
+    /// `generation`.
+    fn is_cleared(&self, owner: &Option<Arc<str>>, generation: u64) -> bool {
+        let of = |tenant: &Option<Arc<str>>| self.cleared.get(tenant).is_some_and(|&at| at > generation);
+        of(&None) || (owner.is_some() && of(owner))
+    }
+
+    /// Adds texts of other sidecars; returns the keys that have changed.
+    fn adopt(&mut self, texts: &[Received], generation: u64, now: Tick) -> Vec<Key> {
+        let mut changed = Vec::new();
+        for Received { key, ids, lead, chain, age } in texts {
+            let owner: Option<Arc<str>> = key.tenant.as_deref().map(Into::into);
+            let part = Part { ids, lead: *lead, chain: *chain };
+            let is_new = !self.is_cleared(&owner, generation)
+                && self.memory.learn_part(key, owner.as_ref(), part, before(now, *age)).is_some();
+            changed.extend(is_new.then(|| key.clone()));
+        }
+        changed
     }
 
     /// Adds a text under each of its keys, and successors under theirs; returns the keys that have
     /// changed.
     fn learn(&mut self, contribution: &Contribution, shared: &Shared, now: Tick) -> Vec<Key> {
-        let Contribution { keys, owner, text, seen, age, .. } = contribution;
-        let used = before(now, *age);
+        let Contribution { keys, owner, text, seen, .. } = contribution;
         let mut changed: Vec<Key> = Vec::new();
         for key in keys {
-            let Some(new) = self.memory.learn(key, owner.as_ref(), text, used) else { continue };
+            let Some(new) = self.memory.learn(key, owner.as_ref(), text, now) else { continue };
             changed.push(key.clone());
-            let exchange =
-                shared.exchange.as_ref().filter(|_| contribution.is_shared && key.tenant.is_some());
-            if let Some(exchange) = exchange {
-                shared.observer.metrics().corpus.exchanged("dropped", exchange.give(key, new));
+            if let (Some(exchange), Some(model)) = (&shared.exchange, &contribution.shared)
+                && key.tenant.is_some()
+            {
+                shared.observer.metrics().corpus.exchanged("dropped", exchange.give(key, model, new));
             }
         }
         if let Some(((key, epoch), seen)) = seen
@@ -554,6 +610,10 @@ impl Worker {
         self.publish(&changed, shared, now);
         Ok(changed.len())
     }
+}
+
+fn tokens_of(texts: &[Received]) -> usize {
+    texts.iter().map(|text| text.ids.len()).sum()
 }
 
 /// The moment `age` before `now`.

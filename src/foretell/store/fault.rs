@@ -93,7 +93,10 @@ impl Fault {
 
 impl From<RedisError> for Fault {
     fn from(error: RedisError) -> Self {
-        let kind = match error.code() {
+        // Of several commands sent together the first that was refused.
+        let several = error.clone().into_server_errors();
+        let first = several.as_ref().and_then(|errors| errors.first()).map(|(_, error)| error.code());
+        let kind = match error.code().or(first) {
             Some(code) => FaultKind::of_reply(code),
             None if error.kind() == redis::ErrorKind::AuthenticationFailed => FaultKind::Password,
             None if error.is_timeout() => FaultKind::Timeout,

@@ -118,13 +118,13 @@ impl Link {
     /// field's value; without those streams that have none.
     pub async fn entries(
         &mut self,
-        streams: &[(String, String)],
+        streams: &[(&str, String)],
         count: usize,
     ) -> Result<Vec<(String, Vec<Entry>)>, Fault> {
         let mut command = redis::cmd("XREAD");
         command.arg("COUNT").arg(count).arg("STREAMS");
         let (names, ids): (Vec<&str>, Vec<&str>) =
-            streams.iter().map(|(name, id)| (name.as_str(), id.as_str())).unzip();
+            streams.iter().map(|(name, id)| (*name, id.as_str())).unzip();
         command.arg(names).arg(ids);
         type Streams = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
         let read: Option<Streams> = command.query_async(&mut self.connection).await?;
@@ -134,8 +134,11 @@ impl Link {
         Ok(read.unwrap_or_default().into_iter().map(entries).collect())
     }
 
-    /// Runs commands whose answers say nothing.
+    /// Runs commands whose answers say nothing; none is fine.
     pub async fn run(&mut self, commands: &redis::Pipeline) -> Result<(), Fault> {
+        if commands.is_empty() {
+            return Ok(());
+        }
         Ok(commands.exec_async(&mut self.connection).await?)
     }
 

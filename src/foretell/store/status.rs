@@ -30,6 +30,8 @@ struct State {
     /// Sidecars of another version, and entries that could not be read then.
     strangers: usize,
     unreadable: usize,
+    /// Texts and purges that could not be read in the last exchange.
+    unreadable_texts: usize,
     /// Faults so far, by [`FaultKind::index`].
     faults: [u64; FaultKind::ALL.len()],
 }
@@ -51,6 +53,7 @@ impl Status {
             sidecars: 0,
             strangers: 0,
             unreadable: 0,
+            unreadable_texts: 0,
             faults: [0; FaultKind::ALL.len()],
         };
         Self { url, state: Mutex::new(state) }
@@ -88,15 +91,19 @@ impl Status {
     /// Takes the number of texts and purges that could not be read, as they are of another key or
     /// were changed.
     pub(super) fn read_texts(&self, unreadable: usize) {
+        let mut state = self.state.lock();
+        let store = &self.url;
         if unreadable > 0 {
-            self.state.lock().count(FaultKind::Answer);
-            let store = &self.url;
-            tracing::warn!(
-                store,
-                unreadable,
-                "shared texts do not open with fleet.tenant_key_file, and are left out"
-            );
+            state.count(FaultKind::Answer);
+            if state.unreadable_texts == 0 {
+                tracing::warn!(
+                    store,
+                    unreadable,
+                    "shared texts do not open with fleet.tenant_key_file, and are left out"
+                );
+            }
         }
+        state.unreadable_texts = unreadable;
     }
 
     /// Takes the outcome of an exchange.

@@ -1,329 +1,392 @@
 //! Texts of tenants, for the corpora of all sidecars whose policies share them.
 //!
-//! A tenant has a stream, `KEY:VERSION:texts:NAME`, of the new texts of its requests, sealed by the
-//! operator's key (`fleet.tenant_key_file`); NAME is a keyed hash, so that the store knows neither
-//! tenants nor texts. A sidecar reads the streams of the tenants that its own requests have, from
-//! where it read last. `KEY:VERSION:tenants` lists the streams; `KEY:VERSION:purges` is a stream of
-//! purges, which every sidecar carries out.
+//! A tenant has a stream of the new parts of its texts, sealed by the operator's key
+//! (`fleet.tenant_key_file`). Its name is a keyed hash, so that the store knows neither tenants nor
+//! texts. A sidecar reads the streams of the tenants that its own requests have, each from where it
+//! read last. A set lists the streams, and one more stream has the purges, which every sidecar
+//! carries out. An entry says which purge its sidecar had read last: a text that was written before
+//! its tenant was purged is known by that, whatever clocks say.
+//!
+//! Keys, behind the name of the fleet and the version: `texts:ID:NAME`, `purges:ID`, `tenants:ID`,
+//! where ID is a hash of the key.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::link::Link;
+use super::link::{Entry, Link};
 use super::{Fault, millis};
 use crate::clock::unix_now;
 use crate::learning::cipher::{Cipher, KeyError, SecretKey};
-use crate::learning::corpus::CorpusHandle;
-use crate::learning::corpus::exchange::{LONGEST, Purge, SharedText};
-use foretell_core::draft::corpus::Key;
+use crate::learning::corpus::exchange::{LONGEST, Purge, SharedText, Wanted};
+use crate::learning::corpus::{CorpusHandle, Received};
 use foretell_core::units::TokenId;
 
 /// Maximum number of texts of a tenant in the store, about.
 const TEXTS: usize = 256;
-/// Maximum number of purges in the store, about.
+/// Maximum number of purges in the store, about, and number that is read at once.
 const PURGES: usize = 1_024;
-/// Maximum number of tenants in the store whose streams are removed at once.
-const TENANTS: usize = 65_536;
-/// Time that a purge is kept for sidecars that do not run.
+/// Minimum time that a purge is kept, for sidecars that do not run.
 const PURGE_KEPT: Duration = Duration::from_hours(24);
-/// Maximum number of streams that are read at once, and of entries together: half of what an
-/// answer may be.
+/// Maximum number of streams that are read at once, and of their entries together: they fit into an
+/// answer.
 const STREAMS: usize = 32;
 const ENTRIES: usize = 64;
 /// Maximum size of an entry, bytes: its ids have up to 11 characters each.
-const MAX_ENTRY: usize = LONGEST * 11 + 4_096;
+const MAX_ENTRY: usize = (LONGEST + 128) * 11 + 4_096;
+/// Maximum number of tenants whose streams are removed at once.
+const TENANTS: usize = 65_536;
 /// Time after which an exchange reads no more texts; the next one goes on.
 const READ_WITHIN: Duration = Duration::from_secs(2);
 
-/// An entry of a tenant's stream.
+/// Id of an entry of a stream: Unix milliseconds of the store, and a number.
+type Id = (u64, u64);
+
+/// A text in a tenant's stream.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct Text {
     /// Name of the sidecar that has written it.
     by: String,
-    /// When it was written, Unix milliseconds.
-    at: u64,
+    /// The last purge that this sidecar had read.
+    purge: Id,
     /// Model id, and fingerprint of the vocabulary.
     model: String,
     vocabulary: String,
     ids: Vec<TokenId>,
+    lead: usize,
+    chain: u64,
 }
 
 /// The exchange of texts.
 pub struct Texts {
     corpus: CorpusHandle,
+    cipher: Arc<Cipher>,
     /// Hashes tenants to names of streams.
     names: SecretKey,
-    cipher: Cipher,
-    /// Id of the last entry that was read of each stream.
-    read: HashMap<String, String>,
-    /// When each tenant, or all, were last purged, Unix milliseconds of the store.
-    purged: HashMap<Purge, u64>,
-    /// The stream of purges was read once: those that come now are new.
-    has_begun: bool,
-}
-
-/// Names in the store, of one fleet and version.
-pub struct Place<'a> {
-    /// The prefix of all keys.
-    pub prefix: String,
+    places: Places,
     /// Name of this sidecar.
-    pub own: &'a str,
+    own: String,
+    /// Id of the last entry that was read of each stream.
+    read: HashMap<String, Id>,
+    /// The last purge that was read; `None` before the first reading.
+    last_purge: Option<Id>,
+    /// The last purge of each tenant, or of all.
+    purged: HashMap<Purge, Id>,
+    /// The streams of texts are read in turn, from this one on.
+    turn: usize,
 }
 
-impl Place<'_> {
-    fn purges(&self) -> String {
-        format!("{}:purges", self.prefix)
-    }
+/// Names of keys in the store.
+struct Places {
+    texts: String,
+    purges: String,
+    tenants: String,
+}
 
-    fn tenants(&self) -> String {
-        format!("{}:tenants", self.prefix)
-    }
-
-    fn texts(&self, name: &str) -> String {
-        format!("{}:texts:{name}", self.prefix)
-    }
+/// A number from a key that all sidecars have: they recognise known text alike.
+pub fn salt(key: &SecretKey) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = key.derived("foretell chunks").hash(b"");
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 impl Texts {
-    /// The exchange of the texts of this corpus, sealed by a key that all sidecars have.
+    /// The exchange of the texts of this corpus, sealed by a key that all sidecars have. `prefix`:
+    /// of all keys in the store; `own`: the name of this sidecar.
     ///
     /// # Errors
     /// See [`Cipher::new`].
-    pub fn new(corpus: CorpusHandle, key: &SecretKey) -> Result<Self, KeyError> {
-        let cipher = Cipher::new(&key.derived("foretell texts"))?;
+    pub fn new(corpus: CorpusHandle, key: &SecretKey, prefix: &str, own: &str) -> Result<Self, KeyError> {
+        let cipher = Arc::new(Cipher::new(&key.derived("foretell texts"))?);
         let names = key.derived("foretell tenants");
-        let (read, purged) = (HashMap::new(), HashMap::new());
-        Ok(Self { corpus, names, cipher, read, purged, has_begun: false })
+        let id = hexadecimal(&key.derived("foretell key").hash(b""), 4);
+        let place = |kind: &str| format!("{prefix}:{kind}:{id}");
+        let places = Places { texts: place("texts"), purges: place("purges"), tenants: place("tenants") };
+        let (read, purged, own) = (HashMap::new(), HashMap::new(), own.to_owned());
+        Ok(Self { corpus, cipher, names, places, own, read, last_purge: None, purged, turn: 0 })
     }
 
-    /// Writes purges, reads those of others and new texts, and writes own ones. Returns the number
-    /// of entries that could not be read.
-    pub async fn exchange(&mut self, link: &mut Link, place: &Place<'_>) -> Result<usize, Fault> {
-        self.push_purges(link, place).await?;
-        let unreadable = self.pull(link, place).await?;
-        self.push(link, place).await?;
+    /// Carries out purges, and reads new texts. Returns the number of entries that could not be
+    /// read.
+    pub async fn pull(&mut self, link: &mut Link) -> Result<usize, Fault> {
+        let unreadable = self.pull_purges(link).await?;
+        Ok(unreadable + self.pull_texts(link).await?)
+    }
+
+    /// Writes purges, then texts.
+    pub async fn push(&mut self, link: &mut Link) -> Result<(), Fault> {
+        self.push_purges(link).await?;
+        self.push_texts(link).await
+    }
+
+    /// Carries out the purges of the stream, this sidecar's own ones too: it may have received a
+    /// text meanwhile. But for those of its first reading the streams are removed a second time, as
+    /// a sidecar may have written to them before it has read the purge.
+    async fn pull_purges(&mut self, link: &mut Link) -> Result<usize, Fault> {
+        let kept = PURGE_KEPT.max(self.corpus.ttl());
+        let mut last = self.last_purge.unwrap_or((millis(unix_now().saturating_sub(kept)), 0));
+        let (mut purges, mut unreadable) = (BTreeMap::new(), 0);
+        loop {
+            link.begin();
+            let read = link.entries(&[(self.places.purges.as_str(), written(last))], PURGES).await?;
+            let entries = read.into_iter().next().map(|(_, entries)| entries).unwrap_or_default();
+            let number = entries.len();
+            for (id, sealed) in entries {
+                last = id_of(&id)?;
+                match opened::<Purge>(&self.cipher, &sealed, &self.places.purges) {
+                    Some(purge) => drop(purges.insert(purge, last)),
+                    None => unreadable += 1,
+                }
+            }
+            if number < PURGES {
+                break;
+            }
+        }
+        if !purges.is_empty() {
+            let all: Vec<Purge> = purges.keys().cloned().collect();
+            self.clear(all.clone()).await?;
+            if self.last_purge.is_some() {
+                self.remove(link, &all).await?;
+            }
+        }
+        self.purged.extend(purges);
+        let oldest = millis(unix_now().saturating_sub(2 * kept));
+        self.purged.retain(|_, (at, _)| *at > oldest);
+        self.last_purge = Some(last);
         Ok(unreadable)
     }
 
-    /// Removes the streams of purged tenants, and tells the other sidecars.
-    async fn push_purges(&self, link: &mut Link, place: &Place<'_>) -> Result<(), Fault> {
-        let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
-        let purges = exchange.purges();
-        if purges.is_empty() {
-            return Ok(());
+    async fn clear(&self, purges: Vec<Purge>) -> Result<(), Fault> {
+        let (corpus, number) = (self.corpus.clone(), purges.len());
+        let cleared = tokio::task::spawn_blocking(move || corpus.clear_each(purges)).await;
+        match cleared.map_err(|error| Fault::answer(error.to_string()))? {
+            Ok(texts) => tracing::info!(purges = number, texts, "texts cleared in the whole fleet"),
+            Err(error) => {
+                tracing::error!(purges = number, %error, "texts cleared in the whole fleet may remain here");
+            }
         }
-        self.remove(link, place, &purges).await?;
-        let mut pipe = redis::pipe();
-        let stream = place.purges();
-        for tenant in &purges {
-            let sealed = self.sealed(tenant, &stream)?;
-            pipe.cmd("XADD").arg(&stream).arg("MAXLEN").arg("~").arg(PURGES).arg("*").arg("p").arg(sealed);
-        }
-        pipe.cmd("PEXPIRE").arg(&stream).arg(millis(PURGE_KEPT));
-        link.run(&pipe).await?;
-        exchange.purged(&purges);
         Ok(())
     }
 
     /// Removes the streams of these tenants.
-    async fn remove(&self, link: &mut Link, place: &Place<'_>, purges: &[Purge]) -> Result<(), Fault> {
-        let every = purges.contains(&None);
-        let names = if every {
-            link.latest(&place.tenants(), 0, TENANTS).await?
+    async fn remove(&self, link: &mut Link, purges: &[Purge]) -> Result<(), Fault> {
+        let names = if purges.contains(&None) {
+            link.begin();
+            link.latest(&self.places.tenants, 0, TENANTS).await?
         } else {
             purges.iter().flatten().map(|tenant| self.name(tenant)).collect()
         };
         let mut pipe = redis::pipe();
         for name in names {
-            pipe.cmd("DEL").arg(place.texts(&name));
-            pipe.cmd("ZREM").arg(place.tenants()).arg(&name);
+            pipe.cmd("DEL").arg(self.stream(&name));
+            pipe.cmd("ZREM").arg(&self.places.tenants).arg(&name);
         }
-        if pipe.is_empty() { Ok(()) } else { link.run(&pipe).await }
+        link.run(&pipe).await
     }
 
-    /// Reads purges and texts that are new.
-    async fn pull(&mut self, link: &mut Link, place: &Place<'_>) -> Result<usize, Fault> {
+    /// Removes the streams of purged tenants, and tells all sidecars.
+    async fn push_purges(&self, link: &mut Link) -> Result<(), Fault> {
+        let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
+        let purges = exchange.purges();
+        if purges.is_empty() {
+            return Ok(());
+        }
+        self.remove(link, &purges).await?;
+        let (mut pipe, stream) = (redis::pipe(), &self.places.purges);
+        for purge in &purges {
+            let entry = sealed(&self.cipher, purge, stream)?;
+            pipe.cmd("XADD").arg(stream).arg("MAXLEN").arg("~").arg(PURGES).arg("*").arg("p").arg(entry);
+        }
+        pipe.cmd("PEXPIRE").arg(stream).arg(millis(PURGE_KEPT.max(self.corpus.ttl())));
+        link.run(&pipe).await?;
+        exchange.purged(&purges);
+        Ok(())
+    }
+
+    /// Reads new texts of the wanted streams.
+    async fn pull_texts(&mut self, link: &mut Link) -> Result<usize, Fault> {
         let begun = Instant::now();
-        let wanted = self.wanted(place);
-        let mut streams: Vec<String> = wanted.keys().cloned().collect();
-        self.read.retain(|stream, _| wanted.contains_key(stream) || *stream == place.purges());
-        let mut unreadable = 0;
-        loop {
-            let some = streams.split_off(streams.len().saturating_sub(STREAMS - 1));
-            let count = (ENTRIES / (some.len() + 1)).max(1);
-            let asked: Vec<(String, String)> = std::iter::once(place.purges())
-                .chain(some)
-                .map(|stream| self.position(stream, place))
-                .collect();
+        let wanted = self.wanted();
+        self.read.retain(|stream, _| wanted.contains_key(stream));
+        let mut streams: Vec<&String> = wanted.keys().collect();
+        if streams.is_empty() {
+            return Ok(0);
+        }
+        let turn = self.turn % streams.len();
+        streams.rotate_left(turn);
+        let (mut at, mut unreadable) = (0, 0);
+        while let Some(some) = streams.get(at..).filter(|some| !some.is_empty()) {
+            if begun.elapsed() > READ_WITHIN {
+                break;
+            }
+            let some: Vec<&String> = some.iter().copied().take(STREAMS).collect();
+            at += some.len();
+            let count = (ENTRIES / some.len()).max(1);
+            let generation = self.corpus.generation();
             link.begin();
-            let read = link.entries(&asked, count).await?;
-            let (purges, texts): (Vec<_>, Vec<_>) =
-                read.into_iter().partition(|(stream, _)| *stream == place.purges());
-            for (stream, entries) in purges {
-                unreadable += self.carry_out(link, place, &stream, entries).await?;
-            }
-            self.has_begun = true;
-            for (stream, entries) in texts {
+            let asked: Vec<(&str, String)> =
+                some.into_iter().map(|stream| (stream.as_str(), written(self.position(stream)))).collect();
+            for (stream, entries) in link.entries(&asked, count).await? {
+                let Some((stream, keys)) = wanted.get_key_value(&stream) else { continue };
                 // There may be more of it.
-                streams.extend((entries.len() == count).then(|| stream.clone()));
-                let Some(keys) = wanted.get(&stream) else { continue };
-                unreadable += self.receive(place, &stream, keys, entries);
+                streams.extend((entries.len() == count).then_some(stream));
+                let Some(missed) = self.receive(stream, keys, entries, generation).await? else {
+                    // The corpus has enough to do; the next exchange goes on.
+                    return Ok(unreadable);
+                };
+                unreadable += missed;
             }
-            if streams.is_empty() || begun.elapsed() > READ_WITHIN {
-                return Ok(unreadable);
-            }
         }
-    }
-
-    /// The streams that are wanted, with the keys of their texts.
-    fn wanted(&self, place: &Place<'_>) -> BTreeMap<String, Vec<Key>> {
-        let mut wanted: BTreeMap<String, Vec<Key>> = BTreeMap::new();
-        for key in self.corpus.wanted() {
-            let Some(tenant) = &key.tenant else { continue };
-            wanted.entry(place.texts(&self.name(tenant))).or_default().push(key);
-        }
-        wanted
-    }
-
-    /// A stream, and the id behind which it is read.
-    fn position(&self, stream: String, place: &Place<'_>) -> (String, String) {
-        let kept = if stream == place.purges() { PURGE_KEPT } else { self.corpus.ttl() };
-        let first = || format!("{}-0", millis(unix_now().saturating_sub(kept)));
-        let after = self.read.get(&stream).cloned().unwrap_or_else(first);
-        (stream, after)
-    }
-
-    /// Carries out purges, this sidecar's own ones too: it may have received a text meanwhile.
-    /// Returns the number of unreadable ones. The streams are removed a second time, as a sidecar
-    /// may have written to them before it has read the purge.
-    async fn carry_out(
-        &mut self,
-        link: &mut Link,
-        place: &Place<'_>,
-        stream: &str,
-        entries: Vec<(String, Vec<u8>)>,
-    ) -> Result<usize, Fault> {
-        let (mut unreadable, mut purges) = (0, Vec::new());
-        for (id, sealed) in entries {
-            let purge: Option<Purge> = self.opened(&sealed, stream);
-            let at = moment(&id);
-            self.read.insert(stream.to_owned(), id);
-            let Some(tenant) = purge else {
-                unreadable += 1;
-                continue;
-            };
-            self.purged.insert(tenant.clone(), at);
-            let (corpus, of) = (self.corpus.clone(), tenant.clone());
-            let cleared = tokio::task::spawn_blocking(move || corpus.clear(of.as_deref())).await;
-            let cleared = cleared.map_err(|error| Fault::answer(error.to_string()))?;
-            match cleared {
-                Ok(texts) => tracing::info!(tenant, texts, "texts cleared in the whole fleet"),
-                Err(error) => {
-                    tracing::error!(tenant, %error, "texts cleared in the whole fleet may remain here")
-                }
-            }
-            purges.push(tenant);
-        }
-        self.purged.retain(|_, at| millis(unix_now()).saturating_sub(*at) < millis(PURGE_KEPT));
-        if self.has_begun && !purges.is_empty() {
-            self.remove(link, place, &purges).await?;
-        }
+        self.turn = turn + at;
         Ok(unreadable)
     }
 
-    /// Gives new texts of a stream to the corpus; returns the number of unreadable ones.
-    fn receive(
+    /// The streams that are wanted, with the keys of their texts.
+    fn wanted(&self) -> BTreeMap<String, Vec<Wanted>> {
+        let mut streams: BTreeMap<String, Vec<Wanted>> = BTreeMap::new();
+        for wanted in self.corpus.wanted() {
+            let Some(tenant) = &wanted.key.tenant else { continue };
+            streams.entry(self.stream(&self.name(tenant))).or_default().push(wanted);
+        }
+        streams
+    }
+
+    /// The id behind which a stream is read.
+    fn position(&self, stream: &str) -> Id {
+        let first = || (millis(unix_now().saturating_sub(self.corpus.ttl())), 0);
+        self.read.get(stream).copied().unwrap_or_else(first)
+    }
+
+    /// Gives new texts of a stream to the corpus; returns the number of unreadable ones, `None` if
+    /// the corpus does not take them now.
+    async fn receive(
         &mut self,
-        place: &Place<'_>,
         stream: &str,
-        keys: &[Key],
-        entries: Vec<(String, Vec<u8>)>,
-    ) -> usize {
-        let (now, generation, mut unreadable) = (millis(unix_now()), self.corpus.generation(), 0);
-        for (id, sealed) in entries {
-            let entry: Option<Entry> = self.opened(&sealed, stream);
-            self.read.insert(stream.to_owned(), id);
-            let Some(Entry { by, at, model, vocabulary, ids }) = entry else {
+        keys: &[Wanted],
+        entries: Vec<Entry>,
+        generation: u64,
+    ) -> Result<Option<usize>, Fault> {
+        let (cipher, name) = (Arc::clone(&self.cipher), stream.to_owned());
+        let opening = tokio::task::spawn_blocking(move || {
+            let open = |(id, sealed): Entry| (id, opened::<Text>(&cipher, &sealed, &name));
+            entries.into_iter().map(open).collect::<Vec<_>>()
+        });
+        let entries = opening.await.map_err(|error| Fault::answer(error.to_string()))?;
+        let (now, mut last, mut unreadable) = (millis(unix_now()), None, 0);
+        let mut texts = Vec::new();
+        for (id, text) in entries {
+            let id = id_of(&id)?;
+            last = Some(id);
+            let Some(text) = text else {
                 unreadable += 1;
                 continue;
             };
-            let age = Duration::from_millis(now.saturating_sub(at));
-            if by == place.own || age > self.corpus.ttl() {
+            let age = Duration::from_millis(now.saturating_sub(id.0));
+            if text.by == self.own || age > self.corpus.ttl() {
                 continue;
             }
-            for key in keys.iter().filter(|key| model_of(key) == model && key.vocabulary == vocabulary) {
-                if self.is_purged(key, at) {
-                    continue;
+            let Text { purge, model, vocabulary, ids, lead, chain, .. } = text;
+            let fits = |wanted: &&Wanted| *wanted.model == *model && wanted.key.vocabulary == vocabulary;
+            for Wanted { key, .. } in keys.iter().filter(fits) {
+                if !self.is_purged(&key.tenant, purge) {
+                    texts.push(Received { key: key.clone(), ids: ids.clone(), lead, chain, age });
                 }
-                self.corpus.receive(key.clone(), ids.clone(), age, generation);
             }
         }
-        unreadable
+        if !texts.is_empty() && !self.corpus.receive(texts, generation) {
+            return Ok(None);
+        }
+        self.read.extend(last.map(|last| (stream.to_owned(), last)));
+        Ok(Some(unreadable))
     }
 
-    /// True if a text was written before its tenant was last purged.
-    fn is_purged(&self, key: &Key, at: u64) -> bool {
-        [&None, &key.tenant].iter().any(|of| self.purged.get(of).is_some_and(|&purged| at <= purged))
+    /// True if a tenant was purged after the purge that a text's sidecar had read last.
+    fn is_purged(&self, tenant: &Purge, read: Id) -> bool {
+        [&None, tenant].iter().any(|of| self.purged.get(of).is_some_and(|&purged| purged > read))
     }
 
     /// Writes the texts that wait.
-    async fn push(&self, link: &mut Link, place: &Place<'_>) -> Result<(), Fault> {
-        let texts = self.corpus.exchange().map(|exchange| exchange.take()).unwrap_or_default();
+    async fn push_texts(&self, link: &mut Link) -> Result<(), Fault> {
+        let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
+        let texts = exchange.take();
         if texts.is_empty() {
             return Ok(());
         }
-        let (now, number, kept) = (unix_now(), texts.len(), self.corpus.ttl());
-        let mut pipe = redis::pipe();
-        let mut written: BTreeMap<String, String> = BTreeMap::new();
-        for SharedText { key, ids } in texts {
-            let Some(tenant) = &key.tenant else { continue };
-            let name = self.name(tenant);
-            let stream = place.texts(&name);
-            let (by, model) = (place.own.to_owned(), model_of(&key).to_owned());
-            let entry = Entry { by, at: millis(now), model, vocabulary: key.vocabulary, ids };
-            let sealed = self.sealed(&entry, &stream)?;
-            pipe.cmd("XADD").arg(&stream).arg("MAXLEN").arg("~").arg(TEXTS).arg("*").arg("t").arg(sealed);
-            written.insert(stream, name);
+        let number = texts.len();
+        let (pipe, texts) = self.writing(texts).await?;
+        let written = link.run(&pipe).await;
+        match &written {
+            Ok(()) => self.corpus.sent(number),
+            Err(_) => self.corpus.not_sent(exchange.put_back(texts)),
         }
-        let oldest = now.saturating_sub(kept);
-        for (stream, name) in &written {
-            pipe.cmd("XTRIM").arg(stream).arg("MINID").arg(millis(oldest));
-            pipe.cmd("PEXPIRE").arg(stream).arg(millis(kept));
-            pipe.cmd("ZADD").arg(place.tenants()).arg(now.as_secs()).arg(name);
-        }
-        pipe.cmd("ZREMRANGEBYSCORE").arg(place.tenants()).arg("-inf").arg(oldest.as_secs());
-        link.run(&pipe).await?;
-        self.corpus.sent(number);
-        Ok(())
+        written
+    }
+
+    /// The commands that write texts, and the texts.
+    async fn writing(&self, texts: Vec<SharedText>) -> Result<(redis::Pipeline, Vec<SharedText>), Fault> {
+        let (now, kept) = (unix_now(), self.corpus.ttl());
+        let named: Vec<(String, SharedText)> = texts
+            .into_iter()
+            .map(|text| (self.name(text.key.tenant.as_deref().unwrap_or_default()), text))
+            .collect();
+        let (cipher, by, purge) =
+            (Arc::clone(&self.cipher), self.own.clone(), self.last_purge.unwrap_or_default());
+        let (prefix, tenants) = (self.places.texts.clone(), self.places.tenants.clone());
+        let sealing = tokio::task::spawn_blocking(move || {
+            let (mut pipe, mut written) = (redis::pipe(), BTreeMap::new());
+            for (name, text) in &named {
+                let stream = format!("{prefix}:{name}");
+                let SharedText { key, model, ids, lead, chain } = text;
+                let (vocabulary, ids, lead, chain) = (key.vocabulary.clone(), ids.clone(), *lead, *chain);
+                let text =
+                    Text { by: by.clone(), purge, model: model.to_string(), vocabulary, ids, lead, chain };
+                let entry = sealed(&cipher, &text, &stream)?;
+                pipe.cmd("XADD").arg(&stream).arg("MAXLEN").arg("~").arg(TEXTS).arg("*").arg("t").arg(entry);
+                written.insert(stream, name);
+            }
+            for (stream, name) in written {
+                pipe.cmd("XTRIM").arg(&stream).arg("MINID").arg(millis(now.saturating_sub(kept)));
+                pipe.cmd("PEXPIRE").arg(&stream).arg(millis(kept));
+                pipe.cmd("ZADD").arg(&tenants).arg((now + 2 * kept).as_secs()).arg(name);
+            }
+            pipe.cmd("ZREMRANGEBYSCORE").arg(&tenants).arg("-inf").arg(now.as_secs());
+            Ok((pipe, named.into_iter().map(|(_, text)| text).collect()))
+        });
+        sealing.await.map_err(|error| Fault::answer(error.to_string()))?
+    }
+
+    fn stream(&self, name: &str) -> String {
+        format!("{}:{name}", self.places.texts)
     }
 
     /// The name of a tenant's stream.
     fn name(&self, tenant: &str) -> String {
-        let hash = self.names.hash(tenant.as_bytes());
-        hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    /// An entry as its stream holds it: it opens in no other one.
-    fn sealed(&self, entry: &impl Serialize, stream: &str) -> Result<Vec<u8>, Fault> {
-        let payload = serde_json::to_vec(entry).map_err(|error| Fault::answer(error.to_string()))?;
-        self.cipher.seal(&payload, stream.as_bytes()).map_err(|error| Fault::answer(error.to_string()))
-    }
-
-    fn opened<T: for<'a> Deserialize<'a>>(&self, sealed: &[u8], stream: &str) -> Option<T> {
-        let sealed = Some(sealed).filter(|sealed| sealed.len() <= MAX_ENTRY)?;
-        serde_json::from_slice(&self.cipher.open(sealed, stream.as_bytes())?).ok()
+        hexadecimal(&self.names.hash(tenant.as_bytes()), 16)
     }
 }
 
-/// The model id of a key: sidecars may have other names for a backend.
-fn model_of(key: &Key) -> &str {
-    key.model.split_once('/').map_or(key.model.as_str(), |(_, model)| model)
+/// An entry as its stream holds it: it opens in no other one.
+fn sealed(cipher: &Cipher, entry: &impl Serialize, stream: &str) -> Result<Vec<u8>, Fault> {
+    let payload = serde_json::to_vec(entry).map_err(|error| Fault::answer(error.to_string()))?;
+    cipher.seal(&payload, stream.as_bytes()).map_err(|error| Fault::answer(error.to_string()))
 }
 
-/// The moment of a stream's id, Unix milliseconds.
-fn moment(id: &str) -> u64 {
-    id.split_once('-').and_then(|(at, _)| at.parse().ok()).unwrap_or_default()
+fn opened<T: for<'a> Deserialize<'a>>(cipher: &Cipher, sealed: &[u8], stream: &str) -> Option<T> {
+    let sealed = Some(sealed).filter(|sealed| sealed.len() <= MAX_ENTRY)?;
+    serde_json::from_slice(&cipher.open(sealed, stream.as_bytes())?).ok()
+}
+
+fn id_of(text: &str) -> Result<Id, Fault> {
+    let id = text.split_once('-').and_then(|(at, number)| Some((at.parse().ok()?, number.parse().ok()?)));
+    id.ok_or_else(|| Fault::answer("no id of a stream"))
+}
+
+fn written((at, number): Id) -> String {
+    format!("{at}-{number}")
+}
+
+fn hexadecimal(bytes: &[u8], length: usize) -> String {
+    bytes.iter().take(length).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::house::{Server, until, until_fault, until_up};
-use crate::client::{Answer, metric};
+use crate::client::{Answer, Ask, metric};
 use crate::fakes::vllm::Vllm;
 use crate::fakes::{Fake, Pace};
 use crate::groups::house::{GATES, ask, before, engine};
@@ -61,13 +61,28 @@ async fn until_texts(proxy: &Proxy, tenant: &str, number: u64) {
     }
 }
 
+/// Sends new requests, from this number on, until one sidecar has received a text of the other: a
+/// purge that is being carried out may remove some.
+async fn share(from: &Proxy, to: &Proxy, number: u32) {
+    let before = metric(to.admin, RECEIVED).await;
+    let begun = Instant::now();
+    for number in number.. {
+        send(from, TENANT, number).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        if metric(to.admin, RECEIVED).await > before {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{}", to.log());
+    }
+}
+
 /// All that the store holds, as text.
 fn everything(server: &Server) -> String {
     let dump = |key: &String| match key.as_str() {
-        stream if stream.contains(":texts:") || stream.ends_with(":purges") => {
+        stream if stream.contains(":texts:") || stream.contains(":purges:") => {
             format!("{key} {:?}", server.command(&["XRANGE", key, "-", "+"]))
         }
-        set if set.ends_with(":tenants") => {
+        set if set.contains(":tenants:") => {
             format!("{key} {:?}", server.command(&["ZRANGE", key, "0", "-1"]))
         }
         other => other.to_owned(),
@@ -117,6 +132,35 @@ async fn a_tenant_drafts_from_its_texts_at_another_sidecar() {
     );
 }
 
+/// The turns of a chat at two sidecars: each keeps of every turn what is new.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_turns_of_a_chat_are_kept_once_at_every_sidecar() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
+    let key = key(folder.path(), 'a');
+    let proxies = [
+        sidecar(&engine, &server.url(), &key, true).await,
+        sidecar(&engine, &server.url(), &key, true).await,
+    ];
+    let mut prompt: Vec<u32> = (0..600).map(|at| 100 + at * 7 % 1_000).collect();
+    send(&proxies[1], TENANT, 1).await;
+    for (turn, proxy) in [(0, &proxies[0]), (1, &proxies[1]), (2, &proxies[0]), (3, &proxies[1])] {
+        let ask = Ask { fields: json!({"prompt": prompt, "max_tokens": 8, "temperature": 0}), ..ask(0) };
+        let answer = ask.send(proxy.front, &format!("x-tenant: {TENANT}\r\n")).await;
+        assert_eq!(answer.plain.status, 200, "{}", answer.message.text());
+        for proxy in &proxies {
+            until_texts(proxy, TENANT, turn + 2).await;
+        }
+        prompt.extend((0..200).map(|at| 200 + (at + turn as u32) * 11 % 1_000));
+    }
+    for proxy in &proxies {
+        let corpus = proxy.get("/api/corpus").await.json();
+        let tokens = corpus["tokens"].as_u64().unwrap();
+        // 600 tokens, three times 200, and at each turn up to 64 before them and a part of a chunk.
+        assert!((1_200..1_200 + 4 * (64 + 128) + 64).contains(&tokens), "{corpus}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_others_write_into_a_stream_is_left_out() {
     let Some(server) = Server::start(&[]).await else { return };
@@ -138,7 +182,8 @@ async fn what_others_write_into_a_stream_is_left_out() {
     let lua = "for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do \
                redis.call('XADD', KEYS[2], '*', 't', entry[2][2]) end";
     server.command(&["EVAL", lua, "2", &one, &other]);
-    server.command(&["XADD", "foretell:1:purges", "*", "p", "null"]);
+    let fleet = one.split(':').nth(3).unwrap();
+    server.command(&["XADD", &format!("foretell:1:purges:{fleet}"), "*", "p", "null"]);
     until_fault(&first, "answer").await;
     until_fault(&second, "answer").await;
     send(&first, TENANT, 90).await;
@@ -166,7 +211,15 @@ async fn texts_that_are_cleared_at_one_sidecar_are_gone_from_all_and_from_the_st
     server.until_keys("foretell:1:texts:*", 1).await;
     assert_eq!(texts(&second, "other").await, 2);
 
-    // A purge waits for a store that is down.
+    // A store that is full has room for a purge once the texts are gone; one that is down gets it
+    // when it is back.
+    share(&first, &second, 20).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    until_fault(&second, "full").await;
+    first.post(&format!("/api/corpus/clear?tenant={TENANT}")).await;
+    until_fault(&first, "full").await;
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    until_texts(&second, TENANT, 0).await;
     server.stop().await;
     until_up(&first, false).await;
     first.post("/api/corpus/clear").await;
@@ -176,17 +229,9 @@ async fn texts_that_are_cleared_at_one_sidecar_are_gone_from_all_and_from_the_st
     server.until_keys("foretell:1:texts:*", 0).await;
 
     // Later texts are shared again, also with a sidecar that starts later and reads the purge then.
-    for number in 60.. {
-        assert!(number < 200, "{}", first.log());
-        send(&first, TENANT, number).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        if texts(&first, TENANT).await > 0 && !server.keys("foretell:1:texts:*").is_empty() {
-            break;
-        }
-    }
     let third = sidecar(&engine, &server.url(), &key, true).await;
     send(&third, TENANT, 7).await;
-    until(&third, RECEIVED, |received| received > 0.5).await;
+    share(&first, &third, 60).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -199,9 +244,11 @@ async fn nothing_is_shared_unless_the_policy_says_so() {
     until_up(&proxy, true).await;
     server.until_keys("foretell:1:sidecar:*", 1).await;
     assert!(server.keys("foretell:1:texts:*").is_empty());
-    let declined = sidecar(&engine, &server.url(), &key(folder.path(), 'a'), true).await;
+    let sharing = sidecar(&engine, &server.url(), &key(folder.path(), 'a'), true).await;
     let fields = format!("x-tenant: {TENANT}\r\nx-foretell-corpus: off\r\n");
-    ask(2).send(declined.front, &fields).await;
-    server.until_keys("foretell:1:sidecar:*", 2).await;
-    assert!(server.keys("foretell:1:texts:*").is_empty());
+    ask(2).send(sharing.front, &fields).await;
+    // Exchanged after the others.
+    send(&sharing, "other", 3).await;
+    server.until_keys("foretell:1:texts:*", 1).await;
+    assert_eq!((texts(&sharing, TENANT).await, metric(sharing.admin, SENT).await), (0, 1.0));
 }

@@ -1,37 +1,54 @@
-//! What the corpora of a fleet give each other: texts for the others, the keys whose texts this one
-//! wants, and purges. The task of the store ([`crate::store`]) carries them; requests and the
-//! corpus thread only leave them here.
+//! Texts and purges on their way to the other sidecars of a fleet, and the keys whose texts this
+//! one wants. The task of the store ([`crate::store`]) carries them; requests and the corpus thread
+//! only leave them here.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use foretell_core::draft::corpus::Key;
+use foretell_core::draft::corpus::{Key, Part};
 use foretell_core::units::{Tick, TokenId};
 
-/// Maximum number of tokens that wait for the store; the oldest texts are dropped.
+/// Maximum number of tokens, and of texts, that wait for the store; the oldest texts are dropped.
 const WAITING_TOKENS: usize = 1 << 20;
-/// Maximum number of tokens of one text; its last ones are shared.
+const WAITING: usize = 4_096;
+/// Maximum number of new tokens of one text; a longer one goes in pieces.
 pub const LONGEST: usize = 16 << 10;
 /// Maximum number of keys whose texts are wanted, those that requests used last.
 const WANTED: usize = 256;
 /// Maximum number of purges that wait for the store.
 const PURGES: usize = 1_024;
 
-/// A text for the corpora of other sidecars.
+/// A part of a text for the corpora of other sidecars; see [`Part`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedText {
     /// Its key; it has a tenant.
     pub key: Key,
-    /// The new part of the text.
+    /// The model's id: other sidecars may have other names for the backend.
+    pub model: Arc<str>,
+    /// Its tokens.
     pub ids: Vec<TokenId>,
+    /// Number of tokens before the new ones.
+    pub lead: usize,
+    /// Hash of the text before the new ones.
+    pub chain: u64,
+}
+
+/// A key whose texts are wanted from other sidecars.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wanted {
+    /// The key; it has a tenant.
+    pub key: Key,
+    /// The model's id.
+    pub model: Arc<str>,
 }
 
 /// Whose texts are removed from the whole fleet: a tenant's, or all (`None`).
 pub type Purge = Option<String>;
 
-/// What waits for the store.
+/// All that waits for the store.
 #[derive(Debug, Default)]
 pub struct Exchange {
     state: Mutex<State>,
@@ -43,50 +60,68 @@ struct State {
     /// Tokens of these.
     tokens: usize,
     purges: VecDeque<Purge>,
-    /// When a request last used each key.
-    wanted: HashMap<Key, Tick>,
+    /// The id of each key's model, and when a request last used the key.
+    wanted: HashMap<Key, (Arc<str>, Tick)>,
+}
+
+impl State {
+    /// Drops the oldest texts until the others may wait; returns their number.
+    fn shrink(&mut self) -> u64 {
+        let mut dropped = 0;
+        while (self.tokens > WAITING_TOKENS || self.texts.len() > WAITING)
+            && let Some(text) = self.texts.pop_front()
+        {
+            self.tokens -= text.ids.len();
+            dropped += 1;
+        }
+        dropped
+    }
+
+    fn count(&mut self) {
+        self.tokens = self.texts.iter().map(|text| text.ids.len()).sum();
+    }
 }
 
 impl Exchange {
     /// Notes that a request whose policy shares texts uses this key.
-    pub fn want(&self, key: &Key, now: Tick) {
+    pub fn want(&self, key: &Key, model: &str, now: Tick) {
         let mut state = self.state.lock();
-        if let Some(used) = state.wanted.get_mut(key) {
+        if let Some((_, used)) = state.wanted.get_mut(key) {
             *used = now;
             return;
         }
         if state.wanted.len() >= WANTED
             && let Some(oldest) =
-                state.wanted.iter().min_by_key(|(_, used)| **used).map(|(key, _)| key.clone())
+                state.wanted.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone())
         {
             state.wanted.remove(&oldest);
         }
-        state.wanted.insert(key.clone(), now);
+        state.wanted.insert(key.clone(), (model.into(), now));
     }
 
     /// The keys that a request has used within `ttl`.
-    pub fn wanted(&self, now: Tick, ttl: Duration) -> Vec<Key> {
+    pub fn wanted(&self, now: Tick, ttl: Duration) -> Vec<Wanted> {
         let mut state = self.state.lock();
-        state.wanted.retain(|_, used| now - *used <= ttl);
-        let mut keys: Vec<Key> = state.wanted.keys().cloned().collect();
-        keys.sort_unstable();
-        keys
+        state.wanted.retain(|_, (_, used)| now - *used <= ttl);
+        let one = |(key, (model, _)): (&Key, &(Arc<str>, Tick))| Wanted {
+            key: key.clone(),
+            model: Arc::clone(model),
+        };
+        let mut wanted: Vec<Wanted> = state.wanted.iter().map(one).collect();
+        wanted.sort_unstable();
+        wanted
     }
 
-    /// Leaves a text for the others; returns the number of texts that were dropped for it.
-    pub fn give(&self, key: &Key, ids: &[TokenId]) -> u64 {
-        let last = ids.get(ids.len().saturating_sub(LONGEST)..).unwrap_or_default();
+    /// Leaves the new part of a text for the others; returns the number of texts that were dropped
+    /// for it.
+    pub fn give(&self, key: &Key, model: &Arc<str>, part: Part<'_>) -> u64 {
         let mut state = self.state.lock();
-        state.tokens += last.len();
-        state.texts.push_back(SharedText { key: key.clone(), ids: last.to_vec() });
-        let mut dropped = 0;
-        while state.tokens > WAITING_TOKENS
-            && let Some(text) = state.texts.pop_front()
-        {
-            state.tokens -= text.ids.len();
-            dropped += 1;
+        for Part { ids, lead, chain } in part.pieces(LONGEST) {
+            state.tokens += ids.len();
+            let (key, model, ids) = (key.clone(), Arc::clone(model), ids.to_vec());
+            state.texts.push_back(SharedText { key, model, ids, lead, chain });
         }
-        dropped
+        state.shrink()
     }
 
     /// Takes the texts that wait.
@@ -96,14 +131,25 @@ impl Exchange {
         std::mem::take(&mut state.texts).into()
     }
 
-    /// Drops the texts of a tenant, or all (`None`), that wait.
-    pub fn drop_texts(&self, tenant: Option<&str>) {
+    /// Puts texts back that the store did not take; returns the number of texts that were dropped
+    /// for them.
+    pub fn put_back(&self, texts: Vec<SharedText>) -> u64 {
         let mut state = self.state.lock();
-        state.texts.retain(|text| tenant.is_some() && text.key.tenant.as_deref() != tenant);
-        state.tokens = state.texts.iter().map(|text| text.ids.len()).sum();
+        let later = std::mem::replace(&mut state.texts, texts.into());
+        state.texts.extend(later);
+        state.count();
+        state.shrink()
     }
 
-    /// Leaves a purge for the others. If too many wait, the oldest ones become one of all texts.
+    /// Drops the texts of these tenants, or all, that wait.
+    pub fn drop_texts(&self, purges: &[Purge]) {
+        let mut state = self.state.lock();
+        let all = purges.contains(&None);
+        state.texts.retain(|text| !all && !purges.contains(&text.key.tenant));
+        state.count();
+    }
+
+    /// Leaves a purge for the others. If too many wait, they become one of all texts.
     pub fn purge(&self, purge: Purge) {
         let mut state = self.state.lock();
         if state.purges.len() >= PURGES {
@@ -118,7 +164,7 @@ impl Exchange {
         self.state.lock().purges.iter().cloned().collect()
     }
 
-    /// Removes purges that the store has taken: the oldest `number` ones, if these are those.
+    /// Removes the purges that the store has taken, if they are still the oldest ones.
     pub fn purged(&self, taken: &[Purge]) {
         let mut state = self.state.lock();
         if state.purges.iter().take(taken.len()).eq(taken) {
@@ -135,23 +181,47 @@ mod tests {
         Key { model: "b/m".to_owned(), vocabulary: "v".to_owned(), tenant: Some(tenant.to_owned()) }
     }
 
+    fn give(exchange: &Exchange, tenant: &str, ids: &[TokenId]) -> u64 {
+        exchange.give(&key(tenant), &"m".into(), Part { ids, lead: 0, chain: 7 })
+    }
+
     #[test]
-    fn what_waits_is_bounded() {
+    fn texts_that_wait_are_bounded() {
         let exchange = Exchange::default();
-        let long: Vec<TokenId> = (0..20_000).collect();
-        assert_eq!(exchange.give(&key("a"), &long), 0);
-        let dropped: u64 = (0..100).map(|_| exchange.give(&key("b"), &long)).sum();
+        let long: Vec<TokenId> = (0..LONGEST as u32).collect();
+        assert_eq!(give(&exchange, "a", &long), 0);
+        let dropped: u64 = (0..100).map(|_| give(&exchange, "b", &long)).sum();
         assert_eq!(dropped, 101 - (WAITING_TOKENS / LONGEST) as u64);
-        exchange.drop_texts(Some("a"));
         let texts = exchange.take();
-        assert!(texts.iter().all(|text| text.key == key("b") && text.ids == long[20_000 - LONGEST..]));
+        assert!(texts.iter().all(|text| text.key == key("b") && text.ids == long));
         assert_eq!((texts.len(), exchange.take().len()), (WAITING_TOKENS / LONGEST, 0));
+        give(&exchange, "c", &long);
+        assert_eq!(exchange.put_back(texts), 1, "the oldest goes");
+        exchange.drop_texts(&[Some("b".to_owned())]);
+        assert_eq!(exchange.take().len(), 1);
+        let dropped: u64 = (0..=WAITING).map(|_| give(&exchange, "d", &[1; 8])).sum();
+        assert_eq!(dropped, 1);
+        exchange.drop_texts(&[None]);
+        assert_eq!(exchange.take().len(), 0);
+        let longer = [&long[..], &long[..100]].concat();
+        give(&exchange, "a", &longer);
+        let pieces: Vec<usize> = exchange.take().iter().map(|text| text.ids.len() - text.lead).collect();
+        assert_eq!(pieces, [LONGEST, 100]);
+    }
+
+    #[test]
+    fn the_keys_used_last_are_wanted() {
+        let exchange = Exchange::default();
         for number in 0..WANTED + 10 {
-            exchange.want(&key(&number.to_string()), Tick(number as u64));
+            exchange.want(&key(&number.to_string()), "m", Tick(number as u64));
         }
-        assert_eq!(exchange.wanted(Tick(500), Duration::from_secs(1)).len(), WANTED);
-        assert!(!exchange.wanted(Tick(500), Duration::from_secs(1)).contains(&key("9")), "used longest ago");
-        assert_eq!(exchange.wanted(Tick(265), Duration::ZERO), [key("265")]);
+        let wanted = |now, ttl| {
+            let wanted = exchange.wanted(now, ttl).into_iter();
+            wanted.map(|wanted| wanted.key).collect::<Vec<Key>>()
+        };
+        let all = wanted(Tick(500), Duration::from_secs(1));
+        assert!(all.len() == WANTED && !all.contains(&key("9")) && all.contains(&key("10")));
+        assert_eq!(wanted(Tick(265), Duration::ZERO), [key("265")]);
     }
 
     #[test]
@@ -164,7 +234,7 @@ mod tests {
         exchange.purged(&first);
         assert_eq!(exchange.purges(), [Some("b".to_owned())]);
         exchange.purged(&first);
-        assert_eq!(exchange.purges().len(), 1, "those were others");
+        assert_eq!(exchange.purges().len(), 1, "another one");
         for _ in 0..PURGES {
             exchange.purge(Some("c".to_owned()));
         }

@@ -37,12 +37,8 @@ impl CorpusMetrics {
         Ok(metrics)
     }
 
-    /// Counts a text that was dropped because too many came at once.
-    pub fn dropped(&self) {
-        self.events.with_label_values(&["dropped"]).inc();
-    }
-
-    /// Counts texts by what became of them between sidecars: `sent`, `received` or `dropped`.
+    /// Counts texts that were `dropped` because too many came, or `sent` to and `received` from
+    /// other sidecars.
     pub fn exchanged(&self, event: &str, texts: u64) {
         self.events.with_label_values(&[event]).inc_by(texts);
     }
