@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::masks::Mask;
+use crate::masks::{Mask, Shown};
 use crate::openai::{Additive, Request, Route, Sampling};
 use crate::text::Tokenizer;
 use foretell_core::draft::Tree;
@@ -467,8 +467,8 @@ pub trait Codec: Sync {
         Err(Unreadable("no single token is asked for"))
     }
 
-    /// The calls that show whether [`Engine::masks`] makes the server's grammars, each with the
-    /// tokens of which its answer has to have one; `None` where the vocabulary cannot show it.
+    /// Calls that show which library makes the server's grammars, each with the tokens of which its
+    /// answer may have one; `None` where the vocabulary cannot show it.
     fn library_calls(&self, engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<(Call, Vec<TokenId>)>> {
         let _ = (engine, tokenizer);
         None
@@ -479,6 +479,13 @@ pub trait Codec: Sync {
     fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
         let _ = (wanted, body);
         None
+    }
+
+    /// The library by which the server makes its grammars, as the first answers to
+    /// [`Codec::library_calls`] have shown.
+    fn library(&self, shown: &[bool]) -> Shown {
+        let _ = shown;
+        Shown::Other
     }
 
     /// The call that scores the end of an output behind what comes before it; `None` if the engine

@@ -16,6 +16,8 @@
 //! `v1/structured_output/__init__.py`: `_get_constraint_bounds`): it begins behind the token that
 //! ends it, or with the first token of a call that ends it.
 
+mod guidance;
+
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -26,6 +28,7 @@ use crate::openai::{Grammar, Language};
 use crate::parse::{ReasoningEnds, Unsure};
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
+pub use guidance::Vocabulary;
 
 /// Maximum size of a grammar, bytes of its JSON.
 const MAX_GRAMMAR: usize = 32 << 10;
@@ -46,6 +49,20 @@ const MAX_COMPILED: usize = 16 << 20;
 pub enum Library {
     /// xgrammar 0.2.8, with as much whitespace between the members of JSON as the model likes.
     Xgrammar,
+    /// llguidance 1.7, with as much whitespace. Of what version is not known, which is enough at
+    /// temperature 0 alone: an answer shows the likeliest tokens only.
+    Guidance,
+}
+
+/// Findings about the library that makes a server's grammars.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Not enough yet.
+    Open,
+    /// It is this one.
+    Library(Library),
+    /// It is one that is not known here.
+    Other,
 }
 
 /// The rules of a grammar.
@@ -102,6 +119,12 @@ pub enum MaskError {
     /// It is a grammar in a notation of its own.
     #[error("a grammar in Lark's or Backus and Naur's notation")]
     Notation,
+    /// The server gives it to llguidance in another form.
+    #[error("a structural tag for llguidance")]
+    Tag,
+    /// llguidance does not take it.
+    #[error("{0}")]
+    Guidance(String),
     /// It is too large.
     #[error("a grammar of more than {0} bytes")]
     TooLarge(usize),
@@ -121,7 +144,16 @@ pub enum MaskError {
 
 /// A compiled grammar.
 #[derive(Clone)]
-pub struct Compiled(GrammarMatcher);
+pub struct Compiled {
+    start: Start,
+    vocabulary: Arc<Vocabulary>,
+}
+
+#[derive(Clone)]
+enum Start {
+    Xgrammar(GrammarMatcher),
+    Guidance(Box<guidance::Compiled>),
+}
 
 impl Compiled {
     /// Compiles a grammar as the library does on a server. Takes time and memory: hostile grammars
@@ -129,7 +161,7 @@ impl Compiled {
     ///
     /// # Errors
     /// See [`MaskError`].
-    pub fn new(_: Library, rules: &Rules) -> Result<Self, MaskError> {
+    pub fn new(library: Library, rules: &Rules, vocabulary: &Arc<Vocabulary>) -> Result<Self, MaskError> {
         let text = rules.to_json_text();
         if text.len() > rules.most() {
             return Err(MaskError::TooLarge(rules.most()));
@@ -137,6 +169,17 @@ impl Compiled {
         if rules.depth() > MAX_DEPTH {
             return Err(MaskError::TooDeep);
         }
+        let start = match (library, rules) {
+            (Library::Xgrammar, _) => Start::Xgrammar(Self::xgrammar(rules, &text)?),
+            (Library::Guidance, Rules::Asked(grammar)) => {
+                Start::Guidance(Box::new(guidance::Compiled::new(vocabulary, grammar)?))
+            }
+            (Library::Guidance, Rules::Tag(_)) => return Err(MaskError::Tag),
+        };
+        Ok(Self { start, vocabulary: Arc::clone(vocabulary) })
+    }
+
+    fn xgrammar(rules: &Rules, text: &str) -> Result<GrammarMatcher, MaskError> {
         // Tokens are read by their bytes, so the vocabulary does not matter; one has to be there.
         let ends = Some(vec![0]);
         let vocabulary = TokenizerInfo::new(&[String::new()], VocabType::Raw, None, ends, false);
@@ -151,17 +194,21 @@ impl Compiled {
                 Language::Choice(texts) => compiler.compile_grammar_ebnf(&choice(texts), "root"),
                 Language::Lark(_) => return Err(MaskError::Notation),
             },
-            Rules::Tag(_) => compiler.compile_structural_tag(&text),
+            Rules::Tag(_) => compiler.compile_structural_tag(text),
         }?;
         match compiled.memory_size_bytes() {
             bytes if bytes > MAX_COMPILED => Err(MaskError::TooMuch(bytes)),
-            _ => Ok(Self(GrammarMatcher::with_options(&compiled, None, false, None)?)),
+            _ => Ok(GrammarMatcher::with_options(&compiled, None, false, None)?),
         }
     }
 
     /// The beginning of an output under it.
-    pub fn begin(&self, tokenizer: Arc<Tokenizer>) -> Place {
-        Place { matcher: self.0.clone(), tokens: Vec::new(), tokenizer }
+    pub fn begin(&self) -> Place {
+        let walk = match &self.start {
+            Start::Xgrammar(matcher) => Walk::Xgrammar(Box::new(matcher.clone())),
+            Start::Guidance(compiled) => Walk::Guidance(Box::new(compiled.begin())),
+        };
+        Place { walk, tokens: Vec::new(), tokenizer: Arc::clone(self.vocabulary.tokenizer()) }
     }
 }
 
@@ -207,27 +254,43 @@ fn choice(texts: &[String]) -> String {
 
 /// A place in an output under a grammar.
 pub struct Place {
-    matcher: GrammarMatcher,
+    walk: Walk,
     /// The output before it.
     tokens: Vec<TokenId>,
     tokenizer: Arc<Tokenizer>,
+}
+
+enum Walk {
+    /// By the bytes of tokens.
+    Xgrammar(Box<GrammarMatcher>),
+    Guidance(Box<guidance::Walk>),
 }
 
 impl Place {
     /// Goes to the place behind these tokens; false if the grammar does not allow them.
     pub fn go_to(&mut self, tokens: impl Iterator<Item = TokenId> + Clone) -> bool {
         let same = self.tokens.iter().zip(tokens.clone()).take_while(|(a, b)| *a == b).count();
-        let back = i32::try_from(self.tokens.len() - same).unwrap_or(i32::MAX);
-        if back > 0 && self.matcher.rollback(back).is_err() {
+        let back = self.tokens.len() - same;
+        if back > 0 && !self.go_back(back) {
             return false;
         }
         self.tokens.truncate(same);
         tokens.skip(same).all(|token| self.push(token))
     }
 
+    fn go_back(&mut self, tokens: usize) -> bool {
+        match &mut self.walk {
+            Walk::Xgrammar(matcher) => matcher.rollback(i32::try_from(tokens).unwrap_or(i32::MAX)).is_ok(),
+            Walk::Guidance(walk) => walk.rollback(tokens),
+        }
+    }
+
     /// Goes on by a token; false if the grammar does not allow it.
     fn push(&mut self, token: TokenId) -> bool {
-        let accepted = self.accepts(token);
+        let accepted = match &mut self.walk {
+            Walk::Xgrammar(matcher) => accepts(matcher, &self.tokenizer, token),
+            Walk::Guidance(walk) => walk.push(token),
+        };
         if accepted {
             self.tokens.push(token);
         }
@@ -236,20 +299,32 @@ impl Place {
 
     /// True if the text may go on with this token.
     pub fn allows(&mut self, token: TokenId) -> bool {
-        self.accepts(token) && self.matcher.rollback(1).is_ok()
+        match &mut self.walk {
+            Walk::Xgrammar(matcher) => {
+                accepts(matcher, &self.tokenizer, token) && matcher.rollback(1).is_ok()
+            }
+            Walk::Guidance(walk) => walk.allows(token),
+        }
     }
 
     /// True if the text may end here.
-    pub fn is_complete(&self) -> bool {
-        self.matcher.is_completed()
+    pub fn is_complete(&mut self) -> bool {
+        match &mut self.walk {
+            Walk::Xgrammar(matcher) => matcher.is_completed(),
+            Walk::Guidance(walk) => walk.is_complete(),
+        }
     }
 
     /// The tokens that the text may go on with, in rising order; `None` if there may be more than
     /// `most`. Inside a string there are, which is not counted.
     fn allowed(&mut self, most: usize) -> Option<Vec<TokenId>> {
+        let matcher = match &mut self.walk {
+            Walk::Xgrammar(matcher) => matcher,
+            Walk::Guidance(walk) => return walk.allowed(most),
+        };
         let mut begins = [false; 256];
         for (byte, begins) in (0..=u8::MAX).zip(&mut begins) {
-            *begins = self.matcher.accept_bytes(&[byte]) && self.matcher.rollback(1).is_ok();
+            *begins = matcher.accept_bytes(&[byte]) && matcher.rollback(1).is_ok();
         }
         match begins.iter().filter(|begins| **begins).count() {
             0 => return Some(Vec::new()),
@@ -270,11 +345,12 @@ impl Place {
         }
         Some(allowed)
     }
+}
 
-    fn accepts(&mut self, token: TokenId) -> bool {
-        let spelled = self.tokenizer.spelling(token).filter(|bytes| !bytes.is_empty());
-        spelled.is_some_and(|bytes| self.matcher.accept_bytes(&bytes))
-    }
+/// Goes on by the bytes of a token; false if the grammar does not allow them.
+fn accepts(matcher: &mut GrammarMatcher, tokenizer: &Tokenizer, token: TokenId) -> bool {
+    let spelled = tokenizer.spelling(token).filter(|bytes| !bytes.is_empty());
+    spelled.is_some_and(|bytes| matcher.accept_bytes(&bytes))
 }
 
 /// Finds the tokens that end the reasoning of an output behind a prompt; `None` if it begins
@@ -318,8 +394,8 @@ pub enum Allows {
 
 impl Mask {
     /// The mask of an output that begins; `ends`: the tokens that may end it, in rising order.
-    pub fn new(compiled: &Compiled, tokenizer: Arc<Tokenizer>, ends: Vec<TokenId>) -> Self {
-        Self { place: Mutex::new(compiled.begin(tokenizer)), ends, reasoning: None }
+    pub fn new(compiled: &Compiled, ends: Vec<TokenId>) -> Self {
+        Self { place: Mutex::new(compiled.begin()), ends, reasoning: None }
     }
 
     /// The same of an output that may begin with reasoning. `proven`: the answer that has proved
@@ -453,265 +529,4 @@ impl Mask {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use serde::Deserialize;
-    use sha2::{Digest, Sha256};
-
-    use super::*;
-
-    fn root() -> &'static Path {
-        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-    }
-
-    fn target() -> Arc<Tokenizer> {
-        Arc::new(Tokenizer::from_file(&root().join("onnx/models/target/tokenizer.json")).unwrap())
-    }
-
-    fn asked(language: Language) -> Rules {
-        Rules::Asked(Arc::new(Grammar { parameter: "response_format", language, any_whitespace: true }))
-    }
-
-    fn begin(tokenizer: &Arc<Tokenizer>, language: Language) -> Mask {
-        let compiled = Compiled::new(Library::Xgrammar, &asked(language)).unwrap();
-        Mask::new(&compiled, Arc::clone(tokenizer), tokenizer.may_end())
-    }
-
-    fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
-        tokenizer.encode(text, false).unwrap()
-    }
-
-    /// A grammar as `tests/engines/masks.py` has recorded it.
-    #[derive(Deserialize)]
-    struct Recorded {
-        json: Option<String>,
-        regex: Option<String>,
-        choice: Option<Vec<String>>,
-        tag: Option<String>,
-        #[serde(default)]
-        refused: bool,
-        #[serde(default)]
-        tokens: Vec<TokenId>,
-        #[serde(default)]
-        places: Vec<(usize, usize, String, bool)>,
-    }
-
-    impl Recorded {
-        /// `None` for a schema with a number or a text that no request can have here.
-        fn rules(&self) -> Option<Rules> {
-            match (&self.tag, &self.json, &self.regex) {
-                (Some(tag), ..) => Some(Rules::Tag(tag.as_str().into())),
-                (_, Some(schema), _) => Some(asked(Language::Json(serde_json::from_str(schema).ok()?))),
-                (_, _, Some(regex)) => Some(asked(Language::Regex(regex.clone()))),
-                _ => self.choice.clone().map(Language::Choice).map(asked),
-            }
-        }
-    }
-
-    #[test]
-    fn every_place_allows_what_the_library_itself_allows_there() {
-        let recorded = std::fs::read_to_string(root().join("tests/goldens/xgrammar.jsonl")).unwrap();
-        let recorded: Vec<Recorded> =
-            recorded.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let tokenizer = target();
-        let ends = tokenizer.may_end();
-        let (mut followed, mut places) = (0, 0);
-        for (line, recorded) in (1..).zip(&recorded) {
-            let Some(rules) = recorded.rules().filter(|_| !recorded.refused) else { continue };
-            let compiled = Compiled::new(Library::Xgrammar, &rules);
-            let compiled = compiled.unwrap_or_else(|error| panic!("line {line}: {error}"));
-            let mut place = compiled.begin(Arc::clone(&tokenizer));
-            for &(step, count, ref digest, complete) in &recorded.places {
-                assert!(place.go_to(recorded.tokens[..step].iter().copied()), "line {line}, step {step}");
-                let some = (0..tokenizer.end()).filter(|token| *token as usize % 16 == step % 16);
-                let text = some.filter(|token| !ends.contains(token) && place.allows(*token));
-                let text: Vec<TokenId> = text.collect();
-                assert_eq!((text.len(), place.is_complete()), (count, complete), "line {line}, step {step}");
-                let bytes: Vec<u8> = text.iter().flat_map(|token| token.to_le_bytes()).collect();
-                let first = Sha256::digest(&bytes).first_chunk().copied().map(u128::from_be_bytes);
-                assert_eq!(format!("{:032x}", first.unwrap()), *digest, "line {line}, step {step}");
-                places += 1;
-            }
-            followed += 1;
-        }
-        assert!(followed > 200 && places > 1_000, "{followed} grammars, {places} places");
-    }
-
-    #[test]
-    fn reasoning_is_bound_by_nothing_and_ends_at_a_token() {
-        let tokenizer = target();
-        let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
-        let (marker, free, call, other) = (300, 301, yes[0], 302);
-        let find = move |prompt: &[TokenId]| {
-            Ok(prompt.is_empty().then(|| ReasoningEnds { marker, first: vec![call, other] }))
-        };
-        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned()]))
-            .behind_reasoning(Box::new(find), Some(true));
-        let [end] = tokenizer.may_end()[..1] else { panic!("an end") };
-        // Behind this prompt there is no reasoning.
-        assert_eq!(
-            (mask.follow(&[7], &[], &[free], false), mask.allowed(&[7], &[], 99).is_some()),
-            (0, true)
-        );
-        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned()]))
-            .behind_reasoning(Box::new(find), Some(true));
-        assert_eq!(mask.follow(&[], &[free], &no, false), no.len());
-        assert_eq!((mask.follow(&[], &[free], &[end], true), mask.may_end(&[], &[free])), (1, true));
-        assert_eq!(mask.says(&[], &[free], &[], free), Allows::Yes);
-        assert_eq!(
-            mask.says(&[], &[free], &[], call),
-            Allows::Unknown,
-            "the first of the output, or of reasoning"
-        );
-        assert_eq!(mask.says(&[], &[free], &[marker], free), Allows::No);
-        assert_eq!(mask.says(&[], &[free, marker], &[], call), Allows::Yes);
-        let whole = [&[free, marker], &yes[..]].concat();
-        assert_eq!(mask.follow(&[], &[], &[&whole[..], &[end]].concat(), true), whole.len() + 1);
-        assert_eq!(mask.follow(&[], &[free], &[marker, free], false), 1);
-        assert_eq!(
-            mask.follow(&[], &[free], &[&yes[..], &[free]].concat(), false),
-            yes.len(),
-            "without the marker"
-        );
-        assert_eq!(
-            (mask.allowed(&[], &[free], 9_000), mask.allowed(&[], &whole, 99).is_some()),
-            (None, true)
-        );
-        // One that may end reasoning, but does not begin what is allowed: with the server's own
-        // sample the request fails, behind the marker it is barred.
-        assert_eq!(mask.follow(&[], &[free], &[other, yes[0]], false), 1);
-        assert!(!mask.allows(&[], &[free, other]) && mask.allows(&[], &[free, marker]));
-        assert_eq!(mask.follow(&[], &[free], &[marker, other], false), 1);
-        assert_eq!(mask.follow(&[], &[free, marker], &[other], false), 0);
-        assert_eq!(mask.follow(&[], &[free, other], &[free], false), 0);
-    }
-
-    #[test]
-    fn places_are_reached_in_any_order() {
-        let tokenizer = target();
-        let compiled = Compiled::new(Library::Xgrammar, &asked(Language::JsonObject)).unwrap();
-        let tokens = ids(&tokenizer, "{\"a\": [1, 2, {\"b\": \"c\"}]}");
-        let fresh = |end: usize| {
-            let mut place = compiled.begin(Arc::clone(&tokenizer));
-            assert!(place.go_to(tokens[..end].iter().copied()));
-            (place.allowed(9_000), place.is_complete())
-        };
-        let mut place = compiled.begin(Arc::clone(&tokenizer));
-        for end in (0..=tokens.len()).rev().chain(0..=tokens.len()).step_by(2) {
-            assert!(place.go_to(tokens[..end].iter().copied()));
-            assert_eq!((place.allowed(9_000), place.is_complete()), fresh(end), "{end}");
-        }
-        let wrong = ids(&tokenizer, "{]");
-        assert!(!place.go_to(wrong.into_iter()) && place.go_to(tokens.iter().copied()));
-    }
-
-    #[test]
-    fn an_output_is_followed_up_to_the_first_token_that_is_barred() {
-        let tokenizer = target();
-        let mask = begin(&tokenizer, Language::Choice(vec!["yes".to_owned(), "no".to_owned()]));
-        let end = tokenizer.id("<|end|>").unwrap();
-        let [yes, no] = ["yes", "no"].map(|text| ids(&tokenizer, text));
-        let longer = [&yes[..], &no].concat();
-        assert_eq!(mask.follow(&[], &[], &longer, false), yes.len());
-        assert_eq!(mask.follow(&[], &[], &[&yes[..], &[end]].concat(), true), yes.len() + 1);
-        assert_eq!(mask.follow(&[], &yes, &[end], true), 1);
-        assert_eq!(mask.follow(&[], &[], &[end], true), 0, "it may not end here");
-        assert_eq!(mask.follow(&[], &yes, &[end], false), 0, "nor go on with the text of an end");
-        assert_eq!(mask.follow(&[], &longer, &yes, false), 0, "a wrong output allows nothing");
-        assert!(mask.may_end(&[], &yes) && !mask.may_end(&[], &[]));
-        assert_eq!(mask.says(&[], &[], &yes, end), Allows::Unknown);
-        assert_eq!(
-            (mask.says(&[], &[], &[], yes[0]), mask.says(&[], &yes, &[], no[0])),
-            (Allows::Yes, Allows::No)
-        );
-        assert_eq!(mask.allowed(&[], &yes, 100).unwrap(), tokenizer.may_end());
-        assert_eq!((mask.allowed(&[], &[], 1), mask.allowed(&[], &longer, 100)), (None, None));
-    }
-
-    /// As xgrammar has it: a special token that does not end the text is its letters.
-    #[test]
-    fn special_tokens_are_text_inside_a_string() {
-        let tokenizer = target();
-        let mask = begin(&tokenizer, Language::Json(json!({"type": "string"})));
-        let (user, quote) = (tokenizer.id("<|user|>").unwrap(), ids(&tokenizer, "\""));
-        assert_eq!(mask.follow(&[], &quote, &[user, user], false), 2);
-        assert_eq!(mask.follow(&[], &quote, &[user], true), 0);
-        assert_eq!(mask.follow(&[], &[&quote[..], &[user]].concat(), &quote, false), 1);
-    }
-
-    /// The library has no limits of its own: what is not refused has to end, soon.
-    #[test]
-    fn a_hostile_grammar_is_refused_or_cheap() {
-        let texts = |count: usize| (0..count).map(|number| format!("a{number}")).collect::<Vec<_>>();
-        let nested =
-            |depth: usize| (0..depth).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
-        let properties = |count: usize, more: Value| {
-            let mut schema = json!({"type": "object", "properties": {}});
-            for name in texts(count) {
-                schema["properties"][name] = json!({"type": "string"});
-            }
-            schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            schema
-        };
-        let recursive = json!({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"});
-        let refused = ["too deep", "large", "enum", "choice", "items", "parentheses"];
-        for (name, language) in [
-            ("recursive", Language::Json(recursive)),
-            ("loop", Language::Json(json!({"$ref": "#"}))),
-            ("deep", Language::Json(nested(60))),
-            ("too deep", Language::Json(nested(100))),
-            ("large", Language::Json(json!({"type": "string", "description": "x".repeat(1 << 20)}))),
-            ("enum", Language::Json(json!({"enum": texts(10_000)}))),
-            ("short enum", Language::Json(json!({"enum": texts(500)}))),
-            ("choice", Language::Choice(texts(10_000))),
-            ("optional", Language::Json(properties(1_000, json!({})))),
-            ("counted", Language::Json(properties(60, json!({"minProperties": 10, "maxProperties": 50})))),
-            ("length", Language::Json(json!({"type": "string", "maxLength": 1_000_000_000}))),
-            ("items", Language::Json(json!({"type": "array", "minItems": 1_000_000}))),
-            ("alternatives", Language::Regex("(a|a)*b".to_owned())),
-            ("powers", Language::Regex("(a|b)*a(a|b){200}".to_owned())),
-            ("repeated", Language::Regex("(a{1,1000}){1,1000}".to_owned())),
-            ("letters", Language::Regex(".{0,100000}x".to_owned())),
-            ("words", Language::Regex(r"(\w{1,50}\s){1,50}\w+".to_owned())),
-            ("parentheses", Language::Regex("(".repeat(20_000) + &")".repeat(20_000))),
-        ] {
-            let compiled = Compiled::new(Library::Xgrammar, &asked(language));
-            assert_eq!(compiled.is_err(), refused.contains(&name), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_hostile_tag_is_refused_or_cheap() {
-        let tag = |begin: &str, schema: &Value| {
-            json!({"type": "tag", "begin": begin, "end": ")",
-            "content": {"type": "json_schema", "json_schema": schema}})
-        };
-        let text = |format: &Value| json!({"type": "structural_tag", "format": format}).to_string();
-        let triggered =
-            |tags: &[Value]| text(&json!({"type": "triggered_tags", "triggers": ["("], "tags": tags}));
-        let many: Vec<Value> =
-            (0..500).map(|at| tag(&format!("(f{at}"), &json!({"type": "object"}))).collect();
-        let deep = (0..80).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
-        let long = json!({"description": "x".repeat(MAX_TAG)});
-        let refused = ["no JSON", "no tag", "deep", "long", "groups", "a token"];
-        for (name, tag) in [
-            ("no JSON", "{".to_owned()),
-            ("no tag", "{}".to_owned()),
-            ("many", triggered(&many)),
-            ("deep", triggered(&[tag("(f", &deep)])),
-            ("long", triggered(&[tag("(f", &long)])),
-            (
-                "groups",
-                triggered(&[tag(
-                    "(f",
-                    &json!({"type": "string", "pattern": format!("{}a{}", "(".repeat(9_000), ")".repeat(9_000))}),
-                )]),
-            ),
-            ("a token", text(&json!({"type": "token", "token": "<|end|>"}))),
-        ] {
-            let compiled = Compiled::new(Library::Xgrammar, &Rules::Tag(tag.into()));
-            assert_eq!(compiled.is_err(), refused.contains(&name), "{name}");
-        }
-    }
-}
+mod tests;

@@ -3,10 +3,10 @@
 
     schemas.py [--kind schema|forced|named|strict|one] [--model smollm2|qwen|fixture] [--count N]
                [--clients N] [--most N] [--form both|streamed|whole] [--reasoning] [--precise]
-               [--draws N] [--foretell BIN]
+               [--draws N] [--library xgrammar|guidance] [--foretell BIN]
 
-vLLM, whose grammars are xgrammar's, serves a model of `make real-models`, or that of `make
-real-fixture`, which calls tools; in 32 bits with `--precise`. The schemas are those of BFCL's functions,
+vLLM, whose grammars are xgrammar's, or llguidance's with `--library guidance`, serves a model of `make
+real-models`, or that of `make real-fixture`, which calls tools; in 32 bits with `--precise`. The schemas are those of BFCL's functions,
 each with its own question, at T=0 with answers of at most `--most` tokens. Every question is asked once
 directly and three times through Foretell, which speculates at every token, in drafts of 4: the first
 answer stays plain and proves the grammar, the others may be speculated on.
@@ -92,6 +92,7 @@ def arguments():
     parser.add_argument("--most", type=int, default=64, metavar="N")
     parser.add_argument("--form", choices=tuple(calls.FORMS), default="both")
     parser.add_argument("--reasoning", action="store_true")
+    parser.add_argument("--library", choices=("xgrammar", "guidance"), default="xgrammar")
     parser.add_argument("--precise", action="store_true")
     parser.add_argument("--draws", type=int, metavar="N")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
@@ -165,7 +166,8 @@ def main():
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         tools = {} if args.kind == "schema" else {"tools": "hermes"}
-        extra = (*(servers.HERMES if tools else ()), *(servers.THINKING if args.reasoning else ()))
+        extra = (*(servers.HERMES if tools else ()), *(servers.THINKING if args.reasoning else ()),
+                 *(("--structured-outputs-config", '{"backend": "guidance"}') if args.library == "guidance" else ()))
         server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise, extra))
         named = ", ".join(f"{kind}: {name}" for kind, name in {**tools, **({"reasoning": "qwen3"} if args.reasoning else {})}.items())
         parsers = f", parsers: {{ {named} }}" if named else ""

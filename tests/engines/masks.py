@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records the masks of xgrammar as vLLM makes them, for the tests of `src/engines/masks.rs`.
+"""Records the masks of xgrammar, or of llguidance, as vLLM makes them, for the tests of `src/engines/masks.rs`.
 
-    .cache/engines/vllm-0.32.0/bin/python tests/engines/masks.py [GRAMMARS.jsonl]
+    .cache/engines/vllm-0.32.0/bin/python tests/engines/masks.py xgrammar|guidance [GRAMMARS.jsonl]
 
 Reads grammars, one JSON object a line with a member `json` (the text of a schema), `regex`, `choice` or
-`tag` (the text of a structural tag, as vLLM makes it of tools), by default those of the recording itself, tests/goldens/xgrammar.jsonl, which it writes: for each grammar
-a walk over allowed tokens of the bundled target's vocabulary (under a tag: into one of its calls), and at some of its places the SHA-256 of
+`tag` (the text of a structural tag, as vLLM makes it of tools; xgrammar alone), by default those of
+tests/goldens/xgrammar.jsonl, and writes tests/goldens/LIBRARY.jsonl: for each grammar a walk over allowed tokens of the bundled target's vocabulary (under a tag: into one of its calls), and at some of its places the SHA-256 of
 the ids of the allowed ones of every SIXTEENTH token (little-endian, 32 bits each), without those that
 may end a text, and if the text may end there. Grammars that the library refuses are recorded as such. Seeded: the same library
 writes the same file.
@@ -18,12 +18,17 @@ import random
 import struct
 import sys
 
+import llguidance
+import llguidance.hf
+import transformers
 import xgrammar
 from tokenizers import Tokenizer
+from vllm.v1.structured_output.backend_guidance import serialize_guidance_grammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.utils import choice_as_grammar
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests/goldens/xgrammar.jsonl"
+GOLDENS = ROOT / "tests/goldens"
 TOKENIZER = ROOT / "onnx/models/target/tokenizer.json"
 STEPS, PLACES = 48, 8
 SIXTEENTH = 16
@@ -32,14 +37,69 @@ PLAIN = 0.7
 COMMON = ['{', '}', '[', ']', '"', '":', ',', '1', '2', '0', '.', '-', 'a', 'e', 'the', ' the', 'true', 'false', 'null', '@', '/', ':']
 
 
-def compiled(compiler, grammar):
-    if "tag" in grammar:
-        return compiler.compile_structural_tag(grammar["tag"])
-    if "json" in grammar:
-        return compiler.compile_json_schema(grammar["json"], any_whitespace=True)
-    if "regex" in grammar:
-        return compiler.compile_regex(grammar["regex"])
-    return compiler.compile_grammar(choice_as_grammar(grammar["choice"]))
+class Xgrammar:
+    kinds = ("json", "regex", "choice", "tag")
+
+    def __init__(self, tokenizer, size, end):
+        ordered = [tokenizer.id_to_token(token) for token in range(size)]
+        info = xgrammar.TokenizerInfo(ordered, xgrammar.VocabType.BYTE_LEVEL, vocab_size=size, stop_token_ids=[end])
+        self.compiler, self.size, self.end = xgrammar.GrammarCompiler(info, max_threads=2), size, end
+
+    def compile(self, grammar):
+        if "tag" in grammar:
+            self.compiled = self.compiler.compile_structural_tag(grammar["tag"])
+        elif "json" in grammar:
+            self.compiled = self.compiler.compile_json_schema(grammar["json"], any_whitespace=True)
+        elif "regex" in grammar:
+            self.compiled = self.compiler.compile_regex(grammar["regex"])
+        else:
+            self.compiled = self.compiler.compile_grammar(choice_as_grammar(grammar["choice"]))
+
+    def begin(self):
+        self.matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=[self.end])
+
+    def allowed(self):
+        bitmask = xgrammar.allocate_token_bitmask(1, self.size)
+        self.matcher.fill_next_token_bitmask(bitmask)
+        words = bitmask[0].tolist()
+        return [token for token in range(self.size) if words[token // 32] >> (token % 32) & 1]
+
+    def accept(self, token):
+        return self.matcher.accept_token(token)
+
+
+class Guidance:
+    kinds = ("json", "regex", "choice")
+
+    def __init__(self, tokenizer, size, end):
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        self.tokenizer, self.size = llguidance.hf.from_tokenizer(fast, size, eos_token=end), size
+
+    def compile(self, grammar):
+        (kind, spec), = grammar.items()
+        spec = json.dumps(spec) if kind == "choice" else spec
+        try:
+            self.grammar = serialize_guidance_grammar(StructuredOutputOptions[kind.upper()], spec)
+        except ValueError as error:
+            raise RuntimeError(error) from error
+        self.begin()
+        self.matcher.compute_bitmask()
+        if self.matcher.get_error():
+            raise RuntimeError(self.matcher.get_error())
+
+    def begin(self):
+        self.matcher = llguidance.LLMatcher(self.tokenizer, self.grammar)
+
+    def allowed(self):
+        mask = self.matcher.compute_bitmask()
+        assert not self.matcher.get_error(), self.matcher.get_error()
+        return [token for token in range(self.size) if mask[token // 8] >> (token % 8) & 1]
+
+    def accept(self, token):
+        return self.matcher.consume_token(token)
+
+
+LIBRARIES = {"xgrammar": Xgrammar, "guidance": Guidance}
 
 
 def opening(grammar, rng):
@@ -56,19 +116,12 @@ def opening(grammar, rng):
     return rng.choice(sorted(set(found))) if found else ""
 
 
-def allowed(matcher, size):
-    bitmask = xgrammar.allocate_token_bitmask(1, size)
-    matcher.fill_next_token_bitmask(bitmask)
-    words = bitmask[0].tolist()
-    return [token for token in range(size) if words[token // 32] >> (token % 32) & 1]
-
-
-def walk(context, size, ends, common, opening, rng):
-    matcher = xgrammar.GrammarMatcher(context, override_stop_tokens=[min(ends)])
+def walk(library, ends, common, opening, rng):
+    library.begin()
     tokens, places = [], []
     kept = set(rng.sample(range(STEPS), PLACES)) | {0}
     for step in range(STEPS):
-        every = allowed(matcher, size)
+        every = library.allowed()
         text = [token for token in every if token not in ends]
         complete = min(ends) in every
         if step in kept or not text:
@@ -82,7 +135,7 @@ def walk(context, size, ends, common, opening, rng):
             tokens.append(opening.pop(0))
         else:
             tokens.append(rng.choice(likely if likely and rng.random() < PLAIN else text))
-        assert matcher.accept_token(tokens[-1])
+        assert library.accept(tokens[-1])
     return tokens, places
 
 
@@ -91,21 +144,23 @@ def main():
     added = json.loads(TOKENIZER.read_text())["added_tokens"]
     ends = {token["id"] for token in added}
     size = tokenizer.get_vocab_size()
-    ordered = [tokenizer.id_to_token(token) for token in range(size)]
-    info = xgrammar.TokenizerInfo(ordered, xgrammar.VocabType.BYTE_LEVEL, vocab_size=size, stop_token_ids=[min(ends)])
+    library = LIBRARIES[sys.argv[1]](tokenizer, size, min(ends))
     common = {token for text in COMMON for token in tokenizer.encode(text, add_special_tokens=False).ids}
-    lines = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else GOLDEN).read_text().splitlines()
-    with GOLDEN.open("w") as out:
+    source = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else GOLDENS / "xgrammar.jsonl"
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    with (GOLDENS / f"{sys.argv[1]}.jsonl").open("w") as out:
         for number, line in enumerate(lines):
-            grammar = {key: value for key, value in json.loads(line).items() if key in ("json", "regex", "choice", "tag")}
+            grammar = {key: value for key, value in line.items() if key in library.kinds}
+            if not grammar:
+                continue
             try:
-                context = compiled(xgrammar.GrammarCompiler(info, max_threads=2), grammar)
+                library.compile(grammar)
             except RuntimeError:
                 grammar["refused"] = True
             else:
                 rng = random.Random(number)
                 begin = tokenizer.encode(opening(grammar, rng), add_special_tokens=False).ids
-                grammar["tokens"], grammar["places"] = walk(context, size, ends, common, begin, rng)
+                grammar["tokens"], grammar["places"] = walk(library, ends, common, begin, rng)
             out.write(json.dumps(grammar) + "\n")
 
 

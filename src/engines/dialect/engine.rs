@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::masks::Library;
 use crate::openai::{Additive, Defaults, Grammar, Language, Request, Route, Sampling};
 use crate::parse::{Forced, Parsers, call_grammar};
 use foretell_core::units::TokenId;
@@ -141,9 +140,9 @@ pub struct Engine {
     /// A grammar goes on from the output that is sent with a request (our own target), so that a
     /// draft is verified under the grammar of its place.
     pub continues_grammar: bool,
-    /// The library that makes its grammars, if its operator has not chosen another one, so that
-    /// output under a grammar can be held against that here; `None` if none is known here.
-    pub masks: Option<Library>,
+    /// It may make its grammars by a library that is known here, so that output under a grammar can
+    /// be held against that.
+    pub masks: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
     pub proposes: usize,
     /// Its own speculative decoding is switched on.
@@ -227,7 +226,7 @@ impl Engine {
             parsers: Parsers::default(),
             unparsed: false,
             continues_grammar: false,
-            masks: None,
+            masks: false,
             proposes: 0,
             speculates: false,
             chat_defaults: None,
@@ -338,7 +337,7 @@ impl Engine {
         let scores = self.methods.contains(&VerifyMethod::Score);
         let reasons = self.parsers.reasoning.is_some();
         let ends = !reasons || (request.route == Route::Chat && self.parsers.end_reasoning_by_token());
-        self.masks.is_some() && scores && ends && free
+        self.masks && scores && ends && free
     }
 
     /// When calls are the finish reason of the answer to this request.

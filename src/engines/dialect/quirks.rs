@@ -2,7 +2,6 @@
 //! of them decides, so that no engine's name does.
 
 use super::Noise;
-use crate::masks::Library;
 use crate::openai::Route;
 use crate::translation::Thinking;
 use foretell_core::session::{Hold, StopOrder};
@@ -113,14 +112,14 @@ pub struct Usual {
     pub seeded: bool,
     /// It takes a grammar together with the ids that the grammar has read.
     pub continues_grammar: bool,
-    /// The library that makes its grammars.
-    pub masks: Option<Library>,
+    /// It makes its grammars by a library that is known here.
+    pub masks: bool,
 }
 
 impl Usual {
     /// Properties that most engines have in common.
     pub const COMMON: Self =
-        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, masks: None };
+        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, masks: false };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification

@@ -34,7 +34,7 @@ use super::{
     Among, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, masked, score,
 };
-use crate::masks::{Library, Mask};
+use crate::masks::{Mask, Shown};
 use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField, order};
 use crate::text::Tokenizer;
 use crate::translation::Thinking;
@@ -65,9 +65,9 @@ const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
 const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
-/// Versions that make their grammars by [`Library::Xgrammar`], first and last (the requirements of
-/// the wheel of 0.32; 0.33 names the same).
-const XGRAMMAR: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
+/// Versions that make their grammars by libraries that are known here, first and last (the
+/// requirements of the wheel of 0.32; 0.33 names the same).
+const GRAMMARS: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -119,7 +119,7 @@ const QUIRKS: Quirks = Quirks {
     owner: Some("vllm"),
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
-        masks: Some(Library::Xgrammar),
+        masks: true,
         ..Usual::COMMON
     }),
     noise_may_be_placed: true,
@@ -200,8 +200,7 @@ impl Codec for Vllm {
             renders,
             // One flag opens both pages.
             masks: shared::version(&version)
-                .is_some_and(|version| (XGRAMMAR.0..=XGRAMMAR.1).contains(&version) && is_one(metrics))
-                .then_some(Library::Xgrammar),
+                .is_some_and(|version| (GRAMMARS.0..=GRAMMARS.1).contains(&version) && is_one(metrics)),
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
@@ -339,6 +338,10 @@ impl Codec for Vllm {
 
     fn shows_library(&self, wanted: &[TokenId], body: &[u8]) -> Option<bool> {
         structured::shows(wanted, body)
+    }
+
+    fn library(&self, shown: &[bool]) -> Shown {
+        structured::library(shown)
     }
 
     fn score_end(&self, context: &Context<'_>, scored: &[TokenId]) -> Option<Call> {

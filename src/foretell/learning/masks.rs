@@ -5,7 +5,7 @@
 //! this grammar was one that it allows here; at temperature 0 also, token by token, what it makes
 //! of the server's probabilities.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,7 +15,8 @@ use tokio::sync::Semaphore;
 
 use foretell_core::control::ExpiringMap;
 use foretell_core::units::Tick;
-use foretell_engines::masks::{Compiled, Rules};
+use foretell_engines::masks::{Compiled, Rules, Shown, Vocabulary};
+use foretell_engines::text::Tokenizer;
 
 /// Maximum number of grammars kept; the least recently used one is evicted.
 const GRAMMARS: usize = 128;
@@ -59,8 +60,9 @@ type Kept = (Trust, u32);
 /// The grammars of one epoch.
 pub struct Masks {
     grammars: Mutex<ExpiringMap<MaskKey, Kept>>,
-    /// The server makes its grammars by the expected library; `None` if it was not asked.
-    library: Mutex<Option<bool>>,
+    /// The library by which the server makes its grammars, as far as it was asked.
+    library: Mutex<Shown>,
+    vocabulary: OnceLock<Arc<Vocabulary>>,
     /// The right to compile one.
     pub compiling: Arc<Semaphore>,
 }
@@ -69,7 +71,8 @@ impl Default for Masks {
     fn default() -> Self {
         Self {
             grammars: Mutex::new(ExpiringMap::new(GRAMMARS, KEPT)),
-            library: Mutex::default(),
+            library: Mutex::new(Shown::Open),
+            vocabulary: OnceLock::new(),
             compiling: Arc::new(Semaphore::new(1)),
         }
     }
@@ -108,14 +111,19 @@ impl Masks {
         *kept = if given_up { Trust::Refused("its answers could not be scored".into()) } else { trust };
     }
 
-    /// True if the server makes its grammars by the expected library; `None` if it was not asked.
-    pub fn library(&self) -> Option<bool> {
+    /// The library by which the server makes its grammars, as far as it was asked.
+    pub fn library(&self) -> Shown {
         *self.library.lock()
     }
 
-    /// Notes whether it does.
-    pub fn note_library(&self, expected: bool) {
-        *self.library.lock() = Some(expected);
+    /// Notes what the server has shown of it.
+    pub fn note_library(&self, shown: Shown) {
+        *self.library.lock() = shown;
+    }
+
+    /// The server's vocabulary, which has this tokenizer.
+    pub fn vocabulary(&self, tokenizer: &Arc<Tokenizer>) -> Arc<Vocabulary> {
+        Arc::clone(self.vocabulary.get_or_init(|| Vocabulary::new(Arc::clone(tokenizer))))
     }
 }
 

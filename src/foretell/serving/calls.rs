@@ -34,7 +34,7 @@ use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
     Among, Binding, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
-use foretell_engines::masks::Mask;
+use foretell_engines::masks::{Mask, Shown};
 use foretell_engines::openai::{self, Route, Sampling, parts};
 use foretell_engines::parse::Whole;
 use foretell_engines::text::Tokenizer;
@@ -396,18 +396,21 @@ impl Calls {
         }
     }
 
-    /// True if the server shows that it makes its grammars by the expected library; `None` if its
-    /// answers could not be had.
-    pub async fn shows_library(&self, tokenizer: &Tokenizer) -> Option<bool> {
+    /// The library that makes the server's grammars, by its answers; [`Shown::Open`] if these could
+    /// not be had.
+    pub async fn library(&self, tokenizer: &Tokenizer) -> Shown {
         let codec = self.0.engine.dialect.codec();
-        let Some(calls) = codec.library_calls(&self.0.engine, tokenizer) else { return Some(false) };
-        for (call, wanted) in calls {
-            let body = self.question(call).await?;
-            if !codec.shows_library(&wanted, &body)? {
-                return Some(false);
+        let mut shown = Vec::new();
+        for (call, wanted) in codec.library_calls(&self.0.engine, tokenizer).unwrap_or_default() {
+            let Some(body) = self.question(call).await else { return Shown::Open };
+            let Some(one) = codec.shows_library(&wanted, &body) else { return Shown::Open };
+            shown.push(one);
+            let library = codec.library(&shown);
+            if library != Shown::Open {
+                return library;
             }
         }
-        Some(true)
+        Shown::Other
     }
 
     /// True if the end of a complete output of the server's own is what the mask makes of the

@@ -16,7 +16,7 @@ use foretell_core::session::Permission;
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::PlainReason;
 use foretell_engines::dialect::Binding;
-use foretell_engines::masks::{Compiled, Library, Mask, Rules};
+use foretell_engines::masks::{Compiled, Library, Mask, Rules, Shown};
 use foretell_engines::openai::{Request, Sampling};
 
 /// True if a grammar binds the output of a request that the server does not apply to later ones.
@@ -28,7 +28,6 @@ pub(super) fn binds(identity: &Identity, sampling: &Sampling, grammar: &Grammar)
 /// A grammar that binds the output of a request, that the server does not apply to later ones, and
 /// that may be followed here.
 pub(super) struct Followed {
-    library: Library,
     rules: Rules,
     key: MaskKey,
     trust: Trust,
@@ -45,7 +44,9 @@ impl Followed {
         now: Tick,
     ) -> Option<Self> {
         let engine = &identity.engine;
-        let library = engine.masks.filter(|_| !engine.continues_grammar)?;
+        if !engine.masks || engine.continues_grammar {
+            return None;
+        }
         let rules = match (&sampling.grammar, grammar) {
             // It is a part of a grammar that the server has made of it.
             (Some(_), Grammar::Told(Binding::Tag(_))) => return None,
@@ -59,7 +60,7 @@ impl Followed {
         let template = engine.parsers.reasoning.and_then(|_| parsing::template(request));
         let key = MaskKey::of(&rules, sampling.plainly_greedy(), template.as_ref());
         let trust = traits.masks.trust(&key, now);
-        Some(Self { library, rules, key, trust })
+        Some(Self { rules, key, trust })
     }
 
     /// The permission to which it narrows that of the policy; `None` if it does not.
@@ -96,7 +97,7 @@ impl Followed {
 
 /// The mask of the output of a request; `proven`: see [`Mask::behind_reasoning`].
 fn mask_of(compiled: &Compiled, identity: &Identity, request: &Request, proven: Option<bool>) -> Mask {
-    let mask = Mask::new(compiled, Arc::clone(&identity.tokenizer), identity.engine.may_end.clone());
+    let mask = Mask::new(compiled, identity.engine.may_end.clone());
     match parsing::reasoning_ends(identity, request) {
         Some(find) => mask.behind_reasoning(find, proven),
         None => mask,
@@ -108,7 +109,11 @@ const COMPILED_WITHIN: Duration = Duration::from_secs(5);
 /// Tokens under a grammar that an answer needs to prove it, unless it is complete.
 const SHOWN: usize = 16;
 /// The reason for which grammars of a server are not followed.
-const OTHER_LIBRARY: &str = "the server does not make its grammars by xgrammar 0.2.8 with free whitespace";
+const OTHER_LIBRARY: &str =
+    "the server does not make its grammars by xgrammar 0.2.8 or llguidance 1.7 with free whitespace";
+/// The reason for which grammars of llguidance are followed at temperature 0 alone: its version is
+/// not known, and an answer shows the likeliest tokens only.
+const SAMPLED: &str = "grammars of llguidance are not followed above temperature 0";
 
 /// The proof that an answer of the server's own can give of its grammar.
 pub(super) struct Proof {
@@ -128,7 +133,7 @@ impl Proof {
         clock: Clock,
     ) -> Option<Self> {
         let bound = plan.mask.is_none() && (plan.bound || plan.grammar.may_bind());
-        let open = bound && plan.identity.engine.masks.is_some();
+        let open = bound && plan.identity.engine.masks;
         let (plan, request, traits) = (Arc::clone(plan), Arc::clone(request), Arc::clone(traits));
         open.then_some(Self { plan, request, traits, clock })
     }
@@ -164,40 +169,34 @@ impl Proof {
         if !shows || !self.traits.masks.begin_proof(&followed.key, self.clock.now()) {
             return;
         }
-        let Followed { library, rules, key, .. } = followed;
+        let Followed { rules, key, .. } = followed;
         let parameter = rules.parameter();
-        let trust = self.prove(library, rules, &calls, &prompt, &output).await;
+        let trust = self.prove(rules, &calls, &prompt, &output).await;
         if let Trust::Refused(reason) = &trust {
             tracing::warn!(parameter, %reason, "requests under a grammar stay plain");
         }
         self.traits.masks.end_proof(&key, trust, self.clock.now());
     }
 
-    async fn prove(
-        &self,
-        library: Library,
-        rules: Rules,
-        calls: &Calls,
-        prompt: &[TokenId],
-        output: &[TokenId],
-    ) -> Trust {
+    async fn prove(&self, rules: Rules, calls: &Calls, prompt: &[TokenId], output: &[TokenId]) -> Trust {
         let identity = &self.plan.identity;
         let masks = &self.traits.masks;
-        if masks.library().is_none()
-            && let Some(expected) = calls.shows_library(&identity.tokenizer).await
-        {
-            masks.note_library(expected);
+        if masks.library() == Shown::Open {
+            masks.note_library(calls.library(&identity.tokenizer).await);
         }
-        match masks.library() {
-            Some(true) => {}
-            Some(false) => return Trust::Refused(OTHER_LIBRARY.into()),
-            None => return Trust::Unproven,
-        }
+        let greedy = self.plan.sampling.plainly_greedy();
+        let library = match masks.library() {
+            Shown::Library(Library::Guidance) if !greedy => return Trust::Refused(SAMPLED.into()),
+            Shown::Library(library) => library,
+            Shown::Other => return Trust::Refused(OTHER_LIBRARY.into()),
+            Shown::Open => return Trust::Unproven,
+        };
+        let vocabulary = masks.vocabulary(&identity.tokenizer);
         // A compilation cannot be ended: one at a time, so that a slow one holds one thread.
         let turn = tokio::time::timeout(COMPILED_WITHIN, Arc::clone(&masks.compiling).acquire_owned()).await;
         let Ok(Ok(turn)) = turn else { return Trust::Unproven };
         let compiling = tokio::task::spawn_blocking(move || {
-            let compiled = Compiled::new(library, &rules);
+            let compiled = Compiled::new(library, &rules, &vocabulary);
             drop(turn);
             compiled
         });
@@ -210,7 +209,7 @@ impl Proof {
         };
         let mask = mask_of(&compiled, identity, &self.request, None);
         let Ok(reasons) = mask.reasons(prompt) else { return Trust::Unproven };
-        let agrees = if self.plan.sampling.plainly_greedy() {
+        let agrees = if greedy {
             calls.agrees(&mask, prompt, output).await
         } else {
             Some(mask.follow(prompt, &[], output, false) == output.len())

@@ -17,6 +17,7 @@ pub mod cache;
 pub mod fault;
 pub mod fields;
 pub mod frontend;
+pub mod guidance;
 pub mod hermes;
 pub mod hosted;
 pub mod house;

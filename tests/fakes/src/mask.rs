@@ -1,10 +1,11 @@
-//! Grammars that bind an output: at every place a mask of the whole vocabulary, as xgrammar fills
-//! it for the engine.
+//! Grammars that bind an output: at every place a mask of the whole vocabulary, as xgrammar or
+//! llguidance fills it for the engine.
 
 use xgrammar::{CompileError, CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, VocabType};
 
 use crate::TokenId;
 
+use super::guidance::{self, Guidance};
 use super::toy::{Row, Toy};
 
 /// A grammar as the engine hands it to its library.
@@ -13,6 +14,7 @@ pub enum Spec {
     /// JSON of this schema.
     Json(String),
     Regex(String),
+    Choice(Vec<String>),
     /// Rules in the notation of Backus and Naur.
     Rules(String),
     Lark(String),
@@ -30,12 +32,28 @@ pub struct Layout {
 }
 
 /// Compiles grammars over the vocabulary of a model.
-pub struct Compiler {
+pub enum Compiler {
+    Xgrammar(Xgrammar),
+    Guidance(Guidance),
+}
+
+impl Compiler {
+    /// The mask of an output; `stops`: tokens that may end it, where the grammar allows an end.
+    pub fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, String> {
+        match self {
+            Self::Xgrammar(compiler) => compiler.mask(spec, stops).map_err(|error| error.to_string()),
+            Self::Guidance(compiler) => compiler.mask(spec, stops).map(Mask::Guidance),
+        }
+    }
+}
+
+/// The compiler of xgrammar.
+pub struct Xgrammar {
     compiler: GrammarCompiler,
     layout: Layout,
 }
 
-impl Compiler {
+impl Xgrammar {
     /// `spells_special`: a special token that does not end a text is its own text in a grammar; it
     /// is no text at all otherwise.
     pub fn new(toy: &Toy, spells_special: bool, layout: Layout) -> Self {
@@ -51,14 +69,13 @@ impl Compiler {
         Self { compiler, layout }
     }
 
-    /// The mask of an output; `stops`: tokens that may end it, where the grammar allows an end.
-    pub fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, CompileError> {
+    fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, CompileError> {
         let compiled = self.compile(spec)?;
         let size = compiled.tokenizer_info().vocab_size();
         let stops = stops.iter().map(|&id| id as i32).collect();
         let matcher = GrammarMatcher::with_options(&compiled, Some(stops), false, None);
         let bits = xgrammar::allocate_token_bitmask(1, size);
-        Ok(Mask { matcher: matcher.expect("stop tokens of the vocabulary"), bits })
+        Ok(Mask::Xgrammar(matcher.expect("stop tokens of the vocabulary"), bits))
     }
 
     fn compile(&self, spec: &Spec) -> Result<CompiledGrammar, CompileError> {
@@ -69,6 +86,7 @@ impl Compiler {
                 self.compiler.compile_json_schema(schema, any_whitespace, None, separators, strict, None)
             }
             Spec::Regex(regex) => self.compiler.compile_regex(regex),
+            Spec::Choice(texts) => self.compiler.compile_grammar_ebnf(&rules(texts), "root"),
             Spec::Rules(rules) => self.compiler.compile_grammar_ebnf(rules, "root"),
             Spec::Lark(grammar) => self.compiler.compile_lark(grammar, &[]),
             Spec::Tag(tag) => self.compiler.compile_structural_tag(tag),
@@ -78,21 +96,25 @@ impl Compiler {
 
 /// The place of an output in its grammar.
 #[derive(Clone, Debug)]
-pub struct Mask {
-    matcher: GrammarMatcher,
-    bits: Vec<i32>,
+pub enum Mask {
+    Xgrammar(GrammarMatcher, Vec<i32>),
+    Guidance(guidance::Mask),
 }
 
 impl Mask {
     /// Bars the tokens that may not follow. Behind a token that could have ended the text, all may.
     pub fn apply(&mut self, row: &mut Row) {
-        if self.matcher.is_terminated() {
+        let (matcher, bits) = match self {
+            Self::Xgrammar(matcher, bits) => (matcher, bits),
+            Self::Guidance(mask) => return mask.apply(row),
+        };
+        if matcher.is_terminated() {
             return;
         }
-        let shape = [self.bits.len() as i64];
-        self.matcher.fill_next_token_bitmask(&mut self.bits, &shape, 0).expect("a mask of the vocabulary");
+        let shape = [bits.len() as i64];
+        matcher.fill_next_token_bitmask(bits, &shape, 0).expect("a mask of the vocabulary");
         for (token, logit) in row.0.iter_mut().enumerate() {
-            if self.bits[token / 32] >> (token % 32) & 1 == 0 {
+            if bits[token / 32] >> (token % 32) & 1 == 0 {
                 *logit = f32::NEG_INFINITY;
             }
         }
@@ -102,6 +124,24 @@ impl Mask {
     /// have too many tokens at some places (at the beginning of `[a-z]{2,9}`), which those of the
     /// library itself do not.
     pub fn accept(&mut self, token: TokenId) -> bool {
-        self.matcher.is_terminated() || self.matcher.accept_token(token as i32)
+        match self {
+            Self::Xgrammar(matcher, _) => matcher.is_terminated() || matcher.accept_token(token as i32),
+            Self::Guidance(mask) => mask.accept(token),
+        }
     }
+}
+
+/// The rules of a choice (`choice_as_grammar`).
+fn rules(texts: &[String]) -> String {
+    let escape = |char: char| match char {
+        '\\' => r"\\".to_owned(),
+        '"' => "\\\"".to_owned(),
+        '\n' => r"\n".to_owned(),
+        '\r' => r"\r".to_owned(),
+        '\t' => r"\t".to_owned(),
+        '\0'..='\x1F' | '\x7F' => format!("\\u{:04x}", u32::from(char)),
+        other => other.to_string(),
+    };
+    let quoted = |text: &String| format!("\"{}\"", text.chars().map(escape).collect::<String>());
+    format!("root ::= {}", texts.iter().map(quoted).collect::<Vec<_>>().join(" | "))
 }

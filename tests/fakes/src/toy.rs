@@ -80,6 +80,8 @@ impl Default for Temper {
 /// The model and its words.
 pub struct Toy {
     pub words: Words,
+    /// The folder of its tokenizer.
+    pub folder: PathBuf,
     pub temper: Temper,
     eos: TokenId,
     tail: Vec<f32>,
@@ -123,7 +125,8 @@ impl Toy {
             ((1..3).contains(&plain.len()) && all && numbers < 2).then_some((token, likely))
         };
         let marks = (0..size).filter_map(mark).collect();
-        Self { words, temper, eos, tail, pool, marks, scripts: Vec::new() }
+        let folder = folder.to_owned();
+        Self { words, folder, temper, eos, tail, pool, marks, scripts: Vec::new() }
     }
 
     /// The model that writes these texts after such prompts, and then ends.

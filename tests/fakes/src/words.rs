@@ -43,6 +43,19 @@ impl Words {
         self.tokenizer.id_to_token(id)
     }
 
+    /// A token's bytes: characters of the byte-level alphabet stand for one each, printable ones of
+    /// Latin-1 for themselves, those from U+0100 on for the others in order.
+    pub fn bytes(&self, id: TokenId) -> Vec<u8> {
+        let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let others: Vec<u8> = (0..=u8::MAX).filter(|byte| !printable(byte)).collect();
+        let byte = |character: char| match u32::from(character) {
+            code @ 0x100.. => others.get(code as usize - 0x100).copied(),
+            code => u8::try_from(code).ok(),
+        };
+        let spelled = self.token(id).unwrap_or_default();
+        if self.is_special(id) { spelled.into_bytes() } else { spelled.chars().filter_map(byte).collect() }
+    }
+
     pub fn id(&self, token: &str) -> Option<TokenId> {
         self.tokenizer.token_to_id(token)
     }

@@ -23,29 +23,32 @@ async fn stays_plain(scene: &Scene) {
         .iter()
         .filter_map(crate::fakes::http::Request::json)
         .filter(|body| body.get("structured_outputs").is_some() && body.get("allowed_token_ids").is_some());
-    assert!((1..3).contains(&questions.count()), "they are not asked again");
+    assert!((1..5).contains(&questions.count()), "they are not asked again");
 }
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_another_library_is_left_alone(
     #[values("0.32.0", "0.33.0")] version: &'static str,
-    #[values(Library::Guidance, Library::FixedWhitespace)] library: Library,
+    #[values(Library::Unknown, Library::FixedWhitespace)] library: Library,
 ) {
     let scene = Scene::of(Options { library, ..options(version) }).await;
     stays_plain(&scene).await;
     scene.leave().await;
 }
 
-/// The first grammar of a process decides which library it uses.
+/// An answer shows the likeliest tokens only, and the version of the library is not known.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_began_with_another_library_is_left_alone() {
-    let scene = Scene::of(options("0.33.0")).await;
-    scene.direct(&asked(Route::Chat, false, &foreign(), &json!({}))).await;
-    stays_plain(&scene).await;
+async fn grammars_of_llguidance_stay_plain_above_temperature_0() {
+    let scene = Scene::of(Options { library: Library::Guidance, ..options("0.33.0") }).await;
+    let structure = &structures()[0];
+    let sampled = json!({"temperature": 0.8});
+    scene.stays_plain(&asked(Route::Completions, false, structure, &sampled)).await;
+    scene.proves(&asked(Route::Completions, false, structure, &json!({}))).await;
     scene.leave().await;
 }
 
+/// The first grammar of a process decides which library it uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_server_is_asked_anew() {
     let scene = Scene::of(options("0.33.0")).await;
@@ -62,7 +65,11 @@ async fn a_restarted_server_is_asked_anew() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     scene.direct(&asked(Route::Chat, false, &foreign(), &json!({}))).await;
-    scene.stays_plain(&ask).await;
+    let forced = json!({"structured_outputs": {"json": {"type": "object", "additionalProperties": false,
+        "required": ["language"], "properties": {"language": {"type": "string"}}}}});
+    for structure in [&structures()[0], &forced] {
+        scene.proves(&asked(Route::Completions, true, structure, &json!({}))).await;
+    }
     scene.leave().await;
 }
 

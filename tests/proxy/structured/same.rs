@@ -50,16 +50,19 @@ pub fn structures() -> Vec<Value> {
 }
 
 /// A server that has this version and this runner, with another end of the text.
-async fn scene(version: &'static str) -> Scene {
-    let mut options = options(version);
+async fn scene(version: &'static str, library: Library) -> Scene {
+    let mut options = Options { library, ..options(version) };
     options.other_ends = vec![toy::Toy::new(Temper::default()).encode("<|end|>")[0]];
     Scene::of(options).await
 }
 
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_under_a_grammar_are_the_servers_own(#[values("0.32.0", "0.33.0")] version: &'static str) {
-    let scene = scene(version).await;
+async fn answers_under_a_grammar_are_the_servers_own(
+    #[values("0.32.0", "0.33.0")] version: &'static str,
+    #[values(Library::Auto, Library::Guidance)] library: Library,
+) {
+    let scene = scene(version, library).await;
     let (mut listed, mut banned, mut sent, mut speculated) = (0, 0, 0, 0);
     for structure in structures() {
         for (route, stream) in ways() {
@@ -81,7 +84,7 @@ async fn answers_under_a_grammar_are_the_servers_own(#[values("0.32.0", "0.33.0"
 /// The first request is plain, a later one is not: the server's answer has proved the grammar.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grammar_is_plain_until_an_answer_has_proved_it() {
-    let scene = scene("0.33.0").await;
+    let scene = scene("0.33.0", Library::Auto).await;
     let ask = asked(Route::Chat, true, &structures()[0], &json!({}));
     assert_eq!(scene.alike(&ask).await, plain("grammar"));
     scene.is_quiet().await;
@@ -118,7 +121,7 @@ async fn a_model_that_would_write_something_else_is_held_to_the_grammar() {
 #[rstest]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_cuts_an_answer_where_the_server_does(#[values(0, 3, 13)] number: usize) {
-    let scene = scene("0.33.0").await;
+    let scene = scene("0.33.0", Library::Auto).await;
     let structure = &structures()[number];
     scene.proves(&asked(Route::Chat, true, structure, &json!({}))).await;
     for most in 1..24 {
@@ -133,7 +136,7 @@ async fn a_limit_cuts_an_answer_where_the_server_does(#[values(0, 3, 13)] number
 async fn a_stop_text_ends_an_answer_where_it_ends_the_servers(
     #[values("0.32.0", "0.33.0")] version: &'static str,
 ) {
-    let scene = scene(version).await;
+    let scene = scene(version, Library::Auto).await;
     for number in [0, 5, 9, 13] {
         let structure = &structures()[number];
         for (route, stream) in ways() {
@@ -185,7 +188,7 @@ async fn by_the_built_in_policy_they_are_the_servers_own_too(
 /// Neither changes anything at temperature 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_seed_and_a_share_of_the_likeliest_make_no_difference() {
-    let scene = scene("0.33.0").await;
+    let scene = scene("0.33.0", Library::Auto).await;
     let structure = &structures()[0];
     for more in [
         json!({"seed": 7}),
@@ -224,7 +227,7 @@ async fn above_temperature_0_texts_are_as_likely_as_the_servers_own(
     #[case] most: u32,
     #[values("0.32.0", "0.33.0")] version: &'static str,
 ) {
-    let scene = scene(version).await;
+    let scene = scene(version, Library::Auto).await;
     let prompt = "yes, no, yes, no, ab ca cb ab ca cb, yes, ";
     let cut = |most: u32| {
         let more = json!({"temperature": 1.5, "max_tokens": most, "prompt": prompt});

@@ -14,7 +14,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{self, Row, VerifyResult};
 use foretell_engines::dialect::{Context, Round, masked};
-use foretell_engines::masks::{Allows, Compiled, Library, Mask, Rules};
+use foretell_engines::masks::{self, Allows, Compiled, Library, Mask, Rules};
 use foretell_engines::openai::{Grammar, Language, Sampling};
 use foretell_engines::parse::ReasoningEnds;
 use foretell_engines::text::Tokenizer;
@@ -82,6 +82,8 @@ impl Bound {
             assert_eq!(tokenizer.id(word), Some(id));
         }
         let spelled = words.iter().map(|word| byte(word).map_or(word.as_bytes().to_vec(), |byte| vec![byte]));
+        let tokenizer = Arc::new(tokenizer);
+        let of_words = masks::Vocabulary::new(Arc::clone(&tokenizer));
         let grammar = Grammar {
             parameter: "structured_outputs",
             language: Language::Regex(automaton.regex.to_owned()),
@@ -90,8 +92,9 @@ impl Bound {
         Self {
             automaton,
             vocabulary: Arc::new(spelled.collect()),
-            compiled: Compiled::new(Library::Xgrammar, &Rules::Asked(Arc::new(grammar))).expect("a grammar"),
-            tokenizer: Arc::new(tokenizer),
+            compiled: Compiled::new(Library::Xgrammar, &Rules::Asked(Arc::new(grammar)), &of_words)
+                .expect("a grammar"),
+            tokenizer,
             listed,
             reasoning: None,
         }
@@ -147,7 +150,7 @@ impl Bound {
     }
 
     pub fn mask(&self) -> Mask {
-        let mask = Mask::new(&self.compiled, Arc::clone(&self.tokenizer), self.ends());
+        let mask = Mask::new(&self.compiled, self.ends());
         match self.reasoning.clone() {
             Some(ends) => mask.behind_reasoning(Box::new(move |_| Ok(Some(ends.clone()))), Some(true)),
             None => mask,

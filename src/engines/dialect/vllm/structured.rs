@@ -2,15 +2,16 @@
 //!
 //! With `--structured-outputs-config` left alone vLLM takes the library that the first request with
 //! a grammar needs, for the life of its process, and no page tells which (0.32,
-//! `v1/structured_output/__init__.py`: `grammar_init`). Two requests of two tokens show it:
-//! xgrammar alone takes a special token for its text inside a string, and its whitespace is free
-//! unless the operator has fixed it.
+//! `v1/structured_output/__init__.py`: `grammar_init`). Two to four requests of two tokens show it:
+//! xgrammar alone takes a special token for its text inside a string, llguidance alone reads
+//! `x-guidance` in a schema, and whitespace and further members of an object are free unless the
+//! operator has fixed them.
 
 use serde_json::{Map, Value, json};
 
 use crate::dialect::shared::bytes;
 use crate::dialect::{Call, Context, Engine, Round, Unreadable, masked};
-use crate::masks::Mask;
+use crate::masks::{Library, Mask, Shown};
 use crate::openai::{Route, STRUCTURED_OUTPUTS};
 use crate::parse;
 use crate::text::Tokenizer;
@@ -26,16 +27,20 @@ const CERTAIN: u32 = 100;
 /// A call and the tokens of which its answer has to have one at its second place.
 pub(super) type Question = (Call, Vec<TokenId>);
 
-/// The calls that show whether the library is the expected one; `None` where the vocabulary has no
+/// The calls that show the library, in the order of [`library`]; `None` where the vocabulary has no
 /// tokens that could show it.
 pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Vec<Question>> {
     let spelled = |text: &str| {
         (0..tokenizer.end()).find(|&id| tokenizer.spelling(id).as_deref() == Some(text.as_bytes()))
     };
     let [quote, letter, open, line] = [spelled("\"")?, spelled("a")?, spelled("[")?, spelled("\n")?];
+    let [brace, end] = [spelled("{")?, spelled("}")?];
     let special: Vec<TokenId> = engine.may_end.iter().copied().take(OFFERED).collect();
     let string = json!({"type": "string"});
     let list = json!({"type": "array", "items": string, "minItems": 1});
+    let of_letters =
+        json!({"type": "array", "items": string, "minItems": 1, "x-guidance": {"whitespace_pattern": "a"}});
+    let object = json!({"type": "object", "properties": {}});
     // A prompt that has ended its reasoning, so that the grammar binds from the first token on.
     let ends = parse::with_vocabulary(tokenizer, |vocabulary| {
         engine.parsers.reasoning_ends(&parse::Request::default(), vocabulary).ok().flatten()
@@ -54,8 +59,24 @@ pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Ve
     };
     let shown = !special.is_empty();
     shown.then(|| {
-        vec![question(&string, special, &[quote, letter]), question(&list, vec![line], &[open, quote])]
+        vec![
+            question(&string, special, &[quote, letter]),
+            question(&list, vec![line], &[open, quote]),
+            question(&of_letters, vec![letter], &[open, quote]),
+            question(&object, vec![quote], &[brace, end]),
+        ]
     })
+}
+
+/// The library, by the answers so far: does it take a special token for text, free whitespace,
+/// letters for whitespace where a schema tells llguidance so, and further members of an object?
+pub(super) fn library(shown: &[bool]) -> Shown {
+    match *shown {
+        [true, true] => Shown::Library(Library::Xgrammar),
+        [false, true, true, true] => Shown::Library(Library::Guidance),
+        [] | [_] | [false, true] | [false, true, true] => Shown::Open,
+        _ => Shown::Other,
+    }
 }
 
 /// True if the answer to a question has one of the wanted tokens; `None` if it is not readable.

@@ -267,7 +267,7 @@ fn a_grammar_behind_reasoning_is_followed_where_that_ends_at_a_token() {
     let sampling = Sampling { grammar: Some(Arc::new(grammar)), ..greedy() };
     let followed = |reasoning| {
         let parsers = Parsers { reasoning, ..Parsers::default() };
-        let engine = Engine { masks: Some(Library::Xgrammar), parsers, ..engine() };
+        let engine = Engine { masks: true, parsers, ..engine() };
         let mut request = request(&json!({"model": "m", "prompt": "x", "max_tokens": 9}));
         [Route::Completions, Route::Chat].map(|route| {
             request.route = route;

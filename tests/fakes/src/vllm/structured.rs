@@ -8,8 +8,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::super::fields::Fields;
+use super::super::guidance::Guidance;
 use super::super::hermes::python;
-use super::super::mask::{Compiler, Layout, Mask, Spec};
+use super::super::mask::{Compiler, Layout, Mask, Spec, Xgrammar};
 use super::{Refusal, Vllm};
 use crate::TokenId;
 
@@ -19,8 +20,10 @@ pub enum Library {
     /// The default: xgrammar, unless the first grammar of the process is one that it does not take;
     /// then guidance, for all that follow.
     Auto,
-    /// Special tokens are no text.
+    /// llguidance.
     Guidance,
+    /// One that no page names: free whitespace, and special tokens are no text.
+    Unknown,
     /// xgrammar with `disable_any_whitespace`.
     FixedWhitespace,
     /// An xgrammar that no version is: objects may have members that their schema does not name.
@@ -67,8 +70,12 @@ impl Vllm {
                 any_whitespace: library != Library::FixedWhitespace,
                 strict: library != Library::MoreMembers,
             };
-            let new = || Arc::new(Compiler::new(&self.house.toy, !guidance, layout));
-            Arc::clone(known.get_or_insert_with(new))
+            let toy = &self.house.toy;
+            let new = || match guidance {
+                true => Compiler::Guidance(Guidance::new(toy)),
+                false => Compiler::Xgrammar(Xgrammar::new(toy, library != Library::Unknown, layout)),
+            };
+            Arc::clone(known.get_or_insert_with(|| Arc::new(new())))
         };
         let spec = match asked {
             Asked::Json(mut schema) => {
@@ -171,7 +178,7 @@ fn constraint(members: &Fields) -> Result<Asked, Refusal> {
         "regex" => Asked::Other(Spec::Regex(text(name)?)),
         "choice" => match members.texts(name)? {
             texts if texts.is_empty() => return Err(about("Choice '[]' cannot be an empty list".to_owned())),
-            texts => Asked::Other(Spec::Rules(rules(&texts))),
+            texts => Asked::Other(Spec::Choice(texts)),
         },
         "grammar" => match text(name)? {
             rules if rules.contains("::=") => Asked::Other(Spec::Rules(rules)),
@@ -182,19 +189,4 @@ fn constraint(members: &Fields) -> Result<Asked, Refusal> {
             return Err(Refusal(501, "NotImplementedError", message, None));
         }
     })
-}
-
-/// The rules of a choice (`choice_as_grammar`).
-fn rules(texts: &[String]) -> String {
-    let escape = |char: char| match char {
-        '\\' => r"\\".to_owned(),
-        '"' => "\\\"".to_owned(),
-        '\n' => r"\n".to_owned(),
-        '\r' => r"\r".to_owned(),
-        '\t' => r"\t".to_owned(),
-        '\0'..='\x1F' | '\x7F' => format!("\\u{:04x}", u32::from(char)),
-        other => other.to_string(),
-    };
-    let quoted = |text: &String| format!("\"{}\"", text.chars().map(escape).collect::<String>());
-    format!("root ::= {}", texts.iter().map(quoted).collect::<Vec<_>>().join(" | "))
 }
