@@ -125,6 +125,9 @@ pub enum MaskError {
     /// llguidance does not take it.
     #[error("{0}")]
     Guidance(String),
+    /// It spells out or counts a text that is too long to be followed.
+    #[error("a grammar with a text of more than {0} characters")]
+    TooLong(usize),
     /// It is too large.
     #[error("a grammar of more than {0} bytes")]
     TooLarge(usize),
@@ -208,7 +211,7 @@ impl Compiled {
             Start::Xgrammar(matcher) => Walk::Xgrammar(Box::new(matcher.clone())),
             Start::Guidance(compiled) => Walk::Guidance(Box::new(compiled.begin())),
         };
-        Place { walk, tokens: Vec::new(), tokenizer: Arc::clone(self.vocabulary.tokenizer()) }
+        Place { walk, tokens: Vec::new(), lost: false, tokenizer: Arc::clone(self.vocabulary.tokenizer()) }
     }
 }
 
@@ -257,6 +260,8 @@ pub struct Place {
     walk: Walk,
     /// The output before it.
     tokens: Vec<TokenId>,
+    /// The library could not go back.
+    lost: bool,
     tokenizer: Arc<Tokenizer>,
 }
 
@@ -271,11 +276,17 @@ impl Place {
     pub fn go_to(&mut self, tokens: impl Iterator<Item = TokenId> + Clone) -> bool {
         let same = self.tokens.iter().zip(tokens.clone()).take_while(|(a, b)| *a == b).count();
         let back = self.tokens.len() - same;
-        if back > 0 && !self.go_back(back) {
+        self.lost |= back > 0 && !self.go_back(back);
+        if self.is_lost() {
             return false;
         }
         self.tokens.truncate(same);
         tokens.skip(same).all(|token| self.push(token))
+    }
+
+    /// True if the library has failed: then nothing is allowed, and no token is barred by that.
+    fn is_lost(&self) -> bool {
+        self.lost || matches!(&self.walk, Walk::Guidance(walk) if walk.is_lost())
     }
 
     fn go_back(&mut self, tokens: usize) -> bool {

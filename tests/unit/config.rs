@@ -522,6 +522,10 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     "corpus.share has no effect without fleet.store and fleet.tenant_key_file of the process file"
 )]
 #[case("match: { backends: [b] }", "")]
+#[case(
+    "match: { routes: [chat, messages, responses] }",
+    "match.routes: messages and responses never apply, as no backend has routes: { ...: translate }"
+)]
 fn a_setting_of_a_policy_that_the_process_file_leaves_without_effect_is_warned_of(
     #[case] policy: &str,
     #[case] wanted: &str,

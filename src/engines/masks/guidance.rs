@@ -8,17 +8,20 @@ use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
-use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::MaskError;
 use crate::openai::{Grammar, Language};
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
-/// Maximum number of states of a grammar's lexer, 1 to 2 kB each.
-const LEXER_STATES: usize = 10_000;
+/// Maximum number of states of a grammar's lexer in one output, 1 to 2 kB each.
+const LEXER_STATES: usize = 20_000;
+/// Maximum length of a text that a grammar spells out or counts, characters; URLs of pydantic have
+/// 2,083.
+const MAX_LENGTH: usize = 2_100;
 
 /// A vocabulary as the libraries of grammars read it.
 pub struct Vocabulary {
@@ -65,18 +68,25 @@ impl TokenizerEnv for Environment {
 }
 
 fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
+    if !tokenizer.is_byte_level() {
+        return Err("llguidance is followed with vocabularies of bytes alone".to_owned());
+    }
+    let name = |id: TokenId| tokenizer.token(id).unwrap_or_default();
+    let is_mark = |id: TokenId| {
+        let name = name(id);
+        tokenizer.is_special(id) || (name.starts_with('<') && name.ends_with('>'))
+    };
     let added = tokenizer.added();
-    let spelled = |id: TokenId| {
-        let Some(name) = tokenizer.token(id) else { return Vec::new() };
-        let bracketed = || name.starts_with('<') && name.ends_with('>');
-        if tokenizer.is_special(id) || (added.binary_search(&id).is_ok() && bracketed()) {
-            return [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
-        }
-        tokenizer.spelling(id).unwrap_or_default()
+    if !added.iter().all(|&id| is_mark(id)) {
+        return Err("llguidance is not followed with added tokens that are text".to_owned());
+    }
+    let spelled = |id: TokenId| match tokenizer.is_special(id) || added.binary_search(&id).is_ok() {
+        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], name(id).as_bytes()].concat(),
+        false => tokenizer.spelling(id).unwrap_or_default(),
     };
     let words: Vec<Vec<u8>> = (0..tokenizer.end()).map(spelled).collect();
     // The token that ends a text is not asked for here: the server alone knows it.
-    let end = tokenizer.may_end().first().copied().ok_or("a vocabulary without special tokens")?;
+    let end = tokenizer.special().first().copied().ok_or("a vocabulary without special tokens")?;
     let trie = TokTrie::from(&TokRxInfo::new(tokenizer.end(), end), &words);
     let environment: TokEnv = Arc::new(Environment { trie, tokenizer: Arc::clone(tokenizer) });
     let slices = SlicedBiasComputer::general_slices();
@@ -89,24 +99,77 @@ fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
 }
 
 /// A compiled grammar.
-#[derive(Clone)]
-pub(super) struct Compiled {
-    source: Arc<(TopLevelGrammar, Arc<Vocabulary>)>,
-    start: Matcher,
+pub(super) struct Compiled(Matcher);
+
+impl Clone for Compiled {
+    /// With a lexer of its own, whose states and costs have limits: on a server every request has
+    /// one.
+    fn clone(&self) -> Self {
+        Self(self.0.deep_clone())
+    }
 }
 
 impl Compiled {
     /// Compiles a grammar as vLLM has it compiled.
-    pub fn new(vocabulary: &Arc<Vocabulary>, grammar: &Grammar) -> Result<Self, MaskError> {
-        let source = (top_level(grammar)?, Arc::clone(vocabulary));
-        let start = start(&source.0, vocabulary.factory()?).map_err(MaskError::Guidance)?;
-        Ok(Self { source: Arc::new(source), start })
+    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Self, MaskError> {
+        if longest(&grammar.language) > MAX_LENGTH {
+            return Err(MaskError::TooLong(MAX_LENGTH));
+        }
+        let start = start(top_level(grammar)?, vocabulary.factory()?).map_err(MaskError::Guidance)?;
+        Ok(Self(start))
     }
 
     /// The beginning of an output under it.
     pub fn begin(&self) -> Walk {
-        Walk { compiled: self.clone(), matcher: self.start.clone(), tokens: Vec::new() }
+        Walk { matcher: self.0.deep_clone(), mask: None }
     }
+}
+
+/// The longest text that a grammar spells out or counts, characters: each of a counted text needs up
+/// to seven states of the lexer, and a text that is spelled out is made into tokens at each of its places.
+fn longest(language: &Language) -> usize {
+    match language {
+        Language::JsonObject | Language::Lark(_) => 0,
+        Language::Json(schema) => longest_of(schema),
+        Language::Regex(regex) => counted(regex).max(regex.len()),
+        Language::Choice(texts) => texts.iter().map(String::len).max().unwrap_or(0),
+    }
+}
+
+fn longest_of(schema: &Value) -> usize {
+    match schema {
+        Value::String(text) => counted(text),
+        Value::Array(items) => items.iter().map(longest_of).max().unwrap_or(0),
+        Value::Object(members) => {
+            let member = |(name, value): (&String, &Value)| match (name.as_str(), value) {
+                ("minLength" | "maxLength", length) => length.as_f64().map_or(0, |length| length as usize),
+                ("const", Value::String(text)) => text.len(),
+                ("enum", Value::Array(texts)) => {
+                    texts.iter().filter_map(Value::as_str).map(str::len).max().unwrap_or(0)
+                }
+                ("description" | "title", _) => 0,
+                (_, value) => counted(name).max(longest_of(value)),
+            };
+            members.iter().map(member).max().unwrap_or(0)
+        }
+        _ => 0,
+    }
+}
+
+/// The number of characters that a regular expression counts: the numbers in its braces, multiplied
+/// behind a group.
+fn counted(regex: &str) -> usize {
+    let mut parts = regex.split('{');
+    let mut is_group = parts.next().is_some_and(|part| part.ends_with(')'));
+    let mut sum = 0_usize;
+    for part in parts {
+        let counts = part.split_once('}').map_or("", |(counts, _)| counts);
+        let count = counts.split(',').filter_map(|count| count.trim().parse::<usize>().ok()).max();
+        let count = count.unwrap_or(0);
+        sum = if is_group { sum.max(1).saturating_mul(count.max(1)) } else { sum.saturating_add(count) };
+        is_group = part.ends_with(')');
+    }
+    sum
 }
 
 fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, MaskError> {
@@ -132,8 +195,8 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
-fn start(grammar: &TopLevelGrammar, factory: &ParserFactory) -> Result<Matcher, String> {
-    let parser = factory.create_parser(grammar.clone()).map_err(|error| in_words(&error.to_string()))?;
+fn start(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<Matcher, String> {
+    let parser = factory.create_parser(grammar).map_err(|error| in_words(&error.to_string()))?;
     let mut matcher = Matcher::new(Ok(parser));
     // The first set of tokens takes longest, and shows a grammar without any text.
     let _ = matcher.compute_mask();
@@ -149,42 +212,43 @@ fn in_words(error: &str) -> String {
     words.join(" ").chars().take(400).collect()
 }
 
-/// A place in an output.
+/// A place in an output. Its set of tokens is made at every place, as on the server: that has costs
+/// with limits.
 pub(super) struct Walk {
-    compiled: Compiled,
     matcher: Matcher,
-    /// The tokens before it.
-    tokens: Vec<TokenId>,
+    /// The tokens that may follow, once they are needed.
+    mask: Option<SimpleVob>,
 }
 
 impl Walk {
+    /// True if llguidance has failed, as of a grammar that needs more than its limits: then nothing
+    /// is known.
+    pub fn is_lost(&self) -> bool {
+        self.matcher.is_error()
+    }
+
     /// Goes on by a token; false if it is not allowed.
     pub fn push(&mut self, token: TokenId) -> bool {
         let allowed = self.allows(token) && self.matcher.consume_token(token).is_ok();
         if allowed {
-            self.tokens.push(token);
+            self.mask = None;
         }
         allowed
     }
 
     /// Goes back by a number of tokens; false if that fails.
     pub fn rollback(&mut self, tokens: usize) -> bool {
-        self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
-        self.matcher.rollback(tokens).is_ok() || self.anew()
+        self.mask = None;
+        let done = self.matcher.rollback(tokens).is_ok();
+        // It is kept by the length of the output.
+        self.matcher.invalidate_bias_cache();
+        done
     }
 
     /// True if the text may go on with this token.
     pub fn allows(&mut self, token: TokenId) -> bool {
-        if self.matcher.is_error() && !self.anew() {
-            return false;
-        }
-        if self.matcher.is_stopped() {
-            return false;
-        }
-        match self.matcher.compute_ff_tokens().first() {
-            Some(&forced) => forced == token,
-            None => self.matcher.validate_tokens(&[token]).is_ok_and(|valid| valid == 1),
-        }
+        let token = token as usize;
+        !self.matcher.is_stopped() && self.mask().is_some_and(|mask| token < mask.len() && mask.get(token))
     }
 
     /// True if the text may end here.
@@ -192,32 +256,20 @@ impl Walk {
         self.matcher.is_accepting().unwrap_or(false)
     }
 
-    /// The tokens that the text may go on with, in rising order, without special ones; `None` if
-    /// there are more than `most`.
+    /// The tokens that the text may go on with, in rising order; `None` if there are more than
+    /// `most`.
     pub fn allowed(&mut self, most: usize) -> Option<Vec<TokenId>> {
         if self.matcher.is_stopped() {
-            return (!self.matcher.is_error()).then(Vec::new);
+            return (!self.is_lost()).then(Vec::new);
         }
-        let tokenizer = Arc::clone(self.compiled.source.1.tokenizer());
-        let mask = self.matcher.compute_mask().ok()?;
-        let mut allowed = Vec::new();
-        for token in mask.iter().filter(|&token| !tokenizer.is_special(token)) {
-            if allowed.len() == most {
-                return None;
-            }
-            allowed.push(token);
-        }
-        Some(allowed)
+        let allowed: Vec<TokenId> = self.mask()?.iter().take(most + 1).collect();
+        (allowed.len() <= most).then_some(allowed)
     }
 
-    /// Begins anew where the lexer, which all places of a grammar share, has no room for another
-    /// state: a new one has. False if that does not help.
-    fn anew(&mut self) -> bool {
-        let (grammar, vocabulary) = &*self.compiled.source;
-        let started = vocabulary.factory().ok().and_then(|factory| start(grammar, factory).ok());
-        let Some(mut matcher) = started else { return false };
-        let reached = matcher.consume_tokens(&self.tokens).is_ok();
-        self.matcher = matcher;
-        reached
+    fn mask(&mut self) -> Option<&SimpleVob> {
+        if self.mask.is_none() {
+            self.mask = self.matcher.compute_mask().ok();
+        }
+        self.mask.as_ref()
     }
 }

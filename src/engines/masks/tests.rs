@@ -70,6 +70,7 @@ fn every_place_allows_what_the_library_itself_allows_there(#[case] library: Libr
             Ok(compiled) => compiled,
             // A reference that needs a library of its own stays plain.
             Err(MaskError::Guidance(error)) if error.starts_with("Reference segment") => continue,
+            Err(MaskError::TooLong(_)) if library == Library::Guidance => continue,
             Err(error) => panic!("line {line}: {error}"),
         };
         let mut place = compiled.begin();
@@ -93,7 +94,7 @@ fn every_place_allows_what_the_library_itself_allows_there(#[case] library: Libr
         }
         followed += 1;
     }
-    assert!(followed > 150 && places > 1_000, "{followed} grammars, {places} places");
+    assert!(followed > 150 && places > 950, "{followed} grammars, {places} places");
 }
 
 #[test]
@@ -157,6 +158,23 @@ fn places_are_reached_in_any_order(#[values(Library::Xgrammar, Library::Guidance
     }
     let wrong = ids(&tokenizer, "{]");
     assert!(!place.go_to(wrong.into_iter()) && place.go_to(tokens.iter().copied()));
+}
+
+/// A lexer of its own for each output: what one needs does not end another.
+#[test]
+fn a_long_counted_text_is_followed_to_its_end() {
+    let tokenizer = target();
+    let vocabulary = Vocabulary::new(Arc::clone(&tokenizer));
+    let schema = json!({"type": "string", "maxLength": 2_083});
+    let compiled = Compiled::new(Library::Guidance, &asked(Language::Json(schema)), &vocabulary).unwrap();
+    for word in ["x", "q"] {
+        let text = format!("\"{}", word.repeat(2_083 / word.len()));
+        let tokens = ids(&tokenizer, &text);
+        let mut place = compiled.begin();
+        assert!(place.go_to(tokens.iter().copied()) && !place.is_lost());
+        let more = ids(&tokenizer, "three")[0];
+        assert!(!place.allows(more) && place.allows(ids(&tokenizer, "\"")[0]));
+    }
 }
 
 /// Where one text is left, its first token is.
@@ -229,7 +247,21 @@ fn a_hostile_grammar_is_refused_or_cheap() {
     };
     let recursive = json!({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"});
     let refused = ["too deep", "large", "enum", "choice", "items", "parentheses"];
-    let by_guidance = ["loop", "too deep", "large", "enum", "choice", "counted", "parentheses"];
+    let by_guidance = [
+        "loop",
+        "too deep",
+        "large",
+        "enum",
+        "choice",
+        "counted",
+        "parentheses",
+        "length",
+        "letters",
+        "repeated",
+        "words",
+        "long",
+        "forced",
+    ];
     let vocabulary = Vocabulary::new(target());
     for (name, language) in [
         ("recursive", Language::Json(recursive)),
@@ -243,6 +275,8 @@ fn a_hostile_grammar_is_refused_or_cheap() {
         ("optional", Language::Json(properties(1_000, json!({})))),
         ("counted", Language::Json(properties(60, json!({"minProperties": 10, "maxProperties": 50})))),
         ("length", Language::Json(json!({"type": "string", "maxLength": 1_000_000_000}))),
+        ("long", Language::Json(json!({"const": "x".repeat(3_000)}))),
+        ("forced", Language::Regex("a{9000}".to_owned())),
         ("items", Language::Json(json!({"type": "array", "minItems": 1_000_000}))),
         ("alternatives", Language::Regex("(a|a)*b".to_owned())),
         ("powers", Language::Regex("(a|b)*a(a|b){200}".to_owned())),

@@ -15,6 +15,7 @@ use super::trained;
 use super::yaml::FILE_BYTES;
 use foretell_core::draft::Scope;
 use foretell_core::words::Mode;
+use foretell_engines::openai::Api;
 use foretell_engines::policy::{Accept, Drafter, Policy, PolicyMode, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
@@ -206,6 +207,7 @@ fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
     told.chain(untenanted(policy, process))
         .chain(unrecorded(policy, process))
         .chain(unshared(policy, process))
+        .chain(untranslated(policy, process))
         .collect()
 }
 
@@ -265,6 +267,22 @@ fn unshared(policy: &Policy, process: &Process) -> Option<String> {
         (true, true) => return None,
     };
     Some(format!("policy {}: corpus.share has no effect {why}", policy.name))
+}
+
+/// Warning that a policy is for requests of APIs that no backend translates, which are relayed.
+fn untranslated(policy: &Policy, process: &Process) -> Option<String> {
+    let routes = policy.matcher.routes.as_ref().filter(|_| !process.backends.is_empty())?;
+    let never = |api: &Api| {
+        let is_other = matches!(api, Api::Messages | Api::Responses);
+        is_other && !process.backends.iter().any(|backend| backend.translates.contains(api))
+    };
+    let never: Vec<&str> = routes.iter().filter(|&api| never(api)).map(|api| api.name()).collect();
+    let (name, apis) = (&policy.name, never.join(" and "));
+    (!never.is_empty()).then(|| {
+        format!(
+            "policy {name}: match.routes: {apis} never apply, as no backend has routes: {{ ...: translate }}"
+        )
+    })
 }
 
 /// Warning that a tenant header is set but no peer is trusted to send it.

@@ -264,11 +264,6 @@ impl CorpusHandle {
         sent
     }
 
-    /// Counts texts that were dropped because the store did not take them.
-    pub fn not_sent(&self, texts: u64) {
-        self.shared.observer.metrics().corpus.exchanged("dropped", texts);
-    }
-
     /// Counts texts that were given to the store.
     pub fn sent(&self, texts: usize) {
         self.shared.observer.metrics().corpus.exchanged("sent", texts as u64);

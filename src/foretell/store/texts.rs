@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::link::{Entry, Link};
-use super::{Fault, millis};
+use super::{Fault, WITHIN, millis};
 use crate::clock::unix_now;
 use crate::learning::cipher::{Cipher, KeyError, SecretKey};
 use crate::learning::corpus::exchange::{LONGEST, Purge, SharedText, Wanted};
@@ -27,7 +27,7 @@ use foretell_core::units::TokenId;
 
 /// Maximum number of texts of a tenant in the store, about.
 const TEXTS: usize = 256;
-/// Maximum number of purges in the store, about, and number that is read at once.
+/// Number of purges that is read at once.
 const PURGES: usize = 1_024;
 /// Minimum time that a purge is kept, for sidecars that do not run.
 const PURGE_KEPT: Duration = Duration::from_hours(24);
@@ -125,7 +125,7 @@ impl Texts {
     /// text meanwhile. But for those of its first reading the streams are removed a second time, as
     /// a sidecar may have written to them before it has read the purge.
     async fn pull_purges(&mut self, link: &mut Link) -> Result<usize, Fault> {
-        let kept = PURGE_KEPT.max(self.corpus.ttl());
+        let kept = self.purge_kept();
         let mut last = self.last_purge.unwrap_or((millis(unix_now().saturating_sub(kept)), 0));
         let (mut purges, mut unreadable) = (BTreeMap::new(), 0);
         loop {
@@ -144,20 +144,22 @@ impl Texts {
                 break;
             }
         }
-        if !purges.is_empty() {
-            let all: Vec<Purge> = purges.keys().cloned().collect();
-            self.clear(all.clone()).await?;
-            if self.last_purge.is_some() {
-                self.remove(link, &all).await?;
-            }
-        }
+        let all: Vec<Purge> = purges.keys().cloned().collect();
+        let is_first = self.last_purge.is_none();
         self.purged.extend(purges);
         let oldest = millis(unix_now().saturating_sub(2 * kept));
         self.purged.retain(|_, (at, _)| *at > oldest);
         self.last_purge = Some(last);
+        if !all.is_empty() {
+            self.clear(all.clone()).await?;
+            if !is_first {
+                self.remove(link, &all).await?;
+            }
+        }
         Ok(unreadable)
     }
 
+    /// Clears texts, also if the exchange ends meanwhile.
     async fn clear(&self, purges: Vec<Purge>) -> Result<(), Fault> {
         let (corpus, number) = (self.corpus.clone(), purges.len());
         let cleared = tokio::task::spawn_blocking(move || corpus.clear_each(purges)).await;
@@ -168,6 +170,11 @@ impl Texts {
             }
         }
         Ok(())
+    }
+
+    /// Time that a purge is kept: until no text that was written before it is.
+    fn purge_kept(&self) -> Duration {
+        PURGE_KEPT.max(self.corpus.ttl() + 4 * WITHIN)
     }
 
     /// Removes the streams of these tenants.
@@ -197,9 +204,11 @@ impl Texts {
         let (mut pipe, stream) = (redis::pipe(), &self.places.purges);
         for purge in &purges {
             let entry = sealed(&self.cipher, purge, stream)?;
-            pipe.cmd("XADD").arg(stream).arg("MAXLEN").arg("~").arg(PURGES).arg("*").arg("p").arg(entry);
+            pipe.cmd("XADD").arg(stream).arg("*").arg("p").arg(entry);
         }
-        pipe.cmd("PEXPIRE").arg(stream).arg(millis(PURGE_KEPT.max(self.corpus.ttl())));
+        let kept = self.purge_kept();
+        pipe.cmd("XTRIM").arg(stream).arg("MINID").arg(millis(unix_now().saturating_sub(kept)));
+        pipe.cmd("PEXPIRE").arg(stream).arg(millis(kept));
         link.run(&pipe).await?;
         exchange.purged(&purges);
         Ok(())
@@ -302,30 +311,30 @@ impl Texts {
         Ok(Some(unreadable))
     }
 
-    /// True if a tenant was purged after the purge that a text's sidecar had read last.
+    /// True if a tenant was purged after the purge that a text's sidecar had read last, or a purge
+    /// of it waits for the store.
     fn is_purged(&self, tenant: &Purge, read: Id) -> bool {
-        [&None, tenant].iter().any(|of| self.purged.get(of).is_some_and(|&purged| purged > read))
+        let waiting = self.corpus.exchange().map(|exchange| exchange.purges()).unwrap_or_default();
+        let is =
+            |of: &&Purge| waiting.contains(of) || self.purged.get(of).is_some_and(|&purged| purged > read);
+        [&None, tenant].iter().any(is)
     }
 
     /// Writes the texts that wait.
     async fn push_texts(&self, link: &mut Link) -> Result<(), Fault> {
         let Some(exchange) = self.corpus.exchange() else { return Ok(()) };
-        let texts = exchange.take();
-        if texts.is_empty() {
-            return Ok(());
-        }
+        let texts = exchange.texts();
+        let Some(last) = texts.last().map(|(number, _)| *number) else { return Ok(()) };
         let number = texts.len();
-        let (pipe, texts) = self.writing(texts).await?;
-        let written = link.run(&pipe).await;
-        match &written {
-            Ok(()) => self.corpus.sent(number),
-            Err(_) => self.corpus.not_sent(exchange.put_back(texts)),
-        }
-        written
+        let pipe = self.writing(texts.into_iter().map(|(_, text)| text).collect()).await?;
+        link.run(&pipe).await?;
+        exchange.written(last);
+        self.corpus.sent(number);
+        Ok(())
     }
 
-    /// The commands that write texts, and the texts.
-    async fn writing(&self, texts: Vec<SharedText>) -> Result<(redis::Pipeline, Vec<SharedText>), Fault> {
+    /// The commands that write texts.
+    async fn writing(&self, texts: Vec<SharedText>) -> Result<redis::Pipeline, Fault> {
         let (now, kept) = (unix_now(), self.corpus.ttl());
         let named: Vec<(String, SharedText)> = texts
             .into_iter()
@@ -352,7 +361,7 @@ impl Texts {
                 pipe.cmd("ZADD").arg(&tenants).arg((now + 2 * kept).as_secs()).arg(name);
             }
             pipe.cmd("ZREMRANGEBYSCORE").arg(&tenants).arg("-inf").arg(now.as_secs());
-            Ok((pipe, named.into_iter().map(|(_, text)| text).collect()))
+            Ok(pipe)
         });
         sealing.await.map_err(|error| Fault::answer(error.to_string()))?
     }

@@ -10,7 +10,7 @@ use super::{
     Backend, Connect, Dialect, HostHeader, Load, Model, Probe, ProbeWhen, Render, Replicas, ServedModel,
     TokenizerSource, VerifyLimits,
 };
-use crate::config::kind::{Kind, base, boolean, form, path, period, ratio, size, text, url, whole, word};
+use crate::config::kind::{Kind, base, boolean, path, period, ratio, size, text, url, whole, word};
 use crate::config::named::FileKind;
 use crate::config::problem::Refusal;
 use crate::config::read::{Item, Section};
@@ -516,8 +516,14 @@ fn windows() -> Kind<Option<Windows>> {
         let every = values::duration(every).filter(|every| *every > window)?;
         Some(Some(Windows { window, every }))
     };
-    let refusal = || {
-        Refusal::new("not a window in a time", "auto|off|WINDOW/EVERY with WINDOW shorter, such as 30s/10m")
+    let read = move |node: &Node| {
+        let allowed = "auto|off|WINDOW/EVERY with WINDOW shorter, such as 30s/10m";
+        let refusal = Refusal::new("not a window in a time", allowed);
+        // YAML 1.1 reads an unquoted `off` as false, and templates still do.
+        let meant = matches!(node.value, Value::Bool(false)).then(|| "off".to_owned());
+        let refusal = Refusal { suggestion: meant, ..refusal };
+        node.text().and_then(parse).ok_or(refusal)
     };
-    form(r"^(auto|off|0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h))$", refusal, parse).shown(|_| json!("auto"))
+    let pattern = r"^(auto|off|0*[1-9]\d*(ms|s|m|h)/\d+(ms|s|m|h))$";
+    Kind::new(json!({ "type": "string", "pattern": pattern }), read).shown(|_| json!("auto"))
 }

@@ -56,8 +56,11 @@ pub struct Exchange {
 
 #[derive(Debug, Default)]
 struct State {
-    texts: VecDeque<SharedText>,
-    /// Tokens of these.
+    /// The texts in the order in which they came, with their numbers.
+    texts: VecDeque<(u64, SharedText)>,
+    /// Number of texts so far.
+    number: u64,
+    /// Tokens of those that wait.
     tokens: usize,
     purges: VecDeque<Purge>,
     /// The id of each key's model, and when a request last used the key.
@@ -69,7 +72,7 @@ impl State {
     fn shrink(&mut self) -> u64 {
         let mut dropped = 0;
         while (self.tokens > WAITING_TOKENS || self.texts.len() > WAITING)
-            && let Some(text) = self.texts.pop_front()
+            && let Some((_, text)) = self.texts.pop_front()
         {
             self.tokens -= text.ids.len();
             dropped += 1;
@@ -77,8 +80,10 @@ impl State {
         dropped
     }
 
-    fn count(&mut self) {
-        self.tokens = self.texts.iter().map(|text| text.ids.len()).sum();
+    /// Keeps those texts alone.
+    fn retain(&mut self, keep: impl Fn(u64, &SharedText) -> bool) {
+        self.texts.retain(|(number, text)| keep(*number, text));
+        self.tokens = self.texts.iter().map(|(_, text)| text.ids.len()).sum();
     }
 }
 
@@ -119,34 +124,28 @@ impl Exchange {
         for Part { ids, lead, chain } in part.pieces(LONGEST) {
             state.tokens += ids.len();
             let (key, model, ids) = (key.clone(), Arc::clone(model), ids.to_vec());
-            state.texts.push_back(SharedText { key, model, ids, lead, chain });
+            let number = state.number;
+            state.number += 1;
+            state.texts.push_back((number, SharedText { key, model, ids, lead, chain }));
         }
         state.shrink()
     }
 
-    /// Takes the texts that wait.
-    pub fn take(&self) -> Vec<SharedText> {
-        let mut state = self.state.lock();
-        state.tokens = 0;
-        std::mem::take(&mut state.texts).into()
+    /// The texts that wait, with their numbers, the oldest first. They wait until
+    /// [`Self::written`].
+    pub fn texts(&self) -> Vec<(u64, SharedText)> {
+        self.state.lock().texts.iter().cloned().collect()
     }
 
-    /// Puts texts back that the store did not take; returns the number of texts that were dropped
-    /// for them.
-    pub fn put_back(&self, texts: Vec<SharedText>) -> u64 {
-        let mut state = self.state.lock();
-        let later = std::mem::replace(&mut state.texts, texts.into());
-        state.texts.extend(later);
-        state.count();
-        state.shrink()
+    /// Removes the texts up to this number, which the store has taken.
+    pub fn written(&self, last: u64) {
+        self.state.lock().retain(|number, _| number > last);
     }
 
     /// Drops the texts of these tenants, or all, that wait.
     pub fn drop_texts(&self, purges: &[Purge]) {
-        let mut state = self.state.lock();
         let all = purges.contains(&None);
-        state.texts.retain(|text| !all && !purges.contains(&text.key.tenant));
-        state.count();
+        self.state.lock().retain(|_, text| !all && !purges.contains(&text.key.tenant));
     }
 
     /// Leaves a purge for the others. If too many wait, they become one of all texts.
@@ -192,20 +191,22 @@ mod tests {
         assert_eq!(give(&exchange, "a", &long), 0);
         let dropped: u64 = (0..100).map(|_| give(&exchange, "b", &long)).sum();
         assert_eq!(dropped, 101 - (WAITING_TOKENS / LONGEST) as u64);
-        let texts = exchange.take();
-        assert!(texts.iter().all(|text| text.key == key("b") && text.ids == long));
-        assert_eq!((texts.len(), exchange.take().len()), (WAITING_TOKENS / LONGEST, 0));
+        let texts = exchange.texts();
+        assert!(texts.iter().all(|(_, text)| text.key == key("b") && text.ids == long));
+        assert_eq!((texts.len(), exchange.texts().len()), (WAITING_TOKENS / LONGEST, texts.len()));
         give(&exchange, "c", &long);
-        assert_eq!(exchange.put_back(texts), 1, "the oldest goes");
-        exchange.drop_texts(&[Some("b".to_owned())]);
-        assert_eq!(exchange.take().len(), 1);
+        exchange.written(texts.last().unwrap().0);
+        assert_eq!(exchange.texts().iter().map(|(_, text)| &text.key).collect::<Vec<_>>(), [&key("c")]);
+        exchange.drop_texts(&[Some("c".to_owned())]);
+        assert!(exchange.texts().is_empty());
         let dropped: u64 = (0..=WAITING).map(|_| give(&exchange, "d", &[1; 8])).sum();
         assert_eq!(dropped, 1);
         exchange.drop_texts(&[None]);
-        assert_eq!(exchange.take().len(), 0);
+        assert!(exchange.texts().is_empty());
         let longer = [&long[..], &long[..100]].concat();
         give(&exchange, "a", &longer);
-        let pieces: Vec<usize> = exchange.take().iter().map(|text| text.ids.len() - text.lead).collect();
+        let pieces: Vec<usize> =
+            exchange.texts().iter().map(|(_, text)| text.ids.len() - text.lead).collect();
         assert_eq!(pieces, [LONGEST, 100]);
     }
 
