@@ -49,7 +49,7 @@ const MAX_COMPILED: usize = 16 << 20;
 pub enum Library {
     /// xgrammar 0.2.8, with as much whitespace between the members of JSON as the model likes.
     Xgrammar,
-    /// llguidance 1.7, with as much whitespace. Of what version is not known, which is enough at
+    /// llguidance 1.7, with as much whitespace. The version here is another one, which is enough at
     /// temperature 0 alone: an answer shows the likeliest tokens only.
     Guidance,
 }

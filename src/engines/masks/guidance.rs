@@ -1,4 +1,6 @@
 //! Grammars as vLLM has them made by llguidance (0.32, `v1/structured_output/backend_guidance.py`).
+//! The version here is a later one than the server's, which may be any 1.7; tests compare their
+//! masks.
 //!
 //! Where its grammar leaves one text only, llguidance also leaves one token only: the first of
 //! those that the tokenizer makes of that text. So the tokenizer is a part of its grammars. Special
@@ -112,6 +114,9 @@ impl Clone for Compiled {
 impl Compiled {
     /// Compiles a grammar as vLLM has it compiled.
     pub fn new(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Self, MaskError> {
+        if has_options(&grammar.language) {
+            return Err(MaskError::Guidance("options of llguidance in a schema".to_owned()));
+        }
         if longest(&grammar.language) > MAX_LENGTH {
             return Err(MaskError::TooLong(MAX_LENGTH));
         }
@@ -125,8 +130,14 @@ impl Compiled {
     }
 }
 
-/// The longest text that a grammar spells out or counts, characters: each of a counted text needs up
-/// to seven states of the lexer, and a text that is spelled out is made into tokens at each of its places.
+/// True if a schema sets options of llguidance, which versions read otherwise.
+fn has_options(language: &Language) -> bool {
+    matches!(language, Language::Json(schema) if schema.get("x-guidance").is_some())
+}
+
+/// The longest text that a grammar spells out or counts, characters: each of a counted text needs
+/// up to seven states of the lexer, and a text that is spelled out is made into tokens at each of
+/// its places.
 fn longest(language: &Language) -> usize {
     match language {
         Language::JsonObject | Language::Lark(_) => 0,

@@ -191,10 +191,15 @@ fn llguidance_forces_the_tokens_of_a_text_that_it_forces() {
     let whole = ids(&tokenizer, "country");
     assert_eq!(forced, whole[..1]);
     assert!(!ids(&tokenizer, "c").iter().any(|&shorter| place.allows(shorter)));
-    assert!(matches!(
-        Compiled::new(Library::Guidance, &Rules::Tag("{}".into()), &vocabulary),
-        Err(MaskError::Tag)
-    ));
+    for (rules, refused) in [
+        (Rules::Tag("{}".into()), MaskError::Tag),
+        (
+            asked(Language::Json(json!({"type": "string", "x-guidance": {"lenient": true}}))),
+            MaskError::Guidance("options of llguidance in a schema".to_owned()),
+        ),
+    ] {
+        assert_eq!(Compiled::new(Library::Guidance, &rules, &vocabulary).err(), Some(refused));
+    }
 }
 
 #[test]

@@ -112,7 +112,7 @@ const SHOWN: usize = 16;
 const OTHER_LIBRARY: &str =
     "the server does not make its grammars by xgrammar 0.2.8 or llguidance 1.7 with free whitespace";
 /// The reason for which grammars of llguidance are followed at temperature 0 alone: its version is
-/// not known, and an answer shows the likeliest tokens only.
+/// another one, and an answer shows the likeliest tokens only.
 const SAMPLED: &str = "grammars of llguidance are not followed above temperature 0";
 
 /// The proof that an answer of the server's own can give of its grammar.
