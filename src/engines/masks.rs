@@ -154,7 +154,7 @@ pub struct Compiled {
 
 #[derive(Clone)]
 enum Start {
-    Xgrammar(GrammarMatcher),
+    Xgrammar(Box<GrammarMatcher>),
     Guidance(Box<guidance::Compiled>),
 }
 
@@ -173,7 +173,7 @@ impl Compiled {
             return Err(MaskError::TooDeep);
         }
         let start = match (library, rules) {
-            (Library::Xgrammar, _) => Start::Xgrammar(Self::xgrammar(rules, &text)?),
+            (Library::Xgrammar, _) => Start::Xgrammar(Box::new(Self::xgrammar(rules, &text)?)),
             (Library::Guidance, Rules::Asked(grammar)) => {
                 Start::Guidance(Box::new(guidance::Compiled::new(vocabulary, grammar)?))
             }
@@ -208,7 +208,7 @@ impl Compiled {
     /// The beginning of an output under it.
     pub fn begin(&self) -> Place {
         let walk = match &self.start {
-            Start::Xgrammar(matcher) => Walk::Xgrammar(Box::new(matcher.clone())),
+            Start::Xgrammar(matcher) => Walk::Xgrammar(matcher.clone()),
             Start::Guidance(compiled) => Walk::Guidance(Box::new(compiled.begin())),
         };
         Place { walk, tokens: Vec::new(), lost: false, tokenizer: Arc::clone(self.vocabulary.tokenizer()) }

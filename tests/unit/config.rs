@@ -697,8 +697,9 @@ fn the_schema_that_is_shipped_is_the_reader_s_and_takes_what_it_takes() {
 }
 
 /// The same for the process file.
-const BEYOND_THE_PROCESS_SCHEMA: [&str; 16] = [
+const BEYOND_THE_PROCESS_SCHEMA: [&str; 17] = [
     "a key twice",
+    "a key for shared texts without a store",
     // The YAML reader of this test reads YAML 1.1's `yes` as `true`.
     "truth values as words",
     "a network that is none",

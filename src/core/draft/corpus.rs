@@ -112,7 +112,7 @@ pub struct Part<'a> {
     pub chain: u64,
 }
 
-impl<'a> Part<'a> {
+impl Part<'_> {
     /// The same as parts of at most `most` new tokens each, a multiple of 128.
     pub fn pieces(self, most: usize) -> Vec<Self> {
         let (mut pieces, mut chain, mut at) = (Vec::new(), self.chain, self.lead);

@@ -6,6 +6,7 @@
 //! those that the tokenizer makes of that text. So the tokenizer is a part of its grammars. Special
 //! tokens, and added ones in angle brackets, are no text.
 
+use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
@@ -82,9 +83,12 @@ fn factory(tokenizer: &Arc<Tokenizer>) -> Result<ParserFactory, String> {
     if !added.iter().all(|&id| is_mark(id)) {
         return Err("llguidance is not followed with added tokens that are text".to_owned());
     }
-    let spelled = |id: TokenId| match tokenizer.is_special(id) || added.binary_search(&id).is_ok() {
-        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], name(id).as_bytes()].concat(),
-        false => tokenizer.spelling(id).unwrap_or_default(),
+    let spelled = |id: TokenId| {
+        if tokenizer.is_special(id) || added.binary_search(&id).is_ok() {
+            [&[TokTrie::SPECIAL_TOKEN_MARKER], name(id).as_bytes()].concat()
+        } else {
+            tokenizer.spelling(id).unwrap_or_default()
+        }
     };
     let words: Vec<Vec<u8>> = (0..tokenizer.end()).map(spelled).collect();
     // The token that ends a text is not asked for here: the server alone knows it.
@@ -198,12 +202,19 @@ fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, MaskError> {
 
 /// A text as JSON without control characters, which Lark does not take, as Python writes it.
 fn quoted(text: &str) -> String {
-    let escaped = |character: char| match character {
-        '"' | '\\' => format!("\\{character}"),
-        ' '..='~' => character.to_string(),
-        _ => character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
-    };
-    format!("\"{}\"", text.chars().map(escaped).collect::<String>())
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            ' '..='~' => quoted.push(character),
+            _ => {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(quoted, "\\u{unit:04x}");
+                }
+            }
+        }
+    }
+    quoted + "\""
 }
 
 fn start(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<Matcher, String> {

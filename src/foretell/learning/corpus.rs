@@ -205,17 +205,17 @@ impl CorpusHandle {
     /// # Errors
     /// [`SnapshotError::Stopped`], or [`SnapshotError::File`]: the snapshot may still have them.
     pub fn clear(&self, tenant: Option<&str>) -> Result<usize, SnapshotError> {
-        self.clear_each(vec![tenant.map(ToOwned::to_owned)])
+        self.clear_each(&[tenant.map(ToOwned::to_owned)])
     }
 
     /// As [`Self::clear`], of several tenants.
     ///
     /// # Errors
     /// As [`Self::clear`].
-    pub fn clear_each(&self, purges: Vec<Purge>) -> Result<usize, SnapshotError> {
-        let gone = self.ask(|reply| Note::Clear(purges.clone(), reply));
+    pub fn clear_each(&self, purges: &[Purge]) -> Result<usize, SnapshotError> {
+        let gone = self.ask(|reply| Note::Clear(purges.to_vec(), reply));
         if let Some(exchange) = &self.shared.exchange {
-            exchange.drop_texts(&purges);
+            exchange.drop_texts(purges);
         }
         gone
     }
@@ -473,7 +473,7 @@ impl Worker {
             None => self.publish(&[], shared, now),
             Some(Note::Learn(contribution)) => {
                 shared.waiting.fetch_sub(contribution.tokens(), Ordering::Relaxed);
-                let cleared = self.is_cleared(&contribution.owner, contribution.generation);
+                let cleared = self.is_cleared(contribution.owner.as_ref(), contribution.generation);
                 let changed = if cleared { Vec::new() } else { self.learn(&contribution, shared, now) };
                 self.publish(&changed, shared, now);
             }
@@ -508,9 +508,10 @@ impl Worker {
 
     /// True if this tenant, or all tenants, were cleared since the number of clears was
     /// `generation`.
-    fn is_cleared(&self, owner: &Option<Arc<str>>, generation: u64) -> bool {
-        let of = |tenant: &Option<Arc<str>>| self.cleared.get(tenant).is_some_and(|&at| at > generation);
-        of(&None) || (owner.is_some() && of(owner))
+    fn is_cleared(&self, owner: Option<&Arc<str>>, generation: u64) -> bool {
+        let of =
+            |tenant: Option<&Arc<str>>| self.cleared.get(&tenant.cloned()).is_some_and(|&at| at > generation);
+        of(None) || (owner.is_some() && of(owner))
     }
 
     /// Adds texts of other sidecars; returns the keys that have changed.
@@ -519,7 +520,7 @@ impl Worker {
         for Received { key, ids, lead, chain, age } in texts {
             let owner: Option<Arc<str>> = key.tenant.as_deref().map(Into::into);
             let part = Part { ids, lead: *lead, chain: *chain };
-            let is_new = !self.is_cleared(&owner, generation)
+            let is_new = !self.is_cleared(owner.as_ref(), generation)
                 && self.memory.learn_part(key, owner.as_ref(), part, before(now, *age)).is_some();
             changed.extend(is_new.then(|| key.clone()));
         }

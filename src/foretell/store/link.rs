@@ -28,6 +28,9 @@ const KEYS_AT_ONCE: usize = 32;
 /// An entry of a stream: its id, and the value of its first field.
 pub type Entry = (String, Vec<u8>);
 
+/// Streams with their entries: the fields of each, names and values in turn.
+type Streams = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
+
 /// A connection to the store. Its task ends with it.
 pub struct Link {
     connection: MultiplexedConnection,
@@ -126,7 +129,6 @@ impl Link {
         let (names, ids): (Vec<&str>, Vec<&str>) =
             streams.iter().map(|(name, id)| (*name, id.as_str())).unzip();
         command.arg(names).arg(ids);
-        type Streams = Vec<(String, Vec<(String, Vec<Vec<u8>>)>)>;
         let read: Option<Streams> = command.query_async(&mut self.connection).await?;
         let value =
             |(id, fields): (String, Vec<Vec<u8>>)| (id, fields.into_iter().nth(1).unwrap_or_default());

@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::link::{Entry, Link};
 use super::{Fault, WITHIN, millis};
 use crate::clock::unix_now;
-use crate::learning::cipher::{Cipher, KeyError, SecretKey};
-use crate::learning::corpus::exchange::{LONGEST, Purge, SharedText, Wanted};
+use crate::learning::cipher::{Cipher, KeyError, SecretKey, hexadecimal};
+use crate::learning::corpus::exchange::{Exchange, LONGEST, Purge, SharedText, Wanted};
 use crate::learning::corpus::{CorpusHandle, Received};
 use foretell_core::units::TokenId;
 
@@ -101,7 +101,7 @@ impl Texts {
     pub fn new(corpus: CorpusHandle, key: &SecretKey, prefix: &str, own: &str) -> Result<Self, KeyError> {
         let cipher = Arc::new(Cipher::new(&key.derived("foretell texts"))?);
         let names = key.derived("foretell tenants");
-        let id = hexadecimal(&key.derived("foretell key").hash(b""), 4);
+        let id = short(&key.derived("foretell key").hash(b""), 4);
         let place = |kind: &str| format!("{prefix}:{kind}:{id}");
         let places = Places { texts: place("texts"), purges: place("purges"), tenants: place("tenants") };
         let (read, purged, own) = (HashMap::new(), HashMap::new(), own.to_owned());
@@ -162,7 +162,7 @@ impl Texts {
     /// Clears texts, also if the exchange ends meanwhile.
     async fn clear(&self, purges: Vec<Purge>) -> Result<(), Fault> {
         let (corpus, number) = (self.corpus.clone(), purges.len());
-        let cleared = tokio::task::spawn_blocking(move || corpus.clear_each(purges)).await;
+        let cleared = tokio::task::spawn_blocking(move || corpus.clear_each(&purges)).await;
         match cleared.map_err(|error| Fault::answer(error.to_string()))? {
             Ok(texts) => tracing::info!(purges = number, texts, "texts cleared in the whole fleet"),
             Err(error) => {
@@ -314,7 +314,7 @@ impl Texts {
     /// True if a tenant was purged after the purge that a text's sidecar had read last, or a purge
     /// of it waits for the store.
     fn is_purged(&self, tenant: &Purge, read: Id) -> bool {
-        let waiting = self.corpus.exchange().map(|exchange| exchange.purges()).unwrap_or_default();
+        let waiting = self.corpus.exchange().map(Exchange::purges).unwrap_or_default();
         let is =
             |of: &&Purge| waiting.contains(of) || self.purged.get(of).is_some_and(|&purged| purged > read);
         [&None, tenant].iter().any(is)
@@ -372,7 +372,7 @@ impl Texts {
 
     /// The name of a tenant's stream.
     fn name(&self, tenant: &str) -> String {
-        hexadecimal(&self.names.hash(tenant.as_bytes()), 16)
+        short(&self.names.hash(tenant.as_bytes()), 16)
     }
 }
 
@@ -396,6 +396,7 @@ fn written((at, number): Id) -> String {
     format!("{at}-{number}")
 }
 
-fn hexadecimal(bytes: &[u8], length: usize) -> String {
-    bytes.iter().take(length).map(|byte| format!("{byte:02x}")).collect()
+/// The first `length` bytes of a hash, as digits.
+fn short(hash: &[u8], length: usize) -> String {
+    hexadecimal(hash.get(..length).unwrap_or(hash))
 }

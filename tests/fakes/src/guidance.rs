@@ -36,9 +36,9 @@ impl Guidance {
     pub fn new(toy: &Toy) -> Self {
         let words = Words::of(&toy.folder);
         let size = toy.vocabulary() as TokenId;
-        let marked = |id| match words.is_special(id) {
-            true => [&[TokTrie::SPECIAL_TOKEN_MARKER], words.bytes(id).as_slice()].concat(),
-            false => words.bytes(id),
+        let marked = |id| {
+            let mark: &[u8] = if words.is_special(id) { &[TokTrie::SPECIAL_TOKEN_MARKER] } else { &[] };
+            [mark, &words.bytes(id)].concat()
         };
         let marked: Vec<Vec<u8>> = (0..size).map(marked).collect();
         let trie = TokTrie::from(&TokRxInfo::new(size, toy.eos()), &marked);

@@ -42,7 +42,7 @@ impl Compiler {
     pub fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, String> {
         match self {
             Self::Xgrammar(compiler) => compiler.mask(spec, stops).map_err(|error| error.to_string()),
-            Self::Guidance(compiler) => compiler.mask(spec, stops).map(Mask::Guidance),
+            Self::Guidance(compiler) => compiler.mask(spec, stops).map(Box::new).map(Mask::Guidance),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Xgrammar {
         let stops = stops.iter().map(|&id| id as i32).collect();
         let matcher = GrammarMatcher::with_options(&compiled, Some(stops), false, None);
         let bits = xgrammar::allocate_token_bitmask(1, size);
-        Ok(Mask::Xgrammar(matcher.expect("stop tokens of the vocabulary"), bits))
+        Ok(Mask::Xgrammar(Box::new(matcher.expect("stop tokens of the vocabulary")), bits))
     }
 
     fn compile(&self, spec: &Spec) -> Result<CompiledGrammar, CompileError> {
@@ -97,8 +97,8 @@ impl Xgrammar {
 /// The place of an output in its grammar.
 #[derive(Clone, Debug)]
 pub enum Mask {
-    Xgrammar(GrammarMatcher, Vec<i32>),
-    Guidance(guidance::Mask),
+    Xgrammar(Box<GrammarMatcher>, Vec<i32>),
+    Guidance(Box<guidance::Mask>),
 }
 
 impl Mask {

@@ -102,7 +102,7 @@ async fn a_tenant_drafts_from_its_texts_at_another_sidecar() {
     send(&second, TENANT, 50).await;
     until_texts(&second, TENANT, 2).await;
     until_texts(&first, TENANT, 2).await;
-    assert_eq!(metric(second.admin, RECEIVED).await, 1.0);
+    assert_eq!(metric(second.admin, RECEIVED).await as u64, 1);
 
     let again = send(&second, TENANT, 1).await;
     assert_eq!((&again.plain, &again.ids), (&alone.plain, &alone.ids));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::clock::unix_now;
+use crate::learning::cipher::hexadecimal;
 use crate::learning::snapshot::{self, SnapshotError};
 use foretell_core::draft::corpus::{Corpus, Key, Text};
 use foretell_core::units::{Tick, TokenId};
@@ -106,12 +107,4 @@ pub(super) fn read(file: &Path, max_bytes: u64) -> Result<Vec<Line>, SnapshotErr
         Ok(line)
     };
     lines.map(aged).collect()
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

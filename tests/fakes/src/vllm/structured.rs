@@ -71,9 +71,12 @@ impl Vllm {
                 strict: library != Library::MoreMembers,
             };
             let toy = &self.house.toy;
-            let new = || match guidance {
-                true => Compiler::Guidance(Guidance::new(toy)),
-                false => Compiler::Xgrammar(Xgrammar::new(toy, library != Library::Unknown, layout)),
+            let new = || {
+                if guidance {
+                    Compiler::Guidance(Guidance::new(toy))
+                } else {
+                    Compiler::Xgrammar(Xgrammar::new(toy, library != Library::Unknown, layout))
+                }
             };
             Arc::clone(known.get_or_insert_with(|| Arc::new(new())))
         };
