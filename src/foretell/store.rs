@@ -8,7 +8,7 @@
 //! Keys, behind the name of the fleet: `KEY:sidecars`, a sorted set of `VERSION/NAME` by the time
 //! of the last write; `KEY:VERSION:sidecar:NAME`, the measurements of one sidecar;
 //! `KEY:VERSION:window:PROCESS`, the start of the next plain window of an engine's process. Texts,
-//! where policies share them: see [`texts`].
+//! where policies share them: `store/texts.rs`.
 
 mod entry;
 mod fault;

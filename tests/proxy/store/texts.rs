@@ -76,6 +76,21 @@ async fn share(from: &Proxy, to: &Proxy, number: u32) {
     }
 }
 
+/// Two sidecars that have each other's texts of two tenants.
+async fn pair(engine: &Fake<Vllm>, server: &Server, key: &str) -> [Proxy; 2] {
+    let url = server.url();
+    let both = [sidecar(engine, &url, key, true).await, sidecar(engine, &url, key, true).await];
+    for (proxy, number) in both.iter().zip([1, 50]) {
+        send(proxy, TENANT, number).await;
+        send(proxy, "other", number + 1).await;
+    }
+    for proxy in &both {
+        until_texts(proxy, TENANT, 2).await;
+        until_texts(proxy, "other", 2).await;
+    }
+    both
+}
+
 /// All that the store holds, as text.
 fn everything(server: &Server) -> String {
     let dump = |key: &String| match key.as_str() {
@@ -166,15 +181,7 @@ async fn what_others_write_into_a_stream_is_left_out() {
     let Some(server) = Server::start(&[]).await else { return };
     let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
     let key = key(folder.path(), 'a');
-    let first = sidecar(&engine, &server.url(), &key, true).await;
-    let second = sidecar(&engine, &server.url(), &key, true).await;
-    for (proxy, number) in [(&first, 1), (&second, 50)] {
-        send(proxy, TENANT, number).await;
-        send(proxy, "other", number + 1).await;
-    }
-    for (proxy, tenant) in [(&first, TENANT), (&second, TENANT), (&first, "other"), (&second, "other")] {
-        until_texts(proxy, tenant, 2).await;
-    }
+    let [first, second] = pair(&engine, &server, &key).await;
     // Random bytes, none at all, and the texts of one tenant moved to the other.
     let [one, other]: [String; 2] = server.keys("foretell:1:texts:*").try_into().unwrap();
     server.command(&["XADD", &one, "*", "t", "no text of this fleet, but long enough for one"]);
@@ -196,15 +203,7 @@ async fn texts_that_are_cleared_at_one_sidecar_are_gone_from_all_and_from_the_st
     let Some(mut server) = Server::start(&[]).await else { return };
     let (engine, folder) = (engine(Pace::default()).await, tempfile::tempdir().unwrap());
     let key = key(folder.path(), 'a');
-    let first = sidecar(&engine, &server.url(), &key, true).await;
-    let second = sidecar(&engine, &server.url(), &key, true).await;
-    for (proxy, number) in [(&first, 1), (&second, 50)] {
-        send(proxy, TENANT, number).await;
-        send(proxy, "other", number + 1).await;
-    }
-    until_texts(&first, TENANT, 2).await;
-    until_texts(&second, TENANT, 2).await;
-    until_texts(&second, "other", 2).await;
+    let [first, second] = pair(&engine, &server, &key).await;
     first.post(&format!("/api/corpus/clear?tenant={TENANT}")).await;
     until_texts(&second, TENANT, 0).await;
     until_texts(&first, TENANT, 0).await;
