@@ -162,7 +162,7 @@ fn longest_of(schema: &Value) -> usize {
                 ("enum", Value::Array(texts)) => {
                     texts.iter().filter_map(Value::as_str).map(str::len).max().unwrap_or(0)
                 }
-                ("description" | "title", _) => 0,
+                ("description" | "title", Value::String(_)) => 0,
                 (_, value) => counted(name).max(longest_of(value)),
             };
             members.iter().map(member).max().unwrap_or(0)

@@ -264,6 +264,7 @@ fn a_hostile_grammar_is_refused_or_cheap() {
         "letters",
         "repeated",
         "words",
+        "description",
         "long",
         "forced",
     ];
@@ -281,6 +282,12 @@ fn a_hostile_grammar_is_refused_or_cheap() {
         ("counted", Language::Json(properties(60, json!({"minProperties": 10, "maxProperties": 50})))),
         ("length", Language::Json(json!({"type": "string", "maxLength": 1_000_000_000}))),
         ("long", Language::Json(json!({"const": "x".repeat(3_000)}))),
+        (
+            "description",
+            Language::Json(
+                json!({"type": "object", "properties": {"description": {"type": "string", "maxLength": 9_000}}}),
+            ),
+        ),
         ("forced", Language::Regex("a{9000}".to_owned())),
         ("items", Language::Json(json!({"type": "array", "minItems": 1_000_000}))),
         ("alternatives", Language::Regex("(a|a)*b".to_owned())),
