@@ -28,7 +28,7 @@ use crate::openai::{Grammar, Language};
 use crate::parse::{ReasoningEnds, Unsure};
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
-pub use guidance::Vocabulary;
+pub use guidance::{Vocabulary, in_words};
 
 /// Maximum size of a grammar, bytes of its JSON.
 const MAX_GRAMMAR: usize = 32 << 10;

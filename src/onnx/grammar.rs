@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use foretell_core::units::TokenId;
+use foretell_engines::masks::in_words;
 use foretell_engines::openai::{Grammar, Language};
 use foretell_engines::text::Tokenizer;
 
@@ -29,8 +30,6 @@ const LEXER_STATES: usize = 10_000;
 /// Maximum items of the parser at one byte: steps of a very ambiguous grammar get longer with each
 /// token, and all requests wait for them. An object of 200 optional properties is below it.
 const ROW_ITEMS: usize = 1_000;
-/// Length of an error of llguidance in an answer, characters.
-const ERROR_LENGTH: usize = 400;
 
 const TOO_LARGE: &str = "the grammar needs too much memory or time";
 /// Whitespace between the tokens of JSON: a space, or a new line with its indentation. Without a
@@ -225,12 +224,6 @@ impl Source {
         let mut walk = self.start().ok()?;
         walk.matcher.consume_tokens(output).ok().map(|()| walk)
     }
-}
-
-/// An error of llguidance in one line.
-fn in_words(error: &str) -> String {
-    let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
-    words.join(" ").chars().take(ERROR_LENGTH).collect()
 }
 
 impl Place {

@@ -229,7 +229,7 @@ fn start(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<Matcher, S
 }
 
 /// An error of llguidance in one line.
-fn in_words(error: &str) -> String {
+pub fn in_words(error: &str) -> String {
     let words: Vec<&str> = error.trim_end_matches("<non-verbose/>").split_whitespace().collect();
     words.join(" ").chars().take(400).collect()
 }

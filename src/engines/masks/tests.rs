@@ -177,6 +177,19 @@ fn a_long_counted_text_is_followed_to_its_end() {
     }
 }
 
+/// Its masks depend on the tokens of forced texts, which are compared for vocabularies of bytes.
+#[test]
+fn llguidance_is_not_followed_with_a_vocabulary_of_words() {
+    let words = json!({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"yes": 0, "no": 1}, "unk_token": "no"}});
+    let tokenizer = Tokenizer::from_bytes(words.to_string().as_bytes()).unwrap();
+    let vocabulary = Vocabulary::new(Arc::new(tokenizer));
+    let rules = asked(Language::Choice(vec!["yes".to_owned()]));
+    assert!(matches!(Compiled::new(Library::Guidance, &rules, &vocabulary), Err(MaskError::Guidance(_))));
+    assert!(Compiled::new(Library::Xgrammar, &rules, &vocabulary).is_ok());
+}
+
 /// Where one text is left, its first token is.
 #[test]
 fn llguidance_forces_the_tokens_of_a_text_that_it_forces() {

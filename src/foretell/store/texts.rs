@@ -283,6 +283,9 @@ impl Texts {
             entries.into_iter().map(open).collect::<Vec<_>>()
         });
         let entries = opening.await.map_err(|error| Fault::answer(error.to_string()))?;
+        // Purges that still wait for the store count too.
+        let waiting = self.corpus.exchange().map(Exchange::purges).unwrap_or_default();
+        let waits = |tenant: &Purge| waiting.contains(&None) || waiting.contains(tenant);
         let (now, mut last, mut unreadable) = (millis(unix_now()), None, 0);
         let mut texts = Vec::new();
         for (id, text) in entries {
@@ -299,7 +302,7 @@ impl Texts {
             let Text { purge, model, vocabulary, ids, lead, chain, .. } = text;
             let fits = |wanted: &&Wanted| *wanted.model == *model && wanted.key.vocabulary == vocabulary;
             for Wanted { key, .. } in keys.iter().filter(fits) {
-                if !self.is_purged(&key.tenant, purge) {
+                if !waits(&key.tenant) && !self.is_purged(&key.tenant, purge) {
                     texts.push(Received { key: key.clone(), ids: ids.clone(), lead, chain, age });
                 }
             }
@@ -311,13 +314,9 @@ impl Texts {
         Ok(Some(unreadable))
     }
 
-    /// True if a tenant was purged after the purge that a text's sidecar had read last, or a purge
-    /// of it waits for the store.
+    /// True if a tenant was purged after the purge that a text's sidecar had read last.
     fn is_purged(&self, tenant: &Purge, read: Id) -> bool {
-        let waiting = self.corpus.exchange().map(Exchange::purges).unwrap_or_default();
-        let is =
-            |of: &&Purge| waiting.contains(of) || self.purged.get(of).is_some_and(|&purged| purged > read);
-        [&None, tenant].iter().any(is)
+        [&None, tenant].iter().any(|of| self.purged.get(of).is_some_and(|&purged| purged > read))
     }
 
     /// Writes the texts that wait.

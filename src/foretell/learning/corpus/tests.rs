@@ -4,6 +4,7 @@
 use std::io::Write;
 
 use super::*;
+use foretell_core::draft::Scope;
 use foretell_core::draft::suffix::{Finder, Rules, Shape};
 
 fn key(tenant: &str) -> Key {
