@@ -15,6 +15,7 @@ pub mod gates;
 mod grammar;
 mod head;
 pub mod live;
+mod logprobs;
 mod masks;
 pub mod mode;
 mod parsing;
@@ -57,6 +58,7 @@ use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
+use foretell_core::session::accept::Accept;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Request, Route, Sampling};
@@ -151,6 +153,9 @@ impl SessionRunner {
         if !grammar.is_native(identity, request) {
             return Some(Permission::Plain(PlainReason::Grammar));
         }
+        if let Some(narrowed) = logprobs::permission(identity, request, &traits) {
+            return Some(narrowed);
+        }
         let followed = self.followed(identity, request, &traits, &grammar);
         let chat = request.route == Route::Chat;
         match chat.then(|| parsing::permission(identity, request, &traits)).flatten() {
@@ -178,7 +183,8 @@ impl SessionRunner {
         let followed = self.followed(identity, request, &traits, &grammar);
         let unknown = !grammar.is_native(identity, request);
         let note = followed.and_then(|followed| followed.note()).or_else(|| unknown.then(|| grammar.note()));
-        parsing::note(identity, request, &traits).into_iter().chain(note).collect()
+        let texts = logprobs::note(identity, request, &traits);
+        parsing::note(identity, request, &traits).into_iter().chain(note).chain(texts).collect()
     }
 
     /// Makes every decision that precedes the first call; the error is the reason for a relay.
@@ -235,6 +241,11 @@ impl SessionRunner {
         if samples {
             drafting.sample(fresh_seed());
         }
+        // A token that the target did not take has no log-probability in its answers.
+        let accept = match request.sampling.logprobs {
+            Some(_) => Accept::default(),
+            None => ruling.rules.accept.clone(),
+        };
         let rules = Rules {
             permission,
             holdback: drawn.held_back,
@@ -246,6 +257,7 @@ impl SessionRunner {
             verify_timeout: self.setup.verify_timeout,
             draft_timeout: self.setup.draft_timeout,
             shared: draft::Shared { spelling: Some(spelling), schema, ..remembering.shared() },
+            accept,
             ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are
@@ -280,13 +292,15 @@ impl SessionRunner {
 
     /// True if drafts are sampled rather than drawn with the target's own noise. Requires a target
     /// in this process, whose distributions are available. Ruled out by a client's seed, which
-    /// makes the text a function of the target's noise; by lossy rules; by lookups, whose drafts
+    /// makes the text a function of the target's noise; by log-probabilities, which these answers
+    /// do not have; by lossy rules; by lookups, whose drafts
     /// are merged with the model's; and by a draft timeout, which could be met or missed depending
     /// on the tokens drawn.
     fn samples(&self, ruling: &Ruling, exchange: &Exchange) -> bool {
         let asked = &exchange.request.sampling;
         let Rules { methods, accept, lookups, .. } = &ruling.rules;
-        let free = asked.seed.is_none() && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
+        let plain = asked.seed.is_none() && asked.logprobs.is_none();
+        let free = plain && ruling.sampling.temperature > 0.0 && !accept.is_lossy();
         let alone = lookups.is_empty() && self.setup.draft_timeout.is_none();
         free && alone && exchange.replica.is_here() && methods.first() == Some(&VerifyMethod::Tree)
     }

@@ -113,6 +113,8 @@ pub struct Answer {
     pub usage: Value,
     pub ids: Vec<u32>,
     pub prompt_ids: Vec<u32>,
+    /// `logprobs` of all choices, their lists joined; null if there are none.
+    pub logprobs: Value,
     told: Value,
     pub message: Message,
 }
@@ -123,6 +125,7 @@ impl Answer {
             if ask.stream && message.head.status() == 200 { events(&message) } else { vec![message.json()] };
         let mut plain = Plain { status: message.head.status(), ..Plain::default() };
         let (mut usage, mut ids, mut prompt_ids) = (Value::Null, Vec::new(), Vec::new());
+        let mut logprobs = Value::Null;
         for value in &values {
             for choice in value["choices"].as_array().into_iter().flatten() {
                 let texts = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
@@ -137,6 +140,7 @@ impl Answer {
                     plain.stop.push_str(&choice[name].to_string().replace("null", ""));
                 }
                 ids.extend(numbers(&choice["token_ids"]));
+                join(&mut logprobs, &choice["logprobs"]);
                 prompt_ids.extend(numbers(&choice["prompt_token_ids"]));
             }
             prompt_ids.extend(numbers(&value["prompt_token_ids"]));
@@ -147,7 +151,7 @@ impl Answer {
         plain.completion_tokens = usage["completion_tokens"].as_u64().unwrap_or(u64::MAX);
         plain.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or(u64::MAX);
         let told = told(&usage, &message);
-        Self { plain, usage, ids, prompt_ids, told, message }
+        Self { plain, usage, ids, prompt_ids, logprobs, told, message }
     }
 
     /// Path and reason: from usage if the request was speculated on, else from header fields or
@@ -172,6 +176,16 @@ fn told(usage: &Value, message: &Message) -> Value {
     };
     json!({"path": path, "reason": field("x-foretell-reason"), "policy": field("x-foretell-policy"), "rounds": 0,
         "drafted": 0, "accepted": 0, "drift": {"charged": 0.0, "rate": 0.0, "substitutions": 0}})
+}
+
+/// Joins the lists of log-probabilities.
+fn join(all: &mut Value, more: &Value) {
+    for (name, list) in more.as_object().into_iter().flatten() {
+        match all.get_mut(name).and_then(Value::as_array_mut) {
+            Some(known) => known.extend(list.as_array().unwrap().iter().cloned()),
+            None => all[name] = list.clone(),
+        }
+    }
 }
 
 fn numbers(value: &Value) -> Vec<u32> {

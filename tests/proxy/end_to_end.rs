@@ -8,7 +8,7 @@ mod faults;
 #[cfg(feature = "onnx")]
 mod heads;
 mod here;
-mod house;
+pub mod house;
 mod middlebox;
 pub mod model;
 mod official_client;

@@ -13,6 +13,7 @@ mod engine_faults;
 mod fleet;
 mod gateway;
 mod groups;
+mod logprobs;
 mod parsers;
 mod probe;
 mod reasons;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Call, Chunk, Context, Dialect, PromptAnswer, Refusal, RequestKind, Round, Unreadable, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Grammar, Language, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Grammar, Language, Listed, Request, Route, Sampling};
 use crate::parse::{Forced, Parsers, call_grammar};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -143,6 +143,9 @@ pub struct Engine {
     /// It may make its grammars by a library that is known here, so that output under a grammar can
     /// be held against that.
     pub masks: bool,
+    /// It lists log-probabilities by token ids, with every verification method and in later plain
+    /// requests.
+    pub logprobs: bool,
     /// Tokens that a head of its model can propose with an answer; 0 if it has none.
     pub proposes: usize,
     /// Its own speculative decoding is switched on.
@@ -227,6 +230,7 @@ impl Engine {
             unparsed: false,
             continues_grammar: false,
             masks: false,
+            logprobs: false,
             proposes: 0,
             speculates: false,
             chat_defaults: None,
@@ -296,6 +300,9 @@ impl Engine {
         if request.forced.is_some() && sampling.grammar.is_none() && !self.follows_tag(request, sampling) {
             return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
+        if sampling.logprobs.is_some() && !self.lists(request, sampling) {
+            return Some(Refused::by(RelayReason::Parameter, "logprobs"));
+        }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
         if seeded && self.noise == Noise::Call {
             let seed = sampling.seed.map_or("temperature", |_| "seed");
@@ -338,6 +345,14 @@ impl Engine {
         let reasons = self.parsers.reasoning.is_some();
         let ends = !reasons || (request.route == Route::Chat && self.parsers.end_reasoning_by_token());
         self.masks && scores && ends && free
+    }
+
+    /// True if the log-probabilities of this output can be written here: those of a text that no
+    /// parser takes apart and no grammar binds, where others are masked.
+    fn lists(&self, request: &Request, sampling: &Sampling) -> bool {
+        let chat = request.route == Route::Chat;
+        let parsed = chat && self.parsers.apply(request.tools && !request.bars_tools);
+        self.logprobs && !parsed && sampling.grammar.is_none() && request.forced.is_none()
     }
 
     /// When calls are the finish reason of the answer to this request.
@@ -461,6 +476,11 @@ impl Engine {
     /// See [`super::Codec::again`].
     pub fn again(&self, round: &Round<'_>, asked: &VerifyRequest) -> Option<VerifyRequest> {
         self.dialect.codec().again(self, round, asked)
+    }
+
+    /// See [`super::Codec::listed`].
+    pub fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
+        self.dialect.codec().listed(round, asked, bodies)
     }
 
     /// See [`super::Codec::result`].

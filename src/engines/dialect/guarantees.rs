@@ -17,7 +17,7 @@ use foretell_core::words::{RelayReason, VerifyMethod};
 /// The engines that can verify, each in its most common configuration.
 fn engines() -> Vec<Engine> {
     let usual = |dialect: Dialect| {
-        let Usual { methods, noise, seeded, continues_grammar, masks } = dialect.quirks().usual?;
+        let Usual { methods, noise, seeded, continues_grammar, masks, logprobs } = dialect.quirks().usual?;
         Some(Engine {
             methods: methods.to_vec(),
             noise,
@@ -31,6 +31,7 @@ fn engines() -> Vec<Engine> {
             may_end: vec![0],
             continues_grammar,
             masks,
+            logprobs,
             unparsed: true,
             ..Engine::new(dialect, MODEL, "1")
         })
@@ -115,7 +116,7 @@ fn plain(route: Route, temperature: f64) -> Map<String, Value> {
 }
 
 /// A value of a carried parameter that changes something; `None` for those that every request has.
-fn sample(field: Field) -> Option<Value> {
+fn sample(field: Field, route: Route) -> Option<Value> {
     Some(match field {
         Field::Model
         | Field::Prompt
@@ -147,6 +148,9 @@ fn sample(field: Field) -> Option<Value> {
         Field::ParallelToolCalls => json!(false),
         Field::ResponseFormat => json!({ "type": "json_object" }),
         Field::StructuredOutputs => json!({ "json_object": true }),
+        Field::Logprobs if route == Route::Completions => json!(2),
+        Field::Logprobs => json!(true),
+        Field::TopLogprobs => json!(0),
     })
 }
 
@@ -182,7 +186,7 @@ pub fn reference() -> String {
         line(&mut text, &format!("**{name}**, plain"), route, |bucket| Value::Object(plain(route, bucket)));
         for row in TABLE.iter().filter(|row| row.routes.has(route)) {
             let (Treatment::Carried(field) | Treatment::Emulated(field)) = row.treatment else { continue };
-            let Some(value) = sample(field).filter(|_| !row.name.contains('.')) else { continue };
+            let Some(value) = sample(field, route).filter(|_| !row.name.contains('.')) else { continue };
             line(&mut text, &format!("{name}, `{}`", row.name), route, |bucket| {
                 with(route, bucket, row.name, value.clone())
             });

@@ -16,7 +16,7 @@ use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
     Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
 };
-use crate::openai::{Additive, Defaults, Request, Route, Sampling};
+use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling};
 use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
 use foretell_core::session::StopOrder;
 use foretell_core::units::TokenId;
@@ -44,6 +44,7 @@ const QUIRKS: Quirks = Quirks {
         methods: &[VerifyMethod::Tree, VerifyMethod::FanOut],
         noise: Noise::Position,
         continues_grammar: true,
+        logprobs: true,
         ..Usual::COMMON
     }),
     shares_noise: true,
@@ -91,6 +92,7 @@ impl Codec for Onnx {
             parsers,
             renders: parsers != Parsers::default(),
             derenders: parsers != Parsers::default(),
+            logprobs: true,
             proposes: answers.number(MODELS, "/data/0/proposes").unwrap_or(0) as usize,
             continues_grammar: answers.number(MODELS, "/data/0/grammars") == Some(CALL_GRAMMAR),
             ..Engine::new(Dialect::Onnx, model, version)
@@ -190,6 +192,14 @@ impl Codec for Onnx {
         Ok(result)
     }
 
+    fn listed(&self, round: &Round<'_>, _: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
+        let Ok(body) = shared::only(bodies) else { return Vec::new() };
+        match round.method {
+            VerifyMethod::Tree => tree_listed(body).unwrap_or_default(),
+            _ => shared::fan_out_listed(body),
+        }
+    }
+
     fn load(&self, body: &str) -> Option<Load> {
         let [running, waiting] = ["foretell_target_requests_running", "foretell_target_requests_waiting"];
         let load = shared::load(body, running, waiting, &["foretell_target_kv_usage_ratio"])?;
@@ -200,7 +210,7 @@ impl Codec for Onnx {
 
 fn fields(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = non_default_fields(sampling);
-    fields.insert("return_token_ids".into(), true.into());
+    shared::ask_ids(sampling, &mut fields);
     fields
 }
 
@@ -216,8 +226,14 @@ fn tree(engine: &Engine, round: &Round<'_>) -> Call {
         .put("parents", parents)
         .all(&non_default_fields(round.sampling));
     let body = if engine.proposes > 0 { body.put(PROPOSE, engine.proposes) } else { body };
-    let body = if round.weighs { body.put("top_logprobs", TOP) } else { body };
+    let body = if let Some(most) = most(round) { body.put("top_logprobs", most) } else { body };
     Call { path: VERIFY, body: body.end() }
+}
+
+/// Number of the likeliest tokens that a round asks for; `None` if it asks for none.
+fn most(round: &Round<'_>) -> Option<usize> {
+    let listed = round.sampling.logprobs.map(|most| most as usize);
+    listed.max(round.weighs.then_some(TOP))
 }
 
 /// Sends how many tokens of each prompt are output only if a parameter counts output.
@@ -276,6 +292,7 @@ impl VerifyAnswer {
 struct VerifyRow {
     /// `None` after the tokens that a sampled draft brought.
     sample: Option<TokenId>,
+    logprob: Option<f64>,
     draft_logprob: Option<f64>,
     #[serde(default)]
     top: Vec<(TokenId, f64)>,
@@ -283,13 +300,14 @@ struct VerifyRow {
 }
 
 impl VerifyRow {
-    /// Nothing of it but the sample depends on the sample.
-    fn row(self) -> Row {
+    /// Nothing of it but the sample depends on the sample. `most`: number of tokens that a lossy
+    /// rule asked for, or more.
+    fn row(self, most: Option<usize>) -> Row {
         let top: Vec<(TokenId, f64)> =
             self.top.iter().map(|&(token, logprob)| (token, logprob.exp())).collect();
         // Where fewer are listed than were asked for, there are no others.
-        let complete = !top.is_empty() && top.len() < TOP;
-        let dist = (!top.is_empty()).then_some(Dist { top, complete, slack: 0.0 });
+        let complete = !top.is_empty() && most.is_some_and(|most| top.len() < most);
+        let dist = (!top.is_empty() && most.is_some()).then_some(Dist { top, complete, slack: 0.0 });
         let draft_p = self.draft_logprob.map(f64::exp);
         Row { sample: self.sample, dist, draft_p, entropy: self.entropy, ..Row::default() }
     }
@@ -300,17 +318,29 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
         serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     shared::check_prompt(answer.usage.as_ref(), round.context.len())?;
     let proposal = answer.proposal(round);
+    let asked = most(round).filter(|_| round.weighs);
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were
     // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
     let computed = computed.map(|context| context.saturating_add(nodes));
     Ok(VerifyResult {
-        rows: answer.rows.into_iter().map(VerifyRow::row).collect(),
+        rows: answer.rows.into_iter().map(|row| row.row(asked)).collect(),
         computed,
         proposal,
         ..VerifyResult::default()
     })
+}
+
+/// What the rows of a verified tree list: the sample, and the likeliest tokens.
+fn tree_listed(body: &[u8]) -> Option<Vec<Listed>> {
+    let answer: VerifyAnswer = serde_json::from_slice(body).ok()?;
+    let place = |row: VerifyRow| {
+        let own = (row.sample?, row.logprob?);
+        let others = row.top.into_iter().filter(|entry| entry.0 != own.0);
+        Some(std::iter::once(own).chain(others).collect())
+    };
+    Some(answer.rows.into_iter().map_while(place).collect())
 }
 
 #[cfg(test)]

@@ -114,12 +114,20 @@ pub struct Usual {
     pub continues_grammar: bool,
     /// It makes its grammars by a library that is known here.
     pub masks: bool,
+    /// It lists log-probabilities by token ids with every verification method.
+    pub logprobs: bool,
 }
 
 impl Usual {
     /// Properties that most engines have in common.
-    pub const COMMON: Self =
-        Self { methods: &[], noise: Noise::Call, seeded: false, continues_grammar: false, masks: false };
+    pub const COMMON: Self = Self {
+        methods: &[],
+        noise: Noise::Call,
+        seeded: false,
+        continues_grammar: false,
+        masks: false,
+        logprobs: false,
+    };
 }
 
 /// The setting of an engine without which every prompt is computed anew, so that no verification

@@ -9,7 +9,7 @@ use super::{
     Binding, Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
-use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
+use crate::openai::{Listed, Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -160,8 +160,18 @@ pub fn client_fields(sampling: &Sampling) -> Map<String, Value> {
 /// As [`client_fields`], and asks for the ids of the sampled tokens.
 pub fn client_fields_with_ids(sampling: &Sampling) -> Map<String, Value> {
     let mut fields = client_fields(sampling);
-    fields.insert("return_token_ids".into(), true.into());
+    ask_ids(sampling, &mut fields);
     fields
+}
+
+/// Asks for the ids of the sampled tokens, and for log-probabilities by ids if the client asked for
+/// some.
+pub fn ask_ids(sampling: &Sampling, fields: &mut Map<String, Value>) {
+    fields.insert("return_token_ids".into(), true.into());
+    if let Some(most) = sampling.logprobs {
+        fields.insert("logprobs".into(), most.into());
+        fields.insert("return_tokens_as_token_ids".into(), true.into());
+    }
 }
 
 /// Reason why an engine that draws with a fixed seed of its own cannot carry this request, `None`
@@ -219,19 +229,40 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let delta = choice.get("delta");
     let text = delta.map_or_else(|| choice.get("text"), |delta| delta.get("content"));
     text.and_then(Value::as_str).unwrap_or_default().clone_into(&mut chunk.text);
-    let listed =
+    let named =
         [ids_name, "token_ids"].into_iter().find_map(|name| choice.get(name)).filter(|ids| !ids.is_null());
-    chunk.tokens = listed.and_then(ids).unwrap_or_default();
+    chunk.tokens = named.and_then(ids).unwrap_or_default();
     chunk.prompt =
         [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
+    chunk.listed = choice.get("logprobs").and_then(listed_by_id).unwrap_or_default();
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
     let members = delta.and_then(Value::as_object).into_iter().flatten();
     let foreign =
         members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
     chunk.more = foreign.map(|(key, value)| (key.clone(), value.clone())).collect();
-    let unnamed = !chunk.text.is_empty() && listed.is_none();
+    let unnamed = !chunk.text.is_empty() && named.is_none();
     chunk.doubtful = unnamed || choices.len() > 1;
     Ok(chunk)
+}
+
+/// What a completion lists for each of its tokens, by token ids (`return_tokens_as_token_ids`);
+/// `None` if it lists texts, or not at every place.
+fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
+    let entry = |(name, logprob): (&String, &Value)| {
+        Some((name.strip_prefix("token_id:")?.parse().ok()?, logprob.as_f64()?))
+    };
+    let place = |top: &Value| top.as_object()?.iter().map(entry).collect();
+    logprobs.get("top_logprobs")?.as_array()?.iter().map(place).collect()
+}
+
+/// What the choices of a fan-out list, in the order of its prompts, up to the first without a list.
+pub fn fan_out_listed(body: &[u8]) -> Vec<Listed> {
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    let mut choices: Vec<&Value> =
+        answer.get("choices").and_then(Value::as_array).into_iter().flatten().collect();
+    choices.sort_by_key(|choice| choice.get("index").and_then(Value::as_u64));
+    let place = |choice: &Value| listed_by_id(choice.get("logprobs")?)?.into_iter().next();
+    choices.into_iter().map_while(place).collect()
 }
 
 /// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.

@@ -21,6 +21,7 @@
 //! log-probabilities and is not.
 
 mod build;
+mod logprobs;
 mod minimum;
 mod structured;
 
@@ -35,7 +36,7 @@ use super::{
     Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, masked, score,
 };
 use crate::masks::{Mask, Shown};
-use crate::openai::{Additive, Defaults, Request, Route, Sampling, SamplingField, order};
+use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling, SamplingField, order};
 use crate::text::Tokenizer;
 use crate::translation::Thinking;
 use foretell_core::draft::Tree;
@@ -65,9 +66,10 @@ const DERENDERS: [u32; 2] = [0, 24];
 /// The first version known to take `presence_penalty` and `frequency_penalty` from a
 /// `generation_config` (0.32, `config/model.py`).
 const PENALTY_DEFAULTS: [u32; 2] = [0, 32];
-/// Versions that make their grammars by libraries that are known here, first and last (the
-/// requirements of the wheel of 0.32; 0.33 names the same).
-const GRAMMARS: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
+/// Versions of which it was read how they make their grammars, by libraries that are known here
+/// (the requirements of the wheel of 0.32; 0.33 names the same), and how they write
+/// log-probabilities; first and last.
+const READ: ([u32; 2], [u32; 2]) = ([0, 32], [0, 33]);
 /// The first version whose answers carry token ids.
 const TOKEN_IDS: [u32; 2] = [0, 11];
 
@@ -120,6 +122,7 @@ const QUIRKS: Quirks = Quirks {
     usual: Some(Usual {
         methods: &[VerifyMethod::Score, VerifyMethod::FanOut],
         masks: true,
+        logprobs: true,
         ..Usual::COMMON
     }),
     noise_may_be_placed: true,
@@ -174,6 +177,7 @@ impl Codec for Vllm {
         let safe = score && build::may_be_cpu(metrics).is_none();
         let methods = [(safe, VerifyMethod::Score), (fan_out, VerifyMethod::FanOut)];
         let block = shared::label(metrics, "vllm:cache_config_info", "block_size");
+        let read = shared::version(&version).is_some_and(|version| (READ.0..=READ.1).contains(&version));
         let rendered = rendered(answers);
         let renders = answers
             .text(shared::CHAT_RENDER)
@@ -199,8 +203,8 @@ impl Codec for Vllm {
             watermarks: shared::metric(metrics, &["vllm:watermark_requests_total"]).is_some(),
             renders,
             // One flag opens both pages.
-            masks: shared::version(&version)
-                .is_some_and(|version| (GRAMMARS.0..=GRAMMARS.1).contains(&version) && is_one(metrics)),
+            masks: read && is_one(metrics),
+            logprobs: read,
             derenders: renders && shared::version(&version).is_some_and(|version| version >= DERENDERS),
             broken_end: BrokenEnd::LeftOut,
             load_path: Some(METRICS),
@@ -232,7 +236,10 @@ impl Codec for Vllm {
     ) -> Vec<VerifyMethod> {
         let told = settled && sampling.seed.is_none() && !engine.special.is_empty();
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
-        let scores = (told || greedy) && score::width(sampling, MAX_LOGPROBS, false).is_some();
+        // With other sampling a server may list what it has made of the probabilities
+        // (`--logprobs-mode processed_logprobs`), where those of a prompt are its model's own.
+        let lists = sampling.logprobs.is_none() || (greedy && sampling.min_tokens == 0);
+        let scores = (told || greedy) && lists && score::width(sampling, MAX_LOGPROBS, false).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()
     }
@@ -405,6 +412,24 @@ impl Codec for Vllm {
         Ok(masked::without_barred(round, result))
     }
 
+    fn listed(&self, round: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>]) -> Vec<Listed> {
+        let (Ok(body), Some(most)) = (shared::only(bodies), round.sampling.logprobs) else {
+            return Vec::new();
+        };
+        match round.method {
+            VerifyMethod::Score => logprobs::scored(asked.nodes, most, body).unwrap_or_default(),
+            _ => shared::fan_out_listed(body),
+        }
+    }
+
+    fn text_call(&self, engine: &Engine, token: TokenId) -> Option<Call> {
+        Some(logprobs::text_call(engine, token))
+    }
+
+    fn token_text(&self, body: &[u8]) -> Option<String> {
+        logprobs::token_text(body)
+    }
+
     /// The rows of cached tokens are uninitialised memory on the V1 runner. Where that holds a
     /// number that JSON cannot express, the answer is this error, whatever the request was.
     fn tells_nothing(&self, method: VerifyMethod, status: u16, body: &[u8]) -> bool {
@@ -549,6 +574,7 @@ fn uncached_nodes(engine: &Engine, context: usize) -> usize {
 fn scored_by(round: &Round<'_>, nodes: usize) -> Result<VerifyRequest, Refusal> {
     let width = score::width(round.sampling, MAX_LOGPROBS, round.context.mask.is_some());
     let width = width.ok_or(Refusal::NoVerifyMethod(VerifyMethod::Score.name()))?;
+    let width = width.max(round.sampling.logprobs.unwrap_or(0) as usize);
     Ok(VerifyRequest { calls: vec![score_call(round, nodes, width, true)], nodes })
 }
 
@@ -571,6 +597,9 @@ fn score_call(round: &Round<'_>, nodes: usize, width: usize, cached: bool) -> Ca
     {
         params.insert("prompt_logprobs".into(), width.into());
         params.insert("skip_reading_prefix_cache".into(), (!cached).into());
+    }
+    if let (Some(most), Some(params)) = (sampling.logprobs, params.as_object_mut()) {
+        params.insert("logprobs".into(), most.into());
     }
     // The one token that the engine samples; the rows before it are probabilities by logits alone.
     let least = minimum::behind(sampling, round.context.output.len() + path.len(), 1).min_tokens;

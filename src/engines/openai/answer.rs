@@ -142,6 +142,9 @@ impl Template {
         };
         let mut choice = choices.pop()?.as_object_mut().map(std::mem::take)?;
         choice.insert("finish_reason".to_owned(), Value::Null);
+        if let Some(logprobs) = choice.get_mut("logprobs") {
+            *logprobs = Value::Null;
+        }
         let role = choice.get("delta").and_then(|delta| delta.get("role")).cloned();
         let delta = choice.get("delta").and_then(Value::as_object).into_iter().flatten();
         let nulls =

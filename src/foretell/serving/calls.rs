@@ -26,13 +26,15 @@ use crate::learning::answer_traits::AnswerTraits;
 use crate::observe::trace::Trace;
 use crate::random::fresh_seed;
 use crate::serving::exchange::Exchange;
+use crate::serving::logprobs::Places;
 use crate::serving::run::Run;
 use foretell_core::draft::{Draft, Sampled};
 use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
-    Among, Binding, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
+    Among, Binding, Call, Chunk, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest,
+    is_rendering,
 };
 use foretell_engines::masks::{Mask, Shown};
 use foretell_engines::openai::{self, Route, Sampling, parts};
@@ -70,6 +72,9 @@ pub struct Common {
     pub sampling: Sampling,
     /// The grammar that binds the output, which the engine does not apply to later requests.
     pub mask: Option<Arc<Mask>>,
+    /// What the engine lists behind the outputs of the session, if the client asked for
+    /// log-probabilities.
+    places: Arc<Places>,
     /// A lossy accept rule needs the target's probabilities.
     pub weighs: bool,
     /// Size and time bounds.
@@ -188,6 +193,7 @@ impl Calls {
                 model: exchange.request.model.clone(),
                 sampling,
                 mask: run.plan.mask.clone(),
+                places: Arc::default(),
                 weighs: run.plan.rules.accept.is_lossy() && run.plan.sampling.temperature > 0.0,
                 limits: run.plan.limits,
                 process: Process::of(&run.plan.identity),
@@ -200,6 +206,11 @@ impl Calls {
     /// The engine of the replica.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.0.engine
+    }
+
+    /// What the engine lists behind the outputs of the session.
+    pub(super) fn places(&self) -> &Arc<Places> {
+        &self.0.places
     }
 
     /// Timeout of a call that no action of the session waits for.
@@ -557,6 +568,7 @@ impl Calls {
             tracing::debug!(%unreadable, "verification result not usable");
             Fault::Verify
         })?;
+        self.list(put, asked, &bodies, &mut result);
         if !self.spells(put, &result) {
             tracing::debug!("the text of an answer is not that of its ids");
             return Err(Fault::Verify);
@@ -569,6 +581,42 @@ impl Calls {
         }
         result.put = Some(made);
         Ok(result)
+    }
+
+    /// Keeps what the answers of a round list at its places, if log-probabilities were asked for. A
+    /// place without a list is not decided.
+    fn list(&self, put: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>], result: &mut VerifyResult) {
+        if put.sampling.logprobs.is_none() {
+            return;
+        }
+        let listed = self.0.engine.listed(put, asked, bodies);
+        result.rows.truncate(listed.len());
+        for (position, listed) in listed.into_iter().enumerate().take(result.rows.len()) {
+            let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
+            self.0.places.learn(put.context.output, &path, listed);
+        }
+    }
+
+    /// Keeps what an event of a later plain request lists at the places of its tokens; false if it
+    /// lists less than was asked for.
+    pub fn lists(&self, output: &[TokenId], chunk: &mut Chunk) -> bool {
+        if self.0.sampling.logprobs.is_none() {
+            return true;
+        }
+        let listed = std::mem::take(&mut chunk.listed);
+        let whole = listed.len() == chunk.tokens.len();
+        for (position, listed) in listed.into_iter().enumerate() {
+            self.0.places.learn(output, chunk.tokens.get(..position).unwrap_or_default(), listed);
+        }
+        whole
+    }
+
+    /// The text of a token, as the server writes it alone; `None` if it does not tell.
+    pub async fn token_text(&self, token: TokenId) -> Option<String> {
+        let codec = self.0.engine.dialect.codec();
+        let call = codec.text_call(&self.0.engine, token)?;
+        let asked = tokio::time::timeout(self.0.limits.question, self.answer(call, None, None));
+        codec.token_text(&asked.await.ok()?.ok()?)
     }
 
     /// True if the text that came with each sample is that of its id.

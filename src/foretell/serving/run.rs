@@ -16,6 +16,7 @@ use super::exchange::{Exchange, Served, Slot};
 use super::failure::Failure;
 use super::grammar::Grammar;
 use super::head;
+use super::logprobs;
 use super::parsing;
 use super::plain::{Form, PlainStream};
 use super::plan::SessionPlan;
@@ -85,6 +86,7 @@ impl Run {
         }
         if let Some(reason) = self.plan.rules.permission.never() {
             self.ask_what_binds(&exchange, reason);
+            logprobs::learn(&self, &exchange);
             return self.pass(exchange, reason).await;
         }
         if self.plan.identity.engine.tells_first_token(&exchange.request) {

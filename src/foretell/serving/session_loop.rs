@@ -26,6 +26,7 @@ use crate::serving::calls::Calls;
 use crate::serving::drafting::{Drafting, Reply};
 use crate::serving::exchange::{Declined, Exchange, Shared, Slot, Unsent};
 use crate::serving::failure::Failure;
+use crate::serving::logprobs::OutputLogprobs;
 use crate::serving::masks::Proof;
 use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
@@ -114,6 +115,8 @@ pub struct SessionLoop {
     /// Parses the complete output; `None` for a stream, and without an output parser.
     whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
+    /// Writes the log-probabilities; `None` if the client asked for none.
+    logprobs: Option<OutputLogprobs>,
     /// Id of the plain call that is not read because its token ids are being requested.
     held: Option<ActionId>,
     /// The prompt's ids came from a separate call and have not been compared with the backend's own
@@ -186,6 +189,7 @@ impl SessionLoop {
             proof,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
+            logprobs: OutputLogprobs::of(&run.plan, &request, calls.places()),
             held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
             drafting: run.drafting,
@@ -445,12 +449,14 @@ impl SessionLoop {
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
-                    self.sink.passed(delta).await?;
+                    let sent = self.logprobs.as_mut().map(OutputLogprobs::sent).unwrap_or_default();
+                    self.sink.passed(delta, sent).await?;
                 }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
-                    self.sink.emit(delta).await?;
+                    let own = self.logprobs.as_mut().map(|logprobs| logprobs.write(&delta.tokens));
+                    self.sink.emit(delta, own.unwrap_or_default()).await?;
                     if let Some(took) = self.sink.took() {
                         self.shared.observer.metrics().overhead(Stage::Stream, took);
                     }

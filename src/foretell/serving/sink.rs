@@ -28,7 +28,7 @@ use foretell_engines::dialect::{CallsEnd, Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, STOPS, Template, fill};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
-use foretell_engines::openai::{Request, Route, sse};
+use foretell_engines::openai::{Request, Route, logprobs, sse};
 use foretell_engines::parse::{Parsers, Whole};
 
 /// Member that identifies the server's configuration.
@@ -66,8 +66,9 @@ pub struct Sink {
     ignores_eos: bool,
     /// How reasoning and tool calls are written; `None` in a session without an output parser.
     parts: Option<PartWriter>,
-    /// Output that is not sent yet, so that the last piece can carry the finish reason.
-    held: Option<Delta>,
+    /// Output that is not sent yet, with its log-probabilities, so that the last piece can carry
+    /// the finish reason.
+    held: Option<(Delta, Value)>,
     /// All events come from the backend, see [`Sink::verbatim`].
     verbatim: bool,
     /// Time that writing the last piece of output took, without waiting for the client.
@@ -101,7 +102,7 @@ struct OwnEnd {
 
 enum Shape {
     Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32>, more: Map<String, Value>, parts: Option<Whole> },
+    Whole { text: String, tokens: Vec<u32>, logprobs: Value, more: Map<String, Value>, parts: Option<Whole> },
 }
 
 /// The client has left.
@@ -126,7 +127,8 @@ impl Sink {
 
     /// One JSON answer, written at the end.
     pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
-        let shape = Shape::Whole { text: String::new(), tokens: Vec::new(), more: Map::new(), parts: None };
+        let (text, tokens, more) = (String::new(), Vec::new(), Map::new());
+        let shape = Shape::Whole { text, tokens, logprobs: Value::Null, more, parts: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
@@ -374,10 +376,11 @@ impl Sink {
         }
     }
 
-    /// Takes a piece of output; it is sent by the next call of [`Sink::release`] or with the end.
-    pub async fn emit(&mut self, delta: Delta) -> Result<(), Gone> {
+    /// Takes a piece of output, with its log-probabilities or null; it is sent by the next call of
+    /// [`Sink::release`] or with the end.
+    pub async fn emit(&mut self, delta: Delta, logprobs: Value) -> Result<(), Gone> {
         self.release().await?;
-        self.held = Some(delta);
+        self.held = Some((delta, logprobs));
         Ok(())
     }
 
@@ -397,9 +400,9 @@ impl Sink {
     }
 
     /// Takes a piece of output that a client that streams has received in the backend's own event.
-    pub async fn passed(&mut self, delta: Delta) -> Result<(), Gone> {
+    pub async fn passed(&mut self, delta: Delta, logprobs: Value) -> Result<(), Gone> {
         if self.is_whole() {
-            return self.emit(delta).await;
+            return self.emit(delta, logprobs).await;
         }
         self.counted(&delta);
         Ok(())
@@ -422,24 +425,26 @@ impl Sink {
     /// Sends the piece that [`Sink::emit`] took.
     pub async fn release(&mut self) -> Result<(), Gone> {
         match self.held.take() {
-            Some(delta) => self.write(delta).await,
+            Some((delta, logprobs)) => self.write(delta, logprobs).await,
             None => Ok(()),
         }
     }
 
-    async fn write(&mut self, delta: Delta) -> Result<(), Gone> {
-        if let Shape::Whole { text, tokens, .. } = &mut self.shape {
+    async fn write(&mut self, delta: Delta, listed: Value) -> Result<(), Gone> {
+        if let Shape::Whole { text, tokens, logprobs, .. } = &mut self.shape {
             text.push_str(&delta.parsed.text);
             tokens.extend(delta.tokens);
+            logprobs::join(logprobs, listed);
             return Ok(());
         }
         let begun = Instant::now();
         self.shaped();
         self.counted(&delta);
         let bytes = match &self.frame {
-            Some(frame) if self.parts.is_none() => frame.around(&delta.parsed.text),
+            Some(frame) if self.parts.is_none() && listed.is_null() => frame.around(&delta.parsed.text),
             _ => match self.chunk(&delta, None) {
                 Some(mut chunk) => {
+                    say_logprobs(&mut chunk, listed);
                     self.say_running(&mut chunk);
                     sse::encode_json(&chunk).into()
                 }
@@ -469,15 +474,15 @@ impl Sink {
     /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]`
     /// and trailers, each if it was asked for.
     pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
-        let last = self.held.take().unwrap_or_default();
+        let (last, listed) = self.held.take().unwrap_or_default();
         self.shaped();
         if self.is_whole() {
-            self.write(last).await?;
+            self.write(last, listed).await?;
             return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
         }
         let passed = self.passed;
         if !self.verbatim && !passed.finish {
-            self.finish_text(last, end, told).await?;
+            self.finish_text(last, listed, end, told).await?;
         }
         if !end.is_whole() {
             match self.error.take() {
@@ -496,13 +501,20 @@ impl Sink {
     }
 
     /// The event that ends the text of a stream.
-    async fn finish_text(&mut self, mut last: Delta, end: &End, told: &Finished) -> Result<(), Gone> {
+    async fn finish_text(
+        &mut self,
+        mut last: Delta,
+        mut listed: Value,
+        end: &End,
+        told: &Finished,
+    ) -> Result<(), Gone> {
         let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
         if bare && !last.parsed.text.is_empty() {
-            self.write(std::mem::take(&mut last)).await?;
+            self.write(std::mem::take(&mut last), listed.take()).await?;
         }
         self.counted(&last);
-        let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last).await };
+        let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last, listed).await };
+        say_logprobs(&mut chunk, listed);
         let wanted = self.tells_usage();
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
             *delta = self.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
@@ -545,8 +557,9 @@ impl Sink {
     }
 
     fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
-        let Shape::Whole { text, tokens, more, parts } = &self.shape else { return None };
+        let Shape::Whole { text, tokens, logprobs, more, parts } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
+        say_logprobs(&mut answer, logprobs.clone());
         self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
         if let (Some(own), Some(choice)) =
@@ -574,6 +587,14 @@ impl Sink {
             Shape::Stream { frames, .. } => frames.send(Ok(frame)).await.map_err(|_| Gone),
             Shape::Whole { .. } => Ok(()),
         }
+    }
+}
+
+/// Puts log-probabilities into the choice of an answer, if there are any.
+fn say_logprobs(answer: &mut Value, logprobs: Value) {
+    let choice = answer.pointer_mut("/choices/0").and_then(Value::as_object_mut);
+    if let Some(choice) = choice.filter(|_| !logprobs.is_null()) {
+        choice.insert("logprobs".to_owned(), logprobs);
     }
 }
 

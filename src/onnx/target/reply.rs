@@ -4,12 +4,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::forward::HeadDraft;
-use crate::target::job::{PromptRow, Scores, Verified};
+use crate::target::job::{PromptRow, Verified};
 use crate::target::output::Finish;
 use crate::target::words::Words;
 use foretell_core::session::Parsed;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Route, parts};
+use foretell_engines::openai::{Listed, Route, parts};
 use foretell_engines::parse::Whole;
 
 /// The member of a chat for reasoning, as in vLLM.
@@ -172,74 +172,19 @@ impl Usage {
     }
 }
 
-/// A token of prompt or output with its scores; the first prompt token has none.
-pub(super) struct Scored {
-    pub(super) id: TokenId,
-    pub(super) logprob: Option<f32>,
-    pub(super) top: Vec<(TokenId, f32)>,
-    /// Number of characters that it adds to the text.
-    pub(super) chars: usize,
+/// What is listed at the place of a token: its own score, and the likeliest tokens.
+pub(super) fn listed(token: TokenId, logprob: f32, top: &[(TokenId, f32)]) -> Listed {
+    let others = top.iter().filter(|entry| entry.0 != token).copied();
+    std::iter::once((token, logprob)).chain(others).map(|(id, logprob)| (id, short(logprob))).collect()
 }
 
-impl Scored {
-    pub(super) fn output(id: TokenId, scores: Scores, chars: usize) -> Self {
-        Self { id, logprob: Some(scores.logprob), top: scores.top, chars }
-    }
-}
-
-/// Writes tokens into answers, as text or as `token_id:N`.
+/// Writes the tokens of prompts with their scores.
 #[derive(Clone, Copy)]
 pub(super) struct Speller<'a> {
     pub(super) words: &'a dyn Words,
-    pub(super) as_ids: bool,
 }
 
 impl Speller<'_> {
-    fn token(&self, id: TokenId) -> String {
-        if self.as_ids { format!("token_id:{id}") } else { self.words.decode(&[id], true) }
-    }
-
-    /// `logprobs` of a completion: parallel lists, as in OpenAI's API. `offset`: number of
-    /// characters before them.
-    pub(super) fn completion(&self, scored: &[Scored], top: usize, mut offset: usize) -> Value {
-        let (mut offsets, mut tops) = (Vec::new(), Vec::new());
-        for token in scored {
-            offsets.push(offset);
-            offset += token.chars;
-            tops.push(token.logprob.map(|logprob| {
-                // The sampled token is always listed, even if it is not among the best.
-                let mut map = Map::new();
-                for &(id, logprob) in token.top.iter().take(top) {
-                    map.insert(self.token(id), json!(short(logprob)));
-                }
-                map.insert(self.token(token.id), json!(short(logprob)));
-                map
-            }));
-        }
-        let tokens: Vec<String> = scored.iter().map(|token| self.token(token.id)).collect();
-        let logprobs: Vec<Option<f64>> = scored.iter().map(|token| token.logprob.map(short)).collect();
-        json!({"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops})
-    }
-
-    /// `logprobs` of a chat: a list of tokens.
-    pub(super) fn chat(&self, scored: &[Scored]) -> Value {
-        let content = scored.iter().map(|token| {
-            let top: Vec<Value> = token.top.iter().map(|&(id, logprob)| self.entry(id, logprob)).collect();
-            let mut entry = self.entry(token.id, token.logprob.unwrap_or_default());
-            if let Some(map) = entry.as_object_mut() {
-                map.insert("top_logprobs".to_owned(), Value::Array(top));
-            }
-            entry
-        });
-        json!({"content": content.collect::<Vec<_>>()})
-    }
-
-    fn entry(&self, id: TokenId, logprob: f32) -> Value {
-        let token = self.token(id);
-        let bytes = self.words.decode(&[id], true).into_bytes();
-        json!({"token": token, "logprob": short(logprob), "bytes": bytes})
-    }
-
     /// `prompt_logprobs`: one entry per prompt token, `null` if it was not scored.
     pub(super) fn prompt(&self, prompt: usize, rows: &[PromptRow]) -> Value {
         let missing = prompt.saturating_sub(rows.len());

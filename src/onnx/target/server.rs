@@ -31,7 +31,7 @@ use crate::target::wire::{self, Ask, Prompt, Served};
 use crate::target::words::Words;
 use foretell_core::draft::Sampled;
 use foretell_core::units::TokenId;
-use foretell_engines::openai::{Grammar, Route, Sampling};
+use foretell_engines::openai::{Grammar, Logprobs, Route, Sampling};
 use foretell_engines::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat, Unsure};
 
 /// Any error that can end a body early.
@@ -298,7 +298,9 @@ impl App {
                 let output = Output::new(decoder, stops.clone(), ask.include_stop, spared);
                 let parser = (parses && ask.stream).then(|| parsing.stream(&ask.asked, prompt));
                 let parser = parser.transpose().map_err(|error| Refusal::Fault(error.to_string()))?;
-                choices.push(Running::new(receiver, output, seed, parser));
+                let most = ask.show.logprobs.unwrap_or(0);
+                let logprobs = Logprobs::new(ask.route, most, ask.show.tokens_as_ids);
+                choices.push(Running::new(receiver, output, seed, parser, logprobs));
             }
         }
         self.engine.submit(jobs);

@@ -9,22 +9,24 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::target::job::{Event, Failure, PromptRow};
 use crate::target::output::{Finish, Output, Step};
 use crate::target::parts::Parsing;
-use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Scored, Speller, Usage};
+use crate::target::reply::{Choice, Envelope, OutputDetails, Proposed, Speller, Usage, listed};
 use crate::target::server::now;
 use crate::target::wire::{Ask, StreamUsage};
 use foretell_core::session::parse::{Parse, Parsed};
 use foretell_core::units::TokenId;
-use foretell_engines::openai::Route;
+use foretell_engines::openai::{Listed, Logprobs, Route};
 
 const CALLS: &str = foretell_core::session::Finish::ToolCalls.name();
+
+/// A token with what is listed at its place; `None` for the first one of a prompt.
+type Scored = (TokenId, Option<Listed>);
 
 /// A choice in progress. Dropping its receiver cancels it.
 pub(super) struct Running {
     events: Option<UnboundedReceiver<Event>>,
     output: Output,
     seed: u64,
-    /// Number of characters sent so far.
-    chars: usize,
+    logprobs: Logprobs,
     begun: bool,
     rows: Vec<PromptRow>,
     /// `None` if the output is text alone, and for an answer that is not streamed.
@@ -41,9 +43,10 @@ impl Running {
         output: Output,
         seed: u64,
         parser: Option<Box<dyn Parse>>,
+        logprobs: Logprobs,
     ) -> Self {
         let (events, rows) = (Some(events), Vec::new());
-        Self { events, output, seed, chars: 0, begun: false, rows, parser, called: false, reasoning: 0 }
+        Self { events, output, seed, logprobs, begun: false, rows, parser, called: false, reasoning: 0 }
     }
 
     /// The parts of a step, and with the last one those that were held back; `None` without a
@@ -168,7 +171,7 @@ impl Answer {
     }
 
     fn speller(&self) -> Speller<'_> {
-        Speller { words: self.parsing.words.as_ref(), as_ids: self.ask.show.tokens_as_ids }
+        Speller { words: self.parsing.words.as_ref() }
     }
 
     fn prompt_of(&self, index: usize) -> &[TokenId] {
@@ -194,13 +197,13 @@ impl Answer {
         }
     }
 
-    /// Log-probabilities in the route's format; `offset`: number of characters before the tokens.
-    fn logprobs(&self, scored: &[Scored], offset: usize) -> Option<serde_json::Value> {
-        let top = self.ask.show.logprobs?;
-        Some(match self.ask.route {
-            Route::Completions => self.speller().completion(scored, top, offset),
-            Route::Chat => self.speller().chat(scored),
-        })
+    /// Log-probabilities of tokens that follow, in the route's format; `None` if none are asked
+    /// for.
+    fn logprobs(&mut self, index: usize, scored: &[Scored]) -> Option<serde_json::Value> {
+        self.ask.show.logprobs?;
+        let words = &self.parsing.words;
+        let choice = self.choices.get_mut(index)?;
+        Some(choice.logprobs.write(scored, &|ids| words.decode(ids, true)))
     }
 
     /// The prompt's text and scores, if the request asks for `echo`; empty otherwise.
@@ -213,9 +216,7 @@ impl Answer {
         let unscored = prompt.len().saturating_sub(rows.len());
         let scored = prompt.iter().enumerate().map(|(at, &id)| {
             let row = at.checked_sub(unscored).and_then(|at| rows.get(at));
-            let chars = self.parsing.words.decode(&[id], true).chars().count();
-            let top = row.map(|row| row.top.clone()).unwrap_or_default();
-            Scored { id, logprob: row.map(|row| row.logprob), top, chars }
+            (id, row.map(|row| listed(id, row.logprob, &row.top)))
         });
         let scored = if self.ask.show.logprobs.is_some() { scored.collect() } else { Vec::new() };
         (self.parsing.words.decode(prompt, true), scored)
@@ -235,11 +236,9 @@ impl Answer {
         let (mut text, mut scored) = if first { self.echo(index) } else { (String::new(), Vec::new()) };
         text.push_str(&step.text);
         if let Some(scores) = step.scores {
-            scored.push(Scored::output(step.id, scores, step.text.chars().count()));
+            scored.push((step.id, Some(listed(step.id, scores.logprob, &scores.top))));
         }
-        let offset = self.choices.get(index).map_or(0, |choice| choice.chars);
-        let chars = text.chars().count();
-        let mut choice = Choice { index, logprobs: self.logprobs(&scored, offset), ..Choice::default() };
+        let mut choice = Choice { index, logprobs: self.logprobs(index, &scored), ..Choice::default() };
         match parsed {
             Some(parsed) => choice.say_parts(first, &parsed, || self.parsing.call_id()),
             None => choice.say(self.ask.route, true, first, text),
@@ -258,7 +257,7 @@ impl Answer {
         }
         let ids = (first && self.ask.show.token_ids).then(|| self.prompt_of(index).to_vec());
         let usage = (self.ask.usage == StreamUsage::Every).then(|| self.usage());
-        let frame = match self.ask.route {
+        Some(match self.ask.route {
             Route::Completions => {
                 choice.prompt_token_ids = ids;
                 frame(&self.envelope(vec![choice], usage))
@@ -268,11 +267,7 @@ impl Answer {
                 envelope.prompt_token_ids = ids;
                 frame(&envelope)
             }
-        };
-        if let Some(choice) = self.choices.get_mut(index) {
-            choice.chars += chars;
-        }
-        Some(frame)
+        })
     }
 
     /// The end of a stream: usage if requested, and `[DONE]`.
@@ -326,7 +321,7 @@ impl Answer {
         let (mut text, mut scored) = self.echo(index);
         text.push_str(&whole.text);
         scored.extend(whole.scored);
-        let mut choice = Choice { index, logprobs: self.logprobs(&scored, 0), ..Choice::default() };
+        let mut choice = Choice { index, logprobs: self.logprobs(index, &scored), ..Choice::default() };
         // Only with `max_tokens: 0` does a choice end without a finish reason.
         choice.finish(&whole.finish.unwrap_or(Finish::Length));
         match parts {
@@ -368,7 +363,7 @@ struct Complete {
 impl Complete {
     fn take(&mut self, step: Step) {
         if let Some(scores) = step.scores {
-            self.scored.push(Scored::output(step.id, scores, step.text.chars().count()));
+            self.scored.push((step.id, Some(listed(step.id, scores.logprob, &scores.top))));
         }
         self.text.push_str(&step.text);
         self.pieces.push((step.id, step.text));

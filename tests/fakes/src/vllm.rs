@@ -72,6 +72,9 @@ pub struct Options {
     /// takes them as stop tokens of every request.
     pub other_ends: Vec<TokenId>,
     pub library: Library,
+    /// `clean_up_tokenization_spaces` of its tokenizer: single tokens in log-probabilities lack
+    /// spaces before punctuation.
+    pub tidies: bool,
     /// False: `VLLM_ENFORCE_STRICT_TOOL_CALLING=0`.
     pub strict_calling: bool,
     pub setup: Setup,
@@ -99,6 +102,7 @@ impl Options {
             speculates: false,
             other_ends: Vec::new(),
             library: Library::Auto,
+            tidies: false,
             strict_calling: true,
             setup,
         }

@@ -106,6 +106,16 @@ fn carried(field: Field, said: &Said) -> Vec<Setting> {
             Setting::may_not(json!({"type": "json_object"}), RelayReason::Structured),
         ],
         Field::StructuredOutputs => vec![Setting::may_not(json!({"regex": "a+"}), RelayReason::Structured)],
+        // Where the engine lists them by ids: tests/proxy/logprobs.rs.
+        Field::Logprobs => {
+            vec![
+                Setting::may_not(json!(2), RelayReason::Parameter),
+                Setting::may_not(json!(true), RelayReason::Parameter),
+            ]
+        }
+        Field::TopLogprobs => {
+            vec![Setting::may(json!(0)), Setting::may_not(json!(1), RelayReason::Parameter)]
+        }
         Field::ToolChoice => {
             vec![Setting::may(json!("none")), Setting::may_not(json!("required"), RelayReason::Tools)]
         }
@@ -128,10 +138,9 @@ fn neutral(plain: Plain) -> (Vec<Value>, Value) {
 /// parameter.
 fn foreign(name: &str) -> Value {
     match name {
-        "logprobs" | "prompt_logprobs" | "logprob_token_ids" => json!(2),
+        "prompt_logprobs" | "logprob_token_ids" => json!(2),
         "allowed_token_ids" => json!([200, 201, 202]),
         "n_predict" | "n_keep" | "truncate_prompt_tokens" => json!(7),
-        "top_logprobs" => json!(1),
         "samplers" => json!(["top_k"]),
         "tools" | "functions" => json!([]),
         _ => json!("x"),
@@ -287,7 +296,8 @@ impl Tally {
         }
         let head = |name| through.message.head.get(name);
         let (path, reason) = (head("x-foretell-path"), head("x-foretell-reason"));
-        let mut same = (&through.plain, &through.ids) == (&direct.plain, &direct.ids);
+        let of = |answer: &Answer| (answer.plain.clone(), answer.ids.clone(), answer.logprobs.clone());
+        let mut same = of(&through) == of(&direct);
         if path == Some("relayed") || direct.plain.status != 200 {
             same &= lasting(&through) == lasting(&direct);
         }
@@ -304,8 +314,10 @@ impl Tally {
         let follows = house.row.name == "vllm-scale-out"
             && grammars.contains(&row.name)
             && ask.fields["temperature"] == 0;
+        // A number asks for them in completions, a flag in chats.
+        let lists = house.row.dialect == "vllm" && row.name == "logprobs" && path != Some("relayed");
         let rightly = match setting.refused {
-            Some(_) if renders || follows => matches!(path, Some("plain" | "speculated")),
+            Some(_) if renders || follows || lists => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),
         };

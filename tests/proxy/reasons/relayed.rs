@@ -25,7 +25,7 @@ fn scene(reason: RelayReason) -> Scene {
             ask(Ask { path: COMPLETIONS, fields: "", body: Body::Raw(r#"{"model": "toy"}"#) })
         }
         RelayReason::Encoded => ask(Ask { fields: "content-encoding: gzip\r\n", ..plain.ask }),
-        RelayReason::Parameter => ask(completion(&json!({"logprobs": 2}))),
+        RelayReason::Parameter => ask(completion(&json!({"echo": true}))),
         RelayReason::UnknownParameter => ask(completion(&json!({"temprature": 1}))),
         // The maximum length of an answer is a default of the server, which does not report it.
         RelayReason::DefaultsUnknown => {

@@ -46,7 +46,12 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 let barred = !self.first && self.bar(&mut chunk);
+                if !self.first && !self.calls.lists(self.session.output(), &mut chunk) {
+                    self.cause("an event of the stream lacks log-probabilities".to_owned());
+                    return self.session.handle(id, Event::Fault(Fault::Plain), now);
+                }
                 self.first_only(id, &chunk);
+                self.pass_logprobs(id, &event, &chunk);
                 self.note_marks(&chunk);
                 let parsed = self.parsed(id, &mut chunk);
                 if !chunk.tokens.is_empty() || !parsed.is_empty() {
@@ -283,6 +288,15 @@ impl SessionLoop {
         }
         if let Some(recovery) = &mut self.recovery {
             recovery.push_text(&chunk.text);
+        }
+    }
+
+    /// Takes the log-probabilities in an event of the first call. Where the server writes tokens
+    /// otherwise than they are written here, the request stays plain.
+    fn pass_logprobs(&mut self, id: ActionId, event: &Value, chunk: &Chunk) {
+        let Some(logprobs) = self.logprobs.as_mut().filter(|_| self.first) else { return };
+        if !chunk.tokens.is_empty() && !logprobs.pass(&chunk.tokens, event) {
+            self.session.handle(id, Event::Doubt, self.clock.now());
         }
     }
 

@@ -9,21 +9,24 @@ use super::super::toy::Row;
 use super::{Garbage, Refusal, Runner, Vllm};
 
 impl Vllm {
-    /// `logprobs` of a completion's choice. Offsets count characters of the text.
+    /// `logprobs` of a completion's choice. Offsets count characters of the names.
     pub(super) fn completion_logprobs(
         &self,
         pieces: &[Piece],
         top: usize,
-        offset: &mut usize,
+        told_before: &mut Told,
         as_ids: bool,
     ) -> Value {
-        let name = |id: TokenId| if as_ids { format!("token_id:{id}") } else { self.house.toy.name(id) };
         let (mut offsets, mut own, mut names, mut tops) = (vec![], vec![], vec![], vec![]);
         for piece in pieces {
-            offsets.push(*offset);
+            let before = told_before.tokens.clone();
+            let name =
+                |id: TokenId| if as_ids { format!("token_id:{id}") } else { self.told_name(&before, id) };
+            offsets.push(told_before.offset);
             own.push(told(piece.raw.logprob(piece.token)));
             names.push(name(piece.token));
-            *offset += name(piece.token).chars().count();
+            told_before.offset += name(piece.token).chars().count();
+            told_before.tokens.push(piece.token);
             let all = with_own(&piece.raw, piece.token, top);
             tops.push(
                 all.into_iter().map(|(id, logprob)| (name(id), json!(told(logprob)))).collect::<Map<_, _>>(),
@@ -32,19 +35,48 @@ impl Vllm {
         json!({"text_offset": offsets, "token_logprobs": own, "tokens": names, "top_logprobs": tops})
     }
 
-    /// `logprobs` of a chat's choice.
-    pub(super) fn chat_logprobs(&self, pieces: &[Piece], top: usize) -> Value {
-        let entry = |id: TokenId, logprob: f32| {
-            let name = self.house.toy.name(id);
-            json!({"token": name, "logprob": told(logprob), "bytes": name.as_bytes()})
+    /// `logprobs` of a chat's choice: of the sampled token and the likeliest ones the first `top`.
+    pub(super) fn chat_logprobs(&self, pieces: &[Piece], top: usize, told_before: &mut Told) -> Value {
+        let mut content = vec![];
+        for piece in pieces {
+            let entry = |(id, logprob): (TokenId, f32)| {
+                let name = self.told_name(&told_before.tokens, id);
+                json!({"token": name, "logprob": told(logprob), "bytes": name.as_bytes()})
+            };
+            let all = with_own(&piece.raw, piece.token, top);
+            let mut own = entry((piece.token, piece.raw.logprob(piece.token)));
+            own["top_logprobs"] = all.into_iter().take(top).map(entry).collect();
+            content.push(own);
+            told_before.tokens.push(piece.token);
+        }
+        json!({"content": content})
+    }
+
+    /// The name of a token behind those before it: of a character in several tokens the last one
+    /// has the text, and the others none (`_correct_decoded_token`).
+    fn told_name(&self, before: &[TokenId], id: TokenId) -> String {
+        let text = |ids: &[TokenId]| {
+            let text = self.house.toy.decode(ids, false);
+            if self.options.tidies { tidied(&text) } else { text }
         };
-        let content = pieces.iter().map(|piece| {
-            let mut own = entry(piece.token, piece.raw.logprob(piece.token));
-            let tops = piece.raw.top(top).into_iter().map(|(id, logprob)| entry(id, logprob));
-            own["top_logprobs"] = tops.collect();
-            own
-        });
-        json!({"content": content.collect::<Vec<_>>()})
+        let own = text(&[id]);
+        if !own.ends_with('\u{fffd}') {
+            return own;
+        }
+        for count in 1..=before.len().min(4) {
+            let context = &before[before.len() - count..];
+            let full = text(&[context, &[id]].concat());
+            if full.ends_with('\u{fffd}') {
+                continue;
+            }
+            let mut clean_end = count;
+            while clean_end > 0 && text(&context[clean_end - 1..clean_end]).ends_with('\u{fffd}') {
+                clean_end -= 1;
+            }
+            let prefix = if clean_end > 0 { text(&context[..clean_end]) } else { String::new() };
+            return full.strip_prefix(&prefix).expect("decoding is by bytes").to_owned();
+        }
+        String::new()
     }
 
     /// `logprobs` of the token endpoint: ids and ranks.
@@ -52,7 +84,8 @@ impl Vllm {
         let content = pieces.iter().map(|piece| {
             let entry = |id: TokenId| json!({"token_id": id, "logprob": told(piece.raw.logprob(id)), "rank": piece.raw.rank(id)});
             let mut own = entry(piece.token);
-            own["top_logprobs"] = with_own(&piece.raw, piece.token, top).into_iter().map(|(id, _)| entry(id)).collect();
+            let all = with_own(&piece.raw, piece.token, top).into_iter();
+            own["top_logprobs"] = all.take(top.max(1)).map(|(id, _)| entry(id)).collect();
             own
         });
         json!({"content": content.collect::<Vec<_>>()})
@@ -96,17 +129,28 @@ impl Vllm {
     }
 }
 
+/// Tokens of one output with logprobs so far, and the characters of their names.
+#[derive(Default)]
+pub(super) struct Told {
+    tokens: Vec<TokenId>,
+    offset: usize,
+}
+
+/// A text without spaces before punctuation (`clean_up_tokenization_spaces`).
+pub(super) fn tidied(text: &str) -> String {
+    [" .", " ?", " !", " ,"].iter().fold(text.to_owned(), |text, from| text.replace(from, &from[1..]))
+}
+
 /// A logprob as answers have it: that of a barred token is finite.
 fn told(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-/// The best few, and the token itself before them if it is not among them.
+/// The token itself, and the best few behind it.
 fn with_own(row: &Row, token: TokenId, top: usize) -> Vec<(TokenId, f32)> {
     let mut all = row.top(top);
-    if !all.iter().any(|&(id, _)| id == token) {
-        all.insert(0, (token, row.logprob(token)));
-    }
+    all.retain(|&(id, _)| id != token);
+    all.insert(0, (token, row.logprob(token)));
     all
 }
 

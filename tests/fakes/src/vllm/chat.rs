@@ -11,6 +11,7 @@ use super::super::openai::{Parsed, Parsers, Parting, created, id};
 use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Piece, Sequence};
 use super::super::toy::Context;
+use super::answer::Told;
 use super::completions::{Streaming, plain_usage, salt, sequences, stop_reason};
 use super::tags::Forced;
 use super::{Of, Refusal, Vllm};
@@ -135,7 +136,7 @@ impl Vllm {
                 calls.truncate(1);
             }
             json!({"index": sequence.index, "message": message,
-                "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top)),
+                "logprobs": chat.logprobs.map(|top| self.chat_logprobs(pieces, top, &mut Told::default())),
                 "finish_reason": reason,
                 "stop_reason": stop_reason(sequence.finish.as_ref()),
                 "token_ids": chat.return_ids.then(|| sequence.output())})
@@ -266,6 +267,7 @@ impl Vllm {
         let mut batch = Batch::begin(&self.house, chat.sequences(), chat.reuse()).await;
         let mut partings: Vec<Parting> =
             batch.sequences.iter().map(|_| Parting::new(chat.parsers.clone())).collect();
+        let mut told: Vec<Told> = batch.sequences.iter().map(|_| Told::default()).collect();
         out.events().await?;
         for at in 0..chat.n {
             let mut event =
@@ -298,7 +300,7 @@ impl Vllm {
                 }
                 // There is no event without parsed output, unless it has ids or a finish reason.
                 let delta = match self.delta(&chat.parsers, &parsed) {
-                    None if piece.finish.is_none() && !chat.return_ids => continue,
+                    None if piece.finish.is_none() && !chat.return_ids && chat.logprobs.is_none() => continue,
                     delta => delta.unwrap_or_else(|| json!({})),
                 };
                 let mut delta = delta;
@@ -306,7 +308,7 @@ impl Vllm {
                     calls.retain(|call| call["index"] == 0);
                 }
                 let mut choice = json!({"index": at, "delta": delta,
-                    "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top)),
+                    "logprobs": chat.logprobs.map(|top| self.chat_logprobs(std::slice::from_ref(&piece), top, &mut told[at])),
                     "finish_reason": reason(piece.finish.as_ref(), partings[at].called() && !named)});
                 if piece.finish.is_some() {
                     choice["stop_reason"] = stop_reason(piece.finish.as_ref());

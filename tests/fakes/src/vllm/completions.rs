@@ -9,6 +9,7 @@ use super::super::openai::{created, id};
 use super::super::sample::{Noise, Sampling};
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
+use super::answer::Told;
 use super::{Of, Refusal, Vllm};
 
 /// Maximum number of prompts of one call.
@@ -170,7 +171,7 @@ impl Vllm {
         for (sequence, pieces) in batch.sequences.iter().zip(&all) {
             let text = format!("{}{}", asked.echo.as_deref().unwrap_or_default(), sequence.text);
             let logprobs = asked.logprobs.map_or(Value::Null, |top| {
-                self.completion_logprobs(pieces, top, &mut 0, asked.names_are_ids)
+                self.completion_logprobs(pieces, top, &mut Told::default(), asked.names_are_ids)
             });
             let rows = match asked.prompt_logprobs {
                 Some(top) => self.prompt_rows(sequence, top, true)?,
@@ -202,7 +203,7 @@ impl Vllm {
                 "choices": choices})
         };
         let mut batch = Batch::begin(&self.house, asked.sequences, asked.reuse).await;
-        let mut offsets = vec![0; batch.sequences.len()];
+        let mut told: Vec<Told> = batch.sequences.iter().map(|_| Told::default()).collect();
         out.events().await?;
         loop {
             if stream.is_aborted() {
@@ -221,7 +222,7 @@ impl Vllm {
                     self.completion_logprobs(
                         std::slice::from_ref(&piece),
                         top,
-                        &mut offsets[at],
+                        &mut told[at],
                         asked.names_are_ids,
                     )
                 });

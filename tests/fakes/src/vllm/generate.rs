@@ -10,6 +10,7 @@ use super::super::openai::{created, id};
 use super::super::sample::Sampling;
 use super::super::sequence::{Finish, Hold, Piece, Sequence};
 use super::super::toy::Context;
+use super::answer::Told;
 use super::completions::{only, salt, stop_reason};
 use super::{Of, Refusal, Runner, Vllm};
 
@@ -125,7 +126,8 @@ impl Vllm {
         let mut choice = json!({"index": 0, "finish_reason": finish.map(Finish::reason)});
         if self.minor() <= 15 {
             choice["token_ids"] = json!(ids);
-            choice["logprobs"] = json!(logprobs.map(|top| self.chat_logprobs(pieces, top)));
+            choice["logprobs"] =
+                json!(logprobs.map(|top| self.chat_logprobs(pieces, top, &mut Told::default())));
             return choice;
         }
         choice["stop_reason"] = stop_reason(finish);

@@ -1,0 +1,166 @@
+//! The log-probabilities of an answer, in the form of vLLM and of our own target.
+//!
+//! An engine's answer lists tokens by their ids; here they become texts. A token has its own text,
+//! with two exceptions: of a character whose bytes are spread over several tokens the last one has
+//! the whole text, and the others none (vLLM 0.32, `v1/engine/logprobs.py`:
+//! `_correct_decoded_token`).
+
+use serde_json::{Map, Value, json};
+
+use super::request::Route;
+use foretell_core::units::TokenId;
+
+/// What is listed at one place of an output: token ids with their log-probabilities (natural), the
+/// likeliest first. The token that was taken there is among them.
+pub type Listed = Vec<(TokenId, f64)>;
+
+/// The text of tokens, special ones included, with U+FFFD for bytes that are not valid UTF-8.
+pub type Decode<'a> = dyn Fn(&[TokenId]) -> String + 'a;
+
+/// Log-probability of tokens that could not be taken, which JSON has no number for.
+const NEVER: f64 = -9999.0;
+/// Tokens before a token that may hold the beginning of its character.
+const CHARACTER: usize = 4;
+
+/// Writes the log-probabilities of one output, in the order of its tokens.
+#[derive(Clone, Debug)]
+pub struct Logprobs {
+    route: Route,
+    /// Number of the likeliest tokens that the client asked for.
+    most: usize,
+    /// Tokens are written as `token_id:N`.
+    as_ids: bool,
+    /// The last tokens of the output.
+    recent: Vec<TokenId>,
+    /// Characters of the texts of all tokens so far.
+    offset: usize,
+}
+
+impl Logprobs {
+    /// Of an output that begins; `as_ids`: tokens are written as `token_id:N`.
+    pub fn new(route: Route, most: usize, as_ids: bool) -> Self {
+        Self { route, most, as_ids, recent: Vec::new(), offset: 0 }
+    }
+
+    /// The member `logprobs` for tokens that follow, each with what is listed at its place; `None`
+    /// for the first token of a prompt, which no place comes before.
+    pub fn write(&mut self, tokens: &[(TokenId, Option<Listed>)], decode: &Decode<'_>) -> Value {
+        match self.route {
+            Route::Chat => {
+                let content: Vec<Value> = tokens
+                    .iter()
+                    .map(|(token, listed)| self.entry(*token, listed.as_ref(), decode))
+                    .collect();
+                json!({ "content": content })
+            }
+            Route::Completions => self.lists(tokens, decode),
+        }
+    }
+
+    /// Passes tokens that were sent with log-probabilities of the server's own; false if it has
+    /// written their texts otherwise.
+    pub fn pass(&mut self, tokens: &[TokenId], sent: Option<&Value>, decode: &Decode<'_>) -> bool {
+        let texts: Vec<String> = tokens.iter().map(|&token| self.advance(token, decode)).collect();
+        let named = |entry: &Value| entry.as_str().map(ToOwned::to_owned);
+        let list = |name: &str| sent.and_then(|sent| sent.get(name)).and_then(Value::as_array);
+        let theirs: Option<Vec<String>> = match self.route {
+            Route::Chat => list("content")
+                .and_then(|content| content.iter().map(|entry| named(entry.get("token")?)).collect()),
+            Route::Completions => list("tokens").and_then(|tokens| tokens.iter().map(named).collect()),
+        };
+        texts == theirs.unwrap_or_default()
+    }
+
+    /// The text of a token that follows.
+    fn advance(&mut self, token: TokenId, decode: &Decode<'_>) -> String {
+        let text = text_behind(&self.recent, token, decode);
+        self.offset += text.chars().count();
+        self.recent.drain(..(self.recent.len() + 1).saturating_sub(CHARACTER));
+        self.recent.push(token);
+        text
+    }
+
+    /// A token at the end of the output so far, by its name.
+    fn name(&self, token: TokenId, decode: &Decode<'_>) -> String {
+        if self.as_ids { format!("token_id:{token}") } else { text_behind(&self.recent, token, decode) }
+    }
+
+    /// The tokens listed at a place with their texts, the one that was taken there first.
+    fn named(&self, token: TokenId, listed: &Listed, decode: &Decode<'_>) -> Vec<(String, f64)> {
+        let taken = listed.iter().filter(|entry| entry.0 == token).take(1);
+        let others = listed.iter().filter(|entry| entry.0 != token);
+        let name = |&(id, logprob): &(TokenId, f64)| (self.name(id, decode), logprob.max(NEVER));
+        taken.chain(others).map(name).collect()
+    }
+
+    fn entry(&mut self, token: TokenId, listed: Option<&Listed>, decode: &Decode<'_>) -> Value {
+        let named = listed.map(|listed| self.named(token, listed, decode)).unwrap_or_default();
+        let own = listed.and_then(|listed| listed.iter().find(|entry| entry.0 == token));
+        let bytes = |text: &str| text.as_bytes().to_vec();
+        let top: Vec<Value> = named
+            .into_iter()
+            .take(self.most)
+            .map(|(text, logprob)| json!({ "token": text, "logprob": logprob, "bytes": bytes(&text) }))
+            .collect();
+        let (name, logprob) = (self.name(token, decode), own.map_or(NEVER, |own| own.1.max(NEVER)));
+        // With `token_id:N` these bytes are those of its text.
+        let text = self.advance(token, decode);
+        json!({ "token": name, "logprob": logprob, "bytes": bytes(&text), "top_logprobs": top })
+    }
+
+    /// The parallel lists of a completion.
+    fn lists(&mut self, tokens: &[(TokenId, Option<Listed>)], decode: &Decode<'_>) -> Value {
+        let (mut offsets, mut names, mut logprobs, mut tops) = (vec![], vec![], vec![], vec![]);
+        for (token, listed) in tokens {
+            let named = listed.as_ref().map(|listed| self.named(*token, listed, decode));
+            offsets.push(self.offset);
+            logprobs.push(named.as_ref().and_then(|named| Some(named.first()?.1)));
+            tops.push(named.map(|named| {
+                let listed = named.into_iter().take(self.most + 1);
+                listed.map(|(name, logprob)| (name, json!(logprob))).collect::<Map<_, _>>()
+            }));
+            names.push(self.name(*token, decode));
+            self.advance(*token, decode);
+        }
+        json!({ "text_offset": offsets, "token_logprobs": logprobs, "tokens": names, "top_logprobs": tops })
+    }
+}
+
+/// Joins log-probabilities of tokens that follow to those before: their lists are concatenated.
+pub fn join(all: &mut Value, more: Value) {
+    match (all, more) {
+        (Value::Object(all), Value::Object(more)) => {
+            for (name, list) in more {
+                match (all.get_mut(&name), list) {
+                    (Some(Value::Array(items)), Value::Array(list)) => items.extend(list),
+                    (_, list) => drop(all.insert(name, list)),
+                }
+            }
+        }
+        (all @ Value::Null, more) => *all = more,
+        (_, _) => {}
+    }
+}
+
+/// The text of a token behind the last ones of an output.
+fn text_behind(recent: &[TokenId], token: TokenId, decode: &Decode<'_>) -> String {
+    let broken = |text: &str| text.ends_with(char::REPLACEMENT_CHARACTER);
+    let alone = decode(&[token]);
+    if !broken(&alone) {
+        return alone;
+    }
+    for count in 1..=recent.len() {
+        let context = recent.get(recent.len() - count..).unwrap_or_default();
+        let whole = decode(&[context, &[token]].concat());
+        if broken(&whole) {
+            continue;
+        }
+        // The tokens before it that have no text of their own belong to its character.
+        let unfinished = context.iter().rev().take_while(|&&id| broken(&decode(&[id]))).count();
+        let finished = context.get(..count - unfinished).unwrap_or_default();
+        let prefix = if finished.is_empty() { String::new() } else { decode(finished) };
+        let same = prefix.chars().zip(whole.chars()).take_while(|(a, b)| a == b).count();
+        return whole.chars().skip(same).collect();
+    }
+    String::new()
+}

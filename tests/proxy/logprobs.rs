@@ -1,0 +1,220 @@
+//! Log-probabilities in answers that are written here: those of the server itself.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use foretell::app::{Running, local};
+use foretell_engines::openai::Route;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Ask, FORCED, panics, watch_panics};
+use crate::end_to_end::house::{House, Setup};
+use crate::fakes::house::Script;
+use crate::fakes::vllm::{Options, Vllm};
+use crate::fakes::{Fake, Temper, toy};
+use crate::wire::PATIENCE;
+
+/// Speculates at every token, and has no control group.
+const EVERY: &str = "holdback: { start: 0, floor: 0 }\n";
+/// Characters that are several tokens each, words, and punctuation behind spaces.
+const TEXT: &str = "Zürich, 東京 and Ørsted: 🦊🦊 , naïve café . 東京 and Ørsted: 🦊🦊 , naïve café . ";
+
+/// The end of a prompt behind which the text is written.
+const AFTER: &str = "<|end|>\n<|assistant|>\n";
+
+struct Scene {
+    engine: Fake<Vllm>,
+    proxy: Running,
+}
+
+impl Scene {
+    /// A server whose model likes to write the text once more, and a proxy that verifies by this
+    /// method.
+    async fn of(version: &'static str, method: &str, change: impl FnOnce(&mut Options)) -> Self {
+        watch_panics();
+        let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of(version) };
+        options.setup.block = 16;
+        options.setup.temper = Temper { eos_every: Some(70), ..Temper::default() };
+        options.setup.scripts = vec![Script { after: AFTER.to_owned(), text: TEXT.to_owned() }];
+        change(&mut options);
+        let engine = Fake::start(Vllm::new(options)).await;
+        let process = format!(
+            "version: 1\ntimeouts: {{ verify: 10s, connect: 10s, idle: 4s }}\nbackends:\n  - name: toy\n    \
+             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    \
+             verify: {{ allow: [{method}] }}\n",
+            engine.url(),
+            toy::folder().display(),
+        );
+        let proxy = local::proxy(&process, &[&format!("{FORCED}{EVERY}")]).await.unwrap();
+        Self { engine, proxy }
+    }
+
+    fn front(&self) -> SocketAddr {
+        self.proxy.gateway.addresses[0]
+    }
+
+    async fn direct(&self, ask: &Ask) -> Answer {
+        ask.send(self.engine.address, "").await
+    }
+
+    async fn through(&self, ask: &Ask) -> Answer {
+        let answer = ask.send(self.front(), "te: trailers\r\n");
+        tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
+    }
+
+    /// The answer through the proxy, which is the server's own.
+    async fn alike(&self, ask: &Ask) -> Answer {
+        let (want, got) = (self.direct(ask).await, self.through(ask).await);
+        assert_eq!(got.plain, want.plain, "{ask:?} {:?}", got.foretell());
+        assert_eq!(got.ids, want.ids, "{ask:?} {:?}", got.foretell());
+        assert_eq!(got.logprobs, want.logprobs, "{ask:?} {:?}", got.foretell());
+        got
+    }
+
+    /// Sends the request until it is speculated on.
+    async fn speculates(&self, ask: &Ask) {
+        for _ in 0..100 {
+            let answer = self.alike(ask).await;
+            let reason = &answer.foretell()["reason"];
+            match answer.foretell()["path"].as_str() {
+                Some("speculated") => return,
+                _ => assert_eq!(reason, "untrusted_ids", "{ask:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("never speculated on: {ask:?}");
+    }
+
+    fn leave(&self) {
+        assert_eq!(self.engine.house.fatal(), Vec::<String>::new());
+        assert_eq!(panics(), Vec::<String>::new(), "panics");
+    }
+}
+
+/// A request for log-probabilities of so many tokens in each of the four ways.
+fn asked(most: u32, more: &Value) -> Vec<Ask> {
+    let mut fields = json!({"prompt": format!("{TEXT}{AFTER}"), "max_tokens": 60, "temperature": 0, "return_token_ids": true});
+    fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut all = Ask::all(&fields);
+    for ask in &mut all {
+        let wanted = match ask.route {
+            Route::Completions => json!({"logprobs": most}),
+            Route::Chat if most == 0 => json!({"logprobs": true}),
+            Route::Chat => json!({"logprobs": true, "top_logprobs": most}),
+        };
+        ask.fields.as_object_mut().unwrap().extend(wanted.as_object().unwrap().clone());
+    }
+    all
+}
+
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_are_the_servers_own(
+    #[values("0.32.0", "0.33.0")] version: &'static str,
+    #[values("score", "fan_out")] method: &str,
+) {
+    let scene = Scene::of(version, method, |_| {}).await;
+    for most in [0, 1, 2, 20] {
+        for ask in asked(most, &json!({})) {
+            scene.speculates(&ask).await;
+            let answer = scene.alike(&ask).await;
+            assert_eq!(answer.foretell()["path"], "speculated", "{ask:?}");
+            assert!(answer.foretell()["accepted"].as_u64().unwrap() > 8, "{ask:?} {:?}", answer.foretell());
+        }
+    }
+    for more in [
+        json!({"stop": ["café"]}),
+        json!({"max_tokens": 3}),
+        json!({"min_tokens": 50}),
+        json!({"return_token_ids": false}),
+    ] {
+        for ask in asked(3, &more) {
+            scene.alike(&ask).await;
+        }
+    }
+    scene.leave();
+}
+
+/// Above temperature 0 each token has the numbers that the server gives it behind the same text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn above_temperature_0_they_belong_to_the_text_that_was_drawn() {
+    let scene = Scene::of("0.33.0", "fan_out, score", |_| {}).await;
+    for ask in asked(2, &json!({})) {
+        scene.speculates(&ask).await;
+    }
+    let more = json!({"temperature": 0.9, "top_p": 0.95});
+    let mut speculated = 0;
+    for ask in asked(2, &more).iter().cycle().take(12) {
+        let got = scene.through(ask).await;
+        speculated += usize::from(got.foretell()["path"] == "speculated");
+        let ids = [got.prompt_ids.as_slice(), &got.ids].concat();
+        let fields = json!({"prompt": ids, "max_tokens": 1, "prompt_logprobs": 2});
+        let scored = scene.direct(&Ask::new(Route::Completions, false, fields)).await.message.json();
+        let rows = scored["choices"][0]["prompt_logprobs"].as_array().unwrap();
+        let listed = match ask.route {
+            Route::Chat => {
+                got.logprobs["content"].as_array().unwrap().iter().map(|one| one["logprob"].clone()).collect()
+            }
+            Route::Completions => got.logprobs["token_logprobs"].as_array().unwrap().clone(),
+        };
+        assert_eq!(listed.len(), got.ids.len());
+        for ((listed, row), id) in listed.iter().zip(&rows[got.prompt_ids.len()..]).zip(&got.ids) {
+            assert_eq!(listed, &row[id.to_string()]["logprob"], "{ask:?}");
+        }
+    }
+    assert!(speculated > 8, "{speculated}");
+    scene.leave();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn before_a_server_that_tidies_single_tokens_they_stay_its_own() {
+    let scene = Scene::of("0.33.0", "score", |options| options.tidies = true).await;
+    for ask in asked(2, &json!({})).iter().cycle().take(12) {
+        let told = scene.alike(ask).await.foretell().clone();
+        assert_eq!((&told["path"], &told["reason"]), (&json!("plain"), &json!("untrusted_ids")), "{ask:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    scene.leave();
+}
+
+#[rstest]
+#[case::older("0.24.0", json!({}))]
+#[case::grammar("0.33.0", json!({"response_format": {"type": "json_object"}}))]
+#[case::too_many("0.33.0", json!({"logprobs": 21}))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_written_here_is_relayed(#[case] version: &'static str, #[case] more: Value) {
+    let scene = Scene::of(version, "score, fan_out", |_| {}).await;
+    for mut ask in asked(2, &json!({})) {
+        let zero = json!({"presence_penalty": 0, "frequency_penalty": 0});
+        for part in [&more, &zero] {
+            ask.fields.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
+        }
+        let got = scene.alike(&ask).await;
+        assert_eq!(got.message.head.get("x-foretell-path"), Some("relayed"), "{ask:?}");
+    }
+    scene.leave();
+}
+
+/// Our own target goes on with a seed.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_of_our_own_target_are_its_own(#[values("[tree]", "[fan_out]")] methods: &str) {
+    let house = House::build(Setup { methods, ..Setup::default() }).await;
+    let prompt = "take the fox, take the dog: let mut taken = String::new(); ";
+    let mut speculated = 0;
+    for more in
+        [json!({"prompt": prompt}), json!({"prompt": prompt, "temperature": 0.7, "seed": 5, "top_p": 0.9})]
+    {
+        for most in [0, 2, 20] {
+            for ask in asked(most, &more) {
+                let (want, got) = (house.direct(&ask).await, house.through(&ask, "a").await);
+                assert_eq!(got.plain, want.plain, "{ask:?}");
+                assert_eq!(got.logprobs, want.logprobs, "{ask:?} {:?}", got.foretell());
+                speculated += usize::from(got.foretell()["path"] == "speculated");
+            }
+        }
+    }
+    assert!(speculated > 18, "{speculated}");
+    House::assert_calm();
+}
