@@ -44,14 +44,24 @@ const MAX_BEGINS: usize = 64;
 /// Maximum memory of a compiled grammar, bytes.
 const MAX_COMPILED: usize = 16 << 20;
 
-/// The library that makes grammars on a server.
+/// The library that makes grammars on a server, and how it lays JSON out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
-    /// xgrammar 0.2.8, with as much whitespace between the members of JSON as the model likes.
-    Xgrammar,
-    /// llguidance 1.7, with as much whitespace. The version here is another one, which is enough at
-    /// temperature 0 alone: an answer shows the likeliest tokens only.
-    Guidance,
+    /// xgrammar 0.2.8.
+    Xgrammar(Whitespace),
+    /// llguidance 1.7. The version here is another one, which is enough at temperature 0 alone: an
+    /// answer shows the likeliest tokens only.
+    Guidance(Whitespace),
+}
+
+/// Whitespace between the members of JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whitespace {
+    /// As much as the model likes.
+    Free,
+    /// As little as the library can do with (`disable_any_whitespace` in the server's
+    /// configuration).
+    Fixed,
 }
 
 /// Findings about the library that makes a server's grammars.
@@ -173,22 +183,26 @@ impl Compiled {
             return Err(MaskError::TooDeep);
         }
         let start = match (library, rules) {
-            (Library::Xgrammar, _) => Start::Xgrammar(Box::new(Self::xgrammar(rules, &text)?)),
-            (Library::Guidance, Rules::Asked(grammar)) => {
-                Start::Guidance(Box::new(guidance::Compiled::new(vocabulary, grammar)?))
+            (Library::Xgrammar(layout), _) => {
+                Start::Xgrammar(Box::new(Self::xgrammar(rules, &text, layout)?))
             }
-            (Library::Guidance, Rules::Tag(_)) => return Err(MaskError::Tag),
+            (Library::Guidance(layout), Rules::Asked(grammar)) => {
+                Start::Guidance(Box::new(guidance::Compiled::new(vocabulary, grammar, layout)?))
+            }
+            (Library::Guidance(_), Rules::Tag(_)) => return Err(MaskError::Tag),
         };
         Ok(Self { start, vocabulary: Arc::clone(vocabulary) })
     }
 
-    fn xgrammar(rules: &Rules, text: &str) -> Result<GrammarMatcher, MaskError> {
+    fn xgrammar(rules: &Rules, text: &str, layout: Whitespace) -> Result<GrammarMatcher, MaskError> {
         // Tokens are read by their bytes, so the vocabulary does not matter; one has to be there.
         let ends = Some(vec![0]);
         let vocabulary = TokenizerInfo::new(&[String::new()], VocabType::Raw, None, ends, false);
         let Ok(vocabulary) = vocabulary else { return Err(MaskError::Notation) };
         let compiler = GrammarCompiler::new(vocabulary, 1, false, -1);
-        let schema = |schema: &str| compiler.compile_json_schema(schema, true, None, None, true, None);
+        let free = layout == Whitespace::Free;
+        let separators = (!free).then_some((",", ":"));
+        let schema = |schema: &str| compiler.compile_json_schema(schema, free, None, separators, true, None);
         let compiled = match rules {
             Rules::Asked(grammar) => match &grammar.language {
                 Language::JsonObject => schema(&json!({"type": "object"}).to_string()),

@@ -3,9 +3,10 @@
 
     schemas.py [--kind schema|forced|named|strict|one] [--model smollm2|qwen|fixture] [--count N]
                [--clients N] [--most N] [--form both|streamed|whole] [--reasoning] [--precise]
-               [--draws N] [--library xgrammar|guidance] [--foretell BIN]
+               [--draws N] [--library xgrammar|guidance] [--fixed] [--foretell BIN]
 
-vLLM, whose grammars are xgrammar's, or llguidance's with `--library guidance`, serves a model of `make
+vLLM, whose grammars are xgrammar's, or llguidance's with `--library guidance`, with `--fixed` under
+`disable_any_whitespace`, serves a model of `make
 real-models`, or that of `make real-fixture`, which calls tools; in 32 bits with `--precise`. The schemas are those of BFCL's functions,
 each with its own question, at T=0 with answers of at most `--most` tokens. Every question is asked once
 directly and three times through Foretell, which speculates at every token, in drafts of 4: the first
@@ -93,6 +94,7 @@ def arguments():
     parser.add_argument("--form", choices=tuple(calls.FORMS), default="both")
     parser.add_argument("--reasoning", action="store_true")
     parser.add_argument("--library", choices=("xgrammar", "guidance"), default="xgrammar")
+    parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--precise", action="store_true")
     parser.add_argument("--draws", type=int, metavar="N")
     parser.add_argument("--foretell", default=str(sides.ROOT / "target/dist/foretell"), metavar="BIN")
@@ -102,6 +104,13 @@ def arguments():
     if reason := servers.absent("vllm", args.model) or servers.lacks_bfcl():
         sys.exit(f"schemas.py: {reason}")
     return args
+
+
+def library(args):
+    """The arguments of vLLM: xgrammar is what it takes by itself."""
+    if args.library == "xgrammar" and not args.fixed:
+        return ()
+    return "--structured-outputs-config", json.dumps({"backend": args.library, "disable_any_whitespace": args.fixed})
 
 
 def distribution(direct, proxy, kind, count):
@@ -167,7 +176,7 @@ def main():
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         tools = {} if args.kind == "schema" else {"tools": "hermes"}
         extra = (*(servers.HERMES if tools else ()), *(servers.THINKING if args.reasoning else ()),
-                 *(("--structured-outputs-config", '{"backend": "guidance"}') if args.library == "guidance" else ()))
+                 *library(args))
         server = stack.enter_context(servers.start("vllm", args.model, args.foretell, folder, args.precise, extra))
         named = ", ".join(f"{kind}: {name}" for kind, name in {**tools, **({"reasoning": "qwen3"} if args.reasoning else {})}.items())
         parsers = f", parsers: {{ {named} }}" if named else ""

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Records the masks of xgrammar, or of llguidance, as vLLM makes them, for the tests of `src/engines/masks.rs`.
 
-    .cache/engines/vllm-0.32.0/bin/python tests/engines/masks.py xgrammar|guidance [GRAMMARS.jsonl]
+    .cache/engines/vllm-0.32.0/bin/python tests/engines/masks.py xgrammar|guidance [--fixed] [GRAMMARS.jsonl]
 
 Reads grammars, one JSON object a line with a member `json` (the text of a schema), `regex`, `choice` or
 `tag` (the text of a structural tag, as vLLM makes it of tools; xgrammar alone), by default those of
-tests/goldens/xgrammar.jsonl, and writes tests/goldens/LIBRARY.jsonl: for each grammar a walk over allowed tokens of the bundled target's vocabulary (under a tag: into one of its calls), and at some of its places the SHA-256 of
+tests/goldens/xgrammar.jsonl, and writes tests/goldens/LIBRARY.jsonl, with `--fixed` LIBRARY-fixed.jsonl of the schemas alone,
+under `disable_any_whitespace`: for each grammar a walk over allowed tokens of the bundled target's vocabulary (under a tag: into one of its calls), and at some of its places the SHA-256 of
 the ids of the allowed ones of every SIXTEENTH token (little-endian, 32 bits each), without those that
 may end a text, and if the text may end there. Grammars that the library refuses are recorded as such. Seeded: the same library
 writes the same file.
@@ -49,7 +50,8 @@ class Xgrammar:
         if "tag" in grammar:
             self.compiled = self.compiler.compile_structural_tag(grammar["tag"])
         elif "json" in grammar:
-            self.compiled = self.compiler.compile_json_schema(grammar["json"], any_whitespace=True)
+            separators = (",", ":") if self.fixed else None
+            self.compiled = self.compiler.compile_json_schema(grammar["json"], any_whitespace=not self.fixed, separators=separators)
         elif "regex" in grammar:
             self.compiled = self.compiler.compile_regex(grammar["regex"])
         else:
@@ -79,7 +81,7 @@ class Guidance:
         (kind, spec), = grammar.items()
         spec = json.dumps(spec) if kind == "choice" else spec
         try:
-            self.grammar = serialize_guidance_grammar(StructuredOutputOptions[kind.upper()], spec)
+            self.grammar = serialize_guidance_grammar(StructuredOutputOptions[kind.upper()], spec, self.fixed)
         except ValueError as error:
             raise RuntimeError(error) from error
         self.begin()
@@ -144,13 +146,16 @@ def main():
     added = json.loads(TOKENIZER.read_text())["added_tokens"]
     ends = {token["id"] for token in added}
     size = tokenizer.get_vocab_size()
-    library = LIBRARIES[sys.argv[1]](tokenizer, size, min(ends))
+    library, given = LIBRARIES[sys.argv[1]](tokenizer, size, min(ends)), sys.argv[2:]
+    library.fixed = "--fixed" in given
+    kinds = ("json",) if library.fixed else library.kinds
+    given = [name for name in given if name != "--fixed"]
     common = {token for text in COMMON for token in tokenizer.encode(text, add_special_tokens=False).ids}
-    source = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else GOLDENS / "xgrammar.jsonl"
+    source = pathlib.Path(given[0]) if given else GOLDENS / "xgrammar.jsonl"
     lines = [json.loads(line) for line in source.read_text().splitlines()]
-    with (GOLDENS / f"{sys.argv[1]}.jsonl").open("w") as out:
+    with (GOLDENS / f"{sys.argv[1]}{'-fixed' if library.fixed else ''}.jsonl").open("w") as out:
         for number, line in enumerate(lines):
-            grammar = {key: value for key, value in line.items() if key in library.kinds}
+            grammar = {key: value for key, value in line.items() if key in kinds}
             if not grammar:
                 continue
             try:

@@ -19,7 +19,8 @@ pub enum PlainReason {
     ContextTooLong,
     /// Even the shortest round takes longer than `gates.max_gap`.
     MaxGap,
-    /// The token ids of the prompt or of the output are not certain.
+    /// The token ids of the prompt or of the output are not certain; or the client asked for
+    /// log-probabilities, and it is not known that the server writes tokens as their ids say.
     UntrustedIds,
     /// More requests wait at the engine, or more of its KV memory is in use, than the policy
     /// allows.

@@ -35,7 +35,7 @@ pub struct Chunk {
     pub pending: bool,
     /// The later event that showed what these tokens are; `None` if none was needed.
     pub after: Option<Value>,
-    /// What is listed at the place of each of `tokens`; empty unless log-probabilities were asked
+    /// The list at the place of each of `tokens`; empty unless log-probabilities were asked
     /// for by token ids.
     pub listed: Vec<Listed>,
     /// The backend's proposal for what follows these tokens; `None` if it made none.

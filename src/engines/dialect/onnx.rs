@@ -332,7 +332,7 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
     })
 }
 
-/// What the rows of a verified tree list: the sample, and the likeliest tokens.
+/// The lists of the rows of a verified tree: the sample, and the likeliest tokens.
 fn tree_listed(body: &[u8]) -> Option<Vec<Listed>> {
     let answer: VerifyAnswer = serde_json::from_slice(body).ok()?;
     let place = |row: VerifyRow| {

@@ -245,7 +245,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// What a completion lists for each of its tokens, by token ids (`return_tokens_as_token_ids`);
+/// The list of a completion for each of its tokens, by token ids (`return_tokens_as_token_ids`);
 /// `None` if it lists texts, or not at every place.
 fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
     let entry = |(name, logprob): (&String, &Value)| {
@@ -255,7 +255,8 @@ fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
     logprobs.get("top_logprobs")?.as_array()?.iter().map(place).collect()
 }
 
-/// What the choices of a fan-out list, in the order of its prompts, up to the first without a list.
+/// The lists of the choices of a fan-out, in the order of its prompts, up to the first that has
+/// none.
 pub fn fan_out_listed(body: &[u8]) -> Vec<Listed> {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
     let mut choices: Vec<&Value> =

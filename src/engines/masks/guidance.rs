@@ -15,13 +15,15 @@ use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, T
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
-use super::MaskError;
+use super::{MaskError, Whitespace};
 use crate::openai::{Grammar, Language};
 use crate::text::Tokenizer;
 use foretell_core::units::TokenId;
 
 /// Maximum number of states of a grammar's lexer in one output, 1 to 2 kB each.
 const LEXER_STATES: usize = 20_000;
+/// The member of a schema with options of the library.
+const OPTIONS: &str = "x-guidance";
 /// Maximum length of a text that a grammar spells out or counts, characters; URLs of pydantic have
 /// 2,083.
 const MAX_LENGTH: usize = 2_100;
@@ -117,14 +119,14 @@ impl Clone for Compiled {
 
 impl Compiled {
     /// Compiles a grammar as vLLM has it compiled.
-    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar) -> Result<Self, MaskError> {
+    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, layout: Whitespace) -> Result<Self, MaskError> {
         if has_options(&grammar.language) {
             return Err(MaskError::Guidance("options of llguidance in a schema".to_owned()));
         }
         if longest(&grammar.language) > MAX_LENGTH {
             return Err(MaskError::TooLong(MAX_LENGTH));
         }
-        let start = start(top_level(grammar)?, vocabulary.factory()?).map_err(MaskError::Guidance)?;
+        let start = start(top_level(grammar, layout)?, vocabulary.factory()?).map_err(MaskError::Guidance)?;
         Ok(Self(start))
     }
 
@@ -136,7 +138,7 @@ impl Compiled {
 
 /// True if a schema sets options of llguidance, which versions read otherwise.
 fn has_options(language: &Language) -> bool {
-    matches!(language, Language::Json(schema) if schema.get("x-guidance").is_some())
+    matches!(language, Language::Json(schema) if schema.get(OPTIONS).is_some())
 }
 
 /// The longest text that a grammar spells out or counts, characters: each of a counted text needs
@@ -187,10 +189,18 @@ fn counted(regex: &str) -> usize {
     sum
 }
 
-fn top_level(grammar: &Grammar) -> Result<TopLevelGrammar, MaskError> {
+fn top_level(grammar: &Grammar, layout: Whitespace) -> Result<TopLevelGrammar, MaskError> {
+    let laid_out = |mut schema: Value| match (layout, schema.as_object_mut()) {
+        (Whitespace::Free, _) => Ok(TopLevelGrammar::from_json_schema(schema)),
+        (Whitespace::Fixed, Some(members)) => {
+            members.insert(OPTIONS.to_owned(), json!({"whitespace_flexible": false}));
+            Ok(TopLevelGrammar::from_json_schema(schema))
+        }
+        (Whitespace::Fixed, None) => Err(MaskError::Guidance("a schema that is no object".to_owned())),
+    };
     Ok(match &grammar.language {
-        Language::JsonObject => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
-        Language::Json(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+        Language::JsonObject => laid_out(json!({"type": "object"}))?,
+        Language::Json(schema) => laid_out(schema.clone())?,
         Language::Regex(regex) => TopLevelGrammar::from_regex(regex),
         Language::Choice(texts) => {
             let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::request::Route;
 use foretell_core::units::TokenId;
 
-/// What is listed at one place of an output: token ids with their log-probabilities (natural), the
+/// Tokens listed at one place of an output with their log-probabilities (natural), the
 /// likeliest first. The token that was taken there is among them.
 pub type Listed = Vec<(TokenId, f64)>;
 
@@ -163,4 +163,79 @@ fn text_behind(recent: &[TokenId], token: TokenId, decode: &Decode<'_>) -> Strin
         return whole.chars().skip(same).collect();
     }
     String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::text::Tokenizer;
+
+    /// Made by vLLM's own classes (tests/engines/logprobs.py).
+    const RECORDED: &str = include_str!("../../../tests/goldens/logprobs.jsonl");
+
+    #[derive(Deserialize)]
+    struct Output {
+        most: usize,
+        /// The token that was taken first, then the likeliest ones.
+        places: Vec<Listed>,
+        chat: Value,
+        completions: Value,
+    }
+
+    fn tokenizer() -> Tokenizer {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../onnx/models/target");
+        Tokenizer::from_file(&root).unwrap()
+    }
+
+    #[test]
+    fn tokens_are_written_as_by_vllm() {
+        let tokenizer = tokenizer();
+        let decode = |ids: &[TokenId]| tokenizer.decode(ids, false).unwrap();
+        let mut tokens = 0;
+        for line in RECORDED.lines() {
+            let output: Output = serde_json::from_str(line).unwrap();
+            let places: Vec<(TokenId, Option<Listed>)> =
+                output.places.into_iter().map(|listed| (listed[0].0, Some(listed))).collect();
+            let ids: Vec<TokenId> = places.iter().map(|place| place.0).collect();
+            tokens += ids.len();
+            for (route, want) in [(Route::Chat, output.chat), (Route::Completions, output.completions)] {
+                let new = || Logprobs::new(route, output.most, false);
+                assert_eq!(new().write(&places, &decode), want, "{ids:?}");
+                let (mut writer, mut all) = (new(), Value::Null);
+                for pieces in places.chunks(3) {
+                    join(&mut all, writer.write(pieces, &decode));
+                }
+                assert_eq!(all, want, "in pieces: {ids:?}");
+                assert!(new().pass(&ids, Some(&want), &decode), "{ids:?}");
+                let (passed, rest) = places.split_at(places.len() / 2);
+                let mut writer = new();
+                writer.pass(&ids[..passed.len()], None, &decode);
+                let (mut joined, rest) = (new().write(passed, &decode), writer.write(rest, &decode));
+                join(&mut joined, rest);
+                assert_eq!(joined, want, "behind tokens that were passed: {ids:?}");
+            }
+        }
+        assert!(tokens > 500, "{tokens}");
+    }
+
+    #[test]
+    fn a_server_that_writes_other_texts_is_told() {
+        let tokenizer = tokenizer();
+        let decode = |ids: &[TokenId]| tokenizer.decode(ids, false).unwrap();
+        let ids = tokenizer.encode("one two", false).unwrap();
+        let named: Vec<String> = ids.iter().map(|id| format!("token_id:{id}")).collect();
+        for (route, sent) in [
+            (Route::Completions, json!({ "tokens": named })),
+            (Route::Completions, json!({ "tokens": [] })),
+            (Route::Chat, json!({ "content": [{ "token": "one" }] })),
+            (Route::Chat, json!({ "content": null })),
+        ] {
+            let pass = |sent| Logprobs::new(route, 1, false).pass(&ids, sent, &decode);
+            assert!(!pass(Some(&sent)) && !pass(None), "{sent}");
+        }
+    }
 }

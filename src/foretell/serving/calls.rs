@@ -72,7 +72,7 @@ pub struct Common {
     pub sampling: Sampling,
     /// The grammar that binds the output, which the engine does not apply to later requests.
     pub mask: Option<Arc<Mask>>,
-    /// What the engine lists behind the outputs of the session, if the client asked for
+    /// Lists of the engine behind the outputs of the session, if the client asked for
     /// log-probabilities.
     places: Arc<Places>,
     /// A lossy accept rule needs the target's probabilities.
@@ -208,7 +208,7 @@ impl Calls {
         &self.0.engine
     }
 
-    /// What the engine lists behind the outputs of the session.
+    /// Lists of the engine behind the outputs of the session.
     pub(super) fn places(&self) -> &Arc<Places> {
         &self.0.places
     }

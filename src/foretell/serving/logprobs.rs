@@ -88,7 +88,7 @@ pub(super) fn learn(run: &Run, exchange: &Exchange) {
     });
 }
 
-/// What the engine has listed behind outputs, one list for each place that may still come.
+/// Lists of the engine behind outputs, one for each place that may still come.
 #[derive(Debug, Default)]
 pub(super) struct Places(Mutex<Known>);
 
@@ -101,7 +101,7 @@ struct Known {
 }
 
 impl Places {
-    /// Keeps what is listed behind an output and the tokens of `path`.
+    /// Keeps the list behind an output and the tokens of `path`.
     pub fn learn(&self, output: &[TokenId], path: &[TokenId], listed: Listed) {
         let mut known = self.0.lock();
         let whole = [output, path].concat();
@@ -110,7 +110,7 @@ impl Places {
         }
     }
 
-    /// What is listed where this token follows; `None` if nothing is known there.
+    /// The list where this token follows; `None` if nothing is known there.
     fn take(&self, token: TokenId) -> Option<Listed> {
         let mut known = self.0.lock();
         let here = known.ahead.iter().position(|(path, _)| path.is_empty());
@@ -132,7 +132,7 @@ pub(super) struct OutputLogprobs {
     writer: Logprobs,
     places: Arc<Places>,
     tokenizer: Arc<Tokenizer>,
-    /// What the server itself has sent since the last piece.
+    /// Log-probabilities that the server itself has sent since the last piece.
     sent: Value,
 }
 
@@ -158,7 +158,7 @@ impl OutputLogprobs {
         alike
     }
 
-    /// What the server itself has sent since the last call.
+    /// Log-probabilities that the server itself has sent since the last call.
     pub fn sent(&mut self) -> Value {
         self.sent.take()
     }

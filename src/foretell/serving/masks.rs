@@ -110,7 +110,7 @@ const COMPILED_WITHIN: Duration = Duration::from_secs(5);
 const SHOWN: usize = 16;
 /// The reason for which grammars of a server are not followed.
 const OTHER_LIBRARY: &str =
-    "the server does not make its grammars by xgrammar 0.2.8 or llguidance 1.7 with free whitespace";
+    "the server does not make its grammars by xgrammar 0.2.8, or llguidance 1.7 that leaves objects open";
 /// The reason for which grammars of llguidance are followed at temperature 0 alone: its version is
 /// another one, and an answer shows the likeliest tokens only.
 const SAMPLED: &str = "grammars of llguidance are not followed above temperature 0";
@@ -186,7 +186,7 @@ impl Proof {
         }
         let greedy = self.plan.sampling.plainly_greedy();
         let library = match masks.library() {
-            Shown::Library(Library::Guidance) if !greedy => return Trust::Refused(SAMPLED.into()),
+            Shown::Library(Library::Guidance(_)) if !greedy => return Trust::Refused(SAMPLED.into()),
             Shown::Library(library) => library,
             Shown::Other => return Trust::Refused(OTHER_LIBRARY.into()),
             Shown::Open => return Trust::Unproven,

@@ -172,7 +172,7 @@ impl Usage {
     }
 }
 
-/// What is listed at the place of a token: its own score, and the likeliest tokens.
+/// The list at the place of a token: its own score, and those of the likeliest tokens.
 pub(super) fn listed(token: TokenId, logprob: f32, top: &[(TokenId, f32)]) -> Listed {
     let others = top.iter().filter(|entry| entry.0 != token).copied();
     std::iter::once((token, logprob)).chain(others).map(|(id, logprob)| (id, short(logprob))).collect()

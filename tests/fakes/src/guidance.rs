@@ -30,10 +30,13 @@ impl TokenizerEnv for Environment {
 }
 
 /// The compiler of one vocabulary.
-pub struct Guidance(ParserFactory);
+pub struct Guidance {
+    factory: ParserFactory,
+    any_whitespace: bool,
+}
 
 impl Guidance {
-    pub fn new(toy: &Toy) -> Self {
+    pub fn new(toy: &Toy, any_whitespace: bool) -> Self {
         let words = Words::of(&toy.folder);
         let size = toy.vocabulary() as TokenId;
         let marked = |id| {
@@ -51,14 +54,19 @@ impl Guidance {
         );
         let mut factory = factory.expect("a vocabulary");
         factory.quiet();
-        Self(factory)
+        Self { factory, any_whitespace }
     }
 
     /// The mask of an output; `stops`: tokens that may end it, where the grammar allows an end.
     pub fn mask(&self, spec: &Spec, stops: &[TokenId]) -> Result<Mask, String> {
         let grammar = match spec {
             Spec::Json(schema) => {
-                let schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
+                let mut schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
+                // The schema's own options win.
+                let options = &mut schema["x-guidance"];
+                if options.get("whitespace_flexible").is_none() {
+                    options["whitespace_flexible"] = self.any_whitespace.into();
+                }
                 TopLevelGrammar::from_json_schema(schema)
             }
             Spec::Regex(regex) => TopLevelGrammar::from_regex(regex),
@@ -70,7 +78,7 @@ impl Guidance {
             Spec::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
             Spec::Rules(_) | Spec::Tag(_) => return Err("'triggers'".to_owned()),
         };
-        let parser = self.0.create_parser(grammar).map_err(|error| error.to_string())?;
+        let parser = self.factory.create_parser(grammar).map_err(|error| error.to_string())?;
         Ok(Mask { matcher: Matcher::new(Ok(parser)), stops: stops.to_vec(), ended: false })
     }
 }

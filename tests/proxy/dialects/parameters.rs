@@ -244,7 +244,8 @@ pub async fn blamed(
         .iter()
         .filter(|line| !line["refused"].is_null())
         .collect();
-    let of_the_row = setting.refused.is_none() || named == row.name;
+    let of_the_row =
+        setting.refused.is_none() || named == row.name || (row.name, &*named) == ("logprobs", "seed");
     let known = parameters::find(ask.route, &named).is_some();
     let listed =
         refused.iter().any(|line| line["name"] == named.as_str() && line["refused"] == reason.as_str());
@@ -315,9 +316,10 @@ impl Tally {
             && grammars.contains(&row.name)
             && ask.fields["temperature"] == 0;
         // A number asks for them in completions, a flag in chats.
-        let lists = house.row.dialect == "vllm" && row.name == "logprobs" && path != Some("relayed");
+        let lists = house.row.dialect == "vllm" && row.name == "logprobs" && reason != Some("parameter");
         let rightly = match setting.refused {
-            Some(_) if renders || follows || lists => matches!(path, Some("plain" | "speculated")),
+            Some(_) if lists => path.is_some(),
+            Some(_) if renders || follows => matches!(path, Some("plain" | "speculated")),
             Some(refused) => (path, reason, verified) == (Some("relayed"), Some(refused.name()), false),
             None => path.is_some(),
         };

@@ -139,13 +139,9 @@ async fn a_server_that_does_not_say_what_binds_is_not_followed() {
     }
 }
 
-/// The library of the server is another one, or makes other rules of a tag.
-#[rstest]
-#[case::unknown(Library::Unknown)]
-#[case::fixed_whitespace(Library::FixedWhitespace)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tag_before_another_library_is_not_followed(#[case] library: Library) {
-    let scene = Scene::tagged(Options { library, ..server(LATEST) }).await;
+async fn a_tag_before_another_library_is_not_followed() {
+    let scene = Scene::tagged(Options { library: Library::Unknown, ..server(LATEST) }).await;
     stays_plain(&scene, &json!({"tools": tools(true), "tool_choice": named()})).await;
 }
 

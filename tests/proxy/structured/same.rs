@@ -60,7 +60,8 @@ async fn scene(version: &'static str, library: Library) -> Scene {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_under_a_grammar_are_the_servers_own(
     #[values("0.32.0", "0.33.0")] version: &'static str,
-    #[values(Library::Auto, Library::Guidance)] library: Library,
+    #[values(Library::Auto, Library::Guidance, Library::FixedWhitespace, Library::FixedGuidance)]
+    library: Library,
 ) {
     let scene = scene(version, library).await;
     let (mut listed, mut banned, mut sent, mut speculated) = (0, 0, 0, 0);

@@ -240,6 +240,10 @@ fn kind(event: &Value) -> String {
 /// Members and the types of their values.
 fn shape(value: &Value) -> String {
     match value {
+        // Log-probabilities of a completion, by tokens.
+        Value::Object(members) if !members.is_empty() && members.values().all(Value::is_f64) => {
+            "numbers".to_owned()
+        }
         Value::Object(members) => {
             let mut all: Vec<String> =
                 members.iter().map(|(name, value)| format!("{name}:{}", shape(value))).collect();

@@ -23,7 +23,7 @@ async fn every_refused_parameter_is_named_before(#[values("trtllm", "triton", "o
     let said = Said { prompt: PROMPTS[0].to_owned(), text: "never there".to_owned(), token: 300 };
     let (mut wrong, mut refused, mut named) = (String::new(), BTreeSet::new(), BTreeSet::new());
     for route in [Route::Completions, Route::Chat] {
-        for row in parameters::TABLE.iter().filter(|row| row.routes.has(route) && !binds(name, row.name)) {
+        for row in parameters::TABLE.iter().filter(|row| row.routes.has(route) && !carries(name, row.name)) {
             for setting in settings(row, &said).into_iter().filter(|setting| setting.refused.is_some()) {
                 refused.insert((route.name(), row.name));
                 for mut ask in asks(route, row, &setting, &said) {
@@ -43,7 +43,8 @@ async fn every_refused_parameter_is_named_before(#[values("trtllm", "triton", "o
     assert_eq!(named, refused);
 }
 
-/// True if this engine verifies drafts under the grammar that the parameter asks for.
-fn binds(engine: &str, parameter: &str) -> bool {
-    engine == "onnx" && ["response_format", "structured_outputs"].contains(&parameter)
+/// True if this engine verifies drafts under the grammar that the parameter asks for, or lists the
+/// log-probabilities.
+fn carries(engine: &str, parameter: &str) -> bool {
+    engine == "onnx" && ["response_format", "structured_outputs", "logprobs"].contains(&parameter)
 }

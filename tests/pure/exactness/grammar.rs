@@ -14,7 +14,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{self, Row, VerifyResult};
 use foretell_engines::dialect::{Context, Round, masked};
-use foretell_engines::masks::{self, Allows, Compiled, Library, Mask, Rules};
+use foretell_engines::masks::{self, Allows, Compiled, Library, Mask, Rules, Whitespace};
 use foretell_engines::openai::{Grammar, Language, Sampling};
 use foretell_engines::parse::ReasoningEnds;
 use foretell_engines::text::Tokenizer;
@@ -92,8 +92,12 @@ impl Bound {
         Self {
             automaton,
             vocabulary: Arc::new(spelled.collect()),
-            compiled: Compiled::new(Library::Xgrammar, &Rules::Asked(Arc::new(grammar)), &of_words)
-                .expect("a grammar"),
+            compiled: Compiled::new(
+                Library::Xgrammar(Whitespace::Free),
+                &Rules::Asked(Arc::new(grammar)),
+                &of_words,
+            )
+            .expect("a grammar"),
             tokenizer,
             listed,
             reasoning: None,

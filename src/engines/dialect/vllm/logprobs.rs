@@ -45,7 +45,7 @@ struct Top {
     logprob: f64,
 }
 
-/// What a scored answer lists: at the places of the last `nodes` tokens of its prompt the `most`
+/// The lists of a scored answer: at the places of the last `nodes` tokens of its prompt the `most`
 /// likeliest tokens, one at least, and behind it also the token that was sampled there.
 pub(super) fn scored(nodes: usize, most: u32, body: &[u8]) -> Option<Vec<Listed>> {
     let Scored { prompt_logprobs, choices: [choice] } = serde_json::from_slice(body).ok()?;

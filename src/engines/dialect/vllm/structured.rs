@@ -4,14 +4,14 @@
 //! a grammar needs, for the life of its process, and no page tells which (0.32,
 //! `v1/structured_output/__init__.py`: `grammar_init`). Two to four requests of two tokens show it:
 //! xgrammar alone takes a special token for its text inside a string, llguidance alone reads
-//! `x-guidance` in a schema, and whitespace and further members of an object are free unless the
-//! operator has fixed them.
+//! `x-guidance` in a schema, whitespace is free unless the operator has fixed it
+//! (`disable_any_whitespace`), and so are further members of an object.
 
 use serde_json::{Map, Value, json};
 
 use crate::dialect::shared::bytes;
 use crate::dialect::{Call, Context, Engine, Round, Unreadable, masked};
-use crate::masks::{Library, Mask, Shown};
+use crate::masks::{Library, Mask, Shown, Whitespace};
 use crate::openai::{Route, STRUCTURED_OUTPUTS};
 use crate::parse;
 use crate::text::Tokenizer;
@@ -72,11 +72,15 @@ pub(super) fn library_calls(engine: &Engine, tokenizer: &Tokenizer) -> Option<Ve
 /// letters for whitespace where a schema tells llguidance so, and further members of an object?
 pub(super) fn library(shown: &[bool]) -> Shown {
     match *shown {
-        [true, true] => Shown::Library(Library::Xgrammar),
-        [false, true, true, true] => Shown::Library(Library::Guidance),
-        [] | [_] | [false, true] | [false, true, true] => Shown::Open,
+        [true, free] => Shown::Library(Library::Xgrammar(whitespace(free))),
+        [false, free, true, true] => Shown::Library(Library::Guidance(whitespace(free))),
+        [] | [_] | [false, _] | [false, _, true] => Shown::Open,
         _ => Shown::Other,
     }
+}
+
+fn whitespace(free: bool) -> Whitespace {
+    if free { Whitespace::Free } else { Whitespace::Fixed }
 }
 
 /// True if the answer to a question has one of the wanted tokens; `None` if it is not readable.

@@ -26,6 +26,8 @@ pub enum Library {
     Unknown,
     /// xgrammar with `disable_any_whitespace`.
     FixedWhitespace,
+    /// llguidance with it.
+    FixedGuidance,
     /// An xgrammar that no version is: objects may have members that their schema does not name.
     MoreMembers,
     /// An xgrammar that no version is: objects have only those members that they need.
@@ -65,15 +67,16 @@ impl Vllm {
         let library = self.options.library;
         let compiler = {
             let mut known = self.grammars.0.lock();
-            let guidance = library == Library::Guidance || (library == Library::Auto && asked.is_foreign());
+            let guidance = matches!(library, Library::Guidance | Library::FixedGuidance)
+                || (library == Library::Auto && asked.is_foreign());
             let layout = Layout {
-                any_whitespace: library != Library::FixedWhitespace,
+                any_whitespace: !matches!(library, Library::FixedWhitespace | Library::FixedGuidance),
                 strict: library != Library::MoreMembers,
             };
             let toy = &self.house.toy;
             let new = || {
                 if guidance {
-                    Compiler::Guidance(Guidance::new(toy))
+                    Compiler::Guidance(Guidance::new(toy, layout.any_whitespace))
                 } else {
                     Compiler::Xgrammar(Xgrammar::new(toy, library != Library::Unknown, layout))
                 }
