@@ -546,8 +546,12 @@ def build(head, embedding, config):
 
         taps   f32 [B, n*hidden]  the target's states where the last token was chosen
         token  i64 [B]            that token
-        -> tokens  i64 [B, STEPS, WIDTH]  the likeliest tokens of each step, behind the first one of the step before
-        -> shares  f32 [B, STEPS, WIDTH]  their probabilities
+        noise  f32 [B, STEPS, FREQUENT]  added to the logits: the temperature times the target's noise at that place, so
+                                  that a token is drawn as the target draws it; 0 takes the likeliest
+        -> tokens  i64 [B, STEPS, WIDTH]  the best tokens of each step, behind the first one of the step before
+        -> shares  f32 [B, STEPS, WIDTH]  their probabilities, by these logits
+
+    The property `frequent` of the model has the token ids of the noise, separated by commas.
     """
     import graph
     from onnx import TensorProto, helper
@@ -586,6 +590,8 @@ def build(head, embedding, config):
         x = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
         state = g.op("Add", state, multiply(x, "step.down"))
         logits = multiply(norm(state, weights["out.norm"]), "out.weight")
+        noise = g.op("Squeeze", g.op("Gather", "noise", g.ints(step), axis=1), g.ints(1))
+        logits = g.op("Add", logits, noise)
         best, places = g.op("TopK", g.op("Softmax", logits, axis=-1), g.ints(WIDTH), axis=-1,
                             outputs=[f"best.{step}", f"places.{step}"])
         chosen = g.op("Gather", frequent, places, axis=0)
@@ -595,9 +601,12 @@ def build(head, embedding, config):
     g.op("Concat", *tokens, axis=1, outputs=["tokens"])
     g.op("Concat", *shares, axis=1, outputs=["shares"])
     info, i64, f32 = helper.make_tensor_value_info, TensorProto.INT64, TensorProto.FLOAT
-    inputs = [info("taps", f32, ["B", count * hidden]), info("token", i64, ["B"])]
+    inputs = [info("taps", f32, ["B", count * hidden]), info("token", i64, ["B"]),
+              info("noise", f32, ["B", STEPS, len(head["frequent"])])]
     outputs = [info("tokens", i64, ["B", STEPS, WIDTH]), info("shares", f32, ["B", STEPS, WIDTH])]
-    return graph.model(g, inputs, outputs)
+    made = graph.model(g, inputs, outputs)
+    helper.set_model_props(made, {"frequent": ",".join(map(str, head["frequent"].tolist()))})
+    return made
 
 
 def export(args):

@@ -236,8 +236,11 @@ impl SessionRunner {
         let drafts = ruling.rules.lookups.iter().any(LookupSpec::reads_schema);
         let asked = ruling.sampling.grammar.as_ref().filter(|_| drafts);
         let schema = asked.and_then(|grammar| grammar.schema().cloned()).map(Arc::new);
-        let shares_noise = drafting.shares_noise() && identity.engine.dialect.quirks().shares_noise;
-        let samples = shares_noise && self.samples(&ruling, exchange);
+        let noise_is_known = identity.engine.dialect.quirks().shares_noise;
+        let samples = drafting.shares_noise() && noise_is_known && self.samples(&ruling, exchange);
+        // A head is in the target itself, and draws by its noise.
+        let head = identity.engine.proposes > 0 && ruling.rules.lookups.contains(&LookupSpec::Head);
+        let shares_noise = noise_is_known && (drafting.shares_noise() || head);
         if samples {
             drafting.sample(fresh_seed());
         }

@@ -193,8 +193,9 @@ pub enum ModelError {
     Runtime(String),
 }
 
-/// A draft of a head: for each position the likeliest tokens with their probabilities, best first.
-/// Each position follows the first token of the one before it.
+/// A draft of a head: for each position the best tokens with their probabilities, best first: the
+/// likeliest, or those that the noise of the position draws. Each position follows the first token
+/// of the one before it.
 pub type HeadDraft = Vec<Vec<(TokenId, f32)>>;
 
 /// A token for a head to draft behind.
@@ -204,6 +205,21 @@ pub struct Behind<'a> {
     pub taps: &'a [f32],
     /// The token.
     pub token: TokenId,
+    /// How the tokens behind it will be drawn; `None` where the likeliest are taken.
+    pub draws: Option<Draws>,
+}
+
+/// The noise by which the tokens of a sequence are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Draws {
+    /// See [`crate::noise`].
+    pub seed: u64,
+    /// See [`crate::noise`].
+    pub choice: u32,
+    /// Position of the first of them.
+    pub position: u64,
+    /// Temperature, above 0.
+    pub temperature: f64,
 }
 
 /// A language model over a slot cache.

@@ -30,19 +30,19 @@ pub fn gumbel(seed: u64, choice: u32, position: u64, token: u32) -> f64 {
 /// Hash and noise of one position, for many tokens: the inputs that do not depend on the token are
 /// mixed once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PositionNoise {
+pub(crate) struct PositionNoise {
     mixed: u64,
     choice: u64,
 }
 
 impl PositionNoise {
-    pub(super) fn new(seed: u64, choice: u32, position: u64) -> Self {
+    pub(crate) fn new(seed: u64, choice: u32, position: u64) -> Self {
         let mixed = SplitMix64::mix(seed ^ SplitMix64::mix(position.wrapping_add(0x9E37_79B9_7F4A_7C15)));
         Self { mixed, choice: u64::from(choice) << 32 }
     }
 
     /// The same number as [`hash`].
-    pub(super) fn hash(self, token: u32) -> u64 {
+    pub(crate) fn hash(self, token: u32) -> u64 {
         SplitMix64::mix(self.mixed ^ SplitMix64::mix(self.choice | u64::from(token)))
     }
 

@@ -16,6 +16,7 @@ mod mass;
 
 pub(crate) use self::mass::largest;
 use self::mass::sum_exp;
+use super::forward::Draws;
 use super::grammar::{Allowed, Place};
 use super::noise::PositionNoise;
 use foretell_core::units::TokenId;
@@ -154,6 +155,12 @@ impl Sampler {
         let kept = if self.greedy() { Kept::All } else { self.truncate(&logits, best.1, scale) };
         let position_noise = PositionNoise::new(self.seed, self.choice, context.position());
         Processed { logits, best, kept, scale, position_noise: (!self.greedy()).then_some(position_noise) }
+    }
+
+    /// How the tokens from this position on will be drawn; `None` where the likeliest are taken.
+    pub fn draws(&self, position: u64) -> Option<Draws> {
+        let temperature = self.sampling.temperature;
+        (!self.greedy()).then_some(Draws { seed: self.seed, choice: self.choice, position, temperature })
     }
 
     fn greedy(&self) -> bool {

@@ -291,7 +291,16 @@ class Heads(unittest.TestCase):
         taps = rng.standard_normal((7, 2 * config["hidden_size"])).astype(np.float32)
         token = rng.integers(0, config["vocab_size"], 7)
         session = ort.InferenceSession(str(self.FOLDER / "heads/model.onnx"))
-        tokens, shares = session.run(None, {"taps": taps, "token": token})
+        self.assertEqual(session.get_modelmeta().custom_metadata_map["frequent"],
+                         ",".join(map(str, parts["frequent"].tolist())))
+        drawn = 0.8 * rng.gumbel(size=(7, head.STEPS, len(parts["frequent"]))).astype(np.float32)
+        for noise in (np.zeros_like(drawn), drawn):
+            with self.subTest(drawn=bool(noise.any())):
+                self.check(session, (weights, config), parts, taps, token, noise)
+
+    def check(self, session, model, parts, taps, token, noise):
+        weights, config = model
+        tokens, shares = session.run(None, {"taps": taps, "token": token, "noise": noise})
         self.assertEqual(tokens.shape, (7, head.STEPS, head.WIDTH))
         embedding, eps = weights["model.embed_tokens.weight"].astype(np.float64), config["rms_norm_eps"]
         states = reference.norm(taps.reshape(7, 2, -1).astype(np.float64), 1.0, eps) * parts["taps.norm"]
@@ -301,7 +310,7 @@ class Heads(unittest.TestCase):
                                    reference.norm(state, parts["step.state_norm"], eps)], -1)
             gate, up = read @ parts["step.gate"].T, read @ parts["step.up"].T
             state = state + (gate / (1 + np.exp(-gate)) * up) @ parts["step.down"].T
-            logits = reference.norm(state, parts["out.norm"], eps) @ parts["out.weight"].T
+            logits = reference.norm(state, parts["out.norm"], eps) @ parts["out.weight"].T + noise[:, step]
             share = np.exp(logits - logits.max(-1, keepdims=True))
             share /= share.sum(-1, keepdims=True)
             # products with weights in 8 bits round the other factor too

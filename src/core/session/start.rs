@@ -186,7 +186,7 @@ pub struct Rules {
     /// The number of the model drafter that answers `Draft` and `Shadow`
     /// ([`crate::control::Control::model`]); `None` without one.
     pub model: Option<u8>,
-    /// The model drafter draws with the target's own noise.
+    /// The model drafter, or the head of the target, draws with the target's own noise.
     pub shares_noise: bool,
     /// The model drafter may draft ahead, after tokens that are assumed to come.
     pub drafts_ahead: bool,

@@ -9,12 +9,19 @@ use ort::session::Session;
 use ort::value::Tensor;
 
 use super::load;
-use crate::forward::{Behind, HeadDraft};
+use crate::forward::{Behind, Draws, HeadDraft};
+use crate::noise::{PositionNoise, uniform};
 use crate::open::{OpenError, Options};
 use foretell_core::units::TokenId;
 
 /// Folder of a head in the folder of its model.
 const FOLDER: &str = "heads";
+
+/// The input for noise, and the property of the graph that names its tokens.
+const NOISE: &str = "noise";
+const FREQUENT: &str = "frequent";
+/// Below this −ln u is 0 in 32 bits.
+const LEAST: f32 = 1e-7;
 
 /// A loaded head.
 pub struct Head {
@@ -24,6 +31,9 @@ pub struct Head {
     /// Number of tokens that it drafts.
     steps: usize,
     vocabulary: usize,
+    /// The tokens that it can draft, for each of which it takes noise; empty for one of an older
+    /// form, which takes none.
+    frequent: Vec<TokenId>,
     /// It has failed, and is not run again.
     failed: bool,
 }
@@ -61,8 +71,19 @@ impl Head {
             let what = format!("the head reads {width} numbers of hidden state, the model gives {has}");
             return Err(loaded.refused(what));
         }
+        let noisy = last(NOISE, 2);
+        let named = loaded.session.metadata().ok().and_then(|metadata| metadata.custom(FREQUENT));
+        let frequent: Option<Vec<TokenId>> = named
+            .unwrap_or_default()
+            .split(',')
+            .filter(|id| !id.is_empty())
+            .map(|id| id.parse().ok())
+            .collect();
+        let Some(frequent) = frequent.filter(|ids| noisy.unwrap_or(0) == ids.len()) else {
+            return Err(loaded.refused("its noise is not for the tokens that it names"));
+        };
         tracing::info!(head = %folder.display(), steps, "head loaded");
-        Ok(Some(Self { session: loaded.session, width, steps, vocabulary, failed: false }))
+        Ok(Some(Self { session: loaded.session, width, steps, vocabulary, frequent, failed: false }))
     }
 
     /// Number of tokens that it drafts.
@@ -82,13 +103,35 @@ impl Head {
         })
     }
 
+    /// The noise of the steps of a draft for each of the frequent tokens, scaled to their logits; 0
+    /// where the likeliest are taken. In 32 bits: a draft need not be what the target draws.
+    fn noise(&self, draws: Option<Draws>) -> Vec<f32> {
+        let all = self.steps * self.frequent.len();
+        let Some(Draws { seed, choice, position, temperature }) = draws else { return vec![0.0; all] };
+        let mut noise = Vec::with_capacity(all);
+        for position in (position..).take(self.steps) {
+            let of_position = PositionNoise::new(seed, choice, position);
+            let uniform = |&token: &TokenId| uniform(of_position.hash(token)) as f32;
+            noise.extend(
+                self.frequent.iter().map(uniform).map(|u| -temperature as f32 * (-u.ln()).max(LEAST).ln()),
+            );
+        }
+        noise
+    }
+
     fn run(&mut self, behind: &[Behind<'_>]) -> ort::Result<Vec<HeadDraft>> {
         let count = behind.len();
         let taps: Vec<f32> = behind.iter().flat_map(|behind| behind.taps).copied().collect();
         let tokens: Vec<i64> = behind.iter().map(|behind| i64::from(behind.token)).collect();
         let taps = Tensor::from_array(([count, self.width], taps))?;
         let token = Tensor::from_array(([count], tokens))?;
-        let outputs = self.session.run(ort::inputs!["taps" => taps, "token" => token])?;
+        let mut inputs = ort::inputs!["taps" => taps, "token" => token];
+        if !self.frequent.is_empty() {
+            let noise: Vec<f32> = behind.iter().flat_map(|behind| self.noise(behind.draws)).collect();
+            let noise = Tensor::from_array(([count, self.steps, self.frequent.len()], noise))?;
+            inputs.push((NOISE.into(), noise.into()));
+        }
+        let outputs = self.session.run(inputs)?;
         let output = |name| outputs.get(name).ok_or_else(|| ort::Error::new(format!("no output {name}")));
         let (shape, tokens) = output("tokens")?.try_extract_tensor::<i64>()?;
         let (_, shares) = output("shares")?.try_extract_tensor::<f32>()?;

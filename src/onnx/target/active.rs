@@ -1,6 +1,6 @@
 //! A job that has a lane: the tokens to compute next, and the use of the logits.
 
-use crate::forward::{Feed, HeadDraft, Lane, Logits, Rows};
+use crate::forward::{Draws, Feed, HeadDraft, Lane, Logits, Rows};
 use crate::sampler::History;
 use crate::target::job::{Ending, Event, Failure, Generate, Job, PromptRow, Scores, Token, Verified, Verify};
 use crate::target::judge::{Draft, judge, judge_drawn, prompt_row};
@@ -191,20 +191,22 @@ impl Active {
         Ok(if ending.is_none() { Next::Continue } else { Next::Done })
     }
 
-    /// The row and the token that the head is to draft behind after a run; `None` if none is asked
-    /// for.
-    pub(super) fn opening(&self) -> Option<(usize, TokenId)> {
+    /// The row and the token that the head is to draft behind after a run, and how the tokens there
+    /// will be drawn; `None` if none is asked for.
+    pub(super) fn opening(&self) -> Option<(usize, TokenId, Option<Draws>)> {
         match &self.job {
             Job::Generate(job) => {
                 let token = self.unsent.as_ref().filter(|token| token.ending.is_none())?;
                 let every = if self.produced <= FIRST { PROPOSED_FIRST } else { PROPOSED };
                 let due = job.propose > 0 && self.produced % every == 1;
-                due.then_some((self.last_row, token.id))
+                let draws = job.sampler.draws(self.token_context.position());
+                due.then_some((self.last_row, token.id, draws))
             }
             Job::Verify(job) => {
                 let verified = self.verified.as_ref().filter(|_| job.propose > 0)?;
                 let row = verified.accepted.last().map_or(0, |node| node + 1);
-                Some((row, verified.rows.get(row)?.sample?))
+                let behind = self.token_context.position() + verified.accepted.len() as u64 + 1;
+                Some((row, verified.rows.get(row)?.sample?, job.sampler.draws(behind)))
             }
         }
     }

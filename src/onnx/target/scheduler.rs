@@ -304,8 +304,8 @@ impl Scheduler {
     /// Lets the head draft, in one run, for all jobs of a batch that ask for it.
     fn propose(&mut self, batch: &[(usize, Lane, Piece)], logits: &Logits) {
         let asks = batch.iter().enumerate().filter_map(|(feed, (at, _, _))| {
-            let (row, token) = self.active.get(*at)?.opening()?;
-            Some((*at, Behind { taps: logits.taps(feed, row)?, token }))
+            let (row, token, draws) = self.active.get(*at)?.opening()?;
+            Some((*at, Behind { taps: logits.taps(feed, row)?, token, draws }))
         });
         let (asked, behind): (Vec<usize>, Vec<Behind<'_>>) = asks.unzip();
         if behind.is_empty() {
