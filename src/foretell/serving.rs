@@ -58,7 +58,6 @@ use crate::serving::run::Run;
 use foretell_core::control::{Class, Forecast, Presence, Prospective, Way, forecast};
 use foretell_core::draft::corpus::Key;
 use foretell_core::draft::{self, LookupSpec, Spelling};
-use foretell_core::session::accept::Accept;
 use foretell_core::session::{Permission, Rules};
 use foretell_core::words::{PlainReason, RelayReason, VerifyMethod};
 use foretell_engines::openai::{Request, Route, Sampling};
@@ -244,11 +243,6 @@ impl SessionRunner {
         if samples {
             drafting.sample(fresh_seed());
         }
-        // A token that the target did not take has no log-probability in its answers.
-        let accept = match request.sampling.logprobs {
-            Some(_) => Accept::default(),
-            None => ruling.rules.accept.clone(),
-        };
         let rules = Rules {
             permission,
             holdback: drawn.held_back,
@@ -260,7 +254,6 @@ impl SessionRunner {
             verify_timeout: self.setup.verify_timeout,
             draft_timeout: self.setup.draft_timeout,
             shared: draft::Shared { spelling: Some(spelling), schema, ..remembering.shared() },
-            accept,
             ..ruling.rules.clone()
         };
         // A request that is passed on unchanged counts towards the concurrency of those that are

@@ -47,7 +47,7 @@ impl PositionNoise {
     }
 
     /// The noise of a hash, as in [`gumbel`].
-    pub(super) fn noise(hash: u64) -> f64 {
+    pub(crate) fn noise(hash: u64) -> f64 {
         -libm::log(-libm::log(uniform(hash)))
     }
 

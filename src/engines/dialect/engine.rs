@@ -300,7 +300,7 @@ impl Engine {
         if request.forced.is_some() && sampling.grammar.is_none() && !self.follows_tag(request, sampling) {
             return Some(Refused::by(RelayReason::Tools, "tool_choice"));
         }
-        if sampling.logprobs.is_some() && !self.lists(request, sampling) {
+        if sampling.logprobs.is_some() && !self.may_list(request, sampling) {
             return Some(Refused::by(RelayReason::Parameter, "logprobs"));
         }
         let seeded = sampling.temperature > 0.0 && (sampling.seed.is_some() || self.seeded);
@@ -349,7 +349,7 @@ impl Engine {
 
     /// True if the log-probabilities of this output can be written here: those of a text that no
     /// parser takes apart and no grammar binds, where others are masked.
-    fn lists(&self, request: &Request, sampling: &Sampling) -> bool {
+    fn may_list(&self, request: &Request, sampling: &Sampling) -> bool {
         let chat = request.route == Route::Chat;
         let parsed = chat && self.parsers.apply(request.tools && !request.bars_tools);
         self.logprobs && !parsed && sampling.grammar.is_none() && request.forced.is_none()

@@ -230,10 +230,10 @@ fn tree(engine: &Engine, round: &Round<'_>) -> Call {
     Call { path: VERIFY, body: body.end() }
 }
 
-/// Number of the likeliest tokens that a round asks for; `None` if it asks for none.
+/// Number of the likeliest tokens that a round asks for; `None` if it asks for none. A lossy rule
+/// never judges a request for log-probabilities.
 fn most(round: &Round<'_>) -> Option<usize> {
-    let listed = round.sampling.logprobs.map(|most| most as usize);
-    listed.max(round.weighs.then_some(TOP))
+    if round.weighs { Some(TOP) } else { round.sampling.logprobs.map(|most| most as usize) }
 }
 
 /// Sends how many tokens of each prompt are output only if a parameter counts output.
@@ -300,14 +300,14 @@ struct VerifyRow {
 }
 
 impl VerifyRow {
-    /// Nothing of it but the sample depends on the sample. `most`: number of tokens that a lossy
-    /// rule asked for, or more.
-    fn row(self, most: Option<usize>) -> Row {
+    /// Nothing of it but the sample depends on the sample. `weighs`: a lossy rule asked for [`TOP`]
+    /// tokens.
+    fn row(self, weighs: bool) -> Row {
         let top: Vec<(TokenId, f64)> =
             self.top.iter().map(|&(token, logprob)| (token, logprob.exp())).collect();
         // Where fewer are listed than were asked for, there are no others.
-        let complete = !top.is_empty() && most.is_some_and(|most| top.len() < most);
-        let dist = (!top.is_empty() && most.is_some()).then_some(Dist { top, complete, slack: 0.0 });
+        let complete = !top.is_empty() && top.len() < TOP;
+        let dist = (!top.is_empty() && weighs).then_some(Dist { top, complete, slack: 0.0 });
         let draft_p = self.draft_logprob.map(f64::exp);
         Row { sample: self.sample, dist, draft_p, entropy: self.entropy, ..Row::default() }
     }
@@ -318,14 +318,13 @@ fn tree_result(round: &Round<'_>, body: &[u8]) -> Result<VerifyResult, Unreadabl
         serde_json::from_slice(body).map_err(|_| Unreadable("not a verify answer"))?;
     shared::check_prompt(answer.usage.as_ref(), round.context.len())?;
     let proposal = answer.proposal(round);
-    let asked = most(round).filter(|_| round.weighs);
     // Its usage counts the context; the nodes of the draft, one for each row but the first, were
     // computed as well.
     let nodes = u32::try_from(answer.rows.len().saturating_sub(1)).unwrap_or(u32::MAX);
     let computed = answer.usage.as_ref().and_then(PromptUsage::computed);
     let computed = computed.map(|context| context.saturating_add(nodes));
     Ok(VerifyResult {
-        rows: answer.rows.into_iter().map(|row| row.row(asked)).collect(),
+        rows: answer.rows.into_iter().map(|row| row.row(round.weighs)).collect(),
         computed,
         proposal,
         ..VerifyResult::default()

@@ -245,7 +245,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// The list of a completion for each of its tokens, by token ids (`return_tokens_as_token_ids`);
+/// The list of a completion for each of its tokens (the token itself first), by token ids (`return_tokens_as_token_ids`);
 /// `None` if it lists texts, or not at every place.
 fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
     let entry = |(name, logprob): (&String, &Value)| {

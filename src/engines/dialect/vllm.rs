@@ -51,6 +51,8 @@ const TOKENIZE: &str = "/tokenize";
 const METRICS: &str = "/metrics";
 /// The default of `--max-logprobs`.
 const MAX_LOGPROBS: usize = 20;
+/// Number of log-probabilities of a place that a scored prompt has anyway, at temperature 0.
+const FEW: u32 = 2;
 /// Maximum prompts of one call: vLLM's `VLLM_MAX_COMPLETION_PROMPTS`.
 const MAX_PROMPTS: usize = 1024;
 /// Tokens per block where the server does not report it.
@@ -238,7 +240,9 @@ impl Codec for Vllm {
         let greedy = settled && sampling.plainly_greedy() && !engine.special.is_empty();
         // With other sampling a server may list what it has made of the probabilities
         // (`--logprobs-mode processed_logprobs`), where those of a prompt are its model's own.
-        let lists = sampling.logprobs.is_none() || (greedy && sampling.min_tokens == 0);
+        // The V1 runner lists all of a prompt, so that long lists would cost more than they save.
+        let short = |most| engine.rows == RowShape::Tail || most <= FEW;
+        let lists = sampling.logprobs.is_none_or(|most| greedy && sampling.min_tokens == 0 && short(most));
         let scores = (told || greedy) && lists && score::width(sampling, MAX_LOGPROBS, false).is_some();
         let may = |method: &VerifyMethod| *method != VerifyMethod::Score || scores;
         engine.methods.iter().copied().filter(may).collect()

@@ -241,7 +241,7 @@ mod tests {
             json!({"n": 17}),
             json!({"n": "2"}),
             json!({"n": 2, "best_of": 4}),
-            json!({"n": 2, "logprobs": true}),
+            json!({"n": 2, "echo": true}),
             json!({"n": 2, "unknown": 1}),
         ] {
             assert!(apart(&chat(&more)).is_none(), "{more}");

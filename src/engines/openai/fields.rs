@@ -91,10 +91,10 @@ pub fn read(field: Field, value: &Value, request: &mut Request) -> Result<(), R>
         }
         // Zero still asks for the log-probability of the token itself.
         Field::Logprobs if request.route == Route::Completions => {
-            sampling.logprobs = Some(listed(value)?);
+            sampling.logprobs = Some(list_size(value)?);
         }
         Field::Logprobs => request.logprobs = boolean(value)?,
-        Field::TopLogprobs => request.top_logprobs = listed(value)?,
+        Field::TopLogprobs => request.top_logprobs = list_size(value)?,
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ fn whole(value: &Value) -> Result<u32, R> {
     value.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or(R::Parameter)
 }
 
-fn listed(value: &Value) -> Result<u32, R> {
+fn list_size(value: &Value) -> Result<u32, R> {
     whole(value).and_then(|most| if most <= MAX_LOGPROBS { Ok(most) } else { Err(R::Parameter) })
 }
 

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use super::request::Route;
 use foretell_core::units::TokenId;
 
-/// Tokens listed at one place of an output with their log-probabilities (natural), the
-/// likeliest first. The token that was taken there is among them.
+/// Tokens listed at one place of an output with their log-probabilities (natural): the one that was
+/// taken there, then the likeliest others, best first.
 pub type Listed = Vec<(TokenId, f64)>;
 
 /// The text of tokens, special ones included, with U+FFFD for bytes that are not valid UTF-8.
@@ -43,7 +43,7 @@ impl Logprobs {
     }
 
     /// The member `logprobs` for tokens that follow, each with what is listed at its place; `None`
-    /// for the first token of a prompt, which no place comes before.
+    /// for the first token of a prompt, which no place comes before, and where nothing is known.
     pub fn write(&mut self, tokens: &[(TokenId, Option<Listed>)], decode: &Decode<'_>) -> Value {
         match self.route {
             Route::Chat => {
@@ -85,34 +85,34 @@ impl Logprobs {
         if self.as_ids { format!("token_id:{token}") } else { text_behind(&self.recent, token, decode) }
     }
 
-    /// The tokens listed at a place with their texts, the one that was taken there first.
-    fn named(&self, token: TokenId, listed: &Listed, decode: &Decode<'_>) -> Vec<(String, f64)> {
-        let taken = listed.iter().filter(|entry| entry.0 == token).take(1);
-        let others = listed.iter().filter(|entry| entry.0 != token);
+    /// The tokens listed at a place by their names, each once.
+    fn named(&self, listed: &Listed, decode: &Decode<'_>) -> Vec<(String, f64)> {
+        let taken = listed.first().map(|first| first.0);
+        let others = listed.iter().skip(1).filter(|entry| Some(entry.0) != taken);
         let name = |&(id, logprob): &(TokenId, f64)| (self.name(id, decode), logprob.max(NEVER));
-        taken.chain(others).map(name).collect()
+        listed.first().into_iter().chain(others).map(name).collect()
     }
 
     fn entry(&mut self, token: TokenId, listed: Option<&Listed>, decode: &Decode<'_>) -> Value {
-        let named = listed.map(|listed| self.named(token, listed, decode)).unwrap_or_default();
-        let own = listed.and_then(|listed| listed.iter().find(|entry| entry.0 == token));
+        let named = listed.map(|listed| self.named(listed, decode)).unwrap_or_default();
+        let own = named.first().map_or(NEVER, |own| own.1);
         let bytes = |text: &str| text.as_bytes().to_vec();
         let top: Vec<Value> = named
             .into_iter()
             .take(self.most)
             .map(|(text, logprob)| json!({ "token": text, "logprob": logprob, "bytes": bytes(&text) }))
             .collect();
-        let (name, logprob) = (self.name(token, decode), own.map_or(NEVER, |own| own.1.max(NEVER)));
+        let name = self.name(token, decode);
         // With `token_id:N` these bytes are those of its text.
         let text = self.advance(token, decode);
-        json!({ "token": name, "logprob": logprob, "bytes": bytes(&text), "top_logprobs": top })
+        json!({ "token": name, "logprob": own, "bytes": bytes(&text), "top_logprobs": top })
     }
 
     /// The parallel lists of a completion.
     fn lists(&mut self, tokens: &[(TokenId, Option<Listed>)], decode: &Decode<'_>) -> Value {
         let (mut offsets, mut names, mut logprobs, mut tops) = (vec![], vec![], vec![], vec![]);
         for (token, listed) in tokens {
-            let named = listed.as_ref().map(|listed| self.named(*token, listed, decode));
+            let named = listed.as_ref().map(|listed| self.named(listed, decode));
             offsets.push(self.offset);
             logprobs.push(named.as_ref().and_then(|named| Some(named.first()?.1)));
             tops.push(named.map(|named| {

@@ -78,6 +78,8 @@ pub struct Stream<E> {
     open: Option<(Part, String)>,
     /// Text that came while a call was open.
     pending: String,
+    /// Log-probabilities of text whose characters are still to come.
+    rows: Vec<Value>,
     finish: Option<String>,
     end: End,
 }
@@ -86,7 +88,8 @@ impl<E: Events> Stream<E> {
     /// Writes the stream by `events`. Ids that the engine leaves out are made from `seed`.
     pub fn new(events: E, seed: u64) -> Self {
         let (open, pending, finish) = (None, String::new(), None);
-        Self { events, seed, begun: false, over: false, open, pending, finish, end: End::default() }
+        let rows = Vec::new();
+        Self { events, seed, begun: false, over: false, open, pending, rows, finish, end: End::default() }
     }
 
     /// Appends the events for one of the chat, given its data, to `out`.
@@ -150,13 +153,15 @@ impl<E: Events> Stream<E> {
             return self.fail(None, MIXED, out);
         }
         if let Some(reasoning) = reasoning(delta) {
-            self.grow(Part::Reasoning, reasoning, &[], out);
+            self.grow(Part::Reasoning, reasoning, out);
+        } else if calls(delta).next().is_none() {
+            self.rows.extend_from_slice(logprobs(choice));
         }
         if let Some(content) = text(delta, "content") {
             if self.text_waits() {
                 self.pending.push_str(content);
             } else {
-                self.grow(Part::Text, content, logprobs(choice), out);
+                self.grow(Part::Text, content, out);
             }
         }
         if !new.into_iter().all(|call| self.call(call, out)) {
@@ -185,7 +190,7 @@ impl<E: Events> Stream<E> {
             .map(|name| Part::Call(Call { index, id: self.id_of(id, index), name: name.to_owned() }));
         let part = named.or_else(|| open.cloned().map(Part::Call));
         match (part, text(function, "arguments")) {
-            (Some(part), arguments) => self.grow(part, arguments.unwrap_or_default(), &[], out),
+            (Some(part), arguments) => self.grow(part, arguments.unwrap_or_default(), out),
             (None, arguments) => return arguments.is_none(),
         }
         true
@@ -204,7 +209,7 @@ impl<E: Events> Stream<E> {
     }
 
     /// Adds to the part; it is opened first if another one is open.
-    fn grow(&mut self, part: Part, piece: &str, logprobs: &[Value], out: &mut Vec<u8>) {
+    fn grow(&mut self, part: Part, piece: &str, out: &mut Vec<u8>) {
         if self.open.as_ref().is_none_or(|(open, _)| *open != part) {
             self.close(None, out);
             self.events.open(&part, out);
@@ -213,7 +218,8 @@ impl<E: Events> Stream<E> {
         let Some((part, text)) = &mut self.open else { return };
         text.push_str(piece);
         if !piece.is_empty() {
-            self.events.piece(part, piece, text, logprobs, out);
+            let rows = if *part == Part::Text { std::mem::take(&mut self.rows) } else { Vec::new() };
+            self.events.piece(part, piece, text, &rows, out);
         }
     }
 
@@ -227,7 +233,7 @@ impl<E: Events> Stream<E> {
             }
         }
         if !pending.is_empty() {
-            self.grow(Part::Text, &pending, &[], out);
+            self.grow(Part::Text, &pending, out);
             self.close(finish, out);
         }
     }

@@ -33,6 +33,8 @@ pub struct AnswerTraits {
     /// The tokens that have ended its texts, and whether its answers name them as the stop.
     ends: Mutex<BTreeMap<TokenId, bool>>,
     tidies: Mutex<Tidies>,
+    /// Times that it was asked for that.
+    asked: AtomicU32,
     /// How often each mark was text in its chats; `None` once it was not.
     marks: Mutex<BTreeMap<TokenId, Option<u32>>>,
 }
@@ -51,6 +53,8 @@ pub enum Tidies {
     Always,
 }
 
+/// Times that a server is asked how it writes single tokens.
+const TRIES: u32 = 5;
 /// Times that a mark has to be text before it is taken for text.
 const SHOWN: u32 = 3;
 
@@ -165,10 +169,11 @@ impl AnswerTraits {
         *self.tidies.lock()
     }
 
-    /// True if it is to be asked for that, once.
+    /// True if it is to be asked for that: once, and again if it gave no answer.
     pub fn begins_to_ask(&self) -> bool {
         let mut tidies = self.tidies.lock();
-        let unknown = *tidies == Tidies::Unknown;
+        let tries = || self.asked.fetch_add(1, Ordering::Relaxed) < TRIES;
+        let unknown = *tidies == Tidies::Unknown && tries();
         if unknown {
             *tidies = Tidies::Asked;
         }

@@ -568,7 +568,7 @@ impl Calls {
             tracing::debug!(%unreadable, "verification result not usable");
             Fault::Verify
         })?;
-        self.list(put, asked, &bodies, &mut result);
+        self.keep_lists(put, asked, &bodies, &mut result);
         if !self.spells(put, &result) {
             tracing::debug!("the text of an answer is not that of its ids");
             return Err(Fault::Verify);
@@ -585,7 +585,13 @@ impl Calls {
 
     /// Keeps what the answers of a round list at its places, if log-probabilities were asked for. A
     /// place without a list is not decided.
-    fn list(&self, put: &Round<'_>, asked: &VerifyRequest, bodies: &[Vec<u8>], result: &mut VerifyResult) {
+    fn keep_lists(
+        &self,
+        put: &Round<'_>,
+        asked: &VerifyRequest,
+        bodies: &[Vec<u8>],
+        result: &mut VerifyResult,
+    ) {
         if put.sampling.logprobs.is_none() {
             return;
         }
@@ -599,7 +605,7 @@ impl Calls {
 
     /// Keeps what an event of a later plain request lists at the places of its tokens; false if it
     /// lists less than was asked for.
-    pub fn lists(&self, output: &[TokenId], chunk: &mut Chunk) -> bool {
+    pub fn keeps_lists(&self, output: &[TokenId], chunk: &mut Chunk) -> bool {
         if self.0.sampling.logprobs.is_none() {
             return true;
         }

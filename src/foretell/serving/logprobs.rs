@@ -29,6 +29,9 @@ use foretell_engines::text::Tokenizer;
 /// Texts of which single tokens are made, and which tidying changes.
 const TIDIED: [&str; 8] = [" .", " ,", " ?", " !", " n't", " 's", " 've", " 're"];
 
+/// Memory of one token in the list of a place, bytes: its text, number and bytes as JSON.
+const ENTRY: u64 = 512;
+
 /// The permission to which a request for log-probabilities is narrowed before this server; `None`
 /// if it is not.
 pub(super) fn permission(
@@ -66,12 +69,12 @@ fn is_asked(identity: &Identity) -> bool {
     engine.dialect.codec().text_call(engine, 0).is_some()
 }
 
-/// Asks the server how it writes single tokens, if no other request has asked.
-pub(super) fn learn(run: &Run, exchange: &Exchange) {
+/// Asks the server how it writes single tokens, if no other request has asked. `reason`: that for
+/// which this one stays plain.
+pub(super) fn learn(run: &Run, exchange: &Exchange, reason: PlainReason) {
     let (identity, traits) = (&run.plan.identity, Arc::clone(&run.answer_traits));
-    let asks = exchange.request.sampling.logprobs.is_some()
-        && identity.tokenizer.is_byte_level()
-        && is_asked(identity);
+    let asks = exchange.request.sampling.logprobs.is_some() && reason == PlainReason::UntrustedIds;
+    let asks = asks && identity.tokenizer.is_byte_level() && is_asked(identity);
     if !asks || !traits.begins_to_ask() {
         return;
     }
@@ -104,16 +107,21 @@ impl Places {
     /// Keeps the list behind an output and the tokens of `path`.
     pub fn learn(&self, output: &[TokenId], path: &[TokenId], listed: Listed) {
         let mut known = self.0.lock();
-        let whole = [output, path].concat();
-        if let Some(rest) = whole.strip_prefix(known.output.as_slice()) {
-            known.ahead.push((rest.to_vec(), listed));
+        let both = output.iter().chain(path).copied();
+        if both.clone().take(known.output.len()).eq(known.output.iter().copied()) {
+            let rest = both.skip(known.output.len()).collect();
+            known.ahead.push((rest, listed));
         }
     }
 
-    /// The list where this token follows; `None` if nothing is known there.
+    /// The list where this token follows and was taken; `None` if none is known. Another call may
+    /// have taken another token at the same place, or its answer may not have been used.
     fn take(&self, token: TokenId) -> Option<Listed> {
         let mut known = self.0.lock();
-        let here = known.ahead.iter().position(|(path, _)| path.is_empty());
+        let takes = |(path, listed): &(Vec<TokenId>, Listed)| {
+            path.is_empty() && listed.first().is_some_and(|first| first.0 == token)
+        };
+        let here = known.ahead.iter().rposition(takes);
         let listed = here.map(|at| known.ahead.swap_remove(at).1);
         known.ahead.retain_mut(|(path, _)| {
             let follows = path.first() == Some(&token);
@@ -134,15 +142,20 @@ pub(super) struct OutputLogprobs {
     tokenizer: Arc<Tokenizer>,
     /// Log-probabilities that the server itself has sent since the last piece.
     sent: Value,
+    /// Number of the likeliest tokens at each place.
+    most: usize,
+    /// Places so far of an answer that is not streamed; `None` of a stream.
+    whole: Option<usize>,
 }
 
 impl OutputLogprobs {
-    /// Those of a request; `None` if it asks for none, or stays plain to its end.
+    /// Those of a request; `None` if it asks for none.
     pub fn of(plan: &SessionPlan, request: &Request, places: &Arc<Places>) -> Option<Self> {
         let most = plan.sampling.logprobs? as usize;
+        let whole = (!request.stream).then_some(0);
         let writer = Logprobs::new(request.route, most, false);
         let (tokenizer, places) = (Arc::clone(&plan.identity.tokenizer), Arc::clone(places));
-        Some(Self { writer, places, tokenizer, sent: Value::Null })
+        Some(Self { writer, places, tokenizer, sent: Value::Null, most, whole })
     }
 
     /// Takes the tokens of an event of the server's own stream; false if it writes them otherwise
@@ -154,8 +167,16 @@ impl OutputLogprobs {
         for &token in tokens {
             self.places.take(token);
         }
-        join(&mut self.sent, sent.cloned().unwrap_or_default());
+        if let Some(places) = &mut self.whole {
+            *places += tokens.len();
+            join(&mut self.sent, sent.cloned().unwrap_or_default());
+        }
         alike
+    }
+
+    /// Estimate of the bytes that an answer holds until its end.
+    pub fn bytes(&self) -> u64 {
+        (self.whole.unwrap_or(0) * (self.most + 1)) as u64 * ENTRY
     }
 
     /// Log-probabilities that the server itself has sent since the last call.
@@ -167,6 +188,9 @@ impl OutputLogprobs {
     pub fn write(&mut self, tokens: &[TokenId]) -> Value {
         if tokens.is_empty() {
             return Value::Null;
+        }
+        if let Some(places) = &mut self.whole {
+            *places += tokens.len();
         }
         let listed: Vec<_> = tokens.iter().map(|&token| (token, self.places.take(token))).collect();
         let tokenizer = &self.tokenizer;
@@ -186,12 +210,14 @@ mod tests {
         places.learn(&[], &[1], listed(2));
         places.learn(&[], &[7], listed(8));
         places.learn(&[1], &[2], listed(3));
-        assert_eq!(places.take(1), Some(listed(1)));
+        places.learn(&[], &[], listed(5));
+        assert_eq!(places.take(1), Some(listed(1)), "not that of another token");
         places.learn(&[], &[], listed(9));
         places.learn(&[7], &[], listed(9));
         assert_eq!(places.take(2), Some(listed(2)), "lists of other outputs do not matter");
         assert_eq!(places.take(3), Some(listed(3)), "asked for ahead");
-        assert_eq!(places.take(4), None);
+        places.learn(&[1, 2, 3], &[], listed(5));
+        assert_eq!(places.take(4), None, "the number of another token is none");
         assert!(places.0.lock().ahead.is_empty());
     }
 }

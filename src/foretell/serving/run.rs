@@ -86,7 +86,7 @@ impl Run {
         }
         if let Some(reason) = self.plan.rules.permission.never() {
             self.ask_what_binds(&exchange, reason);
-            logprobs::learn(&self, &exchange);
+            logprobs::learn(&self, &exchange, reason);
             return self.pass(exchange, reason).await;
         }
         if self.plan.identity.engine.tells_first_token(&exchange.request) {

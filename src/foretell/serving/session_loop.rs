@@ -238,7 +238,8 @@ impl SessionLoop {
                 Ok(None) => self.request_token_ids(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            self.slot.record.session_holds(self.session.bytes());
+            let listed = self.logprobs.as_ref().map_or(0, OutputLogprobs::bytes);
+            self.slot.record.session_holds(self.session.bytes() + listed);
             let happened = self.wait().await;
             if let Some(unsent) = self.resend_if_unanswered(&happened) {
                 return Err(Box::new(Unanswered {

@@ -556,10 +556,12 @@ impl Sink {
         end.usage(told, self.prediction, self.dialect.quirks().usage_counts_end)
     }
 
-    fn whole_answer(&self, end: &End, told: &Finished) -> Option<Value> {
-        let Shape::Whole { text, tokens, logprobs, more, parts } = &self.shape else { return None };
+    fn whole_answer(&mut self, end: &End, told: &Finished) -> Option<Value> {
+        let Shape::Whole { logprobs, .. } = &mut self.shape else { return None };
+        let logprobs = logprobs.take();
+        let Shape::Whole { text, tokens, more, parts, .. } = &self.shape else { return None };
         let mut answer = self.template.as_ref()?.whole(text, tokens, end.finish, self.usage(end, told));
-        say_logprobs(&mut answer, logprobs.clone());
+        say_logprobs(&mut answer, logprobs);
         self.say_fingerprint(&mut answer);
         fill(&mut answer, &self.last);
         if let (Some(own), Some(choice)) =

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use foretell_core::units::TokenId;
 use foretell_engines::text::Tokenizer;
-use foretell_onnx::forward::{Behind, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, Rows};
+use foretell_onnx::forward::{
+    Behind, Draws, Feed, Forward, HeadDraft, Lane, Logits, ModelConfig, ModelError, Rows,
+};
 use foretell_onnx::noise;
 use parking_lot::{Condvar, Mutex};
 use tokenizers::AddedToken;
@@ -115,6 +117,8 @@ impl Handle {
 pub enum Head {
     /// Often right.
     Trained,
+    /// As that, and above temperature 0 by the noise of the target.
+    Drawing,
     /// Those of another model, with probabilities that are none.
     Wrong,
     /// It gives no numbers.
@@ -172,24 +176,32 @@ impl Babble {
     }
 
     /// The likeliest tokens after a token, whatever was before.
-    fn likeliest(&self, last: TokenId) -> Vec<TokenId> {
-        let score =
-            |token: TokenId| self.taste[token as usize] + 2.0 * noise::gumbel(u64::from(last), 2, 0, token);
+    fn likeliest(&self, last: TokenId, draws: Option<Draws>) -> Vec<TokenId> {
+        let drawn = |token| {
+            draws.map_or(0.0, |draws| {
+                draws.temperature * noise::gumbel(draws.seed, draws.choice, draws.position, token)
+            })
+        };
+        let score = |token: TokenId| {
+            self.taste[token as usize] + 2.0 * noise::gumbel(u64::from(last), 2, 0, token) + drawn(token)
+        };
         let mut tokens: Vec<TokenId> = (0..self.config.vocabulary as TokenId).collect();
         tokens.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
         tokens.truncate(2);
         tokens
     }
 
-    fn head_draft(&self, head: Head, mut last: TokenId) -> HeadDraft {
-        let step = |_| {
+    fn head_draft(&self, head: Head, mut last: TokenId, draws: Option<Draws>) -> HeadDraft {
+        let step = |at: usize| {
+            let there = |draws: Draws| Draws { position: draws.position + at as u64, ..draws };
             let tokens = match head {
-                Head::Trained => self.likeliest(last),
+                Head::Trained => self.likeliest(last, None),
+                Head::Drawing => self.likeliest(last, draws.map(there)),
                 Head::Wrong | Head::Broken => vec![last.wrapping_mul(7) % 97, 3],
             };
             last = tokens[0];
             let shares = match head {
-                Head::Trained => [0.6, 0.2],
+                Head::Trained | Head::Drawing => [0.6, 0.2],
                 Head::Wrong => [0.9, 9.0],
                 Head::Broken => [f32::NAN, 0.1],
             };
@@ -326,6 +338,6 @@ impl Forward for Babble {
     fn propose(&mut self, behind: &[Behind<'_>]) -> Vec<HeadDraft> {
         let Some(head) = self.head else { return Vec::new() };
         assert!(behind.iter().all(|behind| behind.taps == [1.0]), "the hidden state of the token");
-        behind.iter().map(|behind| self.head_draft(head, behind.token)).collect()
+        behind.iter().map(|behind| self.head_draft(head, behind.token, behind.draws)).collect()
     }
 }

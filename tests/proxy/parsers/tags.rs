@@ -96,6 +96,17 @@ async fn calls_under_a_tag_are_speculated_on(#[case] version: &'static str, #[ca
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fixed_whitespace_changes_no_tag() {
+    let scene = Scene::tagged(Options { library: Library::FixedWhitespace, ..server(LATEST) }).await;
+    let mut more = json!({"tools": tools(true), "tool_choice": "required"});
+    for prompt in PROMPTS {
+        more["messages"] = json!([{"role": "user", "content": prompt}]);
+        scene.proves_tag(&more).await;
+    }
+    scene.has_speculated(&scene.alike(&more).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_nothing_binds_are_speculated_on() {
     let scene = Scene::tagged(server("0.33.0")).await;
     let more = json!({"tools": tools(false)});

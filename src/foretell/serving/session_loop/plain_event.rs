@@ -46,7 +46,7 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 let barred = !self.first && self.bar(&mut chunk);
-                if !self.first && !self.calls.lists(self.session.output(), &mut chunk) {
+                if !self.first && !self.calls.keeps_lists(self.session.output(), &mut chunk) {
                     self.cause("an event of the stream lacks log-probabilities".to_owned());
                     return self.session.handle(id, Event::Fault(Fault::Plain), now);
                 }
