@@ -119,10 +119,12 @@ def through(stack, kind, model, server, args):
             continue
         proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name)
         yield Proxied(drafted, proxy)
-    for drafted, kinds in servers.HEADS.items() if pair == "onnx-smollm2" else ():
+    for (drafted, kinds), name in itertools.product(servers.HEADS.items() if pair == "onnx-smollm2" else (),
+                                                    ("auto", *filter(None, (args.fixed or "").split(",")))):
+        drafted = drafted if name == "auto" else f"{drafted}, {sides.named(name)}"
         if not asked(drafted):
             continue
-        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, "auto", kinds=kinds)
+        proxy = servers.start_proxy(stack, kind, model, server, args.foretell, name, kinds=kinds)
         yield Proxied(drafted, proxy)
     for other in servers.OTHERS if pair == "onnx-smollm2" else ():
         if not asked(f"lookups, {other}"):

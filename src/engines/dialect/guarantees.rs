@@ -139,17 +139,16 @@ fn sample(field: Field, route: Route) -> Option<Value> {
         | Field::IncludeUsage
         | Field::ContinuousUsage
         | Field::ReturnTokenIds => json!(true),
+        Field::Logprobs if route == Route::Chat => json!(true),
         Field::MinTokens => json!(4),
         Field::StreamOptions => json!({ "include_usage": true }),
         Field::Prediction => json!({ "type": "content", "content": "hello there" }),
-        Field::Choices => json!(2),
+        Field::Choices | Field::Logprobs => json!(2),
         Field::Tools => json!([{ "type": "function", "function": { "name": "f" } }]),
         Field::ToolChoice => json!("auto"),
         Field::ParallelToolCalls => json!(false),
         Field::ResponseFormat => json!({ "type": "json_object" }),
         Field::StructuredOutputs => json!({ "json_object": true }),
-        Field::Logprobs if route == Route::Completions => json!(2),
-        Field::Logprobs => json!(true),
         Field::TopLogprobs => json!(0),
     })
 }

@@ -63,10 +63,11 @@ pub fn predicted(request: &Request, body: &[u8]) -> Option<Vec<u8>> {
 /// equally long ones the last.
 fn likely(request: &Request) -> Option<String> {
     let (Route::Chat, Prompt::Messages(messages)) = (request.route, &request.prompt) else { return None };
-    // Providers refuse predicted outputs with these; audio, log-probabilities and several choices
-    // have made the request ineligible before.
+    // Providers refuse predicted outputs with these; audio and several choices have made the
+    // request ineligible before.
     let penalized = request.sampling.presence_penalty > 0.0 || request.sampling.frequency_penalty > 0.0;
-    let refused = ["prediction", "max_completion_tokens"].iter().any(|name| request.body.contains_key(*name));
+    let named = ["prediction", "max_completion_tokens"].iter().any(|name| request.body.contains_key(*name));
+    let refused = named || request.sampling.logprobs.is_some();
     if penalized || refused || !request.rendered.is_empty() {
         return None;
     }

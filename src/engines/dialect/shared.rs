@@ -245,8 +245,8 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     Ok(chunk)
 }
 
-/// The list of a completion for each of its tokens (the token itself first), by token ids (`return_tokens_as_token_ids`);
-/// `None` if it lists texts, or not at every place.
+/// The list of a completion for each of its tokens, by token ids (`return_tokens_as_token_ids`),
+/// the token itself first; `None` if it lists texts, or not at every place.
 fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
     let entry = |(name, logprob): (&String, &Value)| {
         Some((name.strip_prefix("token_id:")?.parse().ok()?, logprob.as_f64()?))

@@ -32,7 +32,7 @@ use crate::serving::parsing::{Parts, WholeParser};
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::recovery::IdRecovery;
 use crate::serving::run::Run;
-use crate::serving::sink::{End, Gone, Sink};
+use crate::serving::sink::{End, Gone, Piece, Sink};
 use foretell_core::control::Alarm;
 use foretell_core::draft::Source;
 use foretell_core::session::{
@@ -116,7 +116,7 @@ pub struct SessionLoop {
     whole: Option<WholeParser>,
     recovery: Option<IdRecovery>,
     /// Writes the log-probabilities; `None` if the client asked for none.
-    logprobs: Option<OutputLogprobs>,
+    logprobs: Option<Box<OutputLogprobs>>,
     /// Id of the plain call that is not read because its token ids are being requested.
     held: Option<ActionId>,
     /// The prompt's ids came from a separate call and have not been compared with the backend's own
@@ -189,7 +189,7 @@ impl SessionLoop {
             proof,
             whole: whole.then(|| WholeParser::new(&run.plan.identity, &request, &run.answer_traits)),
             recovery: run.recovery(),
-            logprobs: OutputLogprobs::of(&run.plan, &request, calls.places()),
+            logprobs: OutputLogprobs::of(&run.plan, &request, calls.places()).map(Box::new),
             held: None,
             uncounted: prompt_ids_call.is_some() || quirks.usage_runs,
             drafting: run.drafting,
@@ -238,7 +238,7 @@ impl SessionLoop {
                 Ok(None) => self.request_token_ids(),
                 Err(Gone) => self.session.handle(WORLD, Event::ClientGone, self.clock.now()),
             }
-            let listed = self.logprobs.as_ref().map_or(0, OutputLogprobs::bytes);
+            let listed = self.logprobs.as_ref().map_or(0, |logprobs| logprobs.bytes());
             self.slot.record.session_holds(self.session.bytes() + listed);
             let happened = self.wait().await;
             if let Some(unsent) = self.resend_if_unanswered(&happened) {
@@ -450,14 +450,16 @@ impl SessionLoop {
                 Action::Passed(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
-                    let sent = self.logprobs.as_mut().map(OutputLogprobs::sent).unwrap_or_default();
-                    self.sink.passed(delta, sent).await?;
+                    let sent = self.logprobs.as_mut().map(|logprobs| logprobs.sent());
+                    let logprobs = sent.unwrap_or_default();
+                    self.sink.passed(Box::new(Piece { delta, logprobs })).await?;
                 }
                 Action::Emit(delta) => {
                     self.slot.record.emitted();
                     self.slot.record.wrote(&delta.parsed.text);
                     let own = self.logprobs.as_mut().map(|logprobs| logprobs.write(&delta.tokens));
-                    self.sink.emit(delta, own.unwrap_or_default()).await?;
+                    let logprobs = own.unwrap_or_default();
+                    self.sink.emit(Box::new(Piece { delta, logprobs })).await?;
                     if let Some(took) = self.sink.took() {
                         self.shared.observer.metrics().overhead(Stage::Stream, took);
                     }

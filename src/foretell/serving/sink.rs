@@ -66,9 +66,8 @@ pub struct Sink {
     ignores_eos: bool,
     /// How reasoning and tool calls are written; `None` in a session without an output parser.
     parts: Option<PartWriter>,
-    /// Output that is not sent yet, with its log-probabilities, so that the last piece can carry
-    /// the finish reason.
-    held: Option<(Delta, Value)>,
+    /// Output that is not sent yet, so that the last piece can carry the finish reason.
+    held: Option<Box<Piece>>,
     /// All events come from the backend, see [`Sink::verbatim`].
     verbatim: bool,
     /// Time that writing the last piece of output took, without waiting for the client.
@@ -101,8 +100,27 @@ struct OwnEnd {
 }
 
 enum Shape {
-    Stream { frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>, usage: bool, trailers: bool },
-    Whole { text: String, tokens: Vec<u32>, logprobs: Value, more: Map<String, Value>, parts: Option<Whole> },
+    Stream {
+        frames: mpsc::Sender<Result<Frame<Bytes>, BoxError>>,
+        usage: bool,
+        trailers: bool,
+    },
+    Whole {
+        text: String,
+        tokens: Vec<u32>,
+        logprobs: Box<Value>,
+        more: Map<String, Value>,
+        parts: Option<Whole>,
+    },
+}
+
+/// A piece of output.
+#[derive(Debug, Default)]
+pub struct Piece {
+    /// Its tokens, and what of it goes out.
+    pub delta: Delta,
+    /// The log-probabilities of the tokens; null if there are none.
+    pub logprobs: Value,
 }
 
 /// The client has left.
@@ -128,7 +146,7 @@ impl Sink {
     /// One JSON answer, written at the end.
     pub fn whole(request: &Request, engine: &Engine, answer_traits: Arc<AnswerTraits>) -> Self {
         let (text, tokens, more) = (String::new(), Vec::new(), Map::new());
-        let shape = Shape::Whole { text, tokens, logprobs: Value::Null, more, parts: None };
+        let shape = Shape::Whole { text, tokens, logprobs: Box::default(), more, parts: None };
         Self::new(request, engine, answer_traits, shape)
     }
 
@@ -376,11 +394,10 @@ impl Sink {
         }
     }
 
-    /// Takes a piece of output, with its log-probabilities or null; it is sent by the next call of
-    /// [`Sink::release`] or with the end.
-    pub async fn emit(&mut self, delta: Delta, logprobs: Value) -> Result<(), Gone> {
+    /// Takes a piece of output; it is sent by the next call of [`Sink::release`] or with the end.
+    pub async fn emit(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
         self.release().await?;
-        self.held = Some((delta, logprobs));
+        self.held = Some(piece);
         Ok(())
     }
 
@@ -400,11 +417,11 @@ impl Sink {
     }
 
     /// Takes a piece of output that a client that streams has received in the backend's own event.
-    pub async fn passed(&mut self, delta: Delta, logprobs: Value) -> Result<(), Gone> {
+    pub async fn passed(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
         if self.is_whole() {
-            return self.emit(delta, logprobs).await;
+            return self.emit(piece).await;
         }
-        self.counted(&delta);
+        self.counted(&piece.delta);
         Ok(())
     }
 
@@ -425,12 +442,13 @@ impl Sink {
     /// Sends the piece that [`Sink::emit`] took.
     pub async fn release(&mut self) -> Result<(), Gone> {
         match self.held.take() {
-            Some((delta, logprobs)) => self.write(delta, logprobs).await,
+            Some(piece) => self.write(piece).await,
             None => Ok(()),
         }
     }
 
-    async fn write(&mut self, delta: Delta, listed: Value) -> Result<(), Gone> {
+    async fn write(&mut self, piece: Box<Piece>) -> Result<(), Gone> {
+        let Piece { delta, logprobs: listed } = *piece;
         if let Shape::Whole { text, tokens, logprobs, .. } = &mut self.shape {
             text.push_str(&delta.parsed.text);
             tokens.extend(delta.tokens);
@@ -474,15 +492,15 @@ impl Sink {
     /// Ends the output. For a whole answer its bytes come back; a stream ends with usage, `[DONE]`
     /// and trailers, each if it was asked for.
     pub async fn finish(mut self, end: &End, told: &Finished) -> Result<Option<Vec<u8>>, Gone> {
-        let (last, listed) = self.held.take().unwrap_or_default();
+        let last = self.held.take().unwrap_or_default();
         self.shaped();
         if self.is_whole() {
-            self.write(last, listed).await?;
+            self.write(last).await?;
             return Ok(self.whole_answer(end, told).and_then(|answer| serde_json::to_vec(&answer).ok()));
         }
         let passed = self.passed;
         if !self.verbatim && !passed.finish {
-            self.finish_text(last, listed, end, told).await?;
+            self.finish_text(last, end, told).await?;
         }
         if !end.is_whole() {
             match self.error.take() {
@@ -501,20 +519,14 @@ impl Sink {
     }
 
     /// The event that ends the text of a stream.
-    async fn finish_text(
-        &mut self,
-        mut last: Delta,
-        mut listed: Value,
-        end: &End,
-        told: &Finished,
-    ) -> Result<(), Gone> {
+    async fn finish_text(&mut self, mut last: Box<Piece>, end: &End, told: &Finished) -> Result<(), Gone> {
         let bare = self.dialect.quirks().bare_end && self.route == Route::Chat;
-        if bare && !last.parsed.text.is_empty() {
-            self.write(std::mem::take(&mut last), listed.take()).await?;
+        if bare && !last.delta.parsed.text.is_empty() {
+            self.write(std::mem::take(&mut last)).await?;
         }
-        self.counted(&last);
-        let Some(mut chunk) = self.chunk(&last, end.finish) else { return self.write(last, listed).await };
-        say_logprobs(&mut chunk, listed);
+        self.counted(&last.delta);
+        let Some(mut chunk) = self.chunk(&last.delta, end.finish) else { return self.write(last).await };
+        say_logprobs(&mut chunk, last.logprobs.take());
         let wanted = self.tells_usage();
         if let Some(delta) = chunk.pointer_mut("/choices/0/delta").filter(|_| bare) {
             *delta = self.template.as_ref().map_or_else(|| json!({}), Template::empty_delta);
