@@ -1,95 +1,56 @@
 //! Log-probabilities in answers that are written here: those of the server itself.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use foretell::app::{Running, local};
 use foretell_engines::openai::Route;
 use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Ask, FORCED, panics, watch_panics};
+use crate::client::{Answer, Ask, FORCED};
 use crate::end_to_end::house::{House, Setup};
+use crate::fakes::Temper;
 use crate::fakes::house::Script;
-use crate::fakes::vllm::{Options, Vllm};
-use crate::fakes::{Fake, Temper, toy};
-use crate::wire::PATIENCE;
+use crate::fakes::vllm::Options;
+use crate::structured::{EVERY, Scene};
 
-/// Speculates at every token, and has no control group.
-const EVERY: &str = "holdback: { start: 0, floor: 0 }\n";
 /// Characters that are several tokens each, words, and punctuation behind spaces.
 const TEXT: &str = "Zürich, 東京 and Ørsted: 🦊🦊 , naïve café . 東京 and Ørsted: 🦊🦊 , naïve café . ";
 
 /// The end of a prompt behind which the text is written.
 const AFTER: &str = "<|end|>\n<|assistant|>\n";
 
-struct Scene {
-    engine: Fake<Vllm>,
-    proxy: Running,
+/// A server whose model likes to write the text once more, and a proxy that verifies by this method.
+async fn scene(version: &'static str, method: &str, change: impl FnOnce(&mut Options)) -> Scene {
+    let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of(version) };
+    options.setup.block = 16;
+    options.setup.temper = Temper { eos_every: Some(70), ..Temper::default() };
+    options.setup.scripts = vec![Script { after: AFTER.to_owned(), text: TEXT.to_owned() }];
+    change(&mut options);
+    let backend = format!("    verify: {{ allow: [{method}] }}\n");
+    Scene::with(options, &[&format!("{FORCED}{EVERY}")], "", &backend).await
 }
 
-impl Scene {
-    /// A server whose model likes to write the text once more, and a proxy that verifies by this
-    /// method.
-    async fn of(version: &'static str, method: &str, change: impl FnOnce(&mut Options)) -> Self {
-        watch_panics();
-        let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of(version) };
-        options.setup.block = 16;
-        options.setup.temper = Temper { eos_every: Some(70), ..Temper::default() };
-        options.setup.scripts = vec![Script { after: AFTER.to_owned(), text: TEXT.to_owned() }];
-        change(&mut options);
-        let engine = Fake::start(Vllm::new(options)).await;
-        let process = format!(
-            "version: 1\ntimeouts: {{ verify: 10s, connect: 10s, idle: 4s }}\nbackends:\n  - name: toy\n    \
-             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {} }}]\n    probe: {{ when: never }}\n    \
-             verify: {{ allow: [{method}] }}\n",
-            engine.url(),
-            toy::folder().display(),
-        );
-        let proxy = local::proxy(&process, &[&format!("{FORCED}{EVERY}")]).await.unwrap();
-        Self { engine, proxy }
-    }
+/// The answer through the proxy, which is the server's own.
+async fn alike(scene: &Scene, ask: &Ask) -> Answer {
+    let (want, got) = (scene.direct(ask).await, scene.through(ask).await);
+    assert_eq!(got.plain, want.plain, "{ask:?} {:?}", got.foretell());
+    assert_eq!(got.ids, want.ids, "{ask:?} {:?}", got.foretell());
+    assert_eq!(got.logprobs, want.logprobs, "{ask:?} {:?}", got.foretell());
+    got
+}
 
-    fn front(&self) -> SocketAddr {
-        self.proxy.gateway.addresses[0]
-    }
-
-    async fn direct(&self, ask: &Ask) -> Answer {
-        ask.send(self.engine.address, "").await
-    }
-
-    async fn through(&self, ask: &Ask) -> Answer {
-        let answer = ask.send(self.front(), "te: trailers\r\n");
-        tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
-    }
-
-    /// The answer through the proxy, which is the server's own.
-    async fn alike(&self, ask: &Ask) -> Answer {
-        let (want, got) = (self.direct(ask).await, self.through(ask).await);
-        assert_eq!(got.plain, want.plain, "{ask:?} {:?}", got.foretell());
-        assert_eq!(got.ids, want.ids, "{ask:?} {:?}", got.foretell());
-        assert_eq!(got.logprobs, want.logprobs, "{ask:?} {:?}", got.foretell());
-        got
-    }
-
-    /// Sends the request until it is speculated on.
-    async fn speculates(&self, ask: &Ask) {
-        for _ in 0..100 {
-            let answer = self.alike(ask).await;
-            let reason = &answer.foretell()["reason"];
-            match answer.foretell()["path"].as_str() {
-                Some("speculated") => return,
-                _ => assert_eq!(reason, "untrusted_ids", "{ask:?}"),
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+/// Sends the request until it is speculated on.
+async fn speculates(scene: &Scene, ask: &Ask) {
+    for _ in 0..100 {
+        let answer = alike(scene, ask).await;
+        let reason = &answer.foretell()["reason"];
+        match answer.foretell()["path"].as_str() {
+            Some("speculated") => return,
+            _ => assert_eq!(reason, "untrusted_ids", "{ask:?}"),
         }
-        panic!("never speculated on: {ask:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-
-    fn leave(&self) {
-        assert_eq!(self.engine.house.fatal(), Vec::<String>::new());
-        assert_eq!(panics(), Vec::<String>::new(), "panics");
-    }
+    panic!("never speculated on: {ask:?}");
 }
 
 /// A request for log-probabilities of so many tokens in each of the four ways.
@@ -114,13 +75,13 @@ async fn they_are_the_servers_own(
     #[values("0.32.0", "0.33.0")] version: &'static str,
     #[values("score", "fan_out")] method: &str,
 ) {
-    let scene = Scene::of(version, method, |_| {}).await;
+    let scene = scene(version, method, |_| {}).await;
     // Of a prompt the V1 runner lists every token, so that long lists are asked for by fan-out.
     let longest = if method == "score" { 2 } else { 20 };
     for most in [0, 1, 2, longest] {
         for ask in asked(most, &json!({})) {
-            scene.speculates(&ask).await;
-            let answer = scene.alike(&ask).await;
+            speculates(&scene, &ask).await;
+            let answer = alike(&scene, &ask).await;
             assert_eq!(answer.foretell()["path"], "speculated", "{ask:?}");
             assert!(answer.foretell()["accepted"].as_u64().unwrap() > 8, "{ask:?} {:?}", answer.foretell());
         }
@@ -135,7 +96,7 @@ async fn they_are_the_servers_own(
         (json!({"return_token_ids": false}), true),
     ] {
         for ask in asked(2, &more) {
-            let answer = scene.alike(&ask).await;
+            let answer = alike(&scene, &ask).await;
             assert!(
                 !speculates || answer.foretell()["path"] == "speculated",
                 "{ask:?} {:?}",
@@ -143,15 +104,15 @@ async fn they_are_the_servers_own(
             );
         }
     }
-    scene.leave();
+    scene.leave().await;
 }
 
 /// Above temperature 0 each token has the numbers that the server gives it behind the same text.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn above_temperature_0_they_belong_to_the_text_that_was_drawn() {
-    let scene = Scene::of("0.33.0", "fan_out, score", |_| {}).await;
+    let scene = scene("0.33.0", "fan_out, score", |_| {}).await;
     for ask in asked(2, &json!({})) {
-        scene.speculates(&ask).await;
+        speculates(&scene, &ask).await;
     }
     let more = json!({"temperature": 0.9, "top_p": 0.95});
     let mut speculated = 0;
@@ -177,7 +138,7 @@ async fn above_temperature_0_they_belong_to_the_text_that_was_drawn() {
         }
     }
     assert!(speculated > 8, "{speculated}");
-    scene.leave();
+    scene.leave().await;
 }
 
 /// The number of each token, and those that are listed.
@@ -201,13 +162,13 @@ fn numbers(route: Route, logprobs: &Value) -> Vec<(f64, Vec<f64>)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn before_a_server_that_tidies_single_tokens_they_stay_its_own() {
-    let scene = Scene::of("0.33.0", "score", |options| options.tidies = true).await;
+    let scene = scene("0.33.0", "score", |options| options.tidies = true).await;
     for ask in asked(2, &json!({})).iter().cycle().take(12) {
-        let told = scene.alike(ask).await.foretell().clone();
+        let told = alike(&scene, ask).await.foretell().clone();
         assert_eq!((&told["path"], &told["reason"]), (&json!("plain"), &json!("untrusted_ids")), "{ask:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    scene.leave();
+    scene.leave().await;
 }
 
 #[rstest]
@@ -215,30 +176,30 @@ async fn before_a_server_that_tidies_single_tokens_they_stay_its_own() {
 #[case::grammar("0.33.0", json!({"response_format": {"type": "json_object"}}))]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_written_here_is_relayed(#[case] version: &'static str, #[case] more: Value) {
-    let scene = Scene::of(version, "score, fan_out", |_| {}).await;
+    let scene = scene(version, "score, fan_out", |_| {}).await;
     for mut ask in asked(2, &json!({})) {
         let zero = json!({"presence_penalty": 0, "frequency_penalty": 0});
         for part in [&more, &zero] {
             ask.fields.as_object_mut().unwrap().extend(part.as_object().unwrap().clone());
         }
-        let got = scene.alike(&ask).await;
+        let got = alike(&scene, &ask).await;
         assert_eq!(got.message.head.get("x-foretell-path"), Some("relayed"), "{ask:?}");
     }
-    scene.leave();
+    scene.leave().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_servers_list_are_relayed() {
-    let scene = Scene::of("0.33.0", "score, fan_out", |_| {}).await;
+    let scene = scene("0.33.0", "score, fan_out", |_| {}).await;
     for ask in asked(21, &json!({})) {
-        let got = scene.alike(&ask).await;
+        let got = alike(&scene, &ask).await;
         assert_eq!(
             (got.plain.status, got.message.head.get("x-foretell-path")),
             (400, Some("relayed")),
             "{ask:?}"
         );
     }
-    scene.leave();
+    scene.leave().await;
 }
 
 /// Our own target goes on with a seed.

@@ -23,7 +23,7 @@ const SCORE: &str = "/inference/v1/generate";
 /// Wait for an answer to prove its grammar.
 const PROOF: Duration = Duration::from_secs(30);
 /// Speculates at every token, and has no control group.
-const EVERY: &str = "holdback: { start: 0, floor: 0 }\n";
+pub const EVERY: &str = "holdback: { start: 0, floor: 0 }\n";
 
 /// A text with JSON in it.
 const PROMPT: &str = "Answer with JSON: {\"name\": \"Bob\", \"age\": 42, \"tags\": [\"a\", \"b\"]}, \
@@ -69,8 +69,8 @@ fn options(version: &'static str) -> Options {
     options
 }
 
-struct Scene {
-    engine: Fake<Vllm>,
+pub struct Scene {
+    pub engine: Fake<Vllm>,
     proxy: Running,
 }
 
@@ -81,16 +81,16 @@ impl Scene {
     }
 
     async fn under(options: Options, policies: &[&str]) -> Self {
-        Self::with(options, policies, "").await
+        Self::with(options, policies, "", "").await
     }
 
-    /// `model`: more of the model in the process file.
-    async fn with(options: Options, policies: &[&str], model: &str) -> Self {
+    /// `model`: more of the model in the process file, `backend`: more lines of its backend.
+    pub async fn with(options: Options, policies: &[&str], model: &str, backend: &str) -> Self {
         watch_panics();
         let engine = Fake::start(Vllm::new(options)).await;
         let process = format!(
             "version: 1\ntimeouts: {{ verify: 10s, connect: 10s, idle: 4s }}\nbackends:\n  - name: toy\n    \
-             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {}{model} }}]\n    probe: {{ when: never }}\n",
+             replicas: [\"{}\"]\n    models: [{{ id: toy, tokenizer: {}{model} }}]\n    probe: {{ when: never }}\n{backend}",
             engine.url(),
             toy::folder().display(),
         );
@@ -103,11 +103,11 @@ impl Scene {
         self.proxy.gateway.addresses[0]
     }
 
-    async fn direct(&self, ask: &Ask) -> Answer {
+    pub async fn direct(&self, ask: &Ask) -> Answer {
         ask.send(self.engine.address, "").await
     }
 
-    async fn through(&self, ask: &Ask) -> Answer {
+    pub async fn through(&self, ask: &Ask) -> Answer {
         let answer = ask.send(self.front(), "te: trailers\r\n");
         tokio::time::timeout(PATIENCE, answer).await.expect("no hang")
     }
@@ -169,7 +169,7 @@ impl Scene {
         bodies.filter(|body| among(body) && body.get("structured_outputs").is_none()).collect()
     }
 
-    async fn leave(self) {
+    pub async fn leave(self) {
         self.is_quiet().await;
         assert_eq!(self.engine.house.fatal(), Vec::<String>::new());
         assert_eq!(panics(), Vec::<String>::new(), "panics");

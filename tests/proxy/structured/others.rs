@@ -46,7 +46,8 @@ async fn rules_of_the_clients_own_are_relayed(#[case] structure: Value) {
 async fn a_format_besides_tools_is_relayed() {
     let mut options = options("0.33.0");
     options.setup.hermes = Some(crate::fakes::house::Hermes::AsRead);
-    let scene = Scene::with(options, &[&format!("{FORCED}{EVERY}")], ", parsers: { tools: hermes }").await;
+    let scene =
+        Scene::with(options, &[&format!("{FORCED}{EVERY}")], ", parsers: { tools: hermes }", "").await;
     let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
     let ask = asked(Route::Chat, true, &structures()[0], &json!({"tools": tools}));
     assert_eq!(scene.alike(&ask).await, relayed("structured"));
