@@ -19,7 +19,8 @@ const TEXT: &str = "Zürich, 東京 and Ørsted: 🦊🦊 , naïve café . 東�
 /// The end of a prompt behind which the text is written.
 const AFTER: &str = "<|end|>\n<|assistant|>\n";
 
-/// A server whose model likes to write the text once more, and a proxy that verifies by this method.
+/// A server whose model likes to write the text once more, and a proxy that verifies by this
+/// method.
 async fn scene(version: &'static str, method: &str, change: impl FnOnce(&mut Options)) -> Scene {
     let mut options = Options { scale_out: true, prompt_tokens_details: true, ..Options::of(version) };
     options.setup.block = 16;
