@@ -9,6 +9,7 @@ pub mod body;
 mod chunk;
 pub mod engine;
 pub mod guarantees;
+pub mod listed;
 pub mod llamacpp;
 pub mod lmdeploy;
 pub mod masked;

@@ -93,7 +93,7 @@ def arguments():
     parser.add_argument("--most", type=int, default=64, metavar="N")
     parser.add_argument("--form", choices=tuple(calls.FORMS), default="both")
     parser.add_argument("--reasoning", action="store_true")
-    parser.add_argument("--library", choices=("xgrammar", "guidance"), default="xgrammar")
+    parser.add_argument("--library", dest="made_by", choices=("xgrammar", "guidance"), default="xgrammar")
     parser.add_argument("--fixed", action="store_true")
     parser.add_argument("--precise", action="store_true")
     parser.add_argument("--draws", type=int, metavar="N")
@@ -108,9 +108,9 @@ def arguments():
 
 def library(args):
     """The arguments of vLLM: xgrammar is what it takes by itself."""
-    if args.library == "xgrammar" and not args.fixed:
+    if args.made_by == "xgrammar" and not args.fixed:
         return ()
-    return "--structured-outputs-config", json.dumps({"backend": args.library, "disable_any_whitespace": args.fixed})
+    return "--structured-outputs-config", json.dumps({"backend": args.made_by, "disable_any_whitespace": args.fixed})
 
 
 def distribution(direct, proxy, kind, count):

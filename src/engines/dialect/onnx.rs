@@ -14,7 +14,7 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes, non_default_fields};
 use super::{
     Answers, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise, Question, Quirks,
-    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest,
+    Refusal, RequestKind, Round, Unreadable, Usual, VerifyRequest, listed,
 };
 use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling};
 use crate::parse::{CALL_GRAMMAR, Parsers, ReasoningFormat, ToolFormat};
@@ -196,7 +196,7 @@ impl Codec for Onnx {
         let Ok(body) = shared::only(bodies) else { return Vec::new() };
         match round.method {
             VerifyMethod::Tree => tree_listed(body).unwrap_or_default(),
-            _ => shared::fan_out_listed(body),
+            _ => listed::of_fan_out(body),
         }
     }
 

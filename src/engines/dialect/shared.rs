@@ -5,11 +5,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::body::Body;
+use super::listed;
 use super::{
     Binding, Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
-use crate::openai::{Listed, Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
+use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
 use foretell_core::words::{Refused, RelayReason};
@@ -234,7 +235,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     chunk.tokens = named.and_then(ids).unwrap_or_default();
     chunk.prompt =
         [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
-    chunk.listed = choice.get("logprobs").and_then(listed_by_id).unwrap_or_default();
+    chunk.listed = choice.get("logprobs").and_then(listed::by_id).unwrap_or_default();
     chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
     let members = delta.and_then(Value::as_object).into_iter().flatten();
     let foreign =
@@ -243,27 +244,6 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     let unnamed = !chunk.text.is_empty() && named.is_none();
     chunk.doubtful = unnamed || choices.len() > 1;
     Ok(chunk)
-}
-
-/// The list of a completion for each of its tokens, by token ids (`return_tokens_as_token_ids`),
-/// the token itself first; `None` if it lists texts, or not at every place.
-fn listed_by_id(logprobs: &Value) -> Option<Vec<Listed>> {
-    let entry = |(name, logprob): (&String, &Value)| {
-        Some((name.strip_prefix("token_id:")?.parse().ok()?, logprob.as_f64()?))
-    };
-    let place = |top: &Value| top.as_object()?.iter().map(entry).collect();
-    logprobs.get("top_logprobs")?.as_array()?.iter().map(place).collect()
-}
-
-/// The lists of the choices of a fan-out, in the order of its prompts, up to the first that has
-/// none.
-pub fn fan_out_listed(body: &[u8]) -> Vec<Listed> {
-    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-    let mut choices: Vec<&Value> =
-        answer.get("choices").and_then(Value::as_array).into_iter().flatten().collect();
-    choices.sort_by_key(|choice| choice.get("index").and_then(Value::as_u64));
-    let place = |choice: &Value| listed_by_id(choice.get("logprobs")?)?.into_iter().next();
-    choices.into_iter().map_while(place).collect()
 }
 
 /// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.

@@ -33,7 +33,8 @@ use super::recognise::{MODELS, VERSION};
 use super::shared::{self, COMPLETION_TOKENS, PromptUsage, bytes};
 use super::{
     Among, Answers, BrokenEnd, Call, Chunk, Codec, Context, Dialect, Engine, Foreign, Load, MaxTokens, Noise,
-    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, masked, score,
+    Question, Quirks, Refusal, RequestKind, Round, RowShape, Unreadable, Usual, VerifyRequest, listed,
+    masked, score,
 };
 use crate::masks::{Mask, Shown};
 use crate::openai::{Additive, Defaults, Listed, Request, Route, Sampling, SamplingField, order};
@@ -422,7 +423,7 @@ impl Codec for Vllm {
         };
         match round.method {
             VerifyMethod::Score => logprobs::scored(asked.nodes, most, body).unwrap_or_default(),
-            _ => shared::fan_out_listed(body),
+            _ => listed::of_fan_out(body),
         }
     }
 

@@ -33,8 +33,7 @@ use foretell_core::session::{Event, Fault};
 use foretell_core::units::TokenId;
 use foretell_core::words::{Put, TokenContext, VerifyMethod, VerifyResult};
 use foretell_engines::dialect::{
-    Among, Binding, Call, Chunk, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest,
-    is_rendering,
+    Among, Binding, Call, Context, Engine, Origin, PromptAnswer, Refusal, Round, VerifyRequest, is_rendering,
 };
 use foretell_engines::masks::{Mask, Shown};
 use foretell_engines::openai::{self, Route, Sampling, parts};
@@ -568,7 +567,10 @@ impl Calls {
             tracing::debug!(%unreadable, "verification result not usable");
             Fault::Verify
         })?;
-        self.keep_lists(put, asked, &bodies, &mut result);
+        if put.sampling.logprobs.is_some() {
+            let listed = self.0.engine.listed(put, asked, &bodies);
+            self.0.places.learn_round(put, listed, &mut result);
+        }
         if !self.spells(put, &result) {
             tracing::debug!("the text of an answer is not that of its ids");
             return Err(Fault::Verify);
@@ -581,40 +583,6 @@ impl Calls {
         }
         result.put = Some(made);
         Ok(result)
-    }
-
-    /// Keeps what the answers of a round list at its places, if log-probabilities were asked for. A
-    /// place without a list is not decided.
-    fn keep_lists(
-        &self,
-        put: &Round<'_>,
-        asked: &VerifyRequest,
-        bodies: &[Vec<u8>],
-        result: &mut VerifyResult,
-    ) {
-        if put.sampling.logprobs.is_none() {
-            return;
-        }
-        let listed = self.0.engine.listed(put, asked, bodies);
-        result.rows.truncate(listed.len());
-        for (position, listed) in listed.into_iter().enumerate().take(result.rows.len()) {
-            let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
-            self.0.places.learn(put.context.output, &path, listed);
-        }
-    }
-
-    /// Keeps what an event of a later plain request lists at the places of its tokens; false if it
-    /// lists less than was asked for.
-    pub fn keeps_lists(&self, output: &[TokenId], chunk: &mut Chunk) -> bool {
-        if self.0.sampling.logprobs.is_none() {
-            return true;
-        }
-        let listed = std::mem::take(&mut chunk.listed);
-        let whole = listed.len() == chunk.tokens.len();
-        for (position, listed) in listed.into_iter().enumerate() {
-            self.0.places.learn(output, chunk.tokens.get(..position).unwrap_or_default(), listed);
-        }
-        whole
     }
 
     /// The text of a token, as the server writes it alone; `None` if it does not tell.

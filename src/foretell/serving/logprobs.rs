@@ -21,7 +21,8 @@ use crate::fleet::identity::Identity;
 use crate::learning::answer_traits::{AnswerTraits, Tidies};
 use foretell_core::session::Permission;
 use foretell_core::units::TokenId;
-use foretell_core::words::PlainReason;
+use foretell_core::words::{PlainReason, VerifyResult};
+use foretell_engines::dialect::{Chunk, Round};
 use foretell_engines::openai::logprobs::join;
 use foretell_engines::openai::{Listed, Logprobs, Request};
 use foretell_engines::text::Tokenizer;
@@ -104,8 +105,18 @@ struct Known {
 }
 
 impl Places {
+    /// Keeps the lists of a round's answers, one for each row. A place without a list is not
+    /// decided.
+    pub fn learn_round(&self, put: &Round<'_>, listed: Vec<Listed>, result: &mut VerifyResult) {
+        result.rows.truncate(listed.len());
+        for (position, listed) in listed.into_iter().enumerate().take(result.rows.len()) {
+            let path = position.checked_sub(1).map(|node| put.draft.path(node)).unwrap_or_default();
+            self.learn(put.context.output, &path, listed);
+        }
+    }
+
     /// Keeps the list behind an output and the tokens of `path`.
-    pub fn learn(&self, output: &[TokenId], path: &[TokenId], listed: Listed) {
+    fn learn(&self, output: &[TokenId], path: &[TokenId], listed: Listed) {
         let mut known = self.0.lock();
         let both = output.iter().chain(path).copied();
         if both.clone().take(known.output.len()).eq(known.output.iter().copied()) {
@@ -177,6 +188,17 @@ impl OutputLogprobs {
     /// Estimate of the bytes that an answer holds until its end.
     pub fn bytes(&self) -> u64 {
         (self.whole.unwrap_or(0) * (self.most + 1)) as u64 * ENTRY
+    }
+
+    /// Keeps the lists of an event of a later plain request behind this output; false if it lists
+    /// less than was asked for.
+    pub fn learn(&self, output: &[TokenId], chunk: &mut Chunk) -> bool {
+        let listed = std::mem::take(&mut chunk.listed);
+        let whole = listed.len() == chunk.tokens.len();
+        for (position, listed) in listed.into_iter().enumerate() {
+            self.places.learn(output, chunk.tokens.get(..position).unwrap_or_default(), listed);
+        }
+        whole
     }
 
     /// Log-probabilities that the server itself has sent since the last call.

@@ -46,7 +46,9 @@ impl SessionLoop {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
                 let barred = !self.first && self.bar(&mut chunk);
-                if !self.first && !self.calls.keeps_lists(self.session.output(), &mut chunk) {
+                let (later, output) = (!self.first, self.session.output());
+                let lists = self.logprobs.as_ref().filter(|_| later);
+                if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
                     self.cause("an event of the stream lacks log-probabilities".to_owned());
                     return self.session.handle(id, Event::Fault(Fault::Plain), now);
                 }
