@@ -38,7 +38,7 @@ pub use learnt_costs::LearntCosts;
 pub use prospect::Prior;
 pub use regret_budget::RegretBudget;
 pub use round_costs::RoundCosts;
-pub use rounds::{Prices, Rounds, Value};
+pub use rounds::{Prices, Round, Rounds, Value};
 pub use shared::SharedModel;
 pub use state::{Awaited, Class, Concurrency, EpochState, RegretBudgets, ReplicaState};
 pub use survival::{Survival, TemperatureBucket, Tuning};
@@ -513,7 +513,7 @@ mod tests {
         control.with(|learnt| {
             (0..20).for_each(|_| learnt.note_plain(0.02, 1, now));
             (0..8).for_each(|_| learnt.costs.verified(way, 4, 0.03, now));
-            (0..50).for_each(|_| learnt.classes.push(class, 4, 4, 3));
+            (0..50).for_each(|_| learnt.classes.push(class, Round::new(4, 4, 3)));
             learnt.note_round(20, 0.1, 0.0, true, now);
         });
         let saved = control.save(now).unwrap();

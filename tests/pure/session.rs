@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foretell_core::control::costs::NODES_MAX;
-use foretell_core::control::{Control, TemperatureBucket, Way};
+use foretell_core::control::{Class, Control, TemperatureBucket, Way};
 use foretell_core::draft::{Agreement, Features, LookupSpec, Ngram, Shared, Source, Spelling, Tree, Vote};
 use foretell_core::session::{
     Action, ActionId, CallDelta, Decode, Doubted, Ending, Event, Fault, Finish, Hold, Limit, MakeParser,
     Parse, Parsed, PartsSeen, Permission, PlainRequest, Rules, Session, Start, Summary, Tail,
 };
 use foretell_core::units::{Tick, TokenId};
-use foretell_core::words::{PlainReason, Put, Row, VerifyMethod, VerifyResult};
+use foretell_core::words::{PlainReason, Proposal, Put, Row, VerifyMethod, VerifyResult};
 use rstest::rstest;
 
 /// Token n is the n-th letter.
@@ -891,6 +891,30 @@ fn where_lookups_pay_from_the_first_token_on_the_model_reads_beside_their_rounds
     let asked = desk.tell(verify, rows(&[1, 7, 7, 7, 7, 7, 7, 7, 7]));
     let shadows = asked.iter().filter(|(_, action)| matches!(action, Action::Shadow { .. })).count();
     assert_eq!(shadows, 0, "it has read: {asked:?}");
+}
+
+#[test]
+fn a_plain_token_without_a_proposal_says_nothing_about_rounds_that_would_have_one() {
+    let heads = vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }), LookupSpec::Head];
+    let shadow = Permission::Shadow(PlainReason::Shadow);
+    let watched = Rules { gamma_fixed: None, permission: shadow, lookups: heads, ..rules() };
+    let mut desk = Desk::new(watched, Ending::default());
+    let plain = desk.plain();
+    let counted = |desk: &Desk| {
+        let class = Class::new(Source::PromptLookup.into(), TemperatureBucket::Greedy, 0);
+        desk.control.with(|learnt| learnt.classes.of(class).map_or(0.0, |rounds| rounds.count()))
+    };
+    for token in [9, 10, 0] {
+        desk.token(plain, token);
+    }
+    assert_eq!(counted(&desk), 0.0);
+    let steps = vec![vec![(12, 0.9)], vec![(13, 0.9)]];
+    desk.tell(plain, Event::Proposal(Proposal { behind: vec![11], steps }));
+    // The lookup drafts 1, 2 behind 0; the round of both begins behind 11.
+    for token in [11, 12, 13, 14] {
+        desk.token(plain, token);
+    }
+    assert_eq!(counted(&desk), 1.0);
 }
 
 #[test]

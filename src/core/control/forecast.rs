@@ -162,7 +162,7 @@ fn yields(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{Control, TemperatureBucket};
+    use crate::control::{Control, Round, TemperatureBucket};
     use crate::draft::DrafterId;
     use crate::words::VerifyMethod;
 
@@ -197,7 +197,7 @@ mod tests {
                     learnt.costs.verified(Way::by(VerifyMethod::Tree, 40), nodes, 0.12, Tick(0));
                 });
             }
-            (0..40).for_each(|_| learnt.classes.push(CLASS, 4, 0, 3));
+            (0..40).for_each(|_| learnt.classes.push(CLASS, Round::new(4, 0, 3)));
         });
         let known = asked(&[CLASS]);
         let gain = known.gain.expect("forty rounds");

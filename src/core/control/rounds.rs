@@ -37,6 +37,27 @@ pub struct Rounds {
     keep: f64,
 }
 
+/// A round, or a virtual one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Round {
+    /// Nodes verified; without any it is a position without a draft.
+    pub nodes: usize,
+    /// Tokens that the model drafter computed for it.
+    pub modelled: usize,
+    /// Tokens that it added to the context.
+    pub tokens: usize,
+    /// Number of rounds like it that it stands for: 1, or more where it is the only one seen of a
+    /// stretch of text.
+    pub weight: f64,
+}
+
+impl Round {
+    /// A round that stands for itself.
+    pub const fn new(nodes: usize, modelled: usize, tokens: usize) -> Self {
+        Self { nodes, modelled, tokens, weight: 1.0 }
+    }
+}
+
 /// Prices by which rounds are valued, in seconds.
 pub struct Prices<'a> {
     /// Price of a round with this many nodes, for which the model drafter computed this many
@@ -76,23 +97,24 @@ impl Rounds {
         }
     }
 
-    /// Notes a round: nodes verified, tokens that the model drafter computed for it, tokens that it
-    /// added to the context. Without nodes it is a position without a draft.
-    pub fn push(&mut self, nodes: usize, modelled: usize, tokens: usize) {
+    /// Notes a round.
+    pub fn push(&mut self, round: Round) {
+        let Round { nodes, modelled, tokens, weight } = round;
+        let keep = self.keep.powf(weight);
         for sum in &mut self.sums {
-            sum.rounds *= self.keep;
-            sum.tokens *= self.keep;
-            sum.modelled *= self.keep;
+            sum.rounds *= keep;
+            sum.tokens *= keep;
+            sum.modelled *= keep;
         }
-        self.gaps *= self.keep;
+        self.gaps *= keep;
         if nodes == 0 && !self.in_gap {
             self.gaps += 1.0;
         }
         self.in_gap = nodes == 0;
         if let Some(sum) = self.sums.get_mut(nodes.min(NODES)) {
-            sum.rounds += 1.0;
-            sum.tokens += tokens as f64;
-            sum.modelled += modelled as f64;
+            sum.rounds += weight;
+            sum.tokens += weight * tokens as f64;
+            sum.modelled += weight * modelled as f64;
         }
     }
 
@@ -208,8 +230,8 @@ mod tests {
     #[test]
     fn rounds_are_valued_at_the_given_prices() {
         let mut rounds = Rounds::remembering(1e9);
-        rounds.push(4, 4, 5);
-        rounds.push(4, 0, 3);
+        rounds.push(Round::new(4, 4, 5));
+        rounds.push(Round::new(4, 0, 3));
         let inexpensive = rounds.value(&prices(&|_, modelled| 0.1 + 0.001 * modelled, 0.2));
         assert!(
             (inexpensive.tokens - 8.0).abs() < 1e-6 && (inexpensive.seconds - 0.204).abs() < 1e-6,
@@ -223,8 +245,8 @@ mod tests {
     fn positions_without_a_draft_cost_the_minimum_of_staying_and_leaving() {
         let mut rounds = Rounds::remembering(1e9);
         for _ in 0..2 {
-            rounds.push(4, 0, 5);
-            (0..10).for_each(|_| rounds.push(0, 0, 1));
+            rounds.push(Round::new(4, 0, 5));
+            (0..10).for_each(|_| rounds.push(Round::new(0, 0, 1)));
         }
         let value = rounds.value(&prices(&|_, _| 0.15, 0.2));
         assert!((value.between_gaps - 1.0).abs() < 1e-6 && (value.gap - 10.0).abs() < 1e-6, "{value:?}");
@@ -234,15 +256,33 @@ mod tests {
     }
 
     #[test]
+    fn a_round_seen_of_a_stretch_counts_as_often_as_the_stretch_has_such_rounds() {
+        // Copies and other text alternate every 30 tokens; of each stretch one round is seen.
+        let (mut seen, mut all) = (Rounds::remembering(1e9), Rounds::remembering(1e9));
+        for tokens in [5, 1].repeat(20) {
+            let round = Round::new(4, 0, tokens);
+            seen.push(Round { weight: 30.0 / tokens as f64, ..round });
+            (0..30 / tokens).for_each(|_| all.push(round));
+        }
+        let flat = |_: usize, _: f64| 0.1;
+        let (seen, all) = (seen.value(&prices(&flat, 0.0)), all.value(&prices(&flat, 0.0)));
+        assert!((seen.tokens / seen.rounds - 10.0 / 6.0).abs() < 1e-6, "{seen:?}");
+        assert!(
+            (seen.rounds - all.rounds).abs() < 1e-3 && (seen.tokens - all.tokens).abs() < 1e-3,
+            "{all:?}"
+        );
+    }
+
+    #[test]
     fn old_rounds_decay_and_a_class_weighs_no_more_than_its_weight() {
         let mut own = Rounds::remembering(16.0);
-        (0..200).for_each(|_| own.push(4, 0, 5));
-        (0..40).for_each(|_| own.push(4, 0, 1));
+        (0..200).for_each(|_| own.push(Round::new(4, 0, 5)));
+        (0..40).for_each(|_| own.push(Round::new(4, 0, 1)));
         let flat = |_: usize, _: f64| 0.1;
         let own = own.value(&prices(&flat, 0.0));
         assert!(own.tokens / own.rounds < 1.4, "{own:?}");
         let mut class = Rounds::remembering(300.0);
-        (0..1_000).for_each(|_| class.push(4, 0, 5));
+        (0..1_000).for_each(|_| class.push(Round::new(4, 0, 5)));
         let both = Value::default().with(&class.value(&prices(&flat, 0.0)), 8.0);
         assert!((both.rounds - 8.0).abs() < 1e-6 && (both.tokens - 40.0).abs() < 1e-6, "{both:?}");
     }

@@ -13,7 +13,7 @@ use super::budget::Budget;
 use super::costs::{CONCURRENCIES, Costs};
 use super::gates::Signal;
 use super::regret_budget::RegretBudget;
-use super::rounds::Rounds;
+use super::rounds::{Round, Rounds};
 use super::shared::Sum;
 use super::survival::{Survival, TemperatureBucket};
 use super::switchback::Switchback;
@@ -312,7 +312,7 @@ impl Classes {
 
     /// Notes a round of a class; see [`Rounds::push`]. Above the maximum the class with the fewest
     /// rounds is dropped.
-    pub fn push(&mut self, class: Class, nodes: usize, modelled: usize, tokens: usize) {
+    pub fn push(&mut self, class: Class, round: Round) {
         if self.rounds.len() >= Self::MAX && !self.rounds.contains_key(&class) {
             let fewest = self.rounds.iter().min_by(|a, b| a.1.count().total_cmp(&b.1.count()));
             if let Some(fewest) = fewest.map(|(class, _)| *class) {
@@ -320,7 +320,7 @@ impl Classes {
             }
         }
         let rounds = self.rounds.entry(class).or_insert_with(|| Rounds::remembering(Self::MEMORY));
-        rounds.push(nodes, modelled, tokens);
+        rounds.push(round);
     }
 
     /// The rounds of a class; `None` before the first.

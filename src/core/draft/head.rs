@@ -5,7 +5,7 @@
 //! result, and now and then with a plain token. They are a function of the context that they
 //! follow.
 
-use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Tree, Vote};
+use super::{Budget, DrafterId, Features, Feedback, Lookup, Node, Origin, Tree, Vote};
 use crate::units::TokenId;
 use crate::words::Proposal;
 
@@ -19,12 +19,18 @@ pub struct Head {
     proposal: Option<(Proposal, usize)>,
     /// Tokens since the proposal came.
     since: Vec<TokenId>,
+    /// Tokens of the output since the last proposal, or since its beginning.
+    quiet: usize,
 }
+
+/// Output tokens without a proposal after which none is expected: a target that has a working head
+/// sends one at least at every eighth.
+const SILENT: usize = 16;
 
 impl Head {
     /// A drafter without a proposal, which votes as `id`.
     pub const fn new(id: DrafterId) -> Self {
-        Self { id, seen: 0, proposal: None, since: Vec::new() }
+        Self { id, seen: 0, proposal: None, since: Vec::new(), quiet: 0 }
     }
 
     /// The proposal, if it follows the present context.
@@ -37,6 +43,7 @@ impl Head {
 impl Lookup for Head {
     fn observe(&mut self, seen: &Feedback<'_>) {
         let before = self.seen;
+        self.quiet += if seen.origin == Origin::Output { seen.tokens.len() } else { 0 };
         self.seen += seen.tokens.len();
         match &self.proposal {
             Some((proposal, at)) if self.seen <= *at => {
@@ -50,11 +57,12 @@ impl Lookup for Head {
 
     fn observe_proposal(&mut self, proposal: &Proposal, context: usize) {
         self.since.clear();
+        self.quiet = 0;
         self.proposal = Some((proposal.clone(), context + proposal.behind.len()));
     }
 
     fn is_informed(&self) -> bool {
-        self.fresh().is_some()
+        self.fresh().is_some() || self.quiet > SILENT
     }
 
     fn draft(&self, budget: Budget) -> Tree {
@@ -115,7 +123,7 @@ struct Open {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{Origin, Source};
+    use crate::draft::Source;
 
     fn proposal(behind: &[TokenId]) -> Proposal {
         let steps = vec![vec![(5, 0.6), (6, 0.3)], vec![(7, 0.9), (8, 0.05)], vec![(9, 0.5), (1, 0.4)]];
@@ -153,6 +161,18 @@ mod tests {
         }
         assert!(head.is_informed());
         assert!(head.bytes() < 512, "the prompt is not kept");
+    }
+
+    #[test]
+    fn a_head_that_is_silent_has_nothing_to_say() {
+        let mut head = Head::new(Source::Head.into());
+        head.observe(&Feedback { tokens: &[1; 40], origin: Origin::Prompt });
+        read(&mut head, &[1; SILENT]);
+        assert!(!head.is_informed());
+        read(&mut head, &[1]);
+        assert!(head.is_informed() && head.draft(Budget { nodes: 9, depth: 9 }).is_empty());
+        head.observe_proposal(&proposal(&[4]), 57);
+        assert!(!head.is_informed(), "it drafts again");
     }
 
     #[test]

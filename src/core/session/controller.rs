@@ -19,7 +19,9 @@ use super::accept::Accepted;
 use super::shadow::VirtualRound;
 use super::start::{Permission, Rules};
 pub use crate::control::costs::Turn;
-use crate::control::{Class, Control, Measurements, Quote, RoundCosts, TemperatureBucket, Tuning, Way};
+use crate::control::{
+    Class, Control, Measurements, Quote, Round, RoundCosts, TemperatureBucket, Tuning, Way,
+};
 use crate::draft::{Budget, DrafterId, Feedback, Lookup, Origin, Successors, Tree, VerifyFeedback, merge};
 use crate::units::{SplitMix64, Tick, TokenId};
 use crate::words::{PlainReason, Proposal, Put, Shape, VerifyMethod, VerifyResult};
@@ -125,6 +127,8 @@ pub struct SpeculationController {
     /// The merged draft of the lookups that plain tokens are compared with; `None` between two
     /// rounds.
     virtual_round: Option<VirtualRound>,
+    /// Plain tokens since the last counted round, or since the first virtual one.
+    uncounted: Option<usize>,
     /// The model that drafts for this session, if one does.
     model: DrafterId,
     /// Number of token ids.
@@ -168,6 +172,7 @@ impl SpeculationController {
             methods: rules.methods.clone(),
             slots: if drafts { SessionDrafter::all(rules) } else { Vec::new() },
             virtual_round: None,
+            uncounted: None,
             model: DrafterId::model(rules.model.unwrap_or_default()),
             vocabulary: rules.vocabulary,
             prompt: None,
@@ -257,27 +262,37 @@ impl SpeculationController {
 
     /// Advances the virtual round by a plain token.
     fn follow(&mut self, token: TokenId) {
+        self.uncounted = self.uncounted.map(|tokens| tokens + 1);
         let Some(mut round) = self.virtual_round.take() else { return };
         let (draft, parent, depth) = round.position();
         score(&self.control, &mut self.tuning, self.bucket, draft, parent, depth, token);
         match round.follow(token) {
             None => self.virtual_round = Some(round),
-            Some(tokens) => self.note(round.planned, 0, tokens),
+            Some(tokens) if round.whole => {
+                let stretch = self.uncounted.replace(0).unwrap_or(tokens).max(tokens);
+                let weight = stretch as f64 / tokens as f64;
+                self.count(Round { weight, ..Round::new(round.planned, 0, tokens) });
+            }
+            Some(_) => {}
         }
     }
 
-    /// Notes a round, real or virtual, for the drafter that it is counted for and for its class.
-    fn note(&mut self, nodes: usize, modelled: usize, tokens: usize) {
-        let slot = counted_for(&self.slots, modelled).and_then(|position| self.slots.get_mut(position));
+    /// Counts a round, real or virtual, for its drafter and for its class.
+    fn count(&mut self, round: Round) {
+        let slot = counted_for(&self.slots, round.modelled).and_then(|position| self.slots.get_mut(position));
         let Some(slot) = slot else { return };
-        slot.rounds.push(nodes, modelled, tokens);
+        slot.rounds.push(round);
         let class = Class::new(slot.id, self.bucket, self.kind);
-        self.control.with(|learnt| learnt.classes.push(class, nodes, modelled, tokens));
+        self.control.with(|learnt| learnt.classes.push(class, round));
     }
 
-    /// Starts a virtual round of the lookups, if there is none.
+    /// Starts a virtual round of the lookups, if there is none. One for which every drafter is
+    /// informed takes the place of one for which some were not: a head is heard at every round, but
+    /// at every eighth plain token. It counts for all tokens since the last of its kind.
     fn begin_virtual(&mut self) {
-        if self.virtual_round.is_some() || !self.lookups().any(Lookup::is_informed) {
+        let whole = self.lookups().all(Lookup::is_informed);
+        let goes_on = self.virtual_round.as_ref().is_some_and(|round| round.whole || !whole);
+        if goes_on || !self.lookups().any(Lookup::is_informed) {
             return;
         }
         let budget = Budget { nodes: self.gamma_max, depth: self.gamma_max };
@@ -288,7 +303,8 @@ impl SpeculationController {
             self.cut(&self.looked_up(budget), budget, rate, &round_costs, learnt)
         });
         draft.truncate(quote.nodes.max(4));
-        self.virtual_round = Some(VirtualRound::new(draft, quote.nodes));
+        self.uncounted.get_or_insert(0);
+        self.virtual_round = Some(VirtualRound::new(draft, quote.nodes, whole));
     }
 
     /// The drafts merged within `budget`, and their best cut where a second is worth `rate` tokens.
@@ -395,7 +411,8 @@ impl SpeculationController {
             position = draft.child(position, token);
         }
         let tokens = accepted.tokens.len();
-        self.note(draft.len(), modelled, tokens);
+        self.uncounted = None;
+        self.count(Round::new(draft.len(), modelled, tokens));
         self.faults = 0;
         let lost = self.control.with(|learnt| {
             if self.is_chosen() {

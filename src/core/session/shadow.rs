@@ -14,6 +14,9 @@ pub struct VirtualRound {
     /// Nodes that would have been sent, the first ones; the draft may hold some more, which are
     /// scored too.
     pub planned: usize,
+    /// True if every drafter was informed where it began. Another one says how often the tokens of
+    /// those that were are right, but not what a round yields.
+    pub whole: bool,
     position: Option<usize>,
     depth: usize,
     /// Tokens that the planned nodes have yielded.
@@ -22,8 +25,8 @@ pub struct VirtualRound {
 
 impl VirtualRound {
     /// A round that begins at the end of the context.
-    pub fn new(draft: Tree, planned: usize) -> Self {
-        Self { draft, planned, position: None, depth: 0, accepted: 0 }
+    pub fn new(draft: Tree, planned: usize, whole: bool) -> Self {
+        Self { draft, planned, whole, position: None, depth: 0, accepted: 0 }
     }
 
     /// The position that the next token decides: draft, parent node and depth.
@@ -101,11 +104,11 @@ mod tests {
     #[test]
     fn a_round_ends_one_past_its_accepted_run() {
         let draft = Tree::chain(&[1, 2, 3], Source::PromptLookup, Features::default());
-        let mut round = VirtualRound::new(draft.clone(), 3);
+        let mut round = VirtualRound::new(draft.clone(), 3, true);
         assert_eq!((round.follow(1), round.follow(9)), (None, Some(2)));
-        let mut round = VirtualRound::new(draft, 2);
+        let mut round = VirtualRound::new(draft, 2, true);
         assert_eq!([1, 2, 3, 4].map(|token| round.follow(token)), [None, None, None, Some(3)]);
-        assert_eq!(VirtualRound::new(Tree::default(), 0).follow(5), Some(1));
+        assert_eq!(VirtualRound::new(Tree::default(), 0, true).follow(5), Some(1));
     }
 
     #[test]

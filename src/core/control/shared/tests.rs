@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::control::Way;
+use crate::control::{Round, Way};
 use crate::draft::{Agreement, Features, Vote};
 use crate::units::SplitMix64;
 use crate::words::VerifyMethod;
@@ -26,7 +26,7 @@ fn experienced(share: f64, token: f64, seed: u64) -> Control {
         for _ in 0..400 {
             let accepted = rng.unit() < share;
             learnt.survival.observe(GREEDY, vote(), Agreement::Alone, 0, accepted);
-            learnt.classes.push(class, 4, 4, 1 + 4 * usize::from(accepted));
+            learnt.classes.push(class, Round::new(4, 4, 1 + 4 * usize::from(accepted)));
         }
         (0..50).for_each(|_| learnt.note_plain(token, 1, NOW));
         (0..8).for_each(|_| learnt.costs.verified(WAY, 4, 1.5 * token, NOW));
@@ -136,7 +136,7 @@ fn own_measurements_replace_those_of_others() {
         control.with(|learnt| {
             (0..5_000).for_each(|_| learnt.survival.observe(GREEDY, vote(), Agreement::Alone, 0, false));
             (0..2_000).for_each(|_| {
-                learnt.classes.push(Class::new(DrafterId::model(0), GREEDY, u64::MAX), 4, 4, 1);
+                learnt.classes.push(Class::new(DrafterId::model(0), GREEDY, u64::MAX), Round::new(4, 4, 1));
             });
             (0..500).for_each(|_| learnt.note_plain(0.04, 1, NOW));
             (0..50).for_each(|_| learnt.costs.verified(WAY, 4, 0.08, NOW));

@@ -1,7 +1,7 @@
 //! Shadow passes of the model drafter: its own choices, requested during plain decoding.
 
 use super::{EVIDENCE, SpeculationController, score};
-use crate::control::{Measurements, Quote, RoundCosts};
+use crate::control::{Measurements, Quote, Round, RoundCosts};
 use crate::draft::{Features, Tree};
 use crate::session::shadow::ShadowSchedule;
 use crate::units::{Tick, TokenId};
@@ -111,7 +111,7 @@ impl SpeculationController {
                 let draft = Tree::chain(&[choice], self.model, Features::default());
                 score(&self.control, &mut self.tuning, self.bucket, &draft, None, depth, token);
             }
-            self.note(gamma, gamma, run + 1);
+            self.count(Round::new(gamma, gamma, run + 1));
             rest = behind;
         }
         let (promising, earned) = self.control.with(|learnt| {
