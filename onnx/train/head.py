@@ -7,13 +7,16 @@ cache, no prefill, and nothing is lost where a prefix comes out of the target's 
 the step are shared by all steps; its output matrix covers only tokens that are frequent in what the
 model writes.
 
+With `--kind medusa` each further token has a network of its own instead, of the model's state alone
+(Medusa, arXiv 2401.10774): it does not know the tokens that are drafted before.
+
 It learns the model's whole distribution at each position (cross entropy with it as label), several
 steps deep, on text that the model writes itself: chats whose questions it also writes, because no
 set of questions is needed then and none of a benchmark can be among them, and continuations of the
 Python standard library's source.
 
     head.py write MODEL_DIR OUT.npz --tokens N       text of the model's own
-    head.py train MODEL_DIR OUT.npz HEAD_DIR --minutes M [--resume]
+    head.py train MODEL_DIR OUT.npz HEAD_DIR --minutes M [--kind step|medusa] [--resume]
     head.py export MODEL_DIR HEAD_DIR                MODEL_DIR/heads, and the model's graph with taps
 
 MODEL_DIR is an export with `model.onnx` and `tokenizer.json`. CUDA is used where torch finds it.
@@ -297,7 +300,7 @@ def write(args, device):
         heats += drawn
         for row, prompt in zip(rows, batch):
             stop = ended(row, len(prompt), ends)
-            texts.append(row.astype(np.uint16))
+            texts.append(row.astype(np.uint32))
             starts.append(len(prompt))
             stops.append(stop)
             total += stop - len(prompt)
@@ -308,19 +311,21 @@ def write(args, device):
 
 # --------------------------------------------------------------------------------------------- head
 
-def make_head(hidden, taps, inner, words, device):
-    """The head's parameters, by name; `step.*` are shared by all steps."""
+def make_head(kind, hidden, taps, inner, words, device):
+    """The head's parameters, by name; `step.*` are shared by all steps, `medusa.K` are of step K alone."""
     import torch
 
     def matrix(out, width):
         return torch.randn(out, width, device=device) * width ** -0.5
 
-    return {
-        "taps.norm": torch.ones(taps, hidden, device=device), "taps.weight": matrix(hidden, taps * hidden),
+    steps = {f"medusa.{step}": matrix(hidden, hidden) * 0.1 for step in range(STEPS)} if kind == "medusa" else {
         "step.token_norm": torch.ones(hidden, device=device), "step.state_norm": torch.ones(hidden, device=device),
         "step.gate": matrix(inner, 2 * hidden), "step.up": matrix(inner, 2 * hidden),
-        "step.down": matrix(hidden, inner) * 0.1, "out.norm": torch.ones(hidden, device=device),
-        "out.weight": words.float().clone(),
+        "step.down": matrix(hidden, inner) * 0.1,
+    }
+    return {
+        "taps.norm": torch.ones(taps, hidden, device=device), "taps.weight": matrix(hidden, taps * hidden),
+        "out.norm": torch.ones(hidden, device=device), "out.weight": words.float().clone(), **steps,
     }
 
 
@@ -331,6 +336,19 @@ def opened(head, taps, eps):
     count, hidden = head["taps.norm"].shape
     x = torch.nn.functional.rms_norm(taps.unflatten(-1, (count, hidden)), (hidden,), None, eps) * head["taps.norm"]
     return x.flatten(-2) @ head["taps.weight"].T
+
+
+def states(head, taps, tokens, eps):
+    """The states of all steps, the tokens before each given by their embeddings [n, STEPS, hidden]."""
+    import torch
+
+    state = begun = opened(head, taps, eps)
+    for step in range(STEPS):
+        if "medusa.0" in head:
+            state = begun + torch.nn.functional.silu(begun @ head[f"medusa.{step}"].T)
+        else:
+            state = stepped(head, state, tokens[:, step], eps)
+        yield state
 
 
 def stepped(head, state, token, eps):
@@ -396,11 +414,8 @@ def losses(head, target, batch, soft):
     import torch
 
     with torch.autocast(target.device, torch.bfloat16):
-        state, out = opened(head, batch.taps, target.eps), []
-        for k in range(STEPS):
-            state = stepped(head, state, target.embedding[batch.tokens[:, k]], target.eps)
-            out.append(soft(scored(head, state, target.eps), batch.labels[k]))
-    return out
+        found = states(head, batch.taps, target.embedding[batch.tokens[:, :STEPS]], target.eps)
+        return [soft(scored(head, state, target.eps), label) for state, label in zip(found, batch.labels)]
 
 
 def acceptance(head, target, batches, frequent):
@@ -411,9 +426,8 @@ def acceptance(head, target, batches, frequent):
     total = 0
     with torch.no_grad(), torch.autocast(target.device, torch.bfloat16):
         for batch in batches:
-            state, so_far = opened(head, batch.taps, target.eps), 1.0
-            for k in range(STEPS):
-                state = stepped(head, state, target.embedding[batch.tokens[:, k]], target.eps)
+            so_far = 1.0
+            for k, state in enumerate(states(head, batch.taps, target.embedding[batch.tokens[:, :STEPS]], target.eps)):
                 chosen = frequent[scored(head, state, target.eps).argmax(-1)]
                 so_far = so_far * (chosen == batch.tokens[:, k + 1]).float()
                 right[k] += so_far.sum()
@@ -438,12 +452,13 @@ def train(args, device):
     written = np.concatenate([row[start:stop] for row, start, stop in zip(*(data[k][order] for k in ("ids", "starts", "stops")))])
     counts = np.bincount(written, minlength=target.config["vocab_size"])
     frequent = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:FREQUENT])).to(device)
-    covered = counts[frequent.cpu().numpy()].sum() / counts.sum()
-    head = make_head(target.config["hidden_size"], len(taps), args.inner, target.output[frequent] *
+    head = make_head(args.kind, target.config["hidden_size"], len(taps), args.inner, target.output[frequent] *
                      target.w["model.norm.weight"], device)
     if args.start:
         begun = {name: torch.from_numpy(array).to(device) for name, array in restored(np.load(args.start)).items()}
-        frequent, head = begun.pop("frequent"), begun
+        frequent = begun.pop("frequent")
+        head |= {name: array for name, array in begun.items() if name in head}
+    covered = counts[frequent.cpu().numpy()].sum() / counts.sum()
     matrices = [n for n, p in head.items() if p.ndim == 2 and n not in ("out.weight", "taps.norm")]
     for p in head.values():
         p.requires_grad_(True)
@@ -468,7 +483,9 @@ def train(args, device):
     out = pathlib.Path(args.head)
     out.mkdir(parents=True, exist_ok=True)
     if args.resume and (out / "last.pt").exists():
-        state = torch.load(out / "last.pt", map_location=device, weights_only=False)
+        state = torch.load(out / "last.pt", map_location=device, weights_only=True)
+        if state["kind"] != args.kind or not torch.equal(state["frequent"], frequent):
+            sys.exit(f"{out / 'last.pt'} is of another kind of head, or of other texts: train to another folder")
         for name, p in head.items():
             p.data.copy_(state["head"][name])
         muon.momenta = state["muon"]
@@ -501,11 +518,12 @@ def train(args, device):
             print(step, f"{progress:.2f}", [round(float(p.detach()), 3) for p in parts], curve[-1], flush=True)
         if time.time() - saved > 240:
             saved = time.time()
-            torch.save({"head": head, "muon": muon.momenta, "adam": adam.state_dict(), "spent": saved - start, "step": step,
-                        "seen": seen, "at": at}, out / "last.pt")
+            torch.save({"kind": args.kind, "frequent": frequent, "head": head, "muon": muon.momenta, "adam": adam.state_dict(),
+                        "spent": saved - start, "step": step, "seen": seen, "at": at}, out / "last.pt.new")
+            (out / "last.pt.new").rename(out / "last.pt")
     report = checked()
-    card = {"taps": taps, "steps": STEPS, "inner": args.inner, "covered": round(float(covered), 4), "written": len(written),
-            "seen": seen, "held_out": report, "curve": curve, "minutes": args.minutes, "device": device}
+    card = {"kind": args.kind, "taps": taps, "steps": STEPS, "inner": len(head["step.gate"]) if args.kind == "step" else None,
+            "covered": round(float(covered), 4), "written": len(written), "seen": seen, "held_out": report, "curve": curve, "minutes": args.minutes, "device": device}
     kept(out / "head.npz", {name: p.detach().float().cpu().numpy() for name, p in head.items()}, frequent.cpu().numpy())
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     print("final", step, seen, report, flush=True)
@@ -575,20 +593,31 @@ def build(head, embedding, config):
     def norm(x, scale):
         return g.op("RMSNormalization", x, scale, axis=-1, epsilon=eps)
 
-    weights = {name: stored(name) for name in ("step.token_norm", "step.state_norm", "out.norm")}
-    table = g.constant("embedding", embedding.astype(np.float16))
+    weights = {name: stored(name) for name in ("step.token_norm", "step.state_norm", "out.norm") if name in head}
+    table = None if "medusa.0" in head else g.constant("embedding", embedding.astype(np.float16))
     frequent = g.constant("frequent", head["frequent"].astype(np.int64))
-    inner = len(head["step.gate"])
     x = norm(g.op("Reshape", "taps", g.ints(0, count, hidden)), stored("ones", np.ones(hidden)))
     x = g.op("Reshape", g.op("Mul", x, stored("taps.norm")), g.ints(0, count * hidden))
-    state, token, tokens, shares = multiply(x, "taps.weight"), "token", [], []
-    for step in range(STEPS):
+
+    def silu(x):
+        return g.op("Mul", x, g.op("Sigmoid", x))
+
+    def after(state, token, step):
+        """The state of a step, from that of the one before and its token."""
         x = g.op("Cast", g.op("Gather", table, token, axis=0), to=TensorProto.FLOAT)
         x = g.op("Concat", norm(x, weights["step.token_norm"]), norm(state, weights["step.state_norm"]), axis=-1)
+        inner = len(head["step.gate"])
         gate, up = g.op("Split", multiply(x, "step.gate", "step.up"), g.ints(inner, inner), axis=-1,
                         outputs=[f"gate.{step}", f"up.{step}"])
-        x = g.op("Mul", g.op("Mul", gate, g.op("Sigmoid", gate)), up)
-        state = g.op("Add", state, multiply(x, "step.down"))
+        return g.op("Add", state, multiply(g.op("Mul", silu(gate), up), "step.down"))
+
+    begun = state = multiply(x, "taps.weight")
+    token, tokens, shares = "token", [], []
+    for step in range(STEPS):
+        if "medusa.0" in head:
+            state = g.op("Add", begun, silu(multiply(begun, f"medusa.{step}")))
+        else:
+            state = after(state, token, step)
         logits = multiply(norm(state, weights["out.norm"]), "out.weight")
         noise = g.op("Squeeze", g.op("Gather", "noise", g.ints(step), axis=1), g.ints(1))
         logits = g.op("Add", logits, noise)
@@ -637,11 +666,12 @@ def main():
     writer.add_argument("--part", type=int, default=0, help="another seed")
     trainer.add_argument("head")
     trainer.add_argument("--minutes", type=float, required=True)
+    trainer.add_argument("--kind", choices=("step", "medusa"), default="step")
     trainer.add_argument("--inner", type=int, default=1536)
     trainer.add_argument("--batch", type=int, default=0, help="texts")
     trainer.add_argument("--checked", type=int, default=96, help="held-out texts of each temperature")
     trainer.add_argument("--every", type=float, default=60, help="seconds between evaluations")
-    trainer.add_argument("--start", type=pathlib.Path, help="head.npz to begin with")
+    trainer.add_argument("--start", type=pathlib.Path, help="head.npz to begin with, which may be of the other kind")
     trainer.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     if args.command == "export":

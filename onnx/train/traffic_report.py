@@ -23,7 +23,6 @@ def card(training, settings, facts):
     cell = str.maketrans({"|": "\\|", "\n": " ", "\r": " "})
     rows = "\n".join(f"| {name.translate(cell)} | {shown(before)} | {shown(after)} |"
                      for name, before, after in table_rows(training))
-    start = f"the weights of `{training.base.folder.name}`" if training.base else "random weights"
     return f"""# A drafter trained on recorded traffic
 
 Written by `foretell train` on {facts["date"]}.
@@ -33,7 +32,7 @@ folder like the recordings.**
 
 * Trained on {facts["trained"]:,} requests of {facts["requests"]:,} recorded ones ({facts["tokens"]:,} tokens, prompts and
   outputs); {facts["held"]:,} were held out. Groups: {", ".join(name.translate(cell) for name in facts["groups"])}.
-* {facts["seconds"]:,.0f} seconds of training, {training.step:,} steps, from {start}; the weights are those at
+* {facts["seconds"]:,.0f} seconds of training, {training.step:,} steps, from {training.began_with}; the weights are those at
   {training.best["share"]:.0%} of the time, the best on the held-out requests.
 * Size: {facts["parameters"]:,} parameters ({settings["num_hidden_layers"]} layers, hidden {settings["hidden_size"]}),
   {facts["megabytes"]} MB, float16 values; rows for {len(training.kept):,} of {settings["vocab_size"]:,} tokens, and one

@@ -320,7 +320,7 @@ impl SessionRunner {
         if ruling.policy.corpus.share {
             remembering = remembering.sharing(&identity.epoch.model);
         }
-        if let Some(recorder) = self.recorder(ruling, exchange) {
+        if let Some(recorder) = self.recorder(permission, ruling, exchange) {
             let tenant = tenant.map(ToOwned::to_owned);
             let (model, vocabulary) = (key.model.clone(), key.vocabulary.clone());
             let policy = ruling.policy.name.clone();
@@ -338,9 +338,10 @@ impl SessionRunner {
 
     /// The recorder, if process, policy and client let this request be recorded and it is one of
     /// the recorded share. The tokens of other requests than those of sessions are not known, or
-    /// only by their text.
-    fn recorder(&self, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
-        let is_session = matches!(ruling.rules.permission, Permission::Speculate);
+    /// only by their text; `permission` is that of the ruling, narrowed.
+    fn recorder(&self, permission: Permission, ruling: &Ruling, exchange: &Exchange) -> Option<&Recorder> {
+        let may_speculate = matches!(ruling.rules.permission, Permission::Speculate);
+        let is_session = may_speculate && permission.never().is_none();
         let allowed = ruling.policy.corpus.record && exchange.client.memory && is_session;
         self.setup.recorder.as_ref().filter(|recorder| allowed && recorder.draws())
     }

@@ -261,6 +261,10 @@ class ForeignFiles(unittest.TestCase):
         self.assertEqual(data[8 + size:], struct.pack("<2H", 0x3FC0, 0xC040))
 
 
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
 class Heads(unittest.TestCase):
     """tests/exports/head: a model with a head, both of random weights."""
 
@@ -298,18 +302,39 @@ class Heads(unittest.TestCase):
             with self.subTest(drawn=bool(noise.any())):
                 self.check(session, (weights, config), parts, taps, token, noise)
 
+    def test_medusa_heads_draft_what_their_formula_says(self):
+        weights, config = bundle.load(self.FOLDER)
+        rng, hidden = np.random.default_rng(6), config["hidden_size"]
+        made = dict(np.load(self.FOLDER / "parts/head.npz"))
+        drawn = {name: array for name, array in head.restored(np.load(self.FOLDER / "parts/head.npz")).items()
+                 if not name.startswith("step.") and name != "frequent"}
+        drawn |= {f"medusa.{k}": rng.standard_normal((hidden, hidden)).astype(np.float32) * hidden ** -0.5 for k in range(head.STEPS)}
+        with tempfile.TemporaryDirectory() as folder:
+            head.kept(pathlib.Path(folder) / "head.npz", drawn, made["frequent"])
+            file = np.load(pathlib.Path(folder) / "head.npz")
+            graph = head.build(file, weights["model.embed_tokens.weight"], config)
+            parts = head.restored(file)
+        session = ort.InferenceSession(graph.SerializeToString())
+        taps = rng.standard_normal((7, 2 * hidden)).astype(np.float32)
+        noise = 0.8 * rng.gumbel(size=(7, head.STEPS, len(parts["frequent"]))).astype(np.float32)
+        self.check(session, (weights, config), parts, taps, rng.integers(0, config["vocab_size"], 7), noise)
+
     def check(self, session, model, parts, taps, token, noise):
         weights, config = model
         tokens, shares = session.run(None, {"taps": taps, "token": token, "noise": noise})
         self.assertEqual(tokens.shape, (7, head.STEPS, head.WIDTH))
         embedding, eps = weights["model.embed_tokens.weight"].astype(np.float64), config["rms_norm_eps"]
         states = reference.norm(taps.reshape(7, 2, -1).astype(np.float64), 1.0, eps) * parts["taps.norm"]
-        state = states.reshape(7, -1) @ parts["taps.weight"].T
-        for step in range(head.STEPS):
+        begun = state = states.reshape(7, -1) @ parts["taps.weight"].T
+
+        def after(state, token):
             read = np.concatenate([reference.norm(embedding[token], parts["step.token_norm"], eps),
                                    reference.norm(state, parts["step.state_norm"], eps)], -1)
-            gate, up = read @ parts["step.gate"].T, read @ parts["step.up"].T
-            state = state + (gate / (1 + np.exp(-gate)) * up) @ parts["step.down"].T
+            return state + (silu(read @ parts["step.gate"].T) * (read @ parts["step.up"].T)) @ parts["step.down"].T
+
+        for step in range(head.STEPS):
+            medusa = parts.get(f"medusa.{step}")
+            state = after(state, token) if medusa is None else begun + silu(begun @ medusa.T)
             logits = reference.norm(state, parts["out.norm"], eps) @ parts["out.weight"].T + noise[:, step]
             share = np.exp(logits - logits.max(-1, keepdims=True))
             share /= share.sum(-1, keepdims=True)

@@ -212,6 +212,28 @@ class Report(unittest.TestCase):
         self.assertIn("prefers-color-scheme: dark", page)
 
 
+class Layers(unittest.TestCase):
+    def test_a_token_begins_as_the_same_token_or_as_its_pieces(self):
+        from tokenizers import Tokenizer
+
+        theirs, own = (Tokenizer.from_file(str(MODELS / name / "tokenizer.json")) for name in ("draft-same", "draft-other"))
+        layers = traffic.Layers(MODELS / "draft-same")
+        kept = data.Kept(np.arange(200, 6000, 7), 6144)
+        weights = layers.start(kept, MODELS / "draft-other")
+        table = weights["model.embed_tokens.weight"]
+        self.assertEqual(table.shape, (len(kept) + 1, layers.size["hidden_size"]))
+        same = {row: theirs.token_to_id(own.id_to_token(token)) for row, token in enumerate(kept.ids.tolist())}
+        shared = {row: token for row, token in same.items() if token is not None}
+        self.assertTrue(100 < len(shared) < len(kept))
+        for row, token in shared.items():
+            np.testing.assert_array_equal(table[row], layers.table[token])
+        row = next(row for row, token in same.items() if token is None)
+        pieces = theirs.encode(own.decode([int(kept.ids[row])])).ids
+        self.assertGreater(len(pieces), 1)
+        np.testing.assert_allclose(table[row], layers.table[pieces].mean(0))
+        self.assertEqual(layers.size, traffic.sizes(256, 2))
+
+
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed (onnx/train/requirements.txt)")
 class Training(unittest.TestCase):
     """Whole runs of a few seconds."""
@@ -253,6 +275,8 @@ class Training(unittest.TestCase):
         done = self.events("--base", str(MODELS / "draft-same"), budget=3)[-1]
         self.assertGreaterEqual(done["mean"]["before"], 1)
         self.assertLessEqual({"even", "odd"}, {name for name, one in done["groups"].items() if one["before"] >= 1})
+        done = self.events("--layers-of", str(MODELS / "draft-same"), tokenizer=MODELS / "draft-other", budget=3)[-1]
+        self.assertEqual((done["event"], done["mean"]["before"]), ("done", None))
         error, = self.events("--base", str(MODELS / "draft-other"), code=1)
         self.assertIn("another tokenizer", error["message"])
 

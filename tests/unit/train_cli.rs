@@ -4,13 +4,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
 use foretell::config::process;
 use foretell::learning::recording::{Record, Recorder, segment};
 use foretell::observe::Observer;
 use foretell_engines::text::tokenizer::Tokenizer;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/target");
@@ -90,10 +91,19 @@ impl Folder {
         path
     }
 
-    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
         command.current_dir(self.0.path()).env("FORETELL_CACHE", self.path("cache")).args(arguments);
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
+        self.told(self.command(arguments).output().unwrap())
+    }
+
+    /// Exit status and what was printed, without the path of this folder.
+    fn told(&self, output: Output) -> (Option<i32>, String) {
+        let Output { status, stdout, stderr } = output;
         let told = String::from_utf8([stdout, stderr].concat()).unwrap();
         (status.code(), told.replace(&self.0.path().display().to_string(), ""))
     }
@@ -144,7 +154,7 @@ fn a_recording_is_counted_printed_and_purged() {
             .1
             .starts_with("2 requests removed")
     );
-    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no requests\n");
+    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no recorded requests in recorded\n");
     let (code, told) = folder.run(&["corpus", "stats", "nowhere"]);
     assert_eq!(code, Some(1));
     assert!(told.starts_with("foretell corpus: nowhere: No such file"), "{told}");
@@ -165,8 +175,8 @@ fn a_damaged_recording_is_refused_by_file_and_offset() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         assert!(told.contains(&format!("recorded/{name}: damaged at byte 25: its checksum")), "{told}");
     }
-    assert_eq!(folder.run(&["corpus", "purge", "recorded", "--all"]).1, "everything is removed\n");
-    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no requests\n");
+    assert_eq!(folder.run(&["corpus", "purge", "recorded", "--all"]).1, "everything is removed: 1 files\n");
+    assert_eq!(folder.run(&["corpus", "stats", "recorded"]).1, "no recorded requests in recorded\n");
 }
 
 #[test]
@@ -269,6 +279,42 @@ fn a_purge_names_the_checkpoint_of_a_training_that_did_not_end() {
     assert_eq!(folder.train(TRAINER, &["--tenant", "c"]).0, Some(0));
     assert_eq!(purged("a"), "0 requests removed, 2 left\n", "it is gone with the end of a training");
     assert!(purged("c").ends_with("still in use if a policy names it: /ours\n"));
+}
+
+#[test]
+fn a_purge_waits_until_the_list_names_a_training_that_reads() {
+    let folder = Folder::new(&[Some("a")]);
+    let list = fs::File::create(folder.path("recorded/drafters.lock")).unwrap();
+    list.lock().unwrap();
+    let purge = folder.command(&["corpus", "purge", "recorded", "--all"]).stdout(Stdio::piped()).spawn();
+    let purge = purge.unwrap();
+    let waits = format!(" {} ", purge.id());
+    let waiting = |line: &str| line.contains("-> FLOCK") && line.contains(&waits);
+    while !fs::read_to_string("/proc/locks").unwrap().lines().any(waiting) {
+        std::thread::yield_now();
+    }
+    assert_eq!(folder.records(), 2);
+    list.unlock().unwrap();
+    let told = folder.told(purge.wait_with_output().unwrap());
+    assert_eq!((told, folder.records()), ((Some(0), "everything is removed: 1 files\n".to_owned()), 0));
+}
+
+#[test]
+fn a_training_passes_the_signal_that_ends_it_on_to_its_trainer() {
+    let folder = Folder::new(&[None]);
+    let patient = "#!/bin/sh\ntrap 'echo \"{\\\"event\\\":\\\"error\\\",\\\"message\\\":\\\"saved\\\"}\"; exit 1' TERM\n\
+                   cat >/dev/null; touch begun; while :; do sleep 0.05; done\n";
+    let python = folder.trainer(patient).display().to_string();
+    let arguments =
+        ["train", "--corpus", "recorded", "--target", TARGET, "--out", "ours", "--python", python.as_str()];
+    let (out, err) = (Stdio::piped(), Stdio::piped());
+    let training = folder.command(&arguments).stdout(out).stderr(err).spawn().unwrap();
+    while !folder.path("begun").exists() {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&training), Signal::TERM).unwrap();
+    let (code, told) = folder.told(training.wait_with_output().unwrap());
+    assert!(code == Some(1) && told.contains("saved"), "{code:?}: {told}");
 }
 
 #[test]

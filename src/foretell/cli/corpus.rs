@@ -1,8 +1,9 @@
 //! `foretell corpus`: what was recorded for training, as counts or as tokens, and its removal.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::learning::recording::{Purge, Purged, Record, purge, purge_all};
 
 /// File in a recording that names the drafters trained on it.
 const DRAFTERS: &str = "drafters.json";
+/// File whose lock belongs to who reads or changes that list.
+const LOCK: &str = "drafters.lock";
 
 /// Show, print or purge what `corpus.record` has recorded.
 #[derive(clap::Args, Clone, Debug)]
@@ -152,51 +155,76 @@ impl Recording {
         Ok(())
     }
 
-    /// The drafters that were trained on it.
+    /// The list of drafters that were trained on it, once no other process has it.
+    ///
+    /// # Errors
+    /// Its lock cannot be taken.
+    pub fn drafters(&self) -> Result<Drafters, RecordingError> {
+        let path = self.dir.join(LOCK);
+        let open = || File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let locked = open().and_then(|lock| lock.lock().map(|()| lock));
+        let lock = locked.map_err(|error| RecordingError::File(self.dir.display().to_string(), error))?;
+        Ok(Drafters { path: self.dir.join(DRAFTERS), _lock: lock })
+    }
+}
+
+/// The list of drafters that were trained on a recording; no other process changes it, or purges
+/// the recording, before this is dropped.
+pub struct Drafters {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Drafters {
+    /// All of them.
     ///
     /// # Errors
     /// The list cannot be read.
-    pub fn drafters(&self) -> Result<Vec<Trained>, RecordingError> {
-        let path = self.dir.join(DRAFTERS);
-        let failed = |error| RecordingError::File(path.display().to_string(), error);
-        match fs::read(&path) {
+    pub fn all(&self) -> Result<Vec<Trained>, RecordingError> {
+        let failed = |error| RecordingError::File(self.path.display().to_string(), error);
+        match fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| failed(error.into())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             Err(error) => Err(failed(error)),
         }
     }
 
-    /// Adds a drafter to that list, in the place of the one that its folder had. A checkpoint may
-    /// still be that of an earlier training, so it keeps that one's tenants as well.
+    /// Adds what a folder will hold to what it holds: until it is replaced it may be either.
     ///
     /// # Errors
     /// The list cannot be read or written.
-    pub fn note(&self, mut trained: Trained) -> Result<(), RecordingError> {
-        let mut all = self.drafters()?;
-        let earlier = all.iter().find(|known| known.drafter == trained.drafter && trained.unfinished);
-        let mut tenants: BTreeSet<_> = earlier.into_iter().flat_map(|known| known.tenants.clone()).collect();
-        tenants.append(&mut trained.tenants.into_iter().collect());
-        trained.tenants = tenants.into_iter().collect();
-        all.retain(|known| known.drafter != trained.drafter);
-        all.push(trained);
-        write(&self.dir.join(DRAFTERS), &all)
+    pub fn add(&self, mut trained: Trained) -> Result<(), RecordingError> {
+        let earlier = self.all()?.into_iter().find(|known| known.drafter == trained.drafter);
+        trained.tenants.extend(earlier.into_iter().flat_map(|known| known.tenants));
+        trained.tenants.sort();
+        trained.tenants.dedup();
+        self.put(trained)
     }
 
-    /// Takes a folder that is gone off that list.
+    /// Notes a drafter in the place of the one that its folder had.
+    ///
+    /// # Errors
+    /// The list cannot be read or written.
+    pub fn put(&self, trained: Trained) -> Result<(), RecordingError> {
+        self.forget_and(&trained.drafter.clone(), Some(trained))
+    }
+
+    /// Takes a folder that is gone off the list.
     ///
     /// # Errors
     /// The list cannot be read or written.
     pub fn forget(&self, folder: &Path) -> Result<(), RecordingError> {
-        let mut all = self.drafters()?;
-        all.retain(|known| known.drafter != folder);
-        write(&self.dir.join(DRAFTERS), &all)
+        self.forget_and(folder, None)
     }
-}
 
-fn write(path: &Path, all: &[Trained]) -> Result<(), RecordingError> {
-    let failed = |error| RecordingError::File(path.display().to_string(), error);
-    let bytes = serde_json::to_vec_pretty(all).map_err(|error| failed(error.into()))?;
-    crate::learning::snapshot::replace(path, &bytes).map_err(failed)
+    fn forget_and(&self, folder: &Path, now: Option<Trained>) -> Result<(), RecordingError> {
+        let mut all = self.all()?;
+        all.retain(|known| known.drafter != folder);
+        all.extend(now);
+        let failed = |error| RecordingError::File(self.path.display().to_string(), error);
+        let bytes = serde_json::to_vec_pretty(&all).map_err(|error| failed(error.into()))?;
+        crate::learning::snapshot::replace(&self.path, &bytes).map_err(failed)
+    }
 }
 
 /// Sums of the requests of one kind.
@@ -231,7 +259,11 @@ fn stats(recording: &Recording, out: &mut dyn Write) -> Result<(), RecordingErro
                  {prompt} tokens of prompts, {output} of outputs"
             )?;
         }
-        if sums.is_empty() { writeln!(out, "no requests") } else { Ok(()) }
+        if sums.is_empty() {
+            writeln!(out, "no recorded requests in {}", recording.dir.display())
+        } else {
+            Ok(())
+        }
     };
     print().map_err(unwritten)
 }
@@ -248,6 +280,7 @@ fn export(recording: &Recording, out: &mut dyn Write) -> Result<(), RecordingErr
 fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
     let PurgeArgs { recording, tenant, older_than, .. } = args;
     let unread = |error| RecordingError::File(recording.dir.display().to_string(), error);
+    let drafters = recording.drafters()?;
     let which = match (tenant, older_than) {
         (Some(tenant), _) => Some(Purged::Tenant(tenant.clone())),
         (_, Some(age)) => Some(Purged::Before(unix_now().as_secs().saturating_sub(age.as_secs()))),
@@ -258,8 +291,9 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
         (format!("{} requests removed, {} left", purge.gone, purge.left), purge)
     } else {
         // Without its key a recording can still be removed as a whole.
+        let segments = segment::list(&recording.dir).map_err(unread)?.len();
         purge_all(&recording.dir).map_err(unread)?;
-        ("everything is removed".to_owned(), Purge::default())
+        (format!("everything is removed: {segments} files"), Purge::default())
     };
     let concerned = |trained: &Trained| match &which {
         None => true,
@@ -267,8 +301,8 @@ fn purged(args: &PurgeArgs, out: &mut dyn Write) -> Result<(), RecordingError> {
         Some(Purged::Before(_)) => purge.gone > 0,
     };
     let mut lines = vec![line];
-    let drafters = recording.drafters()?.into_iter().filter(concerned);
-    lines.extend(drafters.map(|trained| {
+    let named = drafters.all()?.into_iter().filter(concerned);
+    lines.extend(named.map(|trained| {
         let folder = trained.drafter.display();
         if trained.unfinished {
             format!("the checkpoint of a training on such requests that did not end: {folder}")

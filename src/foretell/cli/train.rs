@@ -9,7 +9,7 @@ mod environment;
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,12 +17,16 @@ use std::thread;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::corpus::{Recording, RecordingError, Trained};
+use super::demo::places::bundled;
 use super::{Exit, progress};
 use crate::clock::unix_now;
+use crate::config::flags::Environment;
 use crate::config::trained;
 use crate::config::values;
 use crate::learning::recording::Record;
@@ -77,11 +81,17 @@ enum TrainError {
     Recording(#[from] RecordingError),
     #[error("--target: {0}")]
     Target(#[from] TextError),
-    #[error("no recorded request has the vocabulary of {target} ({vocabulary}){others}")]
+    #[error("no recorded request has the vocabulary of {target} ({vocabulary}); there are {others}")]
     Nothing { target: String, vocabulary: String, others: String },
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    #[error("the trainer cannot be run: {0}")]
+    #[error("no recorded requests in {0}")]
+    Empty(PathBuf),
+    #[error("none of the {0} recorded requests of this vocabulary is chosen by --tenant and --policy")]
+    NoneChosen(usize),
+    #[error("{0} cannot be run: {1}; --python names a Python with PyTorch, onnx and onnxruntime")]
+    Python(PathBuf, io::Error),
+    #[error("the trainer: {0}")]
     Trainer(io::Error),
     #[error("{0}")]
     Told(String),
@@ -141,6 +151,8 @@ struct Texts {
     tenants: BTreeSet<Option<String>>,
     /// Requests of other vocabularies.
     others: BTreeMap<String, usize>,
+    /// Requests of this vocabulary that were not asked for.
+    left_out: usize,
 }
 
 /// The drafter that training begins with.
@@ -152,12 +164,15 @@ struct Base {
 
 impl Texts {
     /// The error if there are none.
-    fn nothing(&self, target: &Path, vocabulary: String) -> TrainError {
+    fn nothing(&self, args: &TrainArgs, target: &Path, vocabulary: String) -> TrainError {
+        match (self.left_out, self.others.is_empty()) {
+            (0, true) => return TrainError::Empty(args.corpus.clone()),
+            (0, false) => {}
+            (left_out, _) => return TrainError::NoneChosen(left_out),
+        }
         let others: Vec<String> =
             self.others.iter().map(|(vocabulary, count)| format!("{count} of {vocabulary}")).collect();
-        let others =
-            if others.is_empty() { String::new() } else { format!("; there are {}", others.join(", ")) };
-        TrainError::Nothing { target: target.display().to_string(), vocabulary, others }
+        TrainError::Nothing { target: target.display().to_string(), vocabulary, others: others.join(", ") }
     }
 }
 
@@ -184,11 +199,12 @@ fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
     let place = Place::new(&args.out).map_err(failed)?;
     let base = base(args, &place)?;
     let recording = Recording { dir: args.corpus.clone(), key_file: args.key_file.clone() };
+    // A purge waits until the list names this training of what it removes.
+    let drafters = recording.drafters()?;
     let texts = read(args, &recording, &vocabulary, place.until)?;
     if texts.requests.is_empty() {
-        return Err(texts.nothing(&target, vocabulary));
+        return Err(texts.nothing(args, &target, vocabulary));
     }
-    let environment = environment::prepare(args.python.as_deref())?;
     let Texts { requests, mut tenants, .. } = texts;
     // The weights that it begins with may repeat what those were trained on.
     tenants.extend(base.iter().flat_map(|base| base.tenants.iter().cloned()));
@@ -197,15 +213,20 @@ fn train(args: &TrainArgs, out: &mut dyn Write) -> Result<(), TrainError> {
         let (drafter, at) = (drafter.to_owned(), unix_now().as_secs());
         Trained { drafter, at, tenants: tenants.clone(), unfinished }
     };
-    // However the training ends, a purge knows what its checkpoint holds.
-    recording.note(made(&place.work, true))?;
+    // However the training ends, a purge knows what its checkpoint holds, which may still be that
+    // of an earlier one.
+    drafters.add(made(&place.work, true))?;
+    drop(drafters);
+    let environment = environment::prepare(args.python.as_deref())?;
     let trainer = Trainer::start(args, &target, &place, base.as_ref(), &environment)?;
     let requests = trainer.train(requests, out)?;
     let done = made(&place.out, false);
     let at = done.at;
-    recording.note(done)?;
-    place.put(&trained::Origin { at, vocabulary, tenants, requests }).map_err(failed)?;
-    Ok(recording.forget(&place.work)?)
+    let drafters = recording.drafters()?;
+    drafters.add(done.clone())?;
+    place.put(&trained::Origin { at, vocabulary, tenants: tenants.clone(), requests }).map_err(failed)?;
+    drafters.put(done)?;
+    Ok(drafters.forget(&place.work)?)
 }
 
 /// The drafter to start from and the tenants of its texts. One that is to be replaced may be
@@ -245,10 +266,28 @@ fn read(
         } else if of_tenant && of_policy && at < until {
             texts.requests.push((prompt, output, policy));
             texts.tenants.insert(tenant);
+        } else {
+            texts.left_out += 1;
         }
         Ok(())
     })?;
     Ok(texts)
+}
+
+/// Passes SIGTERM on to the trainer, which then saves a checkpoint and ends. In a container this is
+/// the first process, which the kernel does not end by signals that it does not handle.
+fn pass_on_termination(trainer: Pid) {
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(async {
+            let Ok(mut terminations) = signal(SignalKind::terminate()) else { return };
+            while terminations.recv().await.is_some() {
+                // It may have ended meanwhile.
+                let _ended = kill_process(trainer, Signal::TERM);
+            }
+        });
+    });
 }
 
 /// The running trainer.
@@ -269,11 +308,19 @@ impl Trainer {
         command.arg(&environment.script).arg("--tokenizer").arg(target);
         command.arg("--out").arg(place.drafter()).arg("--work").arg(&place.work);
         command.arg("--budget").arg(args.budget.as_secs_f64().to_string()).arg("--device").arg(&args.device);
-        command.args(base.into_iter().flat_map(|base| [OsStr::new("--base"), base.path.as_os_str()]));
+        match base {
+            Some(base) => command.arg("--base").arg(&base.path),
+            // The layers of a drafter that was trained on other text are a better start than none.
+            None => command.args(bundled(&Environment).into_iter().flat_map(|models| {
+                [OsString::from("--layers-of"), models.join("draft-same").into_os_string()]
+            })),
+        };
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let child = child.map_err(|error| TrainError::Python(environment.python.clone(), error))?;
+        pass_on_termination(Pid::from_child(&child));
         let bar = progress::bar("of the time").with_message("starting");
         bar.set_length(STEPS);
-        Ok(Self { child: child.map_err(TrainError::Trainer)?, bar })
+        Ok(Self { child, bar })
     }
 
     /// Hands the requests over and follows the training to its end; the number of requests that it

@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use foretell_engines::policy::{Drafter, Policy, PolicySet};
+
 /// File of a drafter's folder that names it.
 const NAME: &str = "trained.json";
 
@@ -34,6 +36,18 @@ impl Origin {
             _ => false,
         }
     }
+}
+
+/// True if no policy that drafts with the model `name` would repeat the text of a tenant, on which
+/// it was trained, to another; or if it accepts that.
+pub fn stay_apart(origin: Option<&Origin>, name: &str, policies: &PolicySet) -> bool {
+    let Some(origin) = origin else { return true };
+    let keeps = |policy: &Policy| {
+        let tenants = policy.matcher.tenants.as_deref();
+        let drafts = |drafter: &Drafter| matches!(drafter, Drafter::Model { model, shares: false, .. } if model == name);
+        !policy.drafters.iter().any(drafts) || origin.stays_with(tenants)
+    };
+    policies.policies().iter().all(|policy| keeps(policy))
 }
 
 /// Writes the origin into a drafter's folder.

@@ -298,6 +298,7 @@ impl CorpusHandle {
     pub fn restore(&self, file: &Path) {
         let shown = file.display().to_string();
         match self.load(file) {
+            Ok(0) => tracing::info!(file = shown, "no texts of earlier requests"),
             Ok(texts) => tracing::info!(file = shown, texts, "texts of earlier requests have been read"),
             Err(error) => tracing::warn!(file = shown, %error, "texts of earlier requests are lost"),
         }

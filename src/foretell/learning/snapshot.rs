@@ -131,6 +131,7 @@ impl Learnt {
     pub fn restore_logged(&self, file: &Path) {
         let shown = file.display().to_string();
         match self.restore(file) {
+            Ok(0) => tracing::info!(file = shown, "no costs and acceptance of earlier requests"),
             Ok(epochs) => tracing::info!(file = shown, epochs, "costs and acceptance have been restored"),
             Err(error) => tracing::warn!(file = shown, %error, "costs and acceptance cannot be restored"),
         }

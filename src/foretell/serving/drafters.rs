@@ -159,7 +159,14 @@ impl Drafters {
             }
             let fault = |detail: String| DrafterError { name: name.to_owned(), detail };
             let model = model.ok_or_else(|| fault("is not declared".to_owned()))?;
-            opened.insert(name.to_owned(), open(model).map_err(fault)?);
+            let drafter = open(model).map_err(fault)?;
+            if drafter.origin != origin(model)
+                || !trained::stay_apart(drafter.origin.as_ref(), name, policies)
+            {
+                let replaced = "was trained again since the policies were judged by the origin of its texts";
+                return Err(fault(replaced.to_owned()));
+            }
+            opened.insert(name.to_owned(), drafter);
         }
         // All at once: until now a refusal leaves the policies in force the weights they have.
         self.loaded.write().extend(opened);

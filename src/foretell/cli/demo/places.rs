@@ -104,6 +104,12 @@ impl DemoEndpoints {
     }
 }
 
+/// The folder of the bundled models; `None` if they are not installed.
+pub fn bundled(environment: &dyn Strings) -> Option<PathBuf> {
+    let (program, here) = (std::env::current_exe().ok(), std::env::current_dir().ok());
+    models(None, environment, program.as_deref(), here.as_deref()).ok()
+}
+
 /// The folder of the models: that of the flag, of the variable, beside the program, or of the
 /// repository.
 fn models(

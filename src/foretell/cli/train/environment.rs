@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::super::progress;
+use super::super::{complain, progress};
 
 /// The trainer and what it imports, by their places below the repository's `onnx` folder.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -67,8 +67,11 @@ fn environment(cache: &Path) -> Result<PathBuf, EnvironmentError> {
     let venv = cache.join("venv");
     let (python, done) = (venv.join("bin/python"), venv.join("done"));
     if !done.exists() {
-        let spinner =
-            progress::spinner("installing PyTorch for training, once (3 GB with its CUDA libraries)");
+        let into = venv.display();
+        complain(&format_args!(
+            "installing PyTorch for training, once (3 GB with its CUDA libraries), into {into}"
+        ));
+        let spinner = progress::spinner("installing");
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
         let requirements = cache.join("train/requirements.txt");
         run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "-r"]).arg(&requirements))?;

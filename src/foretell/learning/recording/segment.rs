@@ -150,9 +150,9 @@ pub fn read(path: &Path, cipher: Option<&Cipher>) -> Result<Contents, ReadError>
             break;
         };
         let payload = match cipher {
-            Some(cipher) => {
-                cipher.open(body, SEALED).ok_or_else(|| damaged("it does not decrypt with this key"))?
-            }
+            Some(cipher) => cipher
+                .open(body, SEALED)
+                .ok_or_else(|| damaged("it does not decrypt: another key, or damage"))?,
             None => checked(body).ok_or_else(|| damaged("its checksum is not that of its content"))?,
         };
         records.push(serde_json::from_slice(&payload).map_err(|_| damaged("no record"))?);
