@@ -138,7 +138,10 @@ impl Admin {
                 None => not_found(),
             },
             (&Method::POST, "/api/corpus/clear") => match &self.configured {
-                Some(configured) => corpus::cleared(configured.corpus(), parts.uri.query()).await,
+                Some(configured) => match read(body).await {
+                    Ok(body) => corpus::cleared(configured.corpus(), parts.uri.query(), &body).await,
+                    Err(refused) => refused,
+                },
                 None => not_found(),
             },
             (&Method::POST, "/api/mode") => self.mode(body).await,

@@ -11,14 +11,24 @@ const GRAPHS: [&str; 4] =
 
 /// A folder has no graph, or several and none is identifiable as the one to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "which ONNX graph? Expected {}, or a single file that ends in .onnx; found {}",
-    GRAPHS.join(", "),
+pub enum NoGraph {
+    /// There is no such folder.
+    #[error("no such folder")]
+    Folder,
+    /// There is no graph in it, or several.
+    #[error(
+        "which ONNX graph? Expected {}, or a single file that ends in .onnx; found {}",
+        GRAPHS.join(", "),
+        listed(.0)
+    )]
+    Graphs(
+        /// The graphs found, relative to the folder.
+        Vec<String>,
+    ),
+}
+
+fn listed(found: &[String]) -> String {
     if found.is_empty() { "none".to_owned() } else { found.join(", ") }
-)]
-pub struct NoGraph {
-    /// The graphs found, relative to the folder.
-    pub found: Vec<String>,
 }
 
 /// The graph of a folder: the one that `genai_config.json` names, else one of the usual names, else
@@ -27,6 +37,9 @@ pub struct NoGraph {
 /// # Errors
 /// There is none, or there are several and none has a usual name.
 pub fn graph(folder: &Path) -> Result<PathBuf, NoGraph> {
+    if !folder.is_dir() {
+        return Err(NoGraph::Folder);
+    }
     let named = named(&folder.join("genai_config.json"));
     let known = named.iter().map(String::as_str).chain(GRAPHS);
     if let Some(path) = known.map(|name| folder.join(name)).find(|path| path.is_file()) {
@@ -37,7 +50,7 @@ pub fn graph(folder: &Path) -> Result<PathBuf, NoGraph> {
         return Ok(only.clone());
     }
     let name = |path: &PathBuf| path.strip_prefix(folder).unwrap_or(path).display().to_string();
-    Err(NoGraph { found: there.iter().map(name).collect() })
+    Err(NoGraph::Graphs(there.iter().map(name).collect()))
 }
 
 /// The file that describes a foreign model: the file that the builder of onnxruntime-genai writes,

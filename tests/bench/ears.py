@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Gain and cost of relaxed accept rules, by temperature and load: bundled pair, real controller.
+"""Gain and cost of relaxed accept rules, by temperature and load: real controller.
 
     ears.py [--foretell BIN] [--pace COSTS] [--workload W] [--tokens N] [--temperatures LIST] [--loads LIST]
-            [--requests N] [--json F] [--svg F]
+            [--requests N] [--rules LIST] [--smollm2] [--json F] [--svg F]
 
 One paced target (`foretell target --pace`) with LANES lanes, one `foretell serve` in front of it
-with a policy for each rule, chosen by a header, and both drafters. The rules are compared with
-drafts of GAMMA tokens at every position; `auto` is EARS with lengths chosen by the controller,
+with a policy for each rule, chosen by a header, and both drafters; with --smollm2 that model at its
+own pace and its head (after `make real-models`). The rules are compared with drafts of GAMMA tokens
+(a head's: HEAD_GAMMA) at every position; `auto` is EARS with lengths chosen by the controller,
 which stops drafting concurrently with others' requests once too many of its tokens are refused;
 `plain` never drafts. The last line compares `auto` with the better of `plain` and `ears`.
 Other clients keep enough lanes busy, directly, to make the requested load. A first turn at each
@@ -41,24 +42,32 @@ import urllib.request
 
 import gamma
 import paced
+import real_prompts
+import real_servers as servers
 import sides
 
 PACE = "step=10ms,base=1.35,node=0.025,growth=0.005,prompt=0.1ms"
 LANES = 20
-GAMMA = "8"
+GAMMA, HEAD_GAMMA = "8", "4"
 CURVES = "{ temperature: [[0.0, 0.0], [0.4, 0.2], [0.7, 0.35], [1.0, 0.5]], load: [[0.0, 0.4], [1.0, 1.0]], max: 0.5 }"
 RULES = {
     "exact": "{ rule: exact }",
     "ears": f"{{ rule: ears, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
     "ears_gated": f"{{ rule: ears_gated, kappa: 0.3, tolerance: {CURVES}, max_drift: null, max_drift_rate: 1.0 }}",
 }
+# as Medusa's authors published it, and within the default limits of drift
+TYPICAL = "rule: typical, tolerance: { temperature: [[0.0, 0.0], [0.01, 1.0]], max: 1.0 }"
+RULES["typical"] = f"{{ {TYPICAL}, max_drift: null, max_drift_rate: 1.0 }}"
+RULES["typical_bounded"] = f"{{ {TYPICAL} }}"
 RULES["auto"] = RULES["ears"]
 RULES["plain"] = RULES["exact"]
+COMPARED = ("exact", "ears", "ears_gated", "auto", "plain")
 
 
-def policy(rule):
-    setting = rule if rule in ("auto", "plain") else GAMMA
-    text = sides.policy(rule.replace("_", "-"), sides.DRAFTERS["both"], setting, f"match: {{ headers: {{ x-rule: [{rule}] }} }}\n")
+def policy(rule, smollm2):
+    gamma_fixed, drafters = (HEAD_GAMMA, servers.HEADS["head"]) if smollm2 else (GAMMA, sides.DRAFTERS["both"])
+    setting = rule if rule in ("auto", "plain") else gamma_fixed
+    text = sides.policy(rule.replace("_", "-"), drafters, setting, f"match: {{ headers: {{ x-rule: [{rule}] }} }}\n")
     return text.replace("accept: { rule: exact }", f"accept: {RULES[rule]}")
 
 
@@ -109,13 +118,19 @@ def measured(rule, temperature, wanted, answers, load, tolerance):
 
 def run(args):
     cell = {part.partition("=")[0]: part.partition("=")[2] for part in args.pace.split(",")}
-    prompts = sides.read_workload(args.workload)
-    policies = {rule: policy(rule) for rule in RULES}
+    if args.smollm2:
+        prompts = real_prompts.load(servers.PROMPTS, args.workload, args.requests, model=servers.engines.NAME)
+    else:
+        prompts = sides.read_workload(args.workload)
+    policies = {rule: policy(rule, args.smollm2) for rule in args.rules}
     cells = []
     with contextlib.ExitStack() as stack:
-        target = paced.start_target(stack, args.foretell, cell, LANES)
+        if args.smollm2:
+            target = servers.address_of(stack.enter_context(servers.start("onnx", "smollm2", args.foretell, servers.REAL)))
+        else:
+            target = paced.start_target(stack, args.foretell, cell, LANES)
         proxy = sides.start_proxy(stack, args.foretell, target, paced.BACKEND, policies, "auto")
-        asking = {rule: sides.Side(rule, proxy.address, {"x-rule": rule}) for rule in RULES}
+        asking = {rule: sides.Side(rule, proxy.address, {"x-rule": rule}) for rule in args.rules}
 
         def turn(temperature, requests):
             for side in asking.values():
@@ -171,6 +186,8 @@ def wrong(cells):
         if (cell["rule"] == "exact" or cell["temperature"] == 0) and cell["tolerance"] != 0:
             yield f"{where}: has a tolerance"
     ears = [c for c in cells if c["rule"] == "ears"]
+    if len({(c["temperature"], c["wanted"]) for c in ears}) < 2:
+        return
     for axis, ends in (("temperature", False), ("wanted", True)):
         values = sorted({c[axis] for c in ears})
         share = [sum(c["substituted"] * c["tokens"] for c in ears if c[axis] == v) / sum(c["tokens"] for c in ears if c[axis] == v) for v in values]
@@ -210,10 +227,16 @@ def main():
     parser.add_argument("--temperatures", type=gamma.numbers(float, 0), default="0,0.4,0.7,1.0", metavar="LIST")
     parser.add_argument("--loads", type=gamma.numbers(float, 0), default="0,0.5,0.9", metavar="LIST")
     parser.add_argument("--requests", type=int, default=8, metavar="N", help="for each rule, temperature and load")
+    parser.add_argument("--rules", type=sides.some_of(RULES), default=COMPARED, metavar="LIST", help="compared with exact")
+    parser.add_argument("--smollm2", action="store_true")
     parser.add_argument("--json", type=pathlib.Path, metavar="F")
     parser.add_argument("--svg", type=pathlib.Path, metavar="F")
     args = parser.parse_args()
-    print(f"{args.workload}, {args.tokens} tokens, {args.pace}, {LANES} lanes, both drafters\n{HEADING}", flush=True)
+    args.rules = ["exact", *(rule for rule in args.rules if rule != "exact")]
+    if args.svg and not {"ears", "auto"} <= set(args.rules):
+        parser.error("--svg draws the rules ears and auto")
+    served = "SmolLM2 and its head" if args.smollm2 else f"{args.pace}, {LANES} lanes, both drafters"
+    print(f"{args.workload}, {args.tokens} tokens, {served}\n{HEADING}", flush=True)
     try:
         cells = run(args)
     except (sides.Wrong, OSError) as error:
@@ -224,7 +247,8 @@ def main():
     if args.svg:
         args.svg.write_text(drawn(cells, f"EARS by temperature and load: {args.workload}, {args.pace}"))
     ratios = [auto_of(cell, cells) for cell in cells if cell["rule"] == "auto"]
-    print(f"auto ÷ the better of plain and ears: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; least {min(ratios):.2f}")
+    if ratios:
+        print(f"auto ÷ the better of plain and ears: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; least {min(ratios):.2f}")
     found = list(wrong(cells))
     for line in found:
         print(line)

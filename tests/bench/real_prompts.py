@@ -102,7 +102,12 @@ def load(folder, name, count, most=None, **fields):
             problems = [problem for problem in problems if variable(problem)]
         found = [{"edit": edit, "chat": chat, "completion": completion}[name](p) for p in spread(problems, count)]
     tokens = min(MOST[name], most or MOST[name])
-    return [{**entry, "body": {**entry["body"], "max_tokens": tokens, "temperature": 0, **fields}} for entry in found]
+    return [limited(entry, tokens, **fields) for entry in found]
+
+
+def limited(entry, tokens, **fields):
+    """The request at temperature 0 for so many tokens, with the `fields` in its body."""
+    return {**entry, "body": {**entry["body"], "max_tokens": tokens, "temperature": 0, **fields}}
 
 
 def mixed(folder, most=None, **fields):

@@ -60,7 +60,7 @@ def absent(kind, model):
 
 
 def lacks_bfcl():
-    return "" if BFCL.exists() else "no questions with right answers: make real-fixture"
+    return "" if BFCL.exists() else "no questions with right answers: make real-models"
 
 
 def start(kind, model, foretell, out, precise=False, extra=(), label=""):

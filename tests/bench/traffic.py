@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A drafter trained on recorded traffic: recorded, trained, and measured on requests that it has not seen.
 
-    traffic.py [--foretell BIN] [--requests N] [--agents N] [--budget T] [--python F] [--count N] [--sides LIST] [--out DIR] [--engine onnx|vllm]
+    traffic.py [--foretell BIN] [--requests N] [--agents N] [--clients N] [--budget T] [--python F] [--count N] [--sides LIST] [--out DIR] [--engine onnx|vllm]
 
 The traffic is that of one made-up product: fixed kinds of requests with names, numbers and faults that
 vary, and questions of agents (BFCL, as text), answered by SmolLM2. It is recorded by a proxy whose policy
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 
+import bfcl
 import real
 import real_prompts
 import real_servers as servers
@@ -44,6 +45,7 @@ KINDS = (
     "{who} wants to return a {device} after fault {fault}. Case {case}. Write the reply.",
     "Write the shift handover: open case {case}, {device} at {place}, {fault}, next step on day {day}.",
 )
+SETS = ("simple_python", "multiple", "parallel", "parallel_multiple")
 MOST = 96
 # the seed of what is measured; recorded requests have seed 1
 FRESH = 2
@@ -64,13 +66,14 @@ def product(count, seed):
 
 def agents(count):
     """All questions of agents, the measured ones last."""
-    every = real_prompts.load(servers.PROMPTS, "tools", 10_000, MOST, **real.fields())
+    cases = [case for name in SETS for case in bfcl.lines(servers.BFCL / f"BFCL_v4_{name}.json")]
+    every = [real_prompts.limited(real_prompts.tools(case), MOST, **real.fields()) for case in cases]
     random.Random(3).shuffle(every)
     return every[:count], every[count:]
 
 
 def record(args, server, entries):
-    """Sends the requests through a proxy that records them, four at a time."""
+    """Sends the requests of several clients through a proxy that records them."""
     with contextlib.ExitStack() as stack:
         backend = f"    budget: {{ windows: off }}\ncorpus: {{ record: {{ dir: {args.out / 'recorded'} }} }}\n"
         drafters = servers.HEADS["lookups, head"] if args.engine == "onnx" else servers.LOOKUPS
@@ -78,7 +81,7 @@ def record(args, server, entries):
         if args.engine != "onnx":
             backend = f"    models: [{{ id: {servers.engines.NAME}, tokenizer: {servers.TOKENIZERS['smollm2']} }}]\n" + backend
         proxy = sides.start_proxy(stack, args.foretell, servers.address_of(server), backend, {"product": text}, "auto", models={})
-        begun, clients = time.monotonic(), [sides.Side(str(number), proxy.address) for number in range(4)]
+        begun, clients = time.monotonic(), [sides.Side(str(number), proxy.address) for number in range(args.clients)]
         with concurrent.futures.ThreadPoolExecutor(len(clients)) as pool:
             own = [entries[number::len(clients)] for number in range(len(clients))]
             answers = list(pool.map(lambda pair: [pair[0].ask(entry) for entry in pair[1]], zip(clients, own)))
@@ -128,8 +131,9 @@ def measure(args, server, drafter, workloads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foretell", default=servers.sides.ROOT / "target/dist/foretell", type=pathlib.Path)
-    parser.add_argument("--requests", type=int, default=1800)
-    parser.add_argument("--agents", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=1012)
+    parser.add_argument("--agents", type=int, default=988)
+    parser.add_argument("--clients", type=int, default=12, help="concurrent ones while requests are recorded")
     parser.add_argument("--budget", default="30m")
     parser.add_argument("--python")
     parser.add_argument("--count", type=int, default=12)
@@ -142,7 +146,8 @@ def main():
     entries = product(args.requests, 1) + asked
     random.Random(5).shuffle(entries)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(servers.start(args.engine, "smollm2", args.foretell, args.out))
+        lanes = ("--lanes", str(args.clients)) if args.engine == "onnx" else ()
+        server = stack.enter_context(servers.start(args.engine, "smollm2", args.foretell, args.out, extra=lanes))
         if not (args.out / "recorded.json").exists():
             record(args, server, entries)
             (args.out / "recorded.json").write_text(json.dumps({"requests": len(entries)}))

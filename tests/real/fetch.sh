@@ -108,10 +108,10 @@ minimind2() {
 }
 
 made prompts
+made bfcl
 [ -d smollm2/onnx/heads ] || rm -rf smollm2 # made before it had a head
 made smollm2
 if [ "$what" = agent ]; then
-  made bfcl
   made agent
 else
   made minimind2

@@ -501,6 +501,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
             "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
             "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",
             "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",
+            "policy y never applies: policy x before it has no match",
         ]
     );
 }
@@ -513,7 +514,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
 )]
 #[case(
     "drafters: [{ kind: suffix, scope: tenant }]",
-    "scope: tenant is that of request without tenant.header or tenant.fallback of the process file"
+    "scope: tenant drafts from the request's own text alone without tenant.header or tenant.fallback of the process file"
 )]
 #[case("mode: shadow\ncorpus: { record: true }", "corpus.record has no effect with mode: shadow")]
 #[case("corpus: { record: true }", "")]
@@ -580,6 +581,38 @@ fn listeners_that_cannot_be_bound_beside_another_are_refused() {
     let process = "version: 1\nlisten: [{ address: \"127.0.0.1:9464\" }]\n";
     let flags = Flags { admin: Some("127.0.0.1:1".to_owned()), ..flags_for(folder.path(), process) };
     assert!(load(&flags, &BTreeMap::new()).is_ok(), "flags count");
+}
+
+#[test]
+fn a_replica_that_is_the_process_itself_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let loaded = |listen: &str, replica: &str| {
+        let file = format!(
+            "version: 1\nlisten: [{{ address: {listen:?} }}]\nbackends: [{{ name: b, replicas: [{replica:?}] }}]\n"
+        );
+        load_from(folder.path(), &file).map(|_| ())
+    };
+    for (listen, replica) in [
+        ("127.0.0.1:8080", "http://10.0.0.1:8080"),
+        ("127.0.0.1:8080", "http://127.0.0.1:8081"),
+        ("127.0.0.2:8080", "http://127.0.0.1:8080"),
+        (":8080", "http://10.0.0.1:8080"),
+        (":8080", "http://engine:8080"),
+    ] {
+        assert_eq!(loaded(listen, replica), Ok(()), "{listen} {replica}");
+    }
+    for (listen, replica) in [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("127.0.0.1:8080", "http://localhost:8080/v1"),
+        (":80", "http://127.0.0.1"),
+        ("[::]:8080", "http://[::1]:8080"),
+    ] {
+        let told = loaded(listen, replica).unwrap_err();
+        let wanted = "backends[0].replicas[0]: listen[0].address is there, allowed the address of a server";
+        assert!(told.contains(wanted), "{listen} {replica}: {told}");
+    }
+    let told = loaded("127.0.0.1:1", "http://127.0.0.1:9464").unwrap_err();
+    assert!(told.contains("admin.address is there"), "{told}");
 }
 
 #[test]

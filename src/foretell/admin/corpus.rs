@@ -31,7 +31,11 @@ pub(super) fn shown(corpus: &CorpusHandle) -> Response<Body> {
 
 /// Answers `POST /api/corpus/clear?tenant=`: removes the texts and successors of a tenant; without
 /// `tenant`, those of all.
-pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>) -> Response<Body> {
+pub(super) async fn cleared(corpus: &CorpusHandle, query: Option<&str>, body: &[u8]) -> Response<Body> {
+    if !matches!(body.trim_ascii(), b"" | b"{}") {
+        // A tenant that is named there would be ignored, and everything cleared.
+        return bad_request("allowed no body: the tenant is named by ?tenant=NAME", None);
+    }
     let tenant = match tenant(query.unwrap_or_default()) {
         Ok(tenant) => tenant,
         Err(wrong) => return bad_request(&wrong, None),

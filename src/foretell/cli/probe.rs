@@ -157,6 +157,7 @@ async fn look(
 ) -> Result<Outcome, Unknown> {
     if args.billed {
         let models = identity::models(replica).await?;
+        let models = models.len();
         let why = format!("it bills per token, so only its list of models was requested ({models})");
         return Ok(Outcome::Relayed { reason: RelayReason::Billed, why });
     }
@@ -164,6 +165,13 @@ async fn look(
     let mut recognised = identity::recognise(replica, &Renderer::Itself, dialect.spoken(), named).await?;
     recognised.starts = identity::one_start(replica, &recognised).await?;
     if let Some(model) = &args.model {
+        let models = identity::models(replica).await?;
+        // Ollama names a model with or without its tag.
+        let is_named = |id: &String| id == model || id.split(':').next() == Some(model);
+        if !models.is_empty() && !models.iter().any(is_named) {
+            let why = format!("the server has no model {model}; it has {}", models.join(", "));
+            return Err(Unknown::Stranger(why));
+        }
         recognised.engine.model.clone_from(model);
     }
     let seen = Seen {

@@ -2,21 +2,24 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use http::Uri;
 
 use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
-use super::process::{self, Parsed, Process, ProcessFile, Tenant, TenantFallback};
+use super::process::{self, Parsed, Process, ProcessFile, Replicas, Tenant, TenantFallback};
 use super::regular;
 use super::trained;
 use super::yaml::FILE_BYTES;
 use foretell_core::draft::Scope;
 use foretell_core::words::Mode;
 use foretell_engines::openai::Api;
-use foretell_engines::policy::{Accept, Drafter, Policy, PolicyMode, PolicySet, Rule};
+use foretell_engines::policy::{Accept, Drafter, Match, Policy, PolicyMode, PolicySet, Rule};
 
 /// Process file that is read if none is named and this one exists.
 const CONFIG_FILE: &str = "foretell.yaml";
@@ -70,6 +73,7 @@ impl Attempt {
             return Err(problems);
         }
         warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
+        warnings.extend(shadowed(&policies));
         Ok(Loaded { process, policies, files, warnings })
     }
 }
@@ -113,6 +117,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     process.file = source;
     if process_is_good {
         problems.extend(clashing(&process));
+        problems.extend(looping(&process));
     }
     warnings.extend(cautions);
     warnings.extend(unbelieved(&process));
@@ -176,14 +181,24 @@ fn inert(policy: &Policy) -> Option<String> {
     })
 }
 
+/// Warnings about policies that no request reaches.
+fn shadowed(policies: &PolicySet) -> Vec<String> {
+    let policies = policies.policies();
+    let Some(last) = policies.iter().position(|policy| policy.matcher == Match::default()) else {
+        return Vec::new();
+    };
+    let (before, behind) = policies.split_at(last + 1);
+    let taker = before.last().map_or("", |policy| &policy.name);
+    let line = |policy: &Arc<Policy>| {
+        format!("policy {} never applies: policy {taker} before it has no match", policy.name)
+    };
+    behind.iter().map(line).collect()
+}
+
 /// Listeners whose address clashes with an earlier one. They are compared as they come out of
 /// file, flags and variables, so they have no line.
 fn clashing(process: &Process) -> Vec<Problem> {
-    let listen = process.listen.iter().enumerate();
-    let mut bound: Vec<(String, SocketAddr)> =
-        listen.map(|(index, listen)| (format!("listen[{index}].address"), listen.address)).collect();
-    bound.push(("admin.address".to_owned(), process.admin.address));
-    bound.extend(process.metrics.map(|address| ("metrics.address".to_owned(), address)));
+    let bound = bound(process);
     let file = process_file(process);
     let problem = |(index, (path, address)): (usize, &(String, SocketAddr))| {
         let (other, taken) = bound.iter().take(index).find(|(_, other)| clash(*address, *other))?;
@@ -191,6 +206,43 @@ fn clashing(process: &Process) -> Vec<Problem> {
         Some(Problem::new(&file, None, path, refusal, format!("{:?}", address.to_string())))
     };
     bound.iter().enumerate().filter_map(problem).collect()
+}
+
+/// Replicas that are a listener of this process: requests would come back to it.
+fn looping(process: &Process) -> Vec<Problem> {
+    let bound = bound(process);
+    let file = process_file(process);
+    let mut problems = Vec::new();
+    for (index, backend) in process.backends.iter().enumerate() {
+        let Replicas::Urls(urls) = &backend.replicas else { continue };
+        for (number, url) in urls.iter().enumerate() {
+            let Some(address) = here(url) else { continue };
+            let Some((listener, _)) = bound.iter().find(|(_, own)| clash(address, *own)) else { continue };
+            let refusal = Refusal::new(&format!("{listener} is there"), "the address of a server");
+            let path = format!("backends[{index}].replicas[{number}]");
+            problems.push(Problem::new(&file, None, &path, refusal, format!("{:?}", url.to_string())));
+        }
+    }
+    problems
+}
+
+/// The address of a URL that names this machine as such; `None` for other hosts.
+fn here(url: &Uri) -> Option<SocketAddr> {
+    let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
+    let ip = if host == "localhost" { Ok(Ipv4Addr::LOCALHOST.into()) } else { host.parse::<IpAddr>() };
+    let ip = ip.ok().filter(|ip| ip.is_loopback() || ip.is_unspecified())?;
+    let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
+    Some(SocketAddr::new(ip, port))
+}
+
+/// The listeners, each with the path of its setting.
+fn bound(process: &Process) -> Vec<(String, SocketAddr)> {
+    let listen = process.listen.iter().enumerate();
+    let mut bound: Vec<(String, SocketAddr)> =
+        listen.map(|(index, listen)| (format!("listen[{index}].address"), listen.address)).collect();
+    bound.push(("admin.address".to_owned(), process.admin.address));
+    bound.extend(process.metrics.map(|address| ("metrics.address".to_owned(), address)));
+    bound
 }
 
 /// True if two sockets cannot listen on these addresses at the same time. `[::]` takes the port of
@@ -237,7 +289,7 @@ fn untenanted(policy: &Policy, process: &Process) -> Option<String> {
     let scoped = drafts_of_tenant(policy);
     let what = match policy.matcher.tenants {
         Some(_) => "match.tenants never applies",
-        None if scoped => "scope: tenant is that of request",
+        None if scoped => "scope: tenant drafts from the request's own text alone",
         None => return None,
     };
     let name = &policy.name;
@@ -336,6 +388,7 @@ pub fn parse_with_warnings(
         return Err(problems);
     }
     warnings.extend(policies.policies().iter().filter_map(|policy| inert(policy)));
+    warnings.extend(shadowed(&policies));
     warnings.extend(unruled(process, sources));
     Ok((policies, warnings))
 }

@@ -127,6 +127,8 @@ async fn shared_texts_are_shared_and_cleared_texts_are_gone() {
     assert!((again - before).abs() < 1e-9, "{before} {again}");
     let wrong = send(house.admin(), "/api/corpus/clear?tenants=b", "", &json!({})).await;
     assert_eq!(wrong.head.status(), 400, "a misspelt name clears nothing");
+    let wrong = send(house.admin(), "/api/corpus/clear", "", &json!({"tenant": "b"})).await;
+    assert_eq!(wrong.head.status(), 400, "nor does one that is not read");
 }
 
 /// Counts would show how far a guess agrees with the text of another client.

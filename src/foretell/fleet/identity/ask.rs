@@ -299,18 +299,20 @@ pub async fn one_start(replica: &Replica, recognised: &Recognised) -> Result<u32
     Ok(CONNECTIONS)
 }
 
-/// Requests the list of models only, to test that a server that bills per token is reachable.
-/// Returns the number of models.
+/// Requests the list of models, and returns their ids: a server that bills per token is asked
+/// nothing else.
 ///
 /// # Errors
 /// [`Unknown`]: it cannot be reached.
-pub async fn models(replica: &Replica) -> Result<usize, Unknown> {
+pub async fn models(replica: &Replica) -> Result<Vec<String>, Unknown> {
     let told = put(replica, &Question::get(recognise::MODELS), false).await?;
     if let Some(status) = refused_status(told.status) {
         return Err(Unknown::Locked(status));
     }
     let listed: Option<serde_json::Value> = serde_json::from_slice(&told.body).ok();
-    Ok(listed.as_ref().and_then(|listed| listed.get("data")?.as_array()).map_or(0, Vec::len))
+    let models = listed.as_ref().and_then(|listed| listed.get("data")?.as_array());
+    let id = |model: &serde_json::Value| Some(model.get("id")?.as_str()?.to_owned());
+    Ok(models.into_iter().flatten().filter_map(id).collect())
 }
 
 /// True if the defaults of its chats are those of its model, and nobody else's.
@@ -357,6 +359,13 @@ pub async fn tokenizer(
             return Err(Unknown::tokenizer(
                 "the tokenizer is not the backend's: they tokenize a text differently",
             ));
+        }
+    }
+    if file.is_some() && engine.dialect == Dialect::Onnx {
+        let told = put(replica, &Question::get(TOKENIZER), false).await?;
+        let theirs = Tokenizer::from_bytes(&told.body).ok().filter(|_| told.status == 200);
+        if theirs.is_some_and(|theirs| theirs.fingerprint() != tokenizer.fingerprint()) {
+            return Err(Unknown::tokenizer("the tokenizer is not the backend's: it serves another one"));
         }
     }
     Ok(tokenizer)

@@ -321,7 +321,7 @@ impl Watched {
             return Settled::Foreign;
         }
         let models = match ask::models(&self.replica).await {
-            Ok(models) => models.to_string(),
+            Ok(models) => models.len().to_string(),
             Err(Unknown::Locked(status)) => status.to_string(),
             Err(unknown) => return self.unknown(unknown, false),
         };
