@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use foretell::learning::recording::segment;
 use foretell_engines::openai::Route;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -159,6 +160,36 @@ fn numbers(route: Route, logprobs: &Value) -> Vec<(f64, Vec<f64>)> {
             own.zip(tops.map(|top| top.as_object().unwrap().values().map(number).collect())).collect()
         }
     }
+}
+
+/// Its tokens would be those that the tokenizer makes of the text.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_whose_tokens_are_known_by_their_text_alone_is_not_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { tidies: true, ..Options::of("0.33.0") };
+    let policy = format!("{FORCED}{EVERY}corpus: {{ record: true }}\n");
+    let record = format!("corpus: {{ record: {{ dir: {} }} }}\n", folder.path().display());
+    let scene = Scene::with(options, &[&policy], "", &record).await;
+    let ask = |most: u64| {
+        let fields = json!({"prompt": format!("{TEXT}{AFTER}"), "max_tokens": 20, "temperature": 0});
+        let mut ask = Ask::new(Route::Completions, false, fields);
+        if most > 0 {
+            ask.fields["logprobs"] = most.into();
+        }
+        ask
+    };
+    for most in [2, 2, 0] {
+        scene.through(&ask(most)).await;
+    }
+    let recorded = || {
+        let segments = segment::list(folder.path()).unwrap();
+        segments.iter().map(|path| segment::read(path, None).unwrap().records.len()).sum::<usize>()
+    };
+    while recorded() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(recorded(), 1, "the last of three");
+    scene.leave().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

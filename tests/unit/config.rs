@@ -501,7 +501,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
             "/policies/a.yaml:13: gamma.fixed: 4 speculates at any cost: it is for tests and sweeps",
             "tenant.header: x-t is never trusted: tenant.trusted_peers is empty",
             "policy x: accept.rule: typical relaxes nothing: tolerance.max is 0 or not set",
-            "policy y never applies: policy x before it has no match",
+            "policy y: it never applies: policy x before it has no match",
         ]
     );
 }
@@ -523,6 +523,7 @@ fn every_setting_without_effect_that_a_file_sets_is_warned_of_at_its_line() {
     "corpus.share has no effect without fleet.store and fleet.tenant_key_file of the process file"
 )]
 #[case("match: { backends: [b] }", "")]
+#[case("match: { models: [] }", "it never applies: match.models is empty")]
 #[case(
     "match: { routes: [chat, messages, responses] }",
     "match.routes: messages and responses never apply, as no backend has routes: { ...: translate }"
@@ -581,6 +582,19 @@ fn listeners_that_cannot_be_bound_beside_another_are_refused() {
     let process = "version: 1\nlisten: [{ address: \"127.0.0.1:9464\" }]\n";
     let flags = Flags { admin: Some("127.0.0.1:1".to_owned()), ..flags_for(folder.path(), process) };
     assert!(load(&flags, &BTreeMap::new()).is_ok(), "flags count");
+}
+
+#[test]
+fn a_backend_without_a_method_of_verification_is_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let warnings = |allow: &str| {
+        let file = format!(
+            "version: 1\nbackends: [{{ name: b, replicas: [\"http://b:1\"], verify: {{ allow: {allow} }} }}]\n"
+        );
+        load_from(folder.path(), &file).unwrap().warnings
+    };
+    assert_eq!(warnings("[]"), ["backend b: verify.allow: [] leaves no method: its requests are relayed"]);
+    assert_eq!(warnings("[prediction]"), Vec::<String>::new());
 }
 
 #[test]

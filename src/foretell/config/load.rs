@@ -12,7 +12,7 @@ use super::flags::{Flags, Overrides, Strings};
 use super::named::{FileKind, Named, shown};
 use super::policy::{self, ParsedPolicy};
 use super::problem::{DOCUMENT, Problem, Refusal};
-use super::process::{self, Parsed, Process, ProcessFile, Replicas, Tenant, TenantFallback};
+use super::process::{self, Backend, Parsed, Process, ProcessFile, Replicas, Tenant, TenantFallback};
 use super::regular;
 use super::trained;
 use super::yaml::FILE_BYTES;
@@ -121,6 +121,7 @@ pub fn attempt(flags: &Flags, environment: &dyn Strings) -> Attempt {
     }
     warnings.extend(cautions);
     warnings.extend(unbelieved(&process));
+    warnings.extend(unverified(&process));
     warnings.extend(unruled(&process, &sources));
     Attempt { process, policies, files, named, warnings, problems }
 }
@@ -181,6 +182,28 @@ fn inert(policy: &Policy) -> Option<String> {
     })
 }
 
+/// Warnings that a backend is left no method of verification.
+fn unverified(process: &Process) -> Vec<String> {
+    let left = |backend: &&Backend| backend.methods.allow.is_empty() && !backend.methods.prediction;
+    let line = |backend: &Backend| {
+        format!("backend {}: verify.allow: [] leaves no method: its requests are relayed", backend.name)
+    };
+    process.backends.iter().filter(left).map(line).collect()
+}
+
+/// Warning that a list of a policy's match has no entry, so that it holds for no request.
+fn unmatched(policy: &Policy) -> Option<String> {
+    let Match { models, backends, tenants, routes, .. } = &policy.matcher;
+    let empty = [
+        ("models", models.as_ref().is_some_and(Vec::is_empty)),
+        ("backends", backends.as_ref().is_some_and(Vec::is_empty)),
+        ("tenants", tenants.as_ref().is_some_and(Vec::is_empty)),
+        ("routes", routes.as_ref().is_some_and(Vec::is_empty)),
+    ];
+    let (list, _) = empty.into_iter().find(|(_, empty)| *empty)?;
+    Some(format!("policy {}: it never applies: match.{list} is empty", policy.name))
+}
+
 /// Warnings about policies that no request reaches.
 fn shadowed(policies: &PolicySet) -> Vec<String> {
     let policies = policies.policies();
@@ -190,7 +213,7 @@ fn shadowed(policies: &PolicySet) -> Vec<String> {
     let (before, behind) = policies.split_at(last + 1);
     let taker = before.last().map_or("", |policy| &policy.name);
     let line = |policy: &Arc<Policy>| {
-        format!("policy {} never applies: policy {taker} before it has no match", policy.name)
+        format!("policy {}: it never applies: policy {taker} before it has no match", policy.name)
     };
     behind.iter().map(line).collect()
 }
@@ -256,7 +279,8 @@ fn clash(one: SocketAddr, other: SocketAddr) -> bool {
 /// Warnings about settings of a policy that have no effect with this process file.
 fn ineffective(policy: &Policy, process: &Process) -> Vec<String> {
     let told = unknown_backends(policy, process).into_iter();
-    told.chain(untenanted(policy, process))
+    told.chain(unmatched(policy))
+        .chain(untenanted(policy, process))
         .chain(unrecorded(policy, process))
         .chain(unshared(policy, process))
         .chain(untranslated(policy, process))

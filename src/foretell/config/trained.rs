@@ -73,6 +73,7 @@ pub fn read(drafter: &Path) -> io::Result<Option<Origin>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::policy;
 
     #[test]
     fn the_texts_of_a_tenant_stay_with_it() {
@@ -94,6 +95,23 @@ mod tests {
         ] {
             assert!(!tenants.stays_with(asked.as_deref()), "{tenants:?} {asked:?}");
         }
+    }
+
+    #[test]
+    fn policies_that_share_a_text_with_another_tenant_are_found() {
+        let policies = |text: &str| {
+            let text = format!("version: 1\nname: p\n{text}\n");
+            PolicySet::new(vec![policy::parse("p.yaml", &text).unwrap().policy])
+        };
+        let drafts = "drafters: [{ kind: model, model: ours }]";
+        let accepts = "drafters: [{ kind: model, model: ours, i_accept_sharing: true }]";
+        let origin =
+            Origin { at: 1, vocabulary: "v".to_owned(), tenants: vec![Some("a".to_owned())], requests: 1 };
+        let apart = |text: &str, name: &str| stay_apart(Some(&origin), name, &policies(text));
+        assert!(!apart(drafts, "ours"));
+        assert!(apart(drafts, "other") && apart(accepts, "ours"));
+        assert!(apart(&format!("match: {{ tenants: [a] }}\n{drafts}"), "ours"));
+        assert!(stay_apart(None, "ours", &policies(drafts)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! is the target's own.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use foretell::serving::drafters::{Drafters, LoadedDrafter};
 use foretell_onnx::drafter::DrafterService;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::house::{Ask, House, Setup, send};
 use super::model::{Babble, other_words};
+use crate::wire::PATIENCE;
 
 const PROMPT: &str =
     "for piece in text.split(',') { taken.push_str(piece) } — take the fox, über naïve 東京 💩: ";
@@ -87,6 +89,24 @@ async fn every_text_is_the_targets_own_for_every_drafter_and_vocabulary() {
     }
     assert!(accepted.iter().all(|&accepted| accepted > 0), "{accepted:?}");
     House::assert_calm();
+}
+
+/// Its numbers would name other texts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_whose_tokenizer_is_not_the_configured_one_is_relayed() {
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/onnx/models/draft-other");
+    let more = format!("    models: [{{ id: toy, tokenizer: {other} }}]\n");
+    let house = House::build(Setup { more, ..Setup::default() }).await;
+    let body = json!({"model": "toy", "prompt": PROMPT, "max_tokens": 4});
+    let told = async || {
+        let answer = send(house.front(), "/v1/completions", "", &body).await;
+        ["x-foretell-path", "x-foretell-reason"].map(|name| answer.head.get(name).unwrap_or("").to_owned())
+    };
+    let begun = Instant::now();
+    while told().await != ["relayed", "tokenizer"] {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", told().await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
