@@ -120,7 +120,7 @@ def measure(args, server, drafter, workloads):
             group.append(real.Proxied(shown, proxy))
         primed = [sides.Side("unmeasured", servers.address_of(server))]
         for title, entries in workloads.items():
-            part = real.workload(group, primed, None, entries)
+            part = real.workload(group, primed, None, entries, 1)
             print("\n".join(real.table(f"{args.engine}-smollm2, {title}", part)), flush=True)
             failed += part["failed"]
             failed += [f"{title}: {side} differs from direct" for side, given in part["sides"].items()

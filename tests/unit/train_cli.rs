@@ -201,8 +201,11 @@ fn a_drafter_is_trained_on_the_requests_of_its_vocabulary() {
     assert_eq!(folder.given().len(), 2);
     let (code, told) = folder.train(TRAINER, &["--tenant", "nobody"]);
     assert_eq!(code, Some(1));
+    assert!(told.contains("none of the 2 recorded requests of this vocabulary is chosen"), "{told}");
+    let (code, told) = Folder::new(&[]).train(TRAINER, &[]);
+    assert_eq!(code, Some(1));
     assert!(
-        told.contains("no recorded request has the vocabulary of") && told.contains("1 of another"),
+        told.contains("no recorded request has the vocabulary of") && told.contains("there are 1 of another"),
         "{told}"
     );
     fs::create_dir(folder.path("mine")).unwrap();
