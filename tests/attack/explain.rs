@@ -95,7 +95,7 @@ fn unqueried_steps_are_undecided() {
     let (told, _) = explained(open.path(), &["--offline", "--header", "x-foretell: gama=3"]);
     assert_eq!(result(&told), ("relayed", "client"));
     let (code, _, err) =
-        foretell(open.path(), &["explain", "--request", "request.json", "--admin", &address.to_string()]);
+        foretell(open.path(), &["explain", "--request", "request.json", "--admin", &nobody().to_string()]);
     assert_eq!(code, 1);
     assert!(err.contains("no proxy answers"), "{err}");
 }

@@ -897,7 +897,8 @@ fn where_lookups_pay_from_the_first_token_on_the_model_reads_beside_their_rounds
 fn a_plain_token_without_a_proposal_says_nothing_about_rounds_that_would_have_one() {
     let heads = vec![LookupSpec::PromptLookup(Ngram { min: 1, max: 4 }), LookupSpec::Head];
     let shadow = Permission::Shadow(PlainReason::Shadow);
-    let watched = Rules { gamma_fixed: None, permission: shadow, lookups: heads, ..rules() };
+    let shared = Shared { proposes: true, ..Shared::default() };
+    let watched = Rules { gamma_fixed: None, permission: shadow, lookups: heads, shared, ..rules() };
     let mut desk = Desk::new(watched, Ending::default());
     let plain = desk.plain();
     let counted = |desk: &Desk| {
@@ -914,7 +915,8 @@ fn a_plain_token_without_a_proposal_says_nothing_about_rounds_that_would_have_on
     for token in [11, 12, 13, 14] {
         desk.token(plain, token);
     }
-    assert_eq!(counted(&desk), 1.0);
+    // It yields 3 tokens, and stands for the 3 before it too.
+    assert_eq!(counted(&desk), 2.0);
 }
 
 #[test]

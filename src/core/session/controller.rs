@@ -127,7 +127,8 @@ pub struct SpeculationController {
     /// The merged draft of the lookups that plain tokens are compared with; `None` between two
     /// rounds.
     virtual_round: Option<VirtualRound>,
-    /// Plain tokens since the last counted round, or since the first virtual one.
+    /// Plain tokens since the first virtual round that were not in one that counts, and that no
+    /// counted round stands for yet; `None` before the first, and while it speculates.
     uncounted: Option<usize>,
     /// The model that drafts for this session, if one does.
     model: DrafterId,
@@ -262,15 +263,17 @@ impl SpeculationController {
 
     /// Advances the virtual round by a plain token.
     fn follow(&mut self, token: TokenId) {
-        self.uncounted = self.uncounted.map(|tokens| tokens + 1);
+        if self.virtual_round.as_ref().is_none_or(|round| !round.whole) {
+            self.uncounted = self.uncounted.map(|tokens| tokens + 1);
+        }
         let Some(mut round) = self.virtual_round.take() else { return };
         let (draft, parent, depth) = round.position();
         score(&self.control, &mut self.tuning, self.bucket, draft, parent, depth, token);
         match round.follow(token) {
             None => self.virtual_round = Some(round),
             Some(tokens) if round.whole => {
-                let stretch = self.uncounted.replace(0).unwrap_or(tokens).max(tokens);
-                let weight = stretch as f64 / tokens as f64;
+                let before = self.uncounted.replace(0).unwrap_or(0);
+                let weight = 1.0 + before as f64 / tokens as f64;
                 self.count(Round { weight, ..Round::new(round.planned, 0, tokens) });
             }
             Some(_) => {}
@@ -288,7 +291,7 @@ impl SpeculationController {
 
     /// Starts a virtual round of the lookups, if there is none. One for which every drafter is
     /// informed takes the place of one for which some were not: a head is heard at every round, but
-    /// at every eighth plain token. It counts for all tokens since the last of its kind.
+    /// at every eighth plain token. It stands for the tokens since the last of its kind too.
     fn begin_virtual(&mut self) {
         let whole = self.lookups().all(Lookup::is_informed);
         let goes_on = self.virtual_round.as_ref().is_some_and(|round| round.whole || !whole);
@@ -547,7 +550,7 @@ impl SpeculationController {
 
     /// Starts a streak of rounds.
     pub fn enter(&mut self, now: Tick) {
-        self.virtual_round = None;
+        (self.virtual_round, self.uncounted) = (None, None);
         let trial = !self.control.with(|learnt| learnt.costs.verify_measured(self.way()));
         self.streak = Some(Streak { since: now, rounds: 0, gap: 0, lost: 0.0, switched: false, trial });
     }
