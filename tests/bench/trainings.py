@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Ways to train a drafter on recorded traffic, in the same time on the same requests.
 
-    trainings.py REQUESTS.jsonl [--ways LIST] [--minutes M] [--requests N] [--target DIR] [--out DIR]
+    trainings.py REQUESTS.jsonl [--ways LIST] [--minutes M] [--most N] [--target DIR]
 
 REQUESTS.jsonl is the output of `foretell corpus export`. The ways:
 
-hard      each recorded token is the label of its place, as `foretell train` does
+hard      each recorded token is the label of its place; the model begins with random weights
 soft      the target's TOP likeliest tokens and their probabilities are (what an engine tells with a
           recording if it is asked for log-probabilities); the target computes them here
-warm      as hard, from the layers of the bundled `draft-same`, whose tokens are other ones
+warm      as hard, from the layers of the bundled `draft-same`, as `foretell train` does
 copy      as hard, and among the batches are random tokens that are repeated
 parallel  as hard, and mask tokens learn to stand for the tokens that are drafted before them, so that
           FOUR tokens are drafted in one pass (PARD, arXiv 2504.18583)
@@ -36,7 +36,7 @@ import bundle  # noqa: E402
 import head  # noqa: E402
 import traffic  # noqa: E402
 from model import Llama, chunked_loss, config, rotate  # noqa: E402
-from traffic_data import SEED, WINDOW, Batches, Kept, read, split  # noqa: E402
+from traffic_data import CONTEXT, SEED, WINDOW, Batches, Kept, read, split  # noqa: E402
 from train import Muon, rate_at  # noqa: E402
 
 TOP = 8
@@ -107,11 +107,12 @@ def parallel_rounds(model, kept, request):
 
 def target_rows(folder, requests, kept):
     """For each request the TOP likeliest tokens behind each of its tokens, as rows, and their probabilities."""
+    head.LENGTH = CONTEXT  # of its texts
     target, found = head.Target(folder, "cpu"), []
     for request in requests:
         ids = torch.from_numpy(np.concatenate([request.prompt, request.output]).astype(np.int64))
         with torch.no_grad():
-            last = target.hidden(ids[None, -head.LENGTH:], ())[1][0]
+            last = target.hidden(ids[None, -CONTEXT:], (0,))[1][0]
             share, token = (last[-len(request.output) - 1:-1] @ target.output.T).softmax(-1).topk(TOP)
         found.append((kept.rows[token.numpy()].astype(np.int64), share.numpy()))
     return found

@@ -9,7 +9,6 @@ mod environment;
 mod place;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -274,6 +273,12 @@ fn read(
     Ok(texts)
 }
 
+/// The bundled drafter, whose layers are a better start than none; `None` if it is not installed.
+fn layers() -> Option<PathBuf> {
+    let drafter = bundled(&Environment)?.join("draft-same");
+    drafter.join("model.onnx").is_file().then_some(drafter)
+}
+
 /// Passes SIGTERM on to the trainer, which then saves a checkpoint and ends. In a container this is
 /// the first process, which the kernel does not end by signals that it does not handle.
 fn pass_on_termination(trainer: Pid) {
@@ -308,13 +313,9 @@ impl Trainer {
         command.arg(&environment.script).arg("--tokenizer").arg(target);
         command.arg("--out").arg(place.drafter()).arg("--work").arg(&place.work);
         command.arg("--budget").arg(args.budget.as_secs_f64().to_string()).arg("--device").arg(&args.device);
-        match base {
-            Some(base) => command.arg("--base").arg(&base.path),
-            // The layers of a drafter that was trained on other text are a better start than none.
-            None => command.args(bundled(&Environment).into_iter().flat_map(|models| {
-                [OsString::from("--layers-of"), models.join("draft-same").into_os_string()]
-            })),
-        };
+        let start =
+            base.map(|base| ("--base", base.path.clone())).or_else(|| Some(("--layers-of", layers()?)));
+        command.args(start.into_iter().flat_map(|(flag, folder)| [flag.into(), folder.into_os_string()]));
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let child = child.map_err(|error| TrainError::Python(environment.python.clone(), error))?;
         pass_on_termination(Pid::from_child(&child));
