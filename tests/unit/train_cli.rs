@@ -306,7 +306,7 @@ fn a_purge_waits_until_the_list_names_a_training_that_reads() {
 fn a_training_passes_the_signal_that_ends_it_on_to_its_trainer() {
     let folder = Folder::new(&[None]);
     let patient = "#!/bin/sh\ntrap 'echo \"{\\\"event\\\":\\\"error\\\",\\\"message\\\":\\\"saved\\\"}\"; exit 1' TERM\n\
-                   cat >/dev/null; touch begun; while :; do sleep 0.05; done\n";
+                   cat >/dev/null; touch begun; while kill -0 $PPID; do sleep 0.05; done\n";
     let python = folder.trainer(patient).display().to_string();
     let arguments =
         ["train", "--corpus", "recorded", "--target", TARGET, "--out", "ours", "--python", python.as_str()];

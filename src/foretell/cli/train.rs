@@ -19,7 +19,8 @@ use indicatif::ProgressBar;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 
 use super::corpus::{Recording, RecordingError, Trained};
 use super::demo::places::bundled;
@@ -279,20 +280,35 @@ fn layers() -> Option<PathBuf> {
     drafter.join("model.onnx").is_file().then_some(drafter)
 }
 
-/// Passes SIGTERM on to the trainer, which then saves a checkpoint and ends. In a container this is
-/// the first process, which the kernel does not end by signals that it does not handle.
-fn pass_on_termination(trainer: Pid) {
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
-        let Ok(runtime) = runtime else { return };
-        runtime.block_on(async {
-            let Ok(mut terminations) = signal(SignalKind::terminate()) else { return };
-            while terminations.recv().await.is_some() {
-                // It may have ended meanwhile.
-                let _ended = kill_process(trainer, Signal::TERM);
-            }
+/// SIGTERM, which is passed on to the trainer: it then saves a checkpoint and ends. In a container
+/// this is the first process, which the kernel does not end by signals that it does not handle.
+struct Terminations {
+    runtime: Runtime,
+    signals: UnixSignal,
+}
+
+impl Terminations {
+    /// From here on the signal does not end this process; those that come before there is a trainer
+    /// are passed on to it when it begins.
+    fn caught() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let context = runtime.enter();
+        let signals = signal(SignalKind::terminate())?;
+        drop(context);
+        Ok(Self { runtime, signals })
+    }
+
+    fn pass_on(self, trainer: Pid) {
+        let Self { runtime, mut signals } = self;
+        thread::spawn(move || {
+            runtime.block_on(async {
+                while signals.recv().await.is_some() {
+                    // It may have ended meanwhile.
+                    let _ended = kill_process(trainer, Signal::TERM);
+                }
+            });
         });
-    });
+    }
 }
 
 /// The running trainer.
@@ -316,9 +332,10 @@ impl Trainer {
         let start =
             base.map(|base| ("--base", base.path.clone())).or_else(|| Some(("--layers-of", layers()?)));
         command.args(start.into_iter().flat_map(|(flag, folder)| [flag.into(), folder.into_os_string()]));
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let child = child.map_err(|error| TrainError::Python(environment.python.clone(), error))?;
-        pass_on_termination(Pid::from_child(&child));
+        let failed = |error| TrainError::Python(environment.python.clone(), error);
+        let terminations = Terminations::caught().map_err(failed)?;
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        terminations.pass_on(Pid::from_child(&child));
         let bar = progress::bar("of the time").with_message("starting");
         bar.set_length(STEPS);
         Ok(Self { child, bar })
