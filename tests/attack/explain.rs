@@ -53,6 +53,23 @@ fn result(told: &Value) -> (&str, &str) {
 }
 
 #[test]
+fn a_body_that_cannot_be_read_is_told_with_the_place() {
+    let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
+    for (body, note) in [
+        (
+            r#"{"model":"m","prompt":"secret"; }"#,
+            "The body is not JSON: expected `,` or `}` at line 1 column 31.",
+        ),
+        ("[1]", "The body is JSON, but no object with the fields of a request."),
+    ] {
+        std::fs::write(dead.path().join("request.json"), body).unwrap();
+        let (told, words) = explained(dead.path(), &["--offline"]);
+        assert!(told["notes"].as_array().unwrap().contains(&note.into()), "{words}");
+        assert!(!words.contains("secret"), "{words}");
+    }
+}
+
+#[test]
 fn a_missing_server_is_never_explained_as_eligible() {
     let dead = folder(&format!("backends: [{{ name: b, replicas: [\"http://{}\"] }}]", nobody()), "");
     let (told, words) = explained(dead.path(), &[]);

@@ -84,6 +84,15 @@ fn good_settings_are_listed_with_revisions_and_warnings() {
 }
 
 #[test]
+fn a_snapshot_without_a_folder_is_warned_of() {
+    let process = format!("{ONE_BACKEND}corpus: {{ snapshot: none/learnt }}\n");
+    let folder = Folder::new(&[("foretell.yaml", &process), ("policies/a.yaml", "version: 1\nname: x\n")]);
+    let (code, told) = folder.check();
+    let warning = "warning: corpus.snapshot: no folder none: nothing is kept over a restart\n";
+    assert!(code == 0 && told.contains(warning), "{told}");
+}
+
+#[test]
 fn a_model_here_that_is_not_there_is_an_error() {
     let process = "version: 1\nbackends: [{ name: a, replicas: { model: tests/workloads } }]\n";
     let folder = Folder::new(&[("foretell.yaml", process), ("policies/a.yaml", "version: 1\nname: x\n")]);

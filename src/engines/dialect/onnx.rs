@@ -226,7 +226,11 @@ fn tree(engine: &Engine, round: &Round<'_>) -> Call {
         .put("parents", parents)
         .all(&non_default_fields(round.sampling));
     let body = if engine.proposes > 0 { body.put(PROPOSE, engine.proposes) } else { body };
-    let body = if let Some(most) = most(round) { body.put("top_logprobs", most) } else { body };
+    let body = match most(round) {
+        Some(most) => body.put("top_logprobs", most),
+        // Then only the rows that the samples reach are judged.
+        None => body.put("logprobs", false),
+    };
     Call { path: VERIFY, body: body.end() }
 }
 
@@ -393,7 +397,7 @@ mod tests {
         assert_eq!(asked.calls[0].path, "/v1/verify");
         assert_eq!(
             text,
-            r#"{"model":"m","context":[1,2,3],"generated":1,"tokens":[4,5,6],"parents":[-1,0,0],"temperature":0.5,"seed":9}"#
+            r#"{"model":"m","context":[1,2,3],"generated":1,"tokens":[4,5,6],"parents":[-1,0,0],"temperature":0.5,"seed":9,"logprobs":false}"#
         );
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
+use serde::de::IgnoredAny;
 
 use crate::config::process::{ClientControl, Process};
 use crate::config::values::percent_decoded;
@@ -59,6 +60,8 @@ pub struct Question {
     pub tenant: Option<String>,
     /// The parsed body; `None` if it is larger than the limit.
     pub body: Option<Understood>,
+    /// Why the body is no valid JSON object, with the place.
+    unreadable: Option<String>,
     /// Of a request for several choices: their number, and the parsed body of a request for one,
     /// if they may be asked for one by one.
     apart: Option<(usize, Understood)>,
@@ -75,7 +78,8 @@ impl Question {
         let whole = (body.len() <= limit).then(|| Understood(openai::understand(route, body)));
         let apart = whole.as_ref().and_then(|_| Apart::of(route, body));
         let apart = apart.map(|apart| (apart.number, Understood(openai::understand(route, &apart.body))));
-        Self { route, headers, peer: None, tenant: None, body: whole, apart }
+        let unreadable = whole.as_ref().filter(|whole| whole.0.is_none()).map(|_| unreadable(body));
+        Self { route, headers, peer: None, tenant: None, body: whole, unreadable, apart }
     }
 
     /// The number of choices, and the request for one of them, if this server's engine draws them
@@ -94,6 +98,14 @@ impl Question {
     /// The request, if the body could be parsed.
     pub fn request(&self) -> Option<&Request> {
         self.body.as_ref()?.request()
+    }
+}
+
+/// Why this is no valid JSON object. Nothing of the text is repeated.
+fn unreadable(body: &[u8]) -> String {
+    match serde_json::from_slice::<IgnoredAny>(body) {
+        Err(error) => format!("The body is not JSON: {error}."),
+        Ok(_) => "The body is JSON, but no object with the fields of a request.".to_owned(),
     }
 }
 
@@ -238,6 +250,7 @@ pub fn explain(
     };
     let replica = known.replica.map(|replica| format!("{} at {}", replica.label(), replica.url()));
     let mut notes = known.notes;
+    notes.extend(question.unreadable.clone());
     if let Some(doubt) = tenant::doubt(&process.tenant, question.peer, &question.headers) {
         notes.push(format!("The request is refused with 400: {}.", doubt.words()));
     }

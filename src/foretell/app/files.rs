@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::config::load::process_file;
 use crate::config::named::shown;
 use crate::config::problem::Refusal;
+use crate::config::process::Process;
 use crate::config::{Attempt, FileKind, Flags, Loaded, Named, Problem, Strings, attempt};
 use crate::fleet::{KeyFile, tls};
 use crate::learning::cipher::Cipher;
@@ -35,7 +36,16 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
             .problems
             .sort_by_key(|problem| (problem.file != first, (problem.file == first).then_some(problem.line)));
     }
-    attempt.done()
+    let mut loaded = attempt.done()?;
+    loaded.warnings.extend(unsaved(&loaded.process));
+    Ok(loaded)
+}
+
+/// Warning that the snapshot has no folder. The proxy serves without one.
+fn unsaved(process: &Process) -> Option<String> {
+    let file = process.corpus.snapshot.as_ref()?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())?;
+    Some(format!("corpus.snapshot: no folder {}: nothing is kept over a restart", folder.display()))
 }
 
 /// The problem that no backend is configured.

@@ -240,7 +240,7 @@ impl Active {
             judge_drawn(&job.sampler, &self.token_context, drawn, row)
         } else {
             let draft = Draft { tokens: &job.tokens, parents: &job.parents };
-            judge(&job.sampler, &self.token_context, &draft, job.top, row)
+            judge(&job.sampler, &self.token_context, &draft, job.listed, row)
         };
         let (rows, accepted) = judged?;
         self.verified =

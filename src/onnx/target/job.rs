@@ -155,8 +155,9 @@ pub struct Verify {
     pub sampler: Sampler,
     /// The place in the text of the grammar; `None` if none binds the output.
     pub place: Option<Place>,
-    /// Number of best tokens to report per row.
-    pub top: usize,
+    /// Number of best tokens to report per row, with the log-probabilities; `None`: no figures, and
+    /// no rows but those that the samples reach.
+    pub listed: Option<usize>,
     /// The draft is a chain that was drawn from known distributions, and is verified by them.
     pub sampled: Option<Drawn>,
     /// Tokens that the head drafts behind the accepted nodes and the token after them; 0: none.
@@ -188,17 +189,20 @@ pub struct Verified {
 }
 
 /// The target's result at one position of a draft.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerifiedRow {
     /// Entropy of the processed distribution, nats; `None` unless likely tokens were requested.
     pub entropy: Option<f64>,
-    /// The decided token; `None` after the tokens that a sampled draft yielded.
+    /// The decided token; `None` where none was drawn: after the tokens that a sampled draft
+    /// yielded, and after nodes that the samples before them do not accept.
     pub sample: Option<TokenId>,
-    /// Log-probability of that token, after temperature and other processing.
+    /// Log-probability of that token, after temperature and other processing; `None` unless figures
+    /// were requested.
     pub logprob: Option<f32>,
     /// The best tokens with their log-probabilities, best first.
     pub top: Vec<(TokenId, f32)>,
-    /// Log-probability of this row's node, in its parent's row; `None` for row 0.
+    /// Log-probability of this row's node, in its parent's row; `None` for row 0, and unless
+    /// figures were requested.
     pub draft_logprob: Option<f32>,
 }
 

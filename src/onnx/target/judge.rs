@@ -5,7 +5,7 @@
 //! verification gains. The accepted tokens are returned as the samples of their rows, so that a
 //! client that walks the rows by samples finds them.
 
-use crate::sampler::{History, NEVER, Sampler};
+use crate::sampler::{History, NEVER, Processed, Sampler};
 use crate::target::job::{Drawn, Failure, PromptRow, VerifiedRow};
 use foretell_core::session::accept::sampled::verify;
 use foretell_core::units::{SplitMix64, TokenId};
@@ -28,8 +28,10 @@ impl Draft<'_> {
     }
 }
 
-/// Samples after the context and after every node, each with the noise of its position. Returns the
-/// rows and the accepted nodes. A grammar binds the rows that the samples reach, and no others.
+/// Samples after the context and after the nodes that the samples before them accept, each with the
+/// noise of its position; with `listed`, after every node, with log-probabilities and so many of the
+/// likeliest tokens. Returns a row for each position and the accepted nodes. A grammar binds the
+/// rows that the samples reach, and no others.
 ///
 /// # Errors
 /// A row or a parent is missing, or the grammar exceeds its limits.
@@ -37,57 +39,80 @@ pub(super) fn judge<'a>(
     sampler: &Sampler,
     context: &History,
     draft: &Draft<'_>,
-    top: usize,
+    listed: Option<usize>,
     row: impl Fn(usize) -> Option<&'a [f32]>,
 ) -> Result<(Vec<VerifiedRow>, Vec<usize>), Failure> {
     let positions = draft.tokens.len() + 1;
-    let mut rows: Vec<VerifiedRow> = Vec::with_capacity(positions);
+    let mut rows = vec![VerifiedRow::default(); positions];
     let mut pasts: Vec<Option<History>> = Vec::with_capacity(positions);
     let mut reached = vec![false; positions];
-    let mut draft_logprobs = vec![None; draft.tokens.len()];
     for position in 0..positions {
         let node = position.checked_sub(1);
-        let (mut context, is_reached) = match node {
+        let (context, is_reached) = match node {
             // A context that assumes a draft may be behind what the grammar allows: its rows are
             // never used.
-            None => (context.clone(), !context.is_lost()),
+            None => (Some(context.clone()), !context.is_lost()),
             Some(node) => {
                 let parent = draft.parents.get(node).copied().ok_or(FEWER)?;
                 let before = parent.map_or(0, |parent| parent + 1);
                 let token = draft.tokens.get(node).copied();
                 let is_sampled = rows.get(before).is_some_and(|row| row.sample == token);
+                let is_reached = is_sampled && reached.get(before).copied().unwrap_or(false);
                 let past = pasts.get_mut(before).ok_or(FEWER)?;
                 // A copy costs something under a grammar; the last child needs none.
                 let is_last = !draft.parents.iter().skip(node + 1).any(|other| *other == parent);
                 let past = if is_last { past.take() } else { past.clone() };
-                let mut context = past.ok_or(FEWER)?;
-                context.push(token.ok_or(FEWER)?);
-                (context, is_sampled && reached.get(before).copied().unwrap_or(false))
+                let mut context = past.filter(|_| is_reached || listed.is_some());
+                if let (Some(context), Some(token)) = (&mut context, token) {
+                    context.push(token);
+                }
+                (context, is_reached)
             }
+        };
+        if let Some(reached) = reached.get_mut(position) {
+            *reached = is_reached;
+        }
+        let Some(mut context) = context else {
+            pasts.push(None);
+            continue;
         };
         if is_reached {
             context.look().map_err(Failure::Grammar)?;
         }
-        if let Some(reached) = reached.get_mut(position) {
-            *reached = is_reached;
-        }
         let processed = sampler.process(row(position).ok_or(FEWER)?, &context);
         let sample = processed.draw();
-        let mut asked = vec![sample];
-        asked.extend(draft.children(node).map(|(_, token)| token));
-        let mut logprobs = processed.logprobs(&asked).into_iter();
-        let logprob = logprobs.next().ok_or(FEWER)?;
-        for ((child, _), logprob) in draft.children(node).zip(logprobs) {
-            *draft_logprobs.get_mut(child).ok_or(FEWER)? = Some(logprob);
+        if let Some(top) = listed {
+            list(&mut rows, position, sample, top, &processed, draft)?;
         }
-        let draft_logprob = node.and_then(|node| draft_logprobs.get(node).copied().flatten());
-        let entropy = (top > 0).then(|| processed.entropy());
-        let (sample, logprob) = (Some(sample), Some(logprob));
-        rows.push(VerifiedRow { entropy, sample, logprob, top: processed.top(top), draft_logprob });
+        rows.get_mut(position).ok_or(FEWER)?.sample = Some(sample);
         pasts.push(Some(context));
     }
     let accepted = walk(draft, &rows);
     Ok((rows, accepted))
+}
+
+/// Adds the figures of a row's distribution: its own, and the log-probabilities of its node's
+/// children.
+fn list(
+    rows: &mut [VerifiedRow],
+    position: usize,
+    sample: TokenId,
+    top: usize,
+    processed: &Processed<'_>,
+    draft: &Draft<'_>,
+) -> Result<(), Failure> {
+    let node = position.checked_sub(1);
+    let mut asked = vec![sample];
+    asked.extend(draft.children(node).map(|(_, token)| token));
+    let mut logprobs = processed.logprobs(&asked).into_iter();
+    let own = rows.get_mut(position).ok_or(FEWER)?;
+    own.logprob = logprobs.next();
+    own.entropy = (top > 0).then(|| processed.entropy());
+    own.top = processed.top(top);
+    for ((child, _), logprob) in draft.children(node).zip(logprobs) {
+        rows.get_mut(child + 1).ok_or(FEWER)?.draft_logprob = Some(logprob);
+    }
+    Ok(())
 }
 
 /// Verifies a sampled chain as a block. Returns one row per position, and the accepted nodes;

@@ -411,7 +411,7 @@ impl App {
             generated: ask.generated,
             tokens: ask.tokens,
             parents: ask.parents,
-            top: ask.top,
+            listed: ask.listed,
             propose: ask.propose,
             sampled: enclosed.map(|draft| Drawn {
                 draft,

@@ -85,7 +85,7 @@ pub async fn by_verify(server: &Server, setting: &Value, want: &[u32], tree: boo
         }
         let context = [prompt(), out.clone()].concat();
         let length = context.len() as u64;
-        let body = json!({"model": "toy", "context": context, "generated": out.len(), "tokens": tokens, "parents": parents});
+        let body = json!({"model": "toy", "context": context, "generated": out.len(), "tokens": tokens, "parents": parents, "logprobs": round % 2 == 0});
         let answer = server.ask("/v1/verify", &with(setting, body)).await;
         let rows = answer["rows"].as_array().unwrap();
         assert_eq!(rows.len(), tokens.len() + 1);
@@ -142,6 +142,27 @@ async fn a_verification_result_has_the_logprobs_of_the_plain_run() {
             assert_eq!(row["draft_logprob"], Value::Null);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_logprobs_only_the_rows_that_samples_reach_are_judged() {
+    let server = serve(Fake::new(2, 512)).await;
+    let setting = json!({"temperature": 0.9, "seed": 11, "presence_penalty": 0.4});
+    let want = plain(&server, &setting, 3).await;
+    let wrong = (want[0] + 1) % 256;
+    // A wrong token with a child, before the right one, which is followed by a wrong child.
+    let draft = json!({"context": prompt(), "tokens": [wrong, want[1], want[0], (want[1] + 1) % 256], "parents": [-1, 0, -1, 2]});
+    let all = server.ask("/v1/verify", &with(&setting, draft.clone())).await;
+    let fewer = server.ask("/v1/verify", &with(&setting, with(&draft, json!({"logprobs": false})))).await;
+    assert_eq!((&all["accepted"], &fewer["accepted"]), (&json!([2]), &json!([2])));
+    for (row, reached) in [true, false, false, true, false].into_iter().enumerate() {
+        let (all, fewer) = (&all["rows"][row], &fewer["rows"][row]);
+        assert!(all["sample"].is_u64() && all["logprob"].is_f64(), "{all}");
+        assert_eq!(fewer["sample"], if reached { all["sample"].clone() } else { Value::Null }, "{row}");
+        assert_eq!((&fewer["logprob"], &fewer["draft_logprob"]), (&Value::Null, &Value::Null));
+    }
+    let both = with(&draft, json!({"logprobs": false, "top_logprobs": 2}));
+    assert!(server.post("/v1/verify", &both).await.1.to_string().contains("needs logprobs"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

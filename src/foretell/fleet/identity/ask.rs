@@ -1,5 +1,6 @@
 //! Recognition of a server's engine by requests that cost it nothing or one token.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -229,8 +230,7 @@ pub async fn recognise(
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
     }
-    let stranger = || Unknown::Stranger("none of the engines that Foretell recognises".to_owned());
-    let dialect = dialect.ok_or_else(stranger)?;
+    let dialect = dialect.ok_or_else(|| Unknown::Stranger(stranger(&answers)))?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);
         if asked.is_empty() {
@@ -263,6 +263,16 @@ pub async fn recognise(
         .collect();
     let start_page = recognise::start_page(dialect, &answers).map(ToOwned::to_owned);
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
+}
+
+/// Why a server with these answers is not known.
+fn stranger(answers: &Answers) -> String {
+    let failed: BTreeSet<u16> =
+        answers.paths().filter_map(|path| answers.status(path)).filter(|status| *status != 404).collect();
+    match failed.first() {
+        Some(status) if *status >= 500 => format!("it answers {status} to every question about its engine"),
+        _ => "none of the engines that Foretell recognises".to_owned(),
+    }
 }
 
 /// The status with which one of these pages was refused because of a missing or wrong key; `None`
@@ -419,6 +429,27 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         Ok(answer) => answer,
         Err(_) => {
             Err(Unknown::Unreachable(format!("{}: no answer within {} s", question.path, WITHIN.as_secs())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_fails_at_every_question_is_told_by_its_status() {
+        let answers = |statuses: &[u16]| {
+            let mut answers = Answers::default();
+            for (place, &status) in statuses.iter().enumerate() {
+                answers.add(&format!("/{place}"), Reply { status, ..Reply::default() });
+            }
+            stranger(&answers)
+        };
+        assert_eq!(answers(&[500, 500, 503]), "it answers 500 to every question about its engine");
+        assert_eq!(answers(&[404, 503]), "it answers 503 to every question about its engine");
+        for other in [&[404, 404][..], &[200, 500], &[]] {
+            assert_eq!(answers(other), "none of the engines that Foretell recognises");
         }
     }
 }

@@ -21,7 +21,8 @@ pub(in crate::target) struct VerifyAsk {
     pub(in crate::target) generated: usize,
     pub(in crate::target) tokens: Vec<TokenId>,
     pub(in crate::target) parents: Vec<Option<usize>>,
-    pub(in crate::target) top: usize,
+    /// Likeliest tokens of each row; `None` without log-probabilities.
+    pub(in crate::target) listed: Option<usize>,
     pub(in crate::target) sampling: Sampling,
     pub(in crate::target) stop_token_ids: Vec<TokenId>,
     /// Tokens that the head is to draft; 0: none.
@@ -57,13 +58,17 @@ pub(in crate::target) fn verify(body: &[u8], served: Served<'_>) -> Result<Verif
         return Err(invalid("tokens", format!("at most {NODES_MAX} nodes, got {}", tokens.len())));
     }
     let parents = parents(fields.take("parents")?, tokens.len())?;
-    let top = fields.size("top_logprobs", LOGPROBS_MAX)?.unwrap_or(0);
+    let top = fields.size("top_logprobs", LOGPROBS_MAX)?;
+    let listed = fields.flag("logprobs", true)?.then_some(top.unwrap_or(0));
+    if listed.is_none() && top.is_some() {
+        return Err(invalid("top_logprobs", "needs logprobs"));
+    }
     let sampling = sampling(&mut fields, served)?;
     let stop_token_ids: Vec<TokenId> = fields.take("stop_token_ids")?.unwrap_or_default();
     served.check_ids("stop_token_ids", &stop_token_ids)?;
     let propose = served.propose(&mut fields)?;
     fields.finish()?;
-    Ok(VerifyAsk { context, generated, tokens, parents, top, sampling, stop_token_ids, propose })
+    Ok(VerifyAsk { context, generated, tokens, parents, listed, sampling, stop_token_ids, propose })
 }
 
 /// Checks `parents`: −1 means that a node follows the context; if missing, the draft is a chain.
