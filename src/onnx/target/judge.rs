@@ -29,9 +29,9 @@ impl Draft<'_> {
 }
 
 /// Samples after the context and after the nodes that the samples before them accept, each with the
-/// noise of its position; with `listed`, after every node, with log-probabilities and so many of the
-/// likeliest tokens. Returns a row for each position and the accepted nodes. A grammar binds the
-/// rows that the samples reach, and no others.
+/// noise of its position; with `listed`, after every node, with log-probabilities and so many of
+/// the likeliest tokens. Returns a row for each position and the accepted nodes. A grammar binds
+/// the rows that the samples reach, and no others.
 ///
 /// # Errors
 /// A row or a parent is missing, or the grammar exceeds its limits.
