@@ -1,6 +1,6 @@
 //! The command line for people and scripts: help, version, pages, and the `drain` command.
 
-use crate::kit::{Start, eventually};
+use crate::kit::{Backend, Start, eventually, respond};
 use crate::ops_kit::{foretell, write};
 
 /// An address without a listener; none is needed.
@@ -70,6 +70,68 @@ fn drain_waits_until_the_proxy_is_empty_and_finds_it_by_the_process_file() {
         foretell(folder.path(), &["drain", "--admin", &admin, "--token-file", &token.display().to_string()]);
     assert_eq!(told.code, Some(1));
     assert!(told.err.contains("nobody listens there"), "{}", told.err);
+}
+
+#[test]
+fn drain_believes_no_server_but_a_proxy_and_names_a_token_that_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let other =
+        Backend::answering(|_| respond("200 OK", "content-type: text/html\r\n", "<html>welcome</html>"));
+    let told = foretell(folder.path(), &["drain", "--admin", &other.address.to_string()]);
+    assert_eq!((told.code, told.out.as_str()), (Some(1), ""));
+    assert!(told.err.contains("does not support draining (200 OK)"), "{}", told.err);
+    let told =
+        foretell(folder.path(), &["drain", "--admin", &other.address.to_string(), "--token-file", "none"]);
+    assert_eq!(
+        (told.code, told.err.contains("--token-file none: No such file")),
+        (Some(64), true),
+        "{}",
+        told.err
+    );
+    let locked = Backend::answering(|_| respond("401 Unauthorized", "", ""));
+    write(folder.path(), &[("token", "wrong")]);
+    let told =
+        foretell(folder.path(), &["drain", "--admin", &locked.address.to_string(), "--token-file", "token"]);
+    assert!(told.err.contains("the admin token is wrong"), "{}", told.err);
+}
+
+#[test]
+fn a_bench_that_cannot_run_leaves_its_reports_and_a_wrong_name_is_told_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let workload = r#"{"route":"completions","body":{"prompt":"a"}}"#;
+    write(folder.path(), &[("w.jsonl", workload), ("r.json", "earlier"), ("r.html", "earlier")]);
+    let (nobody, files) = ("http://127.0.0.1:9", ["--json", "r.json", "--html", "r.html"]);
+    let known = ["bench", "--direct", nobody, "--through", nobody, "--workload", "w.jsonl"];
+    let told = foretell(folder.path(), &[&known[..], &files[..]].concat());
+    assert_eq!(told.code, Some(1), "{}", told.err);
+    for file in ["r.json", "r.html"] {
+        assert_eq!(std::fs::read_to_string(folder.path().join(file)).unwrap(), "earlier");
+    }
+    let told = foretell(folder.path(), &[&known[..], &["--require", "other>=1"]].concat());
+    assert_eq!(told.code, Some(64), "{}", told.err);
+    assert!(
+        told.err.contains("--require: allowed the name of a measured workload, got other"),
+        "{}",
+        told.err
+    );
+}
+
+#[test]
+fn a_port_that_does_not_exist_is_refused_wherever_a_server_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let replicas = "version: 1\nbackends: [{ name: b, replicas: [\"http://127.0.0.1:80800\"] }]\n";
+    let (wrong, fine) = ("http://127.0.0.1:80800", "http://127.0.0.1:9");
+    write(folder.path(), &[("foretell.yaml", replicas), ("w.jsonl", "")]);
+    for args in [
+        &["check"][..],
+        &["serve", "--backend", wrong],
+        &["probe", wrong],
+        &["bench", "--direct", wrong, "--through", fine, "--workload", "w.jsonl"],
+    ] {
+        let told = foretell(folder.path(), args);
+        assert_eq!(told.code, Some(64), "{args:?}: {}", told.all());
+        assert!(told.all().contains("80800"), "{args:?}: {}", told.all());
+    }
 }
 
 #[test]

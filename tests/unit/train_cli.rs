@@ -271,6 +271,18 @@ fn the_texts_of_a_base_are_those_of_its_drafter_too() {
 }
 
 #[test]
+fn a_training_that_came_to_no_checkpoint_leaves_the_next_one_its_choice() {
+    let folder = Folder::new(&[None]);
+    assert_eq!(folder.train(FAILING, &[]).0, Some(1));
+    let until = folder.path("ours.training/until");
+    let begun: u64 = fs::read_to_string(&until).unwrap().parse().unwrap();
+    fs::write(until, (begun - 60).to_string()).unwrap();
+    folder.recorded(begun - 30, None);
+    assert_eq!(folder.train(TRAINER, &[]).0, Some(0));
+    assert_eq!(folder.given().len(), 2, "what was recorded meanwhile is among them");
+}
+
+#[test]
 fn a_purge_names_the_checkpoint_of_a_training_that_did_not_end() {
     let folder = Folder::new(&[Some("a"), Some("b"), Some("c")]);
     let purged = |tenant: &str| folder.run(&["corpus", "purge", "recorded", "--tenant", tenant]).1;

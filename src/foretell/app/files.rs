@@ -28,6 +28,7 @@ const GRAPH: &str = "model.onnx";
 pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Problem>> {
     let mut attempt = attempt(flags, environment);
     attempt.problems.extend(attempt.named.iter().filter_map(inspect));
+    attempt.problems.extend(unrecorded(&attempt.process));
     attempt.problems.extend(no_backend(&attempt));
     if let Some(first) = attempt.files.first().map(|file| file.display().to_string()) {
         // Problems in the process file first, in the order of its lines; then the others in the
@@ -39,6 +40,14 @@ pub fn load(flags: &Flags, environment: &dyn Strings) -> Result<Loaded, Vec<Prob
     let mut loaded = attempt.done()?;
     loaded.warnings.extend(unsaved(&loaded.process));
     Ok(loaded)
+}
+
+/// The problem that something else is in the place of the folder of recordings.
+fn unrecorded(process: &Process) -> Option<Problem> {
+    let dir = &process.corpus.record.as_ref()?.dir;
+    let refusal = Refusal::new("not a folder", "a folder, which is made if it does not exist");
+    let taken = dir.exists() && !dir.is_dir();
+    taken.then(|| Problem::new(process_file(process), None, "corpus.record.dir", refusal, shown(dir)))
 }
 
 /// Warning that the snapshot has no folder. The proxy serves without one.

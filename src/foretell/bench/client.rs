@@ -25,6 +25,7 @@ use tokio_rustls::client::TlsStream;
 use super::stream::{Answer, Arrival, Events, Failure, message, understand};
 use crate::fleet::error::refused_tls;
 use crate::fleet::tls;
+use crate::http::is_callable;
 use foretell_engines::openai::Route;
 
 /// Longest wait for a connection.
@@ -57,7 +58,7 @@ impl FromStr for Url {
             Some("https") => true,
             _ => return Err(no_url()),
         };
-        if uri.query().is_some() {
+        if uri.query().is_some() || !uri.authority().is_some_and(is_callable) {
             return Err(no_url());
         }
         let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(no_url)?.to_owned();

@@ -5,6 +5,7 @@
 use std::str::FromStr;
 
 use super::tally::Run;
+use super::workload::Workload;
 
 /// A figure of a workload and its threshold.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,6 +102,12 @@ impl Figure {
 }
 
 impl Requirement {
+    /// The workload that it names, if it is none of these.
+    pub fn unknown(&self, workloads: &[Workload]) -> Option<&str> {
+        let named = self.workload.as_deref()?;
+        workloads.iter().all(|workload| workload.name != named).then_some(named)
+    }
+
     /// The runs that do not meet the requirement, one sentence each; empty if all do.
     pub fn shortfalls(&self, runs: &[Run]) -> Vec<String> {
         let asked = |run: &&Run| self.workload.as_ref().is_none_or(|name| *name == run.workload);

@@ -80,6 +80,11 @@ impl AdminPort {
         Ok(Self::new(admin.address, token_file.or(admin.token_file).as_deref()))
     }
 
+    /// True if an admin token is sent.
+    pub(super) const fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// Asks for `path` and returns status and body of the answer.
     ///
     /// # Errors

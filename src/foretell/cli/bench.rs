@@ -1,7 +1,7 @@
 //! `foretell bench`: compares a server called directly with the same server called through
 //! Foretell.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -214,6 +214,11 @@ impl BenchArgs {
         if self.alternations == 0 {
             return value("alternations", "at least 1", "0".into());
         }
+        let read = self.workload.iter().map(|path| Workload::read(path));
+        let workloads: Vec<Workload> = read.collect::<Result<_, _>>()?;
+        if let Some(unknown) = self.require.iter().find_map(|required| required.unknown(&workloads)) {
+            return value("require", "the name of a measured workload", unknown.to_owned());
+        }
         let Granted { fields, tls } = self.access.granted()?;
         Ok(Bench {
             entry: Entry { fields, tls },
@@ -221,7 +226,7 @@ impl BenchArgs {
             direct: self.direct.clone(),
             through: self.through.clone(),
             costs: self.costs()?,
-            workloads: self.workload.iter().map(|path| Workload::read(path)).collect::<Result<_, _>>()?,
+            workloads,
             concurrency: self.concurrency.clone(),
             temperature: self.temperature.clone(),
             alternations: self.alternations,
@@ -250,7 +255,8 @@ fn probed(path: &Path) -> Result<Probed, Unusable> {
     Probed::parse(&json).map_err(|source| Unusable::Probe { path: path.to_owned(), source })
 }
 
-/// The output files. They are opened before the measurement, so that a wrong path fails at once.
+/// The output files. They are opened before the measurement, so that a wrong path fails at once, and
+/// keep what they hold until there is something to write.
 struct Files {
     json: Option<Report>,
     html: Option<Report>,
@@ -264,7 +270,7 @@ struct Report {
 impl Report {
     fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
         path.map(|path| {
-            let file = File::create(path);
+            let file = OpenOptions::new().create(true).append(true).open(path);
             let file = file.map_err(|source| Unusable::File { path: path.to_owned(), source })?;
             Ok(Self { path: path.to_owned(), file })
         })
@@ -272,7 +278,8 @@ impl Report {
     }
 
     fn write(mut self, text: &str) -> Result<(), Unusable> {
-        self.file.write_all(text.as_bytes()).map_err(|source| Unusable::File { path: self.path, source })
+        let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
+        written.map_err(|source| Unusable::File { path: self.path, source })
     }
 }
 

@@ -1,10 +1,12 @@
 //! `foretell drain`: drains a running proxy, and waits until it is empty.
 
+use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
 use http::{HeaderMap, StatusCode};
 use indicatif::ProgressBar;
+use serde_json::Value;
 
 use super::Exit;
 use super::admin_port::{AdminPort, Fault};
@@ -42,15 +44,21 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
             return Exit::Usage;
         }
     };
+    if let Some((path, error)) = args.token_file.as_ref().and_then(|path| Some((path, fs::read(path).err()?)))
+    {
+        super::complain(&format_args!("--token-file {}: {error}", path.display()));
+        return Exit::Usage;
+    }
     let waits = (!args.no_wait).then(|| progress::spinner("waiting for open requests to end"));
     let path = if args.no_wait { "/api/drain" } else { "/api/drain?wait=1" };
     let answer = port.post(path, HeaderMap::new(), Vec::new()).await;
     waits.inspect(ProgressBar::finish_and_clear);
     let why = match answer {
-        Ok((StatusCode::OK, _)) => {
+        Ok((StatusCode::OK, body)) if says_draining(&body) => {
             let _ = writeln!(out, "{}", if args.no_wait { "draining" } else { "drained" });
             return Exit::Done;
         }
+        Ok((StatusCode::UNAUTHORIZED, _)) if port.has_token() => "the admin token is wrong".to_owned(),
         Ok((StatusCode::UNAUTHORIZED, _)) => "an admin token is required: set --token-file".to_owned(),
         Ok((status, _)) => format!("the server there does not support draining ({status})"),
         Err(fault @ Fault::Nobody) => fault.to_string(),
@@ -58,6 +66,12 @@ pub async fn run(args: &DrainArgs, environment: &dyn Strings, out: &mut impl Wri
     };
     super::complain(&format_args!("foretell drain: {}: {why}", port.address));
     Exit::Unreachable
+}
+
+/// True if this is the answer of a proxy: other servers answer 200 to any path.
+fn says_draining(body: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(body)
+        .is_ok_and(|answer| answer.get("draining") == Some(&Value::Bool(true)))
 }
 
 /// The admin port of the selected proxy.

@@ -21,6 +21,7 @@ use foretell_core::control::prospect::{ACCEPTANCES, Measured};
 use foretell_core::words::{RelayReason, VerifyMethod};
 use foretell_engines::dialect::Engine;
 use foretell_engines::dialect::probe::{Cache, Findings};
+use foretell_engines::text::{TextError, Tokenizer};
 
 /// Time to wait for the server to become idle before measuring.
 const IDLE_WITHIN: Duration = Duration::from_secs(5);
@@ -245,8 +246,9 @@ async fn idle(replica: &Replica, engine: &Engine, calls: &mut u32) -> bool {
 /// It does not exist.
 fn tokenizer_file(path: &Path) -> Result<PathBuf, String> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
-    match std::fs::metadata(&file) {
+    match Tokenizer::from_file(&file) {
         Ok(_) => Ok(file),
+        Err(error @ TextError::Read { .. }) => Err(error.to_string()),
         Err(error) => Err(format!("{}: {error}", file.display())),
     }
 }

@@ -119,9 +119,9 @@ fn serving(gateway: &Gateway) -> String {
     format!("serving on {}{admin}", addresses.join(", "))
 }
 
-/// Logs the replicas that are not identified yet; the identified ones are logged already.
+/// Logs the replicas that have not answered yet; what the others are is logged already.
 fn announce_unknown(running: &Running) {
-    for (replica, _) in running.identities.all().iter().filter(|(_, identity)| identity.is_none()) {
+    for replica in running.identities.silent() {
         tracing::info!(replica = replica.label(), url = replica.url(), "relayed: not recognised yet");
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Value as Json, json};
 use super::problem::Refusal;
 use super::values;
 use super::yaml::{Node, Value};
+use crate::http::is_callable;
 
 type Read<T> = Box<dyn Fn(&Node) -> Result<T, Refusal>>;
 
@@ -263,7 +264,9 @@ pub fn parse_base(text: &str) -> Result<http::Uri, Refusal> {
 fn callable(text: &str) -> Option<http::Uri> {
     let uri: http::Uri = text.trim_end_matches('/').parse().ok()?;
     let good = matches!(uri.scheme_str(), Some("http" | "https"))
-        && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
+        && uri
+            .authority()
+            .is_some_and(|authority| is_callable(authority) && !authority.as_str().contains('@'))
         && uri.host().is_some_and(|host| !host.is_empty())
         && uri.query().is_none();
     good.then_some(uri)

@@ -118,6 +118,9 @@ pub enum ServerKnowledge {
     Relayed(RelayReason, String),
 }
 
+/// Why a replica is relayed before its first answer.
+const UNRECOGNISED: &str = "it has not been recognised yet";
+
 /// Configuration of a replica's recognition and monitoring.
 #[derive(Clone, Debug)]
 pub struct RecognitionSettings {
@@ -262,6 +265,12 @@ impl Identities {
     /// All monitored replicas, each with its identity if that is known.
     pub fn all(&self) -> Vec<(Arc<Replica>, Option<Arc<Identity>>)> {
         self.known.read().iter().map(|known| (Arc::clone(&known.replica), known.identity())).collect()
+    }
+
+    /// The replicas that have given no answer yet by which they can be judged.
+    pub fn silent(&self) -> Vec<Arc<Replica>> {
+        let is_silent = |known: &&Arc<Watched>| matches!(&**known.knowledge.load(), ServerKnowledge::Relayed(_, why) if why == UNRECOGNISED);
+        self.known.read().iter().filter(is_silent).map(|known| Arc::clone(&known.replica)).collect()
     }
 
     /// Resolves after the first recognition attempt for every replica.

@@ -32,6 +32,7 @@ use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
 use super::load::{Load, ReportedLoad};
 use super::models::{Fit, ModelName};
+use crate::http::is_callable;
 use foretell_engines::dialect::Dialect;
 use foretell_engines::openai::Api;
 
@@ -129,6 +130,9 @@ impl Replica {
             return Err(invalid("not http or https"));
         }
         let authority = parts.authority.ok_or_else(|| invalid("no host"))?;
+        if !is_callable(&authority) {
+            return Err(invalid("not a port from 1 to 65535"));
+        }
         if parts.path_and_query.as_ref().is_some_and(|path| path.query().is_some()) {
             return Err(invalid("has a query"));
         }

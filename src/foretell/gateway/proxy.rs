@@ -364,9 +364,14 @@ impl Proxy {
                 return Box::pin(self.hand_over(inbound, eligible, body, client)).await;
             }
             Received::Fail(failure) => {
-                if matches!(failure, Failure::Memory) {
-                    inbound.record.relayed(route, RelayReason::Memory, None);
-                }
+                let reason = match failure {
+                    Failure::Memory => RelayReason::Memory,
+                    Failure::BodyBroken | Failure::BodySilent(_) | Failure::BodyTooLarge { .. } => {
+                        RelayReason::Body
+                    }
+                    _ => RelayReason::Fault,
+                };
+                inbound.record.relayed(route, reason, None);
                 return fail(inbound.record, &failure);
             }
             Received::Relay { why, model, to, body } => (why, model, to, body),

@@ -110,7 +110,7 @@ impl Recorder {
             |path: &PathBuf| Cipher::from_file(path).map_err(|error| RecorderError::Key(path.clone(), error));
         let cipher = key_file.as_ref().map(key).transpose()?;
         let folder = |error| RecorderError::Folder(dir.clone(), error);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(folder)?;
+        make(dir).map_err(folder)?;
         let writer = Writer { dir: dir.clone(), max_bytes: *max_bytes, cipher, segment: None };
         let random = SharedSplitMix64::seeded(random::fresh_seed());
         let shared = Arc::new(Shared { sample: *sample, random, waiting: AtomicUsize::new(0), observer });
@@ -220,6 +220,8 @@ impl Writer {
 
     /// Begins a segment, locked, and deletes the oldest ones for room.
     fn open(&self) -> io::Result<Segment> {
+        // It may have been removed meanwhile.
+        make(&self.dir)?;
         let room = self.max_bytes - self.max_bytes / SEGMENTS;
         // Another process may remove a file at the same time.
         let mut held: Vec<(u64, PathBuf)> = segment::list(&self.dir)?
@@ -249,6 +251,11 @@ impl Writer {
         segment.file.write_all(head)?;
         Ok(segment)
     }
+}
+
+/// Makes the folder of a recording, if it does not exist.
+fn make(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Waits for the lock of a file, on a filesystem that has locks.

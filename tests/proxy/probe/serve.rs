@@ -102,6 +102,18 @@ async fn a_probe_teaches_the_engine_and_can_be_asked_for_again() {
 }
 
 #[tokio::test]
+async fn a_foretell_is_no_engine_to_speculate_with() {
+    let fake = vllm("0.33.0", |_| {}).await;
+    let inner = proxy(fake.address, PLAIN, NEVER).await;
+    let outer = proxy(inner.gateway.addresses[0], FORCED, NEVER).await;
+    until(LONG, || async {
+        replica(&outer).await["probe"]["conclusion"].to_string().contains("it is a Foretell")
+    })
+    .await;
+    assert_eq!(reason(&outer).await, "no_verify_method");
+}
+
+#[tokio::test]
 async fn a_probe_gives_way_to_clients() {
     let slow = Pace { step: Duration::from_millis(10), ..INEXPENSIVE };
     let fake = vllm("0.33.0", |options| options.setup.pace = slow).await;

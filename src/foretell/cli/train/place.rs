@@ -46,11 +46,18 @@ impl Place {
         let file = place.work.join("until");
         let begun = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let begun = begun.filter(|begun| now.saturating_sub(*begun) < RESUMED.as_secs());
+        // Without a checkpoint it did not get far enough for its requests to matter.
+        let begun = begun.filter(|_| place.checkpoint().exists());
         if begun.is_none() {
-            remove(&place.work.join("last.pt"))?;
+            remove(&place.checkpoint())?;
             fs::write(file, now.to_string())?;
         }
         Ok(Self { until: begun.unwrap_or(now), ..place })
+    }
+
+    /// The checkpoint of the trainer.
+    fn checkpoint(&self) -> PathBuf {
+        self.work.join("last.pt")
     }
 
     /// Folder in which the trainer puts the drafter.

@@ -236,6 +236,7 @@ fn read(root: &Item<'_>) -> Process {
 pub(in crate::config) fn version(top: &mut Section<'_>) {
     let one = Kind::new(json!({ "const": 1 }), |node| match node.value {
         Value::Whole(1) => Ok(()),
+        Value::Number(_) => Err(Refusal::new("not a whole number", "1")),
         _ => Err(Refusal::new("unknown version", "1")),
     });
     top.must("version", "Version of the file format.", "1", &one);

@@ -15,6 +15,7 @@ use crate::fleet::tie::Tie;
 use crate::fleet::{Fresh, Replica};
 use crate::http::body::{Body, BoxError};
 use crate::http::gather;
+use crate::http::headers;
 use foretell_core::words::RelayReason;
 use foretell_core::words::VerifyMethod;
 use foretell_engines::dialect::recognise::{self, Reply};
@@ -29,6 +30,9 @@ const TOKENIZER_BYTES: usize = 64 << 20;
 const WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of rounds of requests to one server.
 const TURNS: usize = 8;
+/// Statuses of an engine, or of a proxy before it, that is not ready yet.
+const NOT_YET: [StatusCode; 3] =
+    [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
 /// Connections that must all show the same start time.
 const CONNECTIONS: u32 = 4;
 /// The path at which our own target serves its tokenizer.
@@ -230,7 +234,7 @@ pub async fn recognise(
     if let Some(status) = locked(&answers, [recognise::MODELS]) {
         return Err(Unknown::Locked(status));
     }
-    let dialect = dialect.ok_or_else(|| Unknown::Stranger(stranger(&answers)))?;
+    let dialect = dialect.ok_or_else(|| stranger(&answers))?;
     for _ in 0..TURNS {
         let asked = dialect.codec().questions(&answers);
         if asked.is_empty() {
@@ -265,13 +269,15 @@ pub async fn recognise(
     Ok(Recognised { engine, missing, start_page, starts: 0, questions, answers })
 }
 
-/// Why a server with these answers is not known.
-fn stranger(answers: &Answers) -> String {
+/// Why a server with these answers is not recognised.
+fn stranger(answers: &Answers) -> Unknown {
     let failed: BTreeSet<u16> =
         answers.paths().filter_map(|path| answers.status(path)).filter(|status| *status != 404).collect();
     match failed.first() {
-        Some(status) if *status >= 500 => format!("it answers {status} to every question about its engine"),
-        _ => "none of the engines that Foretell recognises".to_owned(),
+        Some(status) if *status >= 500 => {
+            Unknown::Unreachable(format!("it answers {status} to every question about its engine"))
+        }
+        _ => Unknown::Stranger("none of the engines that Foretell recognises".to_owned()),
     }
 }
 
@@ -417,8 +423,11 @@ async fn put(replica: &Replica, question: &Question, fresh: bool) -> Result<Repl
         let status = response.status();
         let server = response.headers().get(header::SERVER).and_then(|server| server.to_str().ok());
         let server = server.map(ToOwned::to_owned);
-        // An engine that is loading its model answers 503.
-        if status == StatusCode::SERVICE_UNAVAILABLE {
+        if response.headers().contains_key(headers::PATH) {
+            return Err(Unknown::foreign("it is a Foretell: name the server behind it"));
+        }
+        // An engine that is loading its model answers 503, and a proxy before it 502 or 504.
+        if NOT_YET.contains(&status) {
             return Err(Unknown::Unreachable(format!("{} answers {status}", question.path)));
         }
         let body = gather::whole(response.into_body(), TOKENIZER_BYTES).await;
@@ -446,10 +455,12 @@ mod tests {
             }
             stranger(&answers)
         };
-        assert_eq!(answers(&[500, 500, 503]), "it answers 500 to every question about its engine");
-        assert_eq!(answers(&[404, 503]), "it answers 503 to every question about its engine");
+        for failing in [&[500, 500, 501][..], &[404, 500]] {
+            let Unknown::Unreachable(why) = answers(failing) else { panic!("{failing:?}") };
+            assert_eq!(why, "it answers 500 to every question about its engine");
+        }
         for other in [&[404, 404][..], &[200, 500], &[]] {
-            assert_eq!(answers(other), "none of the engines that Foretell recognises");
+            assert!(matches!(answers(other), Unknown::Stranger(_)), "{other:?}");
         }
     }
 }

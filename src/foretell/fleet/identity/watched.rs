@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fleet::identity::ask::{self, Unknown};
 use crate::fleet::identity::pace::{Pace, Settled};
-use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge};
+use crate::fleet::identity::{Epoch, Identity, RecognitionSettings, ServerKnowledge, UNRECOGNISED};
 use crate::fleet::load::STALE;
 use crate::fleet::probe::{self, Report, Seen};
 use crate::fleet::rounds_seen::RoundsSeen;
@@ -104,10 +104,7 @@ pub(super) struct Watched {
 
 impl Watched {
     pub(super) fn new(replica: Arc<Replica>, asking: RecognitionSettings) -> Self {
-        let unknown = ServerKnowledge::Relayed(
-            RelayReason::NoVerifyMethod,
-            "it has not been recognised yet".to_owned(),
-        );
+        let unknown = ServerKnowledge::Relayed(RelayReason::NoVerifyMethod, UNRECOGNISED.to_owned());
         replica.set_refuses_prediction(
             asking.dialect.is_some_and(|dialect| dialect.quirks().refuses_prediction),
         );
@@ -241,7 +238,12 @@ impl Watched {
         match unknown {
             Unknown::Foreign(reason, why) => {
                 if self.is_news(&why) {
-                    tracing::info!(replica, why, "backend is relayed");
+                    // A wrong tokenizer is a mistake in the settings, and stays until it is mended.
+                    if reason == RelayReason::Tokenizer {
+                        tracing::warn!(replica, why, "backend is relayed");
+                    } else {
+                        tracing::info!(replica, why, "backend is relayed");
+                    }
                 }
                 self.relayed(reason, why, RELAY);
                 if reason == RelayReason::NoVerifyMethod { Settled::Foreign } else { Settled::Doubted }

@@ -207,6 +207,19 @@ fn removing_goes_on_behind_a_file_that_cannot_be_removed_or_is_gone() {
 }
 
 #[test]
+fn a_folder_that_was_removed_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = settings(&folder);
+    let (dir, max_bytes) = (settings.dir.clone(), settings.max_bytes);
+    let mut writer = Writer { dir: dir.clone(), max_bytes, cipher: None, segment: None };
+    for at in 0..2 {
+        writer.write(&record(None, at, &[3])).unwrap();
+        assert_eq!(segment::list(&dir).unwrap().len(), 1);
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+#[test]
 fn a_full_disk_stops_recording_and_is_counted() {
     let full = Path::new("/dev/full");
     if !full.exists() {
