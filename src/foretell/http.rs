@@ -21,8 +21,8 @@ pub mod workers;
 
 use http::uri::Authority;
 
-/// True if the port of an address, if it has one, can be called. [`Authority`] takes any digits, and
-/// reads those beyond 65,535 as no port at all.
+/// True if the port of an address, if it has one, can be called. [`Authority`] takes any digits,
+/// and reads those beyond 65,535 as no port at all.
 pub fn is_callable(authority: &Authority) -> bool {
     let text = authority.as_str();
     let (_, address) = text.rsplit_once('@').unwrap_or(("", text));

@@ -255,8 +255,8 @@ fn probed(path: &Path) -> Result<Probed, Unusable> {
     Probed::parse(&json).map_err(|source| Unusable::Probe { path: path.to_owned(), source })
 }
 
-/// The output files. They are opened before the measurement, so that a wrong path fails at once, and
-/// keep what they hold until there is something to write.
+/// The output files. They are opened before the measurement, so that a wrong path fails at once,
+/// and keep what they hold until there is something to write.
 struct Files {
     json: Option<Report>,
     html: Option<Report>,
