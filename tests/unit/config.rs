@@ -421,9 +421,13 @@ fn a_bad_flag_is_named() {
 #[test]
 fn policies_are_read_in_the_order_of_their_file_names() {
     let folder = tempfile::tempdir().unwrap();
-    for (file, name) in
-        [("20.yaml", "late"), ("10-b.yml", "early"), (".9.yaml", "no"), ("notes.txt", "no"), ("sub/5.yaml", "no")]
-    {
+    for (file, name) in [
+        ("20.yaml", "late"),
+        ("10-b.yml", "early"),
+        (".9.yaml", "no"),
+        ("notes.txt", "no"),
+        ("sub/5.yaml", "no"),
+    ] {
         write(folder.path(), &format!("policies/{file}"), &format!("version: 1\nname: {name}\n"));
     }
     let loaded = load_from(folder.path(), "version: 1").unwrap();
