@@ -136,7 +136,7 @@ impl Understood {
 /// `limit` bytes.
 ///
 /// # Errors
-/// Name of the query parameter that is invalid.
+/// Name of the query parameter that is invalid; `query` for one that is none.
 pub fn asked(call: &Parts, body: Option<&[u8]>, limit: usize) -> Result<Question, &'static str> {
     let asked = ExplainQuery::read(call.uri.query().unwrap_or_default())?;
     let mut question = Question::new(asked.route, headers_of(&call.headers), body.unwrap_or_default(), limit);
@@ -162,7 +162,8 @@ pub struct ExplainQuery {
 impl ExplainQuery {
     fn read(query: &str) -> Result<Self, &'static str> {
         let mut asked = Self::default();
-        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or("query")?;
             match name {
                 "route" => asked.route = Some(Route::parse(value).ok_or("route")?),
                 "peer" => {
@@ -170,7 +171,7 @@ impl ExplainQuery {
                         Some(percent_decoded(value).and_then(|peer| peer.parse().ok()).ok_or("peer")?);
                 }
                 "tenant" => asked.tenant = Some(percent_decoded(value).ok_or("tenant")?),
-                _ => {}
+                _ => return Err("query"),
             }
         }
         Ok(asked)
@@ -295,7 +296,13 @@ mod tests {
         let asked = ExplainQuery { route: Some(Route::Chat), peer, tenant: Some("a b&c=ü%".to_owned()) };
         assert_eq!(ExplainQuery::read(&asked.query()), Ok(asked));
         assert_eq!(ExplainQuery::read(""), Ok(ExplainQuery::default()));
-        for (query, parameter) in [("route=chats", "route"), ("peer=x", "peer"), ("tenant=%4", "tenant")] {
+        for (query, parameter) in [
+            ("route=chats", "route"),
+            ("peer=x", "peer"),
+            ("tenant=%4", "tenant"),
+            ("tenat=a", "query"),
+            ("route=chat&tenant", "query"),
+        ] {
             assert_eq!(ExplainQuery::read(query), Err(parameter), "{query}");
         }
     }
