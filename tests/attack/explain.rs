@@ -75,6 +75,9 @@ fn a_missing_server_is_never_explained_as_eligible() {
     let (told, words) = explained(dead.path(), &[]);
     assert_eq!((result(&told), &told["asked"]), (("relayed", "unreachable"), &"server".into()), "{words}");
     assert!(!words.contains("eligible") && words.contains("error of Foretell's own"), "{words}");
+    let steps = told["steps"].as_array().unwrap();
+    let decides = steps.iter().find(|step| step["result"] != "passed").unwrap();
+    assert_eq!((&decides["step"], &decides["result"]), (&"server".into(), &"failed".into()), "{words}");
 }
 
 #[test]

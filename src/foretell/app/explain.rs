@@ -121,9 +121,8 @@ fn note(replica: &Replica, answered: &Answered) {
     match answered {
         Answered::Known(identity) => replica.set_dialect(identity.engine.dialect.name(), true),
         Answered::Relayed(reason, _) => replica.set_dialect("relay", *reason != RelayReason::NoVerifyMethod),
-        Answered::Down(_) => {}
         // Leaves the decision open until the server's step.
-        Answered::NotAsked(_) => replica.set_dialect("auto", true),
+        Answered::Down(_) | Answered::NotAsked(_) => replica.set_dialect("auto", true),
     }
 }
 
