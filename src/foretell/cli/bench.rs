@@ -1,7 +1,7 @@
 //! `foretell bench`: compares a server called directly with the same server called through
 //! Foretell.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -264,22 +264,20 @@ struct Files {
 
 struct Report {
     path: PathBuf,
-    file: File,
 }
 
 impl Report {
     fn open(path: Option<&Path>) -> Result<Option<Self>, Unusable> {
         path.map(|path| {
-            let file = OpenOptions::new().create(true).append(true).open(path);
-            let file = file.map_err(|source| Unusable::File { path: path.to_owned(), source })?;
-            Ok(Self { path: path.to_owned(), file })
+            let opened = OpenOptions::new().create(true).append(true).open(path);
+            opened.map_err(|source| Unusable::File { path: path.to_owned(), source })?;
+            Ok(Self { path: path.to_owned() })
         })
         .transpose()
     }
 
-    fn write(mut self, text: &str) -> Result<(), Unusable> {
-        let written = self.file.set_len(0).and_then(|()| self.file.write_all(text.as_bytes()));
-        written.map_err(|source| Unusable::File { path: self.path, source })
+    fn write(self, text: &str) -> Result<(), Unusable> {
+        std::fs::write(&self.path, text).map_err(|source| Unusable::File { path: self.path, source })
     }
 }
 

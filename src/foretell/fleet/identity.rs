@@ -269,7 +269,10 @@ impl Identities {
 
     /// The replicas that have given no answer yet by which they can be judged.
     pub fn silent(&self) -> Vec<Arc<Replica>> {
-        let is_silent = |known: &&Arc<Watched>| matches!(&**known.knowledge.load(), ServerKnowledge::Relayed(_, why) if why == UNRECOGNISED);
+        let is_silent = |known: &&Arc<Watched>| {
+            let knowledge = known.knowledge.load();
+            matches!(&**knowledge, ServerKnowledge::Relayed(_, why) if why == UNRECOGNISED)
+        };
         self.known.read().iter().filter(is_silent).map(|known| Arc::clone(&known.replica)).collect()
     }
 
