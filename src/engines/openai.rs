@@ -8,6 +8,7 @@ pub mod choices;
 pub mod control_header;
 pub mod cut;
 pub mod eligibility;
+pub mod event;
 pub mod fields;
 pub mod grammar;
 pub mod grammar_key;

@@ -20,6 +20,7 @@ pub use request::translate;
 
 use serde_json::{Map, Value, json};
 
+use crate::openai::event::finish_reason;
 use crate::translation::{logprobs, of_message, set};
 use asked::State;
 use item::Kind;
@@ -28,7 +29,7 @@ use item::Kind;
 /// answer of a chat.
 pub fn response(chat: &Value, asked: &Asked, seed: u64) -> Option<Value> {
     let choice = chat.get("choices")?.get(0)?;
-    let state = State::of(choice.get("finish_reason")?.as_str()?);
+    let state = State::of(finish_reason(choice)?);
     let parts = of_message(choice.get("message")?, seed)?;
     let (rows, last) = (item::logprobs(logprobs(choice)), parts.len().saturating_sub(1));
     let items = parts.into_iter().enumerate().map(|(at, (part, text))| {

@@ -9,6 +9,7 @@ mod backend;
 pub mod breaker;
 pub mod discover;
 pub mod error;
+pub mod first_calls;
 mod health;
 pub mod identity;
 pub mod key;
@@ -40,6 +41,7 @@ use foretell_engines::openai::Api;
 
 pub use breaker::BreakerState;
 pub use discover::{Resolve, SystemResolver};
+pub use first_calls::FirstCall;
 pub use error::{REQUEST_TIMEOUT, SendError, SendErrorKind};
 pub use health::{HealthState, LastError};
 pub use key::KeyFile;

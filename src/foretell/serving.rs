@@ -141,8 +141,8 @@ impl SessionRunner {
     pub fn plain_before(&self, identity: &Identity, request: &Request) -> Option<Permission> {
         let traits = self.setup.learnt.answer_traits(identity);
         let engine = &identity.engine;
-        let tells = engine.dialect.codec().tells_ids(request.route)
-            || (engine.tells_first_token(request) && traits.tells_first_token());
+        let tells =
+            engine.dialect.codec().tells_ids(request.route) || engine.tells_first_token(request);
         let lost = |stop: &String| identity.tokenizer.touches_special(stop);
         let stops = engine.dialect.quirks().stops_in_special && request.stop.iter().any(lost);
         if !tells || stops {
@@ -261,6 +261,12 @@ impl SessionRunner {
         let present = permission.never().map(|_| Presence::new(self.setup.learnt.control(identity, backend)));
         let limits = CallLimits { bytes_max: ruling.bytes_max, question: self.setup.verify_timeout };
         let parses = parsing::applies(identity, request) && grammar.is_native(identity, request);
+        let first_call = match permission.never() {
+            Some(_) => None,
+            None => Some(
+                exchange.replica.first_calls().begin(request.route).ok_or(RelayReason::UnreadableAnswers)?,
+            ),
+        };
         let identity = Arc::clone(identity);
         Ok(Run {
             plan: Arc::new(SessionPlan {
@@ -283,6 +289,7 @@ impl SessionRunner {
             present,
             scoring: Arc::clone(&self.scoring),
             answer_traits,
+            first_call,
         })
     }
 

@@ -46,6 +46,8 @@ pub enum RelayReason {
     Unreachable,
     /// Several engines answer behind one address.
     Balanced,
+    /// The replica's answers to first calls cannot be read.
+    UnreadableAnswers,
     /// The backend bills the cost of a verify request.
     Billed,
     /// The limit of concurrent sessions is reached.
@@ -58,7 +60,7 @@ pub enum RelayReason {
 
 impl RelayReason {
     /// Every reason, in the order of the documentation.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Off,
         Self::Client,
         Self::Policy,
@@ -79,6 +81,7 @@ impl RelayReason {
         Self::NoVerifyMethod,
         Self::Unreachable,
         Self::Balanced,
+        Self::UnreadableAnswers,
         Self::Billed,
         Self::Sessions,
         Self::Memory,
@@ -108,6 +111,7 @@ impl RelayReason {
             Self::NoVerifyMethod => "no_verify_method",
             Self::Unreachable => "unreachable",
             Self::Balanced => "balanced",
+            Self::UnreadableAnswers => "unreadable_answers",
             Self::Billed => "billed",
             Self::Sessions => "sessions",
             Self::Memory => "memory",
@@ -138,6 +142,7 @@ impl RelayReason {
             Self::NoVerifyMethod => "the backend cannot verify drafts",
             Self::Unreachable => "no replica answered",
             Self::Balanced => "several engines answer behind one address",
+            Self::UnreadableAnswers => "a gateway in front of the engine rewrites its answers",
             Self::Billed => "the backend bills what verifying would cost",
             Self::Sessions => "the limit of concurrent sessions is reached",
             Self::Memory => "the limit of memory is reached",

@@ -3,6 +3,7 @@
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use crate::openai::event::finish_reason;
 use super::{Called, signature, stopped, usage};
 use crate::translation::{Part, of_message, stop};
 
@@ -22,7 +23,7 @@ pub fn message(chat: &Value, seed: u64) -> Option<String> {
     if content.is_empty() {
         content.push(json!({ "type": "text", "text": "" }).to_string());
     }
-    let finish = choice.get("finish_reason")?.as_str()?;
+    let finish = finish_reason(choice)?;
     let called = if called { Called::Complete } else { Called::No };
     let (reason, sequence) = stopped(finish, stop(choice), called)?;
     let of_chat = |name: &str| chat.get(name).cloned().unwrap_or_default();

@@ -10,6 +10,7 @@ use super::{
     Binding, Call, Chunk, Context, Engine, Load, PromptAnswer, RequestKind, Round, Unreadable, VerifyRequest,
 };
 pub use crate::openai::fields::ids;
+use crate::openai::event::{error, finish_reason};
 use crate::openai::{Request, Route, STRUCTURED_OUTPUTS, Sampling, SamplingField as F};
 use foretell_core::draft::Tree;
 use foretell_core::units::TokenId;
@@ -210,7 +211,7 @@ fn put_rest(sampling: &Sampling, fields: &mut Map<String, Value>) {
 /// One event of a streamed completion or chat completion with token ids.
 ///
 /// # Errors
-/// It carries an error, or no choices.
+/// It carries an error, or choices of another form.
 pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
     chunk_named(event, "token_ids")
 }
@@ -218,12 +219,16 @@ pub fn chunk(event: &Value) -> Result<Chunk, Unreadable> {
 /// As [`chunk`], where the choices of a chat may have another name for their token ids.
 ///
 /// # Errors
-/// It carries an error, or no choices.
+/// It carries an error, or choices of another form.
 pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
-    if event.get("error").is_some_and(|error| !error.is_null()) {
+    if error(event).is_some() {
         return Err(Unreadable("the stream carries an error"));
     }
-    let choices = event.get("choices").and_then(Value::as_array).ok_or(Unreadable("no choices"))?;
+    let choices = match event.get("choices") {
+        None | Some(Value::Null) => &[],
+        Some(Value::Array(choices)) if choices.iter().all(Value::is_object) => choices.as_slice(),
+        Some(_) => return Err(Unreadable("its choices are no list of choices")),
+    };
     let mut chunk =
         Chunk { usage: event.get("usage").filter(|usage| usage.is_object()).cloned(), ..Chunk::default() };
     let Some(choice) = choices.first() else { return Ok(chunk) };
@@ -236,7 +241,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
     chunk.prompt =
         [choice, event].into_iter().find_map(|position| position.get("prompt_token_ids").and_then(ids));
     chunk.listed = choice.get("logprobs").and_then(listed::by_id).unwrap_or_default();
-    chunk.finish = choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned);
+    chunk.finish = finish_reason(choice).map(str::to_owned);
     let members = delta.and_then(Value::as_object).into_iter().flatten();
     let foreign =
         members.filter(|(key, value)| !matches!(key.as_str(), "role" | "content") && !value.is_null());
@@ -249,7 +254,7 @@ pub fn chunk_named(event: &Value, ids_name: &str) -> Result<Chunk, Unreadable> {
 /// As [`chunk`], for a first call without ids: text without ids does not make it doubtful.
 ///
 /// # Errors
-/// It carries an error, or no choices.
+/// It carries an error, or choices of another form.
 pub fn chunk_without_ids(event: &Value) -> Result<Chunk, Unreadable> {
     let choices = event.get("choices").and_then(Value::as_array);
     Ok(Chunk { doubtful: choices.is_some_and(|choices| choices.len() > 1), ..chunk(event)? })

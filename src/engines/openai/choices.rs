@@ -7,6 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use super::eligibility::{Judgement, judge};
+use super::event::{Data, choices, is_usage};
 use super::json;
 use super::request::{Request, Route};
 use super::sse::{DONE, encode};
@@ -82,17 +83,16 @@ impl Merged {
             self.done += 1;
             return;
         }
-        let Ok(Value::Object(mut event)) = serde_json::from_str(data) else {
-            return out.extend(encode(data));
-        };
-        match event.get_mut("choices").and_then(Value::as_array_mut).map(Vec::as_mut_slice) {
-            None => {
-                if event.contains_key("error") {
-                    (self.failed, self.done) = (true, 0);
-                }
-            }
-            Some([]) => return self.note_usage(choice, Value::Object(event)),
-            Some(choices) => choices.iter_mut().for_each(|one| number(one, choice)),
+        let Data::Answer(event) = Data::of(data) else { return out.extend(encode(data)) };
+        if is_usage(&event) {
+            return self.note_usage(choice, event);
+        }
+        if choices(&event).is_empty() {
+            (self.failed, self.done) = (true, 0);
+        }
+        let Value::Object(mut event) = event else { return };
+        for one in event.get_mut("choices").and_then(Value::as_array_mut).into_iter().flatten() {
+            number(one, choice);
         }
         self.rename(choice, &mut event);
         out.extend(encode(&Value::Object(event).to_string()));

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::event::finish_reason;
 use super::parts::REASONING;
 
 /// The content of an answer or an event.
@@ -36,7 +37,7 @@ impl<'a> Reading<'a> {
             text: text.and_then(Value::as_str).unwrap_or_default(),
             reasoning: REASONING.into_iter().find_map(member).unwrap_or_default(),
             other: foreign.any(|(_, value)| !is_nothing(value)),
-            finish: choice.get("finish_reason").and_then(Value::as_str),
+            finish: finish_reason(choice),
             usage,
         }
     }

@@ -5,6 +5,14 @@
 
 /// Default of the maximum bytes of one event before its blank line.
 pub const EVENT_BYTES: usize = 2 << 20;
+/// Bytes of the longest token id in a JSON list: seven digits, a comma and a space.
+const ID_BYTES: usize = 9;
+
+/// Maximum bytes of one event in the answer to a request of `bytes`: the ids of its prompt, which
+/// Foretell itself asks for, stand in one event, and a token is a byte of the prompt at least.
+pub const fn longest_event(bytes: usize) -> usize {
+    EVENT_BYTES.saturating_add(bytes.saturating_mul(ID_BYTES))
+}
 
 /// The data of the event that ends a stream.
 pub const DONE: &str = "[DONE]";
@@ -79,15 +87,20 @@ impl Decoder {
         Self { raw: Some(Vec::new()), ..Self::new(limit) }
     }
 
-    /// Takes the next bytes and returns the events that they complete.
+    /// Takes the next bytes and returns the events that they complete. An event beyond the limit is
+    /// an error once no complete event is left to return.
     ///
     /// # Errors
     /// [`TooLong`]; the decoder cannot be used after that.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
         let mut messages = Vec::new();
+        if self.is_over() {
+            self.keep(bytes);
+            return Err(TooLong { limit: self.limit });
+        }
         if self.after_cr && !bytes.is_empty() {
             if let Some(rest) = bytes.strip_prefix(b"\n") {
-                self.keep(b"\n")?;
+                self.keep(b"\n");
                 bytes = rest;
             }
             self.after_cr = false;
@@ -98,39 +111,38 @@ impl Decoder {
                 [b'\r', b'\n', after @ ..] | [_, after @ ..] => after,
                 [] => rest,
             };
-            self.hold(line)?;
-            self.keep(bytes.get(..bytes.len() - after.len()).unwrap_or_default())?;
+            self.line.extend_from_slice(line);
+            self.keep(bytes.get(..bytes.len() - after.len()).unwrap_or_default());
             messages.extend(self.end_line());
             bytes = after;
             self.after_cr = rest == b"\r";
         }
-        self.hold(bytes)?;
-        self.keep(bytes)?;
-        Ok(messages)
+        self.line.extend_from_slice(bytes);
+        self.keep(bytes);
+        if messages.is_empty() && self.is_over() { Err(TooLong { limit: self.limit }) } else { Ok(messages) }
     }
 
-    /// Keeps bytes as received. Comments are limited here, lines of data in [`Self::hold`].
-    fn keep(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        let limit = self.limit;
-        let Some(raw) = &mut self.raw else { return Ok(()) };
-        if raw.len() + bytes.len() > limit.saturating_mul(2) {
-            return Err(TooLong { limit });
+    /// Keeps bytes as received.
+    fn keep(&mut self, bytes: &[u8]) {
+        if let Some(raw) = &mut self.raw {
+            raw.extend_from_slice(bytes);
         }
-        raw.extend_from_slice(bytes);
-        Ok(())
+    }
+
+    /// True if the event that has begun is beyond the limit; comments may be as long again.
+    fn is_over(&self) -> bool {
+        let comments = self.raw.as_ref().is_some_and(|raw| raw.len() > self.limit.saturating_mul(2));
+        comments || self.line.len() + self.data.len() > self.limit
+    }
+
+    /// The bytes of an event that has not ended, if they are kept.
+    pub fn unfinished(&mut self) -> Vec<u8> {
+        self.raw.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// True if no part of an event is held: a stream that ends in another state was cut short.
     pub fn is_between_events(&self) -> bool {
         self.line.is_empty() && !self.has_data
-    }
-
-    fn hold(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        if self.line.len() + self.data.len() + bytes.len() > self.limit {
-            return Err(TooLong { limit: self.limit });
-        }
-        self.line.extend_from_slice(bytes);
-        Ok(())
     }
 
     fn end_line(&mut self) -> Option<Message> {
@@ -241,6 +253,16 @@ mod tests {
         let mut decoder = Decoder::new(100);
         let outcome: Result<Vec<_>, _> = (0..60).map(|_| decoder.push(b"data: a\n")).collect();
         assert_eq!(outcome, Err(TooLong { limit: 100 }));
+    }
+
+    #[test]
+    fn complete_events_in_front_of_an_endless_one_are_returned_and_no_byte_is_lost() {
+        let endless = [b"data: a\n\ndata: ".as_slice(), &[b'x'; 120]].concat();
+        let mut decoder = Decoder::keeping(100);
+        let read = decoder.push(&endless).unwrap();
+        assert_eq!((read.len(), read[0].raw.as_slice()), (1, b"data: a\n\n".as_slice()));
+        assert_eq!(decoder.push(b"yy"), Err(TooLong { limit: 100 }));
+        assert_eq!(decoder.unfinished(), [&endless[9..], b"yy"].concat());
     }
 
     proptest! {

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::answer::{Additive, TOKEN_IDS, strip};
 use super::cut::{self, Edit};
+use super::event::{choices, finishes};
 use super::sse;
 
 /// The members and events that are removed from the stream of one request.
@@ -96,16 +97,6 @@ fn data_of(raw: &[u8], change: impl Fn(&str) -> Option<String>) -> Option<Vec<u8
     let (json, begin) = (json.get(space..)?, begin + space);
     let changed = change(json)?;
     Some([text.get(..begin)?, &changed, text.get(begin + json.len()..)?].concat().into_bytes())
-}
-
-/// The choices of an event; empty if it has none.
-pub fn choices(event: &Value) -> &[Value] {
-    event.get("choices").and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
-/// True if a choice of an event has a finish reason.
-pub fn finishes(event: &Value) -> bool {
-    choices(event).iter().any(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::digits;
 use crate::openai::answer::STOPS;
 use crate::openai::parts::REASONING;
+use crate::openai::event::{Data, error, finish_reason};
 use crate::openai::sse::DONE;
 
 /// The fault of a stream whose calls cannot be told apart.
@@ -100,10 +101,12 @@ impl<E: Events> Stream<E> {
         if data == DONE {
             return self.done(out);
         }
-        let Ok(chunk) = serde_json::from_str::<Value>(data) else {
-            return self.fail(None, "the engine sent an event that is not JSON", out);
+        let chunk = match Data::of(data) {
+            Data::Answer(chunk) => chunk,
+            Data::Foreign => return,
+            Data::Damaged => return self.fail(None, "the engine sent an event that is not JSON", out),
         };
-        if chunk.get("error").is_some_and(|error| !error.is_null()) {
+        if error(&chunk).is_some() {
             return self.fail(Some(&chunk), "the engine sent an error", out);
         }
         if !std::mem::replace(&mut self.begun, true) {
@@ -142,7 +145,7 @@ impl<E: Events> Stream<E> {
     }
 
     fn choice(&mut self, choice: &Value, out: &mut Vec<u8>) {
-        if let Some(finish) = text(choice, "finish_reason") {
+        if let Some(finish) = finish_reason(choice) {
             self.finish = Some(finish.to_owned());
             self.end.stop = stop(choice).cloned().unwrap_or_default();
         }

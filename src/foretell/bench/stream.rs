@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use foretell_core::units::TokenId;
+use foretell_engines::openai::event::{self, Data};
 
 /// Splits a stream into the payloads of its `data:` fields, independent of chunk boundaries.
 #[derive(Debug, Default)]
@@ -147,10 +148,8 @@ impl Answer {
 
 #[derive(Deserialize)]
 struct Chunk {
-    #[serde(default)]
-    choices: Vec<Choice>,
+    choices: Option<Vec<Choice>>,
     usage: Option<Usage>,
-    error: Option<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -183,13 +182,18 @@ pub fn understand(arrivals: &[Arrival]) -> Result<Answer, Failure> {
             done = true;
             break;
         }
-        let chunk: Chunk =
-            serde_json::from_slice(&arrival.data).map_err(|error| Failure::Unreadable(error.to_string()))?;
-        if let Some(error) = chunk.error {
-            return Err(Failure::Reported(message(&error)));
+        let event = match Data::of(&String::from_utf8_lossy(&arrival.data)) {
+            Data::Answer(event) => event,
+            Data::Foreign => continue,
+            Data::Damaged => return Err(Failure::Unreadable("an event that is not JSON".into())),
+        };
+        if let Some(error) = event::error(&event) {
+            return Err(Failure::Reported(message(error)));
         }
-        for choice in chunk.choices {
-            finish = choice.finish_reason.or(finish);
+        let chunk = Chunk::deserialize(event).map_err(|error| Failure::Unreadable(error.to_string()))?;
+        for choice in chunk.choices.into_iter().flatten() {
+            let ended = choice.finish_reason.as_deref().and_then(event::reason).map(str::to_owned);
+            finish = ended.or(finish);
             let text = choice.text.or(choice.delta.unwrap_or_default().content).unwrap_or_default();
             let tokens = choice.token_ids.map_or(0, |ids| ids.len());
             // Events without text (a role, an incomplete character, the end) are not visible to a

@@ -28,6 +28,7 @@ use self::address::{Connector, address, connector, host_of};
 pub(super) use self::call::Unanswered;
 use super::breaker::BreakerState;
 use super::error::SendErrorKind;
+use super::first_calls::FirstCalls;
 use super::health::{Failing, Health, HealthState, LastError};
 use super::link::Pool;
 use super::load::{Load, ReportedLoad};
@@ -94,6 +95,7 @@ pub struct Replica {
     connects: prometheus::Histogram,
     /// Models for which it refuses predictions.
     unpredicted: Mutex<HashSet<String>>,
+    first_calls: Arc<FirstCalls>,
 }
 
 impl fmt::Debug for Replica {
@@ -149,6 +151,7 @@ impl Replica {
         };
         let label = format!("{}/{}", settings.name, key.number);
         let health = Arc::new(Health::new(&label, &url));
+        let first_calls = Arc::new(FirstCalls::new(&label));
         let pool = || Arc::new(Pool::new(settings.pool_idle, settings.idle, Arc::clone(&health)));
         Ok(Self {
             label,
@@ -170,6 +173,7 @@ impl Replica {
             connects,
             key,
             unpredicted: Mutex::default(),
+            first_calls,
             settings,
         })
     }
@@ -243,6 +247,11 @@ impl Replica {
     /// True if requests of this API are translated to chats for it.
     pub fn translates(&self, api: Api) -> bool {
         self.settings.translates.contains(&api)
+    }
+
+    /// The altered first calls to it, and whether their answers can be read.
+    pub fn first_calls(&self) -> &Arc<FirstCalls> {
+        &self.first_calls
     }
 
     /// True if it bills per token.

@@ -25,8 +25,6 @@ pub struct AnswerTraits {
     misparsed: AtomicBool,
     alike: Mutex<ParsedAlike>,
     whole_alike: Mutex<ParsedAlike>,
-    /// The answers to requests for a first token are not as expected.
-    mute: AtomicBool,
     uncached: AtomicBool,
     nameless: AtomicBool,
     unended: AtomicU32,
@@ -217,16 +215,6 @@ impl AnswerTraits {
     /// its tokens.
     pub fn parses(&self) -> bool {
         self.parses.load(Ordering::Relaxed)
-    }
-
-    /// True unless an answer to a request for the first token was not as expected.
-    pub fn tells_first_token(&self) -> bool {
-        !self.mute.load(Ordering::Relaxed)
-    }
-
-    /// Notes such an answer.
-    pub fn tells_no_first_token(&self) {
-        self.mute.store(true, Ordering::Relaxed);
     }
 
     /// True once an answer was parsed differently here than by the server: from then on, none of

@@ -16,7 +16,6 @@ use super::sink::{Gone, Sink};
 use crate::fleet::{Answer, SendError};
 use crate::http::body::full;
 use crate::observe::Record;
-use foretell_core::words::RelayReason;
 use foretell_engines::openai::{OutputTokens, sse};
 
 /// Maximum size of a backend's error body that is passed on within a stream, bytes.
@@ -24,8 +23,8 @@ const ERROR_BYTES: usize = 1 << 20;
 
 /// Sends the request once more and streams the backend's answer to the client unchanged.
 pub(super) async fn stream(unanswered: Unanswered) {
-    let Unanswered { unsent, shared, mut slot, mut sink } = unanswered;
-    slot.record.declined(RelayReason::Fault, None);
+    let Unanswered { why, unsent, shared, mut slot, mut sink } = unanswered;
+    slot.record.declined(why, None);
     slot.record.to(unsent.replica.backend());
     let gone = sink.hung_up();
     let answered = async {

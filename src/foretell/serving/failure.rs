@@ -70,9 +70,6 @@ pub enum Failure {
     /// there.
     #[error("the backend went silent")]
     WentSilent,
-    /// The backend sent several choices where one was asked for, too late to pass them on.
-    #[error("the backend sent several choices where one was asked for")]
-    ManyChoices,
     /// The session runner failed before anything was sent.
     #[error("the request could not be answered")]
     Internal,
@@ -105,7 +102,6 @@ impl Failure {
             | Self::BrokeOff
             | Self::Changed
             | Self::WentSilent
-            | Self::ManyChoices
             | Self::Internal => false,
         }
     }
@@ -117,7 +113,6 @@ impl Failure {
             Self::NoBackend
             | Self::BrokeOff
             | Self::Changed
-            | Self::ManyChoices
             | Self::UnaskedUpgrade { .. } => StatusCode::BAD_GATEWAY,
             Self::WentSilent => StatusCode::GATEWAY_TIMEOUT,
             Self::Connect => StatusCode::METHOD_NOT_ALLOWED,
@@ -147,7 +142,6 @@ impl Failure {
             Self::UnaskedUpgrade { .. } => "backend_protocol",
             Self::BrokeOff => "backend_broke_off",
             Self::Changed => SendErrorKind::Changed.code(),
-            Self::ManyChoices => "backend_choices",
             Self::WentSilent => SendErrorKind::Timeout.code(),
             Self::Internal => "internal_error",
         }

@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 
 use super::calls::Calls;
 use super::exchange::{Exchange, Served};
-use super::run::{Brought, Run};
+use super::run::{Brought, Run, may_refuse_fields};
 use crate::http::gather;
 use foretell_core::control::Presence;
 use foretell_core::session::Decode;
@@ -25,7 +25,7 @@ const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
 impl Run {
     /// Asks for the first token, and serves the rest. Passes the request on unchanged where it may
     /// not be speculated on now, or where the first token tells no ids.
-    pub(super) async fn begin_with_first_token(self, mut exchange: Exchange) -> Served {
+    pub(super) async fn begin_with_first_token(mut self, mut exchange: Exchange) -> Served {
         if let Some(reason) = self.plain_now(&exchange) {
             return self.pass_instead(exchange, reason, None).await;
         }
@@ -42,16 +42,17 @@ impl Run {
             }
             Err(error) => return self.unanswered(exchange, error),
         };
-        let status = response.status();
-        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
-            return Ok(self.pass_on(exchange, response));
+        match response.status() {
+            StatusCode::OK => {}
+            status if may_refuse_fields(status) => return self.refused(exchange, response).await,
+            status => {
+                exchange.slot.record.answered(status, response.headers());
+                return Ok(self.pass_on(exchange, response));
+            }
         }
-        // Another refusal may be one of the fields that were added.
         let (mut head, body) = response.into_parts();
-        let body = gather::whole(body, sse::EVENT_BYTES).await.ok().filter(|_| status == StatusCode::OK);
-        let Some(body) = body else {
-            return self.pass_instead(exchange, PlainReason::UpstreamError, Some(sent.0)).await;
-        };
+        let longest = sse::longest_event(exchange.body.len());
+        let body = gather::whole(body, longest).await.unwrap_or_default();
         let first = match self.read_first_token(&body) {
             Ok(Some(first)) if self.fits(&exchange.request, first.prompt.len()) => first,
             Ok(Some(_)) => {
@@ -59,11 +60,15 @@ impl Run {
             }
             Ok(None) => return self.pass_instead(exchange, PlainReason::UpstreamError, Some(sent.0)).await,
             Err(unreadable) => {
-                self.answer_traits.tells_no_first_token();
-                tracing::warn!(replica = exchange.replica.label(), %unreadable, "chats stay plain until it restarts");
+                if let Some(call) = self.first_call.take() {
+                    call.unreadable(&unreadable.to_string());
+                }
                 return self.pass_instead(exchange, PlainReason::UntrustedIds, Some(sent.0)).await;
             }
         };
+        if let Some(call) = &mut self.first_call {
+            call.read();
+        }
         if exchange.request.stream {
             head.headers.insert(CONTENT_TYPE, HeaderValue::from_static(STREAM_TYPE));
         } else {

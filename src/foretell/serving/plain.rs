@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 use crate::fleet::{Answer, BrokenOff};
 use crate::http::headers::is_json;
-use crate::serving::sink::is_usage;
 use foretell_core::session::{ActionId, Fault};
 use foretell_engines::dialect::{BrokenEnd, Chunk, Engine, FirstToken, RequestKind};
+use foretell_engines::openai::event::{Data, is_usage};
 use foretell_engines::openai::sse;
 
 /// Maximum wait for the rest of an answer whose output has ended.
@@ -29,11 +29,13 @@ const REST: Duration = Duration::from_secs(1);
 pub enum PlainEvent {
     /// A token event: its JSON, and what the dialect reads in it.
     Chunk(Value, Box<Chunk>),
-    /// Bytes without data, such as a comment.
+    /// Bytes that are no part of the answer: a comment, or an event that a gateway has added.
     Nothing,
     /// The stream is complete (`[DONE]`, or its end).
     End,
-    /// It broke off, or cannot be read: the fault, and the cause as text for the operator.
+    /// It cannot be read here, although it goes on: the cause as text for the operator.
+    Unreadable(String),
+    /// It broke off: the fault, and the cause as text for the operator.
     Broken(Fault, String),
 }
 
@@ -54,6 +56,8 @@ pub struct Form {
     pub whole: bool,
     /// With the parts that an output parser finds.
     pub parsed: bool,
+    /// Maximum bytes of one event.
+    pub longest: usize,
 }
 
 /// A plain call in flight. Dropping it closes its connection.
@@ -80,6 +84,8 @@ pub struct PlainStream {
     renamed: Option<(String, String)>,
     /// Its events name the id that was sent.
     ours: bool,
+    /// An event was beyond the limit: the bytes that follow are not read.
+    unread: bool,
 }
 
 impl PlainStream {
@@ -91,13 +97,12 @@ impl PlainStream {
         id: ActionId,
         engine: Arc<Engine>,
         body: Answer,
-        Form { whole, parsed }: Form,
+        Form { whole, parsed, longest }: Form,
         renamed: Option<(String, String)>,
     ) -> Self {
         let owed = whole && !parsed && engine.broken_end == BrokenEnd::LeftOutOfStreams;
         let plain_stream = Self::new(id, engine, RequestKind::First, u32::MAX, State::Reading(body));
-        let decoder =
-            if whole { plain_stream.decoder.clone() } else { sse::Decoder::keeping(sse::EVENT_BYTES) };
+        let decoder = if whole { sse::Decoder::new(longest) } else { sse::Decoder::keeping(longest) };
         Self { decoder, owed, renamed, ..plain_stream }
     }
 
@@ -141,6 +146,7 @@ impl PlainStream {
             passing: Vec::new(),
             renamed: None,
             ours: false,
+            unread: false,
         }
     }
 
@@ -163,7 +169,7 @@ impl PlainStream {
             match self.next().await {
                 PlainEvent::Chunk(event, _) if is_usage(&event) => break event,
                 PlainEvent::Chunk(..) | PlainEvent::Nothing => {}
-                PlainEvent::End | PlainEvent::Broken(..) => return None,
+                PlainEvent::End | PlainEvent::Unreadable(_) | PlainEvent::Broken(..) => return None,
             }
         };
         self.leave();
@@ -174,6 +180,12 @@ impl PlainStream {
     /// the client does not stream.
     pub fn passing(&mut self) -> Vec<(Vec<u8>, Value)> {
         std::mem::take(&mut self.passing)
+    }
+
+    /// As [`Self::next`]; `None` once the stream is over.
+    pub async fn next_unless_over(&mut self) -> Option<PlainEvent> {
+        let over = self.events.is_empty() && matches!(self.state, State::Closed);
+        if over { None } else { Some(self.next().await) }
     }
 
     /// The next event. Dropping the future loses nothing.
@@ -193,9 +205,13 @@ impl PlainStream {
                 State::Reading(body) => match body.frame().await {
                     Some(Ok(frame)) => {
                         let Ok(data) = frame.into_data() else { continue };
+                        if self.unread {
+                            self.pass(data.to_vec(), &Value::Null);
+                            return PlainEvent::Nothing;
+                        }
                         match self.decoder.push(&data) {
                             Ok(events) => self.events.extend(events),
-                            Err(error) => return self.broken(Fault::Plain, error.to_string()),
+                            Err(error) => return self.too_long(error),
                         }
                     }
                     Some(Err(error)) => {
@@ -230,20 +246,40 @@ impl PlainStream {
     fn read(&mut self, mut event: sse::Message) -> Option<PlainEvent> {
         self.rename(&mut event);
         if event.is_comment {
-            self.passing.push((event.raw, Value::Null));
+            self.pass(event.raw, &Value::Null);
             return Some(PlainEvent::Nothing);
         }
         if event.is_done() {
-            self.pass(event.raw, &Value::Null);
+            self.pass(event.raw, &sse::DONE.into());
             return Some(self.end());
         }
-        let Ok(value) = serde_json::from_str::<Value>(&event.data) else {
-            return Some(self.broken(Fault::Plain, "an event of the stream is not JSON".to_owned()));
-        };
-        self.pass(event.raw, &value);
-        match self.engine.chunk(self.kind, &value) {
-            Ok(chunk) => self.counted(value, Box::new(chunk)),
-            Err(unreadable) => Some(self.broken(Fault::Plain, unreadable.to_string())),
+        match self.data_of(&event.data) {
+            Data::Foreign => {
+                self.pass(event.raw, &Value::Null);
+                Some(PlainEvent::Nothing)
+            }
+            Data::Damaged => {
+                self.pass(event.raw, &Value::Null);
+                Some(self.unreadable("an event of the stream is not JSON".to_owned()))
+            }
+            Data::Answer(value) => {
+                self.pass(event.raw, &value);
+                match self.engine.chunk(self.kind, &value) {
+                    Ok(chunk) => self.counted(value, Box::new(chunk)),
+                    Err(unreadable) => Some(self.unreadable(unreadable.to_string())),
+                }
+            }
+        }
+    }
+
+    /// The data of an event. Later calls may use a route of the engine's own, of another form.
+    fn data_of(&self, data: &str) -> Data {
+        match (Data::of(data), self.kind) {
+            (Data::Foreign, RequestKind::Later) => match serde_json::from_str(data) {
+                Ok(value @ Value::Object(_)) => Data::Answer(value),
+                _ => Data::Foreign,
+            },
+            (data, _) => data,
         }
     }
 
@@ -316,6 +352,22 @@ impl PlainStream {
     fn end(&mut self) -> PlainEvent {
         self.state = State::Closed;
         PlainEvent::End
+    }
+
+    /// The bytes of an event beyond the limit, and all that follow, are passed on unread.
+    fn too_long(&mut self, error: sse::TooLong) -> PlainEvent {
+        let begun = self.decoder.unfinished();
+        self.pass(begun, &Value::Null);
+        self.unread = true;
+        self.unreadable(error.to_string())
+    }
+
+    /// The first call goes on, and what follows can still be passed on.
+    fn unreadable(&mut self, cause: String) -> PlainEvent {
+        match self.kind {
+            RequestKind::First => PlainEvent::Unreadable(cause),
+            RequestKind::Later => self.broken(Fault::Plain, cause),
+        }
     }
 
     fn broken(&mut self, fault: Fault, cause: String) -> PlainEvent {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Response;
+use http::header::CONTENT_TYPE;
 use http::response::Parts;
+use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
 use tracing::Instrument;
@@ -25,8 +26,9 @@ use super::ruling;
 use super::session_loop::{Ended, SessionLoop};
 use super::sink::Sink;
 use crate::clock::Clock;
-use crate::fleet::{Answer, Fresh, SendError};
+use crate::fleet::{Answer, FirstCall, Fresh, SendError};
 use crate::http::body::{Body, full};
+use crate::http::headers;
 use crate::http::memory::Level;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::comparison::Drawn;
@@ -38,7 +40,7 @@ use foretell_core::session::{Action, Decode, Ending, Limit, Permission, PlainReq
 use foretell_core::units::{Tick, TokenId};
 use foretell_core::words::{Mode, PlainReason, Reason, RelayReason};
 use foretell_engines::dialect::{CallsEnd, FirstToken, MaxTokens};
-use foretell_engines::openai::{Path, Prompt, Request, Route};
+use foretell_engines::openai::{Path, Prompt, Request, Route, sse};
 use foretell_engines::text::Stepwise;
 
 /// Maximum bytes used from the beginning of a client's prediction: some ten thousand tokens.
@@ -52,6 +54,51 @@ pub(super) enum Brought {
     Stream(Answer),
     /// One answer of one token.
     FirstToken(FirstToken),
+}
+
+/// The answer to an altered first call, by its head.
+enum FirstAnswer {
+    /// An event stream, as was asked for.
+    Readable,
+    /// A success in another form than was asked for: the cause.
+    Unreadable(String),
+    /// An error for which the additional fields may be the cause.
+    Refused,
+    /// Another error of the backend's own.
+    Failed,
+}
+
+impl FirstAnswer {
+    fn of<B>(response: &Response<B>) -> Self {
+        let (status, fields) = (response.status(), response.headers());
+        if !status.is_success() {
+            return if may_refuse_fields(status) { Self::Refused } else { Self::Failed };
+        }
+        if headers::is_encoded(fields) {
+            return Self::Unreadable("its streams are compressed, although `identity` was asked for".to_owned());
+        }
+        if !headers::is_event_stream(fields) {
+            let kind = fields.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("none");
+            return Self::Unreadable(format!("a stream was asked for, and its content-type is {kind}"));
+        }
+        Self::Readable
+    }
+}
+
+/// True for the statuses with which servers refuse a body that they could not have taken before.
+pub(super) fn may_refuse_fields(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::NOT_ACCEPTABLE
+            | StatusCode::LENGTH_REQUIRED
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNSUPPORTED_MEDIA_TYPE
+            | StatusCode::UNPROCESSABLE_ENTITY
+            | StatusCode::INTERNAL_SERVER_ERROR
+            | StatusCode::NOT_IMPLEMENTED
+    )
 }
 
 /// A request that is being served: its plan, and what goes on around its session.
@@ -69,6 +116,8 @@ pub(super) struct Run {
     pub answer_traits: Arc<AnswerTraits>,
     /// Permits to score drafters on an answer that was passed on unchanged.
     pub scoring: Arc<Semaphore>,
+    /// Its altered first call; `None` if the request is passed on unchanged.
+    pub first_call: Option<FirstCall>,
 }
 
 impl Run {
@@ -107,16 +156,49 @@ impl Run {
             }
             Err(error) => return self.unanswered(exchange, error),
         };
-        if head::is_stream(&response) && !exchange.request.stream {
+        match FirstAnswer::of(&response) {
+            FirstAnswer::Readable => {}
+            FirstAnswer::Unreadable(cause) => return self.declined_unread(exchange, &cause),
+            FirstAnswer::Refused => return self.refused(exchange, response).await,
+            FirstAnswer::Failed => {
+                exchange.slot.record.answered(response.status(), response.headers());
+                return Ok(self.pass_on(exchange, response));
+            }
+        }
+        if !exchange.request.stream {
             exchange.slot.record.gathers();
         }
         exchange.slot.record.answered(response.status(), response.headers());
-        if head::is_stream(&response) {
-            let (head, body) = response.into_parts();
-            Box::pin(self.answer(exchange, calls, head, Brought::Stream(body), sent, prediction)).await
-        } else {
-            Ok(self.pass_on(exchange, response))
+        let (head, body) = response.into_parts();
+        Box::pin(self.answer(exchange, calls, head, Brought::Stream(body), sent, prediction)).await
+    }
+
+    /// The answer is in another form than was asked for: nothing of it is passed on, and the
+    /// client's own request is sent.
+    fn declined_unread(&mut self, exchange: Exchange, cause: &str) -> Served {
+        tracing::debug!(replica = exchange.replica.label(), cause, "the answer cannot be read");
+        if let Some(call) = self.first_call.take() {
+            call.unreadable(cause);
         }
+        Err(exchange.decline(RelayReason::UnreadableAnswers))
+    }
+
+    /// The altered request was refused. The additional fields may be the cause, so that the answer
+    /// to the client's own request is awaited for a few of these.
+    pub(super) async fn refused(mut self, mut exchange: Exchange, response: Response<Answer>) -> Served {
+        let call = self.first_call.take();
+        let Some(call) = call.filter(FirstCall::may_compare) else {
+            exchange.slot.record.answered(response.status(), response.headers());
+            return Ok(self.pass_on(exchange, response));
+        };
+        let status = response.status();
+        drop(response);
+        let reason = self.without_output();
+        let served = self.pass(exchange, reason).await;
+        if served.as_ref().is_ok_and(|own| own.status().is_success()) {
+            call.unreadable(&format!("{status}: it refuses requests with Foretell's additional fields"));
+        }
+        served
     }
 
     /// The replica gave no answer: hands the request back for another replica, or for another
@@ -226,7 +308,8 @@ impl Run {
         let (stream, trailers) = (exchange.request.stream, exchange.client.trailers);
         let engine = Arc::clone(&self.plan.identity.engine);
         let calls_end = engine.calls_end(&exchange.request);
-        let form = Form { whole: !stream, parsed: self.plan.parses };
+        let longest = sse::longest_event(exchange.body.len());
+        let form = Form { whole: !stream, parsed: self.plan.parses, longest };
         let plain_stream = match brought {
             Brought::Stream(body) => PlainStream::begun(id, engine, body, form, calls.renamed()),
             Brought::FirstToken(first) => {
@@ -254,7 +337,7 @@ impl Run {
             sink.write_parts(self.plan.identity.engine.parsers, calls_end);
         }
         let ended = SessionLoop::new(self, exchange, calls, session, plain_stream, sink).run().await;
-        let ended = ended.map_err(|nothing| nothing.decline(RelayReason::Fault))?;
+        let ended = ended.map_err(|unanswered| unanswered.decline())?;
         Ok(whole(ended, head.headers, json_type, &policy))
     }
 

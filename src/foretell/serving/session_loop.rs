@@ -18,6 +18,7 @@ use serde_json::Value;
 use self::left::LeftDetails;
 use self::plain_event::{many_choices, prompt_tokens};
 use crate::clock::Clock;
+use crate::fleet::FirstCall;
 use crate::learning::answer_traits::AnswerTraits;
 use crate::learning::comparison::Drawn;
 use crate::learning::corpus::CorpusAccess;
@@ -67,7 +68,11 @@ pub struct SessionLoop {
     /// The request, which may be sent once more while the client has received nothing: for a stream
     /// until the first event is read, for a JSON answer until its end.
     unsent: Option<Unsent>,
-    /// An event has been read.
+    /// Its first call, until its answer turns out to be unreadable.
+    first_call: Option<FirstCall>,
+    /// The first call could not be read to its end.
+    unreadable: bool,
+    /// An event of the answer has been read.
     begun: bool,
     shared: Shared,
     clock: Clock,
@@ -140,6 +145,8 @@ pub struct Ended {
 
 /// A first call without a usable answer: the request may be sent once more.
 pub struct Unanswered {
+    /// The reason.
+    pub why: RelayReason,
     /// The request, and the replica to send it to.
     pub unsent: Unsent,
     /// The fleet and the memory budget.
@@ -152,8 +159,8 @@ pub struct Unanswered {
 
 impl Unanswered {
     /// Hands the request back.
-    pub fn decline(self, reason: RelayReason) -> Box<Declined> {
-        Box::new(Declined { unsent: self.unsent, slot: self.slot, why: reason.into() })
+    pub fn decline(self) -> Box<Declined> {
+        Box::new(Declined { unsent: self.unsent, slot: self.slot, why: self.why.into() })
     }
 }
 
@@ -198,6 +205,8 @@ impl SessionLoop {
             drawn: run.drawn,
             slot,
             unsent: Some(Unsent { head, body, replica }),
+            first_call: run.first_call,
+            unreadable: false,
             begun: false,
             shared,
             clock: run.clock,
@@ -241,16 +250,18 @@ impl SessionLoop {
             let listed = self.logprobs.as_ref().map_or(0, |logprobs| logprobs.bytes());
             self.slot.record.session_holds(self.session.bytes() + listed);
             let happened = self.wait().await;
-            if let Some(unsent) = self.resend_if_unanswered(&happened) {
-                return Err(Box::new(Unanswered {
-                    unsent,
-                    shared: self.shared,
-                    slot: self.slot,
-                    sink: self.sink,
-                }));
+            if let Some((unsent, why)) = self.resend_if_unanswered(&happened) {
+                return Err(self.unanswered(unsent, why));
             }
             self.dispatch(happened).await;
         };
+        // The client waits for a whole answer and has got nothing of it.
+        if summary.finish.is_none()
+            && self.unreadable
+            && let Some(unsent) = self.unsent.take()
+        {
+            return Err(self.unanswered(unsent, RelayReason::UnreadableAnswers));
+        }
         if let Some(plain_stream) = self.plain_stream.take().filter(|_| summary.finish.is_some()) {
             plain_stream.leave();
         }
@@ -368,15 +379,29 @@ impl SessionLoop {
         }
     }
 
-    /// The request to send once more and its replica, if nothing has reached the client and its
-    /// answer ended before it had begun, or may have come from two engines. `None` otherwise, and
-    /// after a silence: the client has waited long enough.
-    fn resend_if_unanswered(&mut self, happened: &Happened) -> Option<Unsent> {
-        let unanswered = match happened {
-            Happened::PlainEvent(PlainEvent::End | PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
-            Happened::PlainEvent(PlainEvent::Chunk(event, _)) => {
-                (!self.begun && self.sink.is_whole() && many_choices(event)) || self.begins_anew(event)
+    /// The request to send once more, with its replica and the reason, if nothing has reached the
+    /// client and its answer cannot be read, ended before it had begun, or may have come from two
+    /// engines. `None` otherwise, and after a silence: the client has waited long enough.
+    fn resend_if_unanswered(&mut self, happened: &Happened) -> Option<(Unsent, RelayReason)> {
+        let unreadable = match happened {
+            Happened::PlainEvent(PlainEvent::End) if !self.begun => Some("it ends without an answer"),
+            Happened::PlainEvent(PlainEvent::Unreadable(cause)) if !self.begun => Some(cause.as_str()),
+            Happened::PlainEvent(PlainEvent::Chunk(event, _)) if self.first && !event.is_null() => {
+                if self.sink.is_whole() && many_choices(event) {
+                    Some("it holds several choices where one was asked for")
+                } else {
+                    self.begins_anew(event).then_some("it names another engine than the one that is known")
+                }
             }
+            _ => None,
+        };
+        if let Some(cause) = unreadable {
+            let unsent = self.unsent.take()?;
+            self.unreadable(cause);
+            return Some((unsent, RelayReason::UnreadableAnswers));
+        }
+        let lost = match happened {
+            Happened::PlainEvent(PlainEvent::Broken(Fault::Plain, _)) => !self.begun,
             Happened::PlainEvent(PlainEvent::Broken(Fault::Changed, _))
             | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Changed), .. })) => {
                 self.calls.changed();
@@ -386,18 +411,28 @@ impl SessionLoop {
             | Happened::Done(_, Some(Reply { event: Event::Fault(Fault::Lost), .. })) => true,
             _ => false,
         };
-        let mut unsent = self.unsent.take_if(|_| unanswered)?;
-        match self.shared.fleet.once_more(&unsent.replica) {
-            Some(replica) => unsent.replica = replica,
-            None => return None,
-        }
-        Some(unsent)
+        let mut unsent = if lost { self.unsent.take()? } else { return None };
+        unsent.replica = self.shared.fleet.once_more(&unsent.replica)?;
+        Some((unsent, RelayReason::Fault))
     }
 
-    /// Records the engine that an event names. True if it is another than the session's while
-    /// nothing has reached the client: the new engine is then sent the client's own request only.
+    /// Notes that the first call's answer cannot be read, for the requests that follow.
+    fn unreadable(&mut self, cause: &str) {
+        self.unreadable = true;
+        if let Some(call) = self.first_call.take() {
+            call.unreadable(cause);
+        }
+    }
+
+    fn unanswered(self, unsent: Unsent, why: RelayReason) -> Box<Unanswered> {
+        Box::new(Unanswered { why, unsent, shared: self.shared, slot: self.slot, sink: self.sink })
+    }
+
+    /// Records the engine that the first event names. True if it is another than the session's: the
+    /// new engine is then sent the client's own request only. Later events of the same answer come
+    /// from the same process, whatever they name.
     fn begins_anew(&self, event: &Value) -> bool {
-        let other = self.unsent.is_some() && !self.calls.join_origin(event);
+        let other = !self.begun && self.unsent.is_some() && !self.calls.join_origin(event);
         if other {
             self.calls.changed();
         }

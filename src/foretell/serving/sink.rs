@@ -26,6 +26,7 @@ use crate::observe::Finished;
 use foretell_core::session::{Delta, Finish};
 use foretell_engines::dialect::{CallsEnd, Dialect, Engine};
 use foretell_engines::openai::answer::{Additive, STOPS, Template, fill};
+use foretell_engines::openai::event::{self, finish_reason, finishes, is_usage};
 use foretell_engines::openai::trim::{self, Trim};
 use foretell_engines::openai::usage::Usage;
 use foretell_engines::openai::{Request, Route, logprobs, sse};
@@ -70,6 +71,8 @@ pub struct Sink {
     held: Option<Box<Piece>>,
     /// All events come from the backend, see [`Sink::verbatim`].
     verbatim: bool,
+    /// A piece of output could not be written, for want of an event to model it after.
+    unwritten: bool,
     /// Time that writing the last piece of output took, without waiting for the client.
     took: Option<Duration>,
     shape: Shape,
@@ -181,6 +184,7 @@ impl Sink {
             parts: None,
             held: None,
             verbatim: false,
+            unwritten: false,
             took: None,
             shape,
         }
@@ -261,12 +265,10 @@ impl Sink {
             moved.extend(told.filter(|(_, value)| !value.is_null()));
         }
         for (raw, event) in events {
-            self.note(&event, &raw);
-            let Some(mut bytes) = (if event.is_null() { Some(raw) } else { self.trim.event(&raw, &event) })
-            else {
-                continue;
-            };
-            if event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string) {
+            self.note(&event);
+            let kept = if event.is_object() { self.trim.event(&raw, &event) } else { Some(raw) };
+            let Some(mut bytes) = kept else { continue };
+            if finishes(&event) {
                 for (name, value) in moved.iter().filter(|(name, _)| event.get(*name).is_none()) {
                     bytes = trim::appended(&bytes, name, value).unwrap_or(bytes);
                 }
@@ -277,13 +279,9 @@ impl Sink {
     }
 
     /// Notes a final event of a stream that is passed on.
-    fn note(&mut self, event: &Value, raw: &[u8]) {
-        if event.is_null() {
-            // Comments only, or the end of the stream.
-            self.passed.done |= raw.windows(sse::DONE.len()).any(|part| part == sse::DONE.as_bytes());
-            return;
-        }
-        self.passed.finish |= event.pointer("/choices/0/finish_reason").is_some_and(Value::is_string);
+    fn note(&mut self, event: &Value) {
+        self.passed.done |= event == sse::DONE;
+        self.passed.finish |= finishes(event);
         self.passed.usage |= is_usage(event);
         if let Some(running) = &mut self.running {
             running.base = event.get("usage").and_then(Usage::from_backend).or(running.base.take());
@@ -293,7 +291,7 @@ impl Sink {
     /// Keeps the error event with which the backend has ended its stream, in case the answer ends
     /// there.
     pub fn keep_error(&mut self, events: Vec<(Vec<u8>, Value)>) {
-        let errors = |event: &Value| event.get("error").is_some_and(|error| !error.is_null());
+        let errors = |event: &Value| event::error(event).is_some();
         self.error = events.into_iter().rev().find(|(_, event)| errors(event)).map(|(raw, _)| raw);
     }
 
@@ -302,10 +300,9 @@ impl Sink {
         self.send(Frame::data(bytes)).await
     }
 
-    /// Ends a stream with an error event and `[DONE]`.
+    /// Ends a stream with an error event. No `[DONE]` follows: the text is not complete.
     pub async fn error(&self, error: &Value) -> Result<(), Gone> {
-        self.event(error).await?;
-        self.send(Frame::data(sse::encode_done().into())).await
+        self.event(error).await
     }
 
     /// Sends trailers, if the client can take them.
@@ -324,11 +321,9 @@ impl Sink {
         let opens = |event: &Value| event.pointer("/choices/0/delta/role").is_some();
         let better = match &self.seen {
             None => true,
-            Some(seen) => {
-                !self.is_whole() && opens(seen) && !opens(event) && event.pointer("/choices/0").is_some()
-            }
+            Some(seen) => !self.is_whole() && opens(seen) && !opens(event),
         };
-        if better {
+        if better && event.pointer("/choices/0").is_some_and(Value::is_object) {
             self.seen = Some(event.clone());
         }
     }
@@ -346,13 +341,11 @@ impl Sink {
 
     /// Keeps the stop and the time report of the engine's last events.
     pub fn read_end(&mut self, event: &Value) {
-        let choice = event.pointer("/choices/0").and_then(Value::as_object);
-        if let Some(choice) =
-            choice.filter(|choice| choice.get("finish_reason").is_some_and(Value::is_string))
+        if let Some(choice) = event.pointer("/choices/0")
+            && let Some(reason) = finish_reason(choice)
         {
             let stop = STOPS.into_iter().find_map(|name| choice.get(name)).cloned();
-            let reason = choice.get("finish_reason").and_then(Value::as_str).unwrap_or_default().to_owned();
-            self.own = Some(OwnEnd { reason, stop, timings: None });
+            self.own = Some(OwnEnd { reason: reason.to_owned(), stop, timings: None });
         }
         if let Some(fingerprint) = event.get(FINGERPRINT) {
             self.answer_traits.note_fingerprint(fingerprint);
@@ -466,7 +459,10 @@ impl Sink {
                     self.say_running(&mut chunk);
                     sse::encode_json(&chunk).into()
                 }
-                None => return Ok(()),
+                None => {
+                    self.unwritten |= self.template.is_none() && !delta.parsed.is_empty();
+                    return Ok(());
+                }
             },
         };
         self.took = Some(begun.elapsed());
@@ -502,17 +498,18 @@ impl Sink {
         if !self.verbatim && !passed.finish {
             self.finish_text(last, end, told).await?;
         }
-        if !end.is_whole() {
+        if self.unwritten || !end.is_whole() {
             match self.error.take() {
                 Some(error) => self.send(Frame::data(error.into())).await?,
                 None => self.event(&end.broken.body()).await?,
             }
-        }
-        if !self.verbatim && !passed.usage {
-            self.finish_usage(end, told).await?;
-        }
-        if !passed.done {
-            self.send(Frame::data(sse::encode_done().into())).await?;
+        } else if !self.verbatim {
+            if !passed.usage {
+                self.finish_usage(end, told).await?;
+            }
+            if !passed.done {
+                self.send(Frame::data(sse::encode_done().into())).await?;
+            }
         }
         self.trailers(told).await?;
         Ok(None)
@@ -610,10 +607,4 @@ fn say_logprobs(answer: &mut Value, logprobs: Value) {
     if let Some(choice) = choice.filter(|_| !logprobs.is_null()) {
         choice.insert("logprobs".to_owned(), logprobs);
     }
-}
-
-/// True if an event holds usage and no choice.
-pub fn is_usage(event: &Value) -> bool {
-    let empty = event.get("choices").and_then(Value::as_array).is_some_and(Vec::is_empty);
-    empty && event.get("usage").is_some_and(Value::is_object)
 }

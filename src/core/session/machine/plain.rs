@@ -214,14 +214,30 @@ impl<W: Walk> Session<W> {
         self.finish(self.output.finish());
     }
 
+    /// True if the output can go on exactly from its tokens after the plain request in flight.
+    fn goes_on_from(&self, plain: PlainFlight) -> bool {
+        let exact = self.trusted() && !self.bound && !self.rules.methods.is_empty();
+        let possible = plain.asked != Asked::Whole || (exact && self.output.level());
+        possible && self.broken == 0 && !self.output.tokens().is_empty()
+    }
+
+    /// As [`Self::goes_on_from`]; false if no plain request is in flight.
+    pub fn may_continue(&self) -> bool {
+        self.flight.plain.is_some_and(|plain| self.goes_on_from(plain))
+    }
+
+    /// True if the output has ended by the rules that are known here.
+    pub fn is_complete(&self) -> bool {
+        self.output.finish().is_some()
+    }
+
     /// A plain request broke off. The tokens read so far stay; continues from there once, if that
     /// can be done exactly.
     pub(super) fn plain_broke(&mut self, plain: PlainFlight, now: Tick) {
+        let goes_on = self.goes_on_from(plain);
         self.flight.plain = None;
         self.broken += 1;
-        let exact = self.trusted() && !self.bound && !self.rules.methods.is_empty();
-        let possible = plain.asked != Asked::Whole || (exact && self.output.level());
-        if self.output.tokens().is_empty() || self.broken > 1 || !possible {
+        if !goes_on {
             return self.finish(None);
         }
         if plain.asked == Asked::Whole {

@@ -221,6 +221,7 @@ impl Watched {
                     self.replica.forget_load();
                     if let Some(before) = before.filter(|before| before.is_other(&identity)) {
                         before.replaced.store(true, Ordering::Relaxed);
+                        self.replica.first_calls().forget();
                     }
                     let identity = Identity { again: Arc::clone(&self.again), ..(*identity).clone() };
                     self.knowledge.store(Arc::new(ServerKnowledge::Known(Arc::new(identity))));

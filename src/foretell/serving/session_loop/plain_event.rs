@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
 
 use super::{SessionLoop, WORLD};
 use crate::serving::calls::Followed;
@@ -13,10 +14,23 @@ use crate::serving::sink::Gone;
 use foretell_core::session::{ActionId, Event, Fault, Finish, Parsed, Tail};
 use foretell_core::units::TokenId;
 use foretell_engines::dialect::Chunk;
-use foretell_engines::openai::trim::{choices, finishes};
+use foretell_engines::openai::event::choices;
 
 /// Maximum wait for the events that follow the end of an output.
 const LAST: Duration = Duration::from_secs(1);
+/// Maximum wait for a sign that the end of a JSON answer's output is one.
+const UNCONFIRMED: Duration = Duration::from_secs(30);
+
+/// What follows the end that a first call has reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// Nothing of the output.
+    Read,
+    /// Nothing so far, and the stream is still open.
+    Open,
+    /// More of the output.
+    GoesOn,
+}
 
 impl SessionLoop {
     /// Handles an event of the plain call in flight.
@@ -30,62 +44,22 @@ impl SessionLoop {
                     self.session.handle(WORLD, Event::ClientGone, now);
                 }
             }
-            PlainEvent::Chunk(event, _) if !event.is_null() && !self.calls.join_origin(&event) => {
-                self.changed();
-                self.session.handle(id, Event::Fault(Fault::Changed), now);
-            }
-            PlainEvent::Chunk(event, _) if self.first && many_choices(&event) => self.many(id, event).await,
-            PlainEvent::Chunk(event, mut chunk) => {
-                self.slot.record.received();
-                self.begun = true;
-                if chunk.finish.is_some() {
-                    choices(&event).iter().take(1).for_each(|choice| self.answer_traits.note_end(choice));
-                }
-                self.unsent.take_if(|_| !self.sink.is_whole());
-                if self.first && self.passed_on(&event, &chunk).await.is_err() {
-                    return self.session.handle(WORLD, Event::ClientGone, now);
-                }
-                let barred = !self.first && self.bar(&mut chunk);
-                let (later, output) = (!self.first, self.session.output());
-                let lists = self.logprobs.as_ref().filter(|_| later);
-                if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
-                    self.cause("an event of the stream lacks log-probabilities".to_owned());
-                    return self.session.handle(id, Event::Fault(Fault::Plain), now);
-                }
-                self.first_only(id, &chunk);
-                self.pass_logprobs(id, &event, &chunk);
-                self.note_marks(&chunk);
-                let parsed = self.parsed(id, &mut chunk);
-                if !chunk.tokens.is_empty() || !parsed.is_empty() {
-                    let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
-                    // No stop text ends an output that is parsed.
-                    let by_token = matches!(chunk.finish.as_deref(), Some("stop" | "tool_calls"));
-                    let tail = match (&ended, chunk.ends || (self.parses && by_token)) {
-                        (None, _) => Tail::Open,
-                        (Some(_), true) => Tail::Stop,
-                        (Some(_), false) => Tail::Last,
-                    };
-                    if tail != Tail::Open {
-                        self.read_usage().await;
+            PlainEvent::Chunk(event, chunk) => {
+                if !event.is_null() && !self.calls.join_origin(&event) {
+                    if !self.first {
+                        self.changed();
+                        return self.session.handle(id, Event::Fault(Fault::Changed), now);
                     }
-                    if let Some(proposal) = chunk.proposal {
-                        self.session.handle(id, Event::Proposal(proposal), now);
-                    }
-                    self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
-                    self.end_if(id, ended);
-                } else if let Some(reason) = chunk.finish.as_deref() {
-                    let ended = self.ended(reason);
-                    self.read_usage().await;
-                    self.end_if(id, Some(ended));
+                    self.session.handle(id, Event::Doubt, now);
                 }
-                if barred {
-                    self.handle(id, Event::Barred, now);
+                if self.first && many_choices(&event) {
+                    self.unreadable("it holds several choices where one was asked for");
+                    return self.verbatim(id).await;
                 }
+                self.chunk(id, event, chunk).await;
             }
-            PlainEvent::End => {
-                self.cause("the stream ended without an end of the answer".to_owned());
-                self.session.handle(id, Event::Fault(Fault::Plain), now);
-            }
+            PlainEvent::End => self.ended_early(id).await,
+            PlainEvent::Unreadable(cause) => self.cannot_read(id, cause).await,
             PlainEvent::Broken(fault, cause) => {
                 let events = self.passing();
                 self.sink.keep_error(events);
@@ -98,6 +72,106 @@ impl SessionLoop {
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
+    }
+
+    /// Handles an event with tokens, or with the end of the output.
+    async fn chunk(&mut self, id: ActionId, event: Value, mut chunk: Box<Chunk>) {
+        let now = self.clock.now();
+        self.slot.record.received();
+        if !choices(&event).is_empty() {
+            self.begin();
+        }
+        if chunk.finish.is_some() {
+            choices(&event).iter().take(1).for_each(|choice| self.answer_traits.note_end(choice));
+        }
+        if self.first {
+            match self.passed_on(&event, &chunk).await {
+                Ok(Rest::Read) => {}
+                Ok(Rest::Open) => return self.verbatim(id).await,
+                Ok(Rest::GoesOn) => return self.goes_on(id).await,
+                Err(Gone) => return self.session.handle(WORLD, Event::ClientGone, now),
+            }
+        }
+        let barred = !self.first && self.bar(&mut chunk);
+        let (later, output) = (!self.first, self.session.output());
+        let lists = self.logprobs.as_ref().filter(|_| later);
+        if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
+            self.cause("an event of the stream lacks log-probabilities".to_owned());
+            return self.session.handle(id, Event::Fault(Fault::Plain), now);
+        }
+        self.first_only(id, &chunk);
+        self.pass_logprobs(id, &event, &chunk);
+        self.note_marks(&chunk);
+        let parsed = self.parsed(id, &mut chunk);
+        let ended = chunk.finish.as_deref().map(|reason| self.ended(reason));
+        if ended.is_some() && self.read_usage(chunk.usage.is_some()).await == Rest::GoesOn {
+            return self.goes_on(id).await;
+        }
+        if !chunk.tokens.is_empty() || !parsed.is_empty() {
+            // No stop text ends an output that is parsed.
+            let by_token = matches!(chunk.finish.as_deref(), Some("stop" | "tool_calls"));
+            let tail = match (&ended, chunk.ends || (self.parses && by_token)) {
+                (None, _) => Tail::Open,
+                (Some(_), true) => Tail::Stop,
+                (Some(_), false) => Tail::Last,
+            };
+            if let Some(proposal) = chunk.proposal {
+                self.session.handle(id, Event::Proposal(proposal), now);
+            }
+            self.handle(id, Event::Token { tokens: chunk.tokens, parsed, tail }, now);
+        }
+        self.end_if(id, ended);
+        if barred {
+            self.handle(id, Event::Barred, now);
+        }
+    }
+
+    /// The answer has begun: a stream's request cannot be sent again.
+    fn begin(&mut self) {
+        self.begun = true;
+        self.unsent.take_if(|_| !self.sink.is_whole());
+        if let Some(call) = &mut self.first_call {
+            call.read();
+        }
+    }
+
+    /// The stream has ended, and its output has not.
+    async fn ended_early(&mut self, id: ActionId) {
+        let cause = "the stream ended without an end of the answer";
+        let exact = self.session.may_continue();
+        if self.first && !(exact && self.session.is_complete()) {
+            self.unreadable(cause);
+        }
+        if self.first && !exact && !self.sink.is_whole() {
+            return self.verbatim(id).await;
+        }
+        self.cause(cause.to_owned());
+        self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
+    }
+
+    /// The first call cannot be read on from here. Its text goes on from its tokens, where that is
+    /// exact; else a stream gets the bytes that follow as they come, and a JSON answer is asked for
+    /// once more.
+    async fn cannot_read(&mut self, id: ActionId, cause: String) {
+        self.unreadable(&cause);
+        if !self.sink.is_whole() && !self.session.may_continue() {
+            return self.verbatim(id).await;
+        }
+        let events = self.passing();
+        self.sink.keep_error(events);
+        self.cause(cause);
+        self.session.handle(id, Event::Fault(Fault::Plain), self.clock.now());
+    }
+
+    /// Text follows the end that the first call has reported.
+    async fn goes_on(&mut self, id: ActionId) {
+        let cause = "text follows its finish reason";
+        self.unreadable(cause);
+        self.cause(cause.to_owned());
+        if self.sink.is_whole() {
+            return self.session.handle(id, Event::ClientGone, self.clock.now());
+        }
+        self.verbatim(id).await;
     }
 
     /// Takes the tokens out of an event that the grammar of the output does not allow; true if
@@ -147,49 +221,33 @@ impl SessionLoop {
         self.causes.push(cause);
     }
 
-    /// The first call holds several choices where one was requested, which no session can handle:
-    /// from here on a stream is passed on unchanged, and a JSON answer fails with
-    /// [`Failure::ManyChoices`].
-    async fn many(&mut self, id: ActionId, event: Value) {
+    /// From here on the first call is passed on unchanged, to its own end, whatever that is.
+    async fn verbatim(&mut self, id: ActionId) {
         self.session.handle(id, Event::Doubt, self.clock.now());
-        if self.sink.is_whole() {
-            self.broken = Failure::ManyChoices;
-            return self.session.handle(id, Event::ClientGone, self.clock.now());
-        }
         self.sink.verbatim();
-        let passed = self.pass(&event).await;
-        let event = match passed {
-            Ok(true) => Event::PlainEnded(Finish::Stop),
-            Ok(false) => Event::Fault(Fault::Plain),
+        self.begun = true;
+        self.unsent = None;
+        let event = match self.pass_rest().await {
+            Ok(None) => Event::PlainEnded(Finish::Stop),
+            Ok(Some(fault)) => Event::Fault(fault),
             Err(Gone) => Event::ClientGone,
         };
         self.session.handle(id, event, self.clock.now());
     }
 
-    /// Passes on `event` and all that follow. Returns true if the engine has sent a finish reason.
-    async fn pass(&mut self, event: &Value) -> Result<bool, Gone> {
-        self.unsent = None;
-        let Some(plain_stream) = &mut self.plain_stream else { return Ok(false) };
+    /// Passes on all that follows. Returns the fault with which it broke off, if it did.
+    async fn pass_rest(&mut self) -> Result<Option<Fault>, Gone> {
+        let Some(plain_stream) = &mut self.plain_stream else { return Ok(None) };
         let hung_up = self.sink.hung_up();
-        let mut ended = finishes(event);
-        self.sink.pass(plain_stream.passing()).await?;
         self.slot.record.emitted();
+        let sink = &mut self.sink;
         let rest = async {
             loop {
-                match plain_stream.next().await {
-                    PlainEvent::Chunk(event, _) => {
-                        ended |= finishes(&event);
-                        self.sink.pass(plain_stream.passing()).await?;
-                    }
-                    PlainEvent::Nothing => self.sink.pass(plain_stream.passing()).await?,
-                    PlainEvent::End => {
-                        self.sink.pass(plain_stream.passing()).await?;
-                        return Ok(ended);
-                    }
-                    PlainEvent::Broken(..) => {
-                        self.sink.keep_error(plain_stream.passing());
-                        return Ok(false);
-                    }
+                sink.pass(plain_stream.passing()).await?;
+                match plain_stream.next_unless_over().await {
+                    None => return Ok(None),
+                    Some(PlainEvent::Broken(fault, _)) => return Ok(Some(fault)),
+                    Some(_) => {}
                 }
             }
         };
@@ -206,7 +264,7 @@ impl SessionLoop {
 
     /// Passes on an event of the first call: unchanged to a client that streams, with those that
     /// follow the end of the output; for a JSON answer, its members other than text and tokens.
-    async fn passed_on(&mut self, event: &Value, chunk: &Chunk) -> Result<(), Gone> {
+    async fn passed_on(&mut self, event: &Value, chunk: &Chunk) -> Result<Rest, Gone> {
         self.sink.first(event);
         if let Some(after) = &chunk.after {
             self.sink.read_end(after);
@@ -217,13 +275,16 @@ impl SessionLoop {
             self.sink.read_parts(&chunk.more);
         }
         if self.sink.is_whole() {
-            return Ok(());
+            return Ok(Rest::Read);
         }
         let mut events = self.passing();
+        let mut rest = Rest::Read;
         if chunk.finish.is_some() {
-            events.extend(self.rest().await);
+            rest = self.rest(chunk.usage.is_some()).await;
+            events.extend(self.passing());
         }
-        self.sink.pass(events).await
+        self.sink.pass(events).await?;
+        Ok(rest)
     }
 
     /// Finish reason of the output. The first call is the client's own request: its end is the
@@ -232,31 +293,36 @@ impl SessionLoop {
         finish(reason).or(if self.first { Ok(Finish::Stop) } else { Err(Fault::Plain) })
     }
 
-    /// The events that follow the end of the output in a stream, waited for up to a second.
-    async fn rest(&mut self) -> Vec<(Vec<u8>, Value)> {
-        let mut events = Vec::new();
-        let (Some(plain_stream), sink) = (&mut self.plain_stream, &mut self.sink) else { return events };
-        let mut usage = None;
-        let rest = async {
-            loop {
-                let plain_event = plain_stream.next().await;
-                events.extend(plain_stream.passing());
-                match plain_event {
-                    PlainEvent::Chunk(event, chunk) => {
-                        sink.read_end(&event);
-                        usage = chunk.usage.or(usage.take());
+    /// Reads the events that follow the end of the output; `confirmed`: it came with its usage. An
+    /// end that usage confirms is waited for a second at most, for the answer is not to be delayed;
+    /// another is believed once the stream ends.
+    async fn rest(&mut self, confirmed: bool) -> Rest {
+        let whole = self.sink.is_whole();
+        let (Some(plain_stream), sink) = (&mut self.plain_stream, &mut self.sink) else { return Rest::Read };
+        let (begun, mut usage) = (Instant::now(), None);
+        let rest = loop {
+            let confirmed = confirmed || usage.is_some();
+            let most = if whole && !confirmed { UNCONFIRMED } else { LAST };
+            let Ok(next) = timeout_at(begun + most, plain_stream.next_unless_over()).await else {
+                break if confirmed || whole { Rest::Read } else { Rest::Open };
+            };
+            match next {
+                Some(PlainEvent::Chunk(event, chunk)) => {
+                    if !chunk.tokens.is_empty() || !chunk.text.is_empty() || !chunk.more.is_empty() {
+                        break Rest::GoesOn;
                     }
-                    PlainEvent::Nothing => {}
-                    PlainEvent::End | PlainEvent::Broken(..) => return,
+                    sink.read_end(&event);
+                    usage = chunk.usage.or(usage);
                 }
+                Some(PlainEvent::Nothing) => {}
+                Some(PlainEvent::Unreadable(_)) => break Rest::GoesOn,
+                None | Some(PlainEvent::End | PlainEvent::Broken(..)) => break Rest::Read,
             }
         };
-        // The tokens can be counted here too, so the end of the answer is not delayed for long.
-        let _ = tokio::time::timeout(LAST, rest).await;
         if usage.is_some() {
             (self.usage, self.usage_whole) = (usage, true);
         }
-        events
+        rest
     }
 
     /// Reads what only the first call reports: ids of the prompt, usage, and whether ids can be
@@ -311,27 +377,9 @@ impl SessionLoop {
         }
     }
 
-    /// Waits up to a second for the usage that the first call sends after `finish_reason`, for a
-    /// JSON answer.
-    async fn read_usage(&mut self) {
-        if !self.first || !self.sink.is_whole() {
-            return;
-        }
-        let (Some(plain_stream), sink) = (&mut self.plain_stream, &mut self.sink) else { return };
-        let rest = async {
-            while let PlainEvent::Chunk(event, chunk) = plain_stream.next().await {
-                sink.read_end(&event);
-                if chunk.usage.is_some() {
-                    return chunk.usage;
-                }
-            }
-            None
-        };
-        // The tokens can be counted here too, so the end of the answer is not delayed for long.
-        if let Ok(Some(usage)) = tokio::time::timeout(LAST, rest).await {
-            self.usage = Some(usage);
-            self.usage_whole = true;
-        }
+    /// Reads what follows the end of the first call, for a JSON answer.
+    async fn read_usage(&mut self, confirmed: bool) -> Rest {
+        if self.first && self.sink.is_whole() { self.rest(confirmed).await } else { Rest::Read }
     }
 }
 
