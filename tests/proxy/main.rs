@@ -5,6 +5,7 @@
 use foretell_fakes::{self as fakes, wire};
 
 mod bench;
+mod bent;
 mod client;
 mod demo;
 mod dialects;

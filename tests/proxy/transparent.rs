@@ -4,10 +4,10 @@
 //! the same joined text, fields and kinds of events. Ids, times and `usage.foretell` may differ.
 
 mod aborted;
-mod cases;
+pub mod cases;
 mod compare;
-mod engines;
-mod modes;
+pub mod engines;
+pub mod modes;
 mod onnx;
 mod parameters;
 mod run;

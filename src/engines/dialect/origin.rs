@@ -114,7 +114,9 @@ impl From<OriginMembers> for Origin {
         let one = [told.metadata, told.meta_info].into_iter().flatten().find_map(|at| at.weight_version);
         let weights = one.or_else(listed);
         let model = told.model.filter(|_| told.object.is_some());
-        Self { model, fingerprint: told.system_fingerprint, weights }
+        // Gateways write an empty text where they know none.
+        let named = |name: Option<String>| name.filter(|name| !name.is_empty());
+        Self { model: named(model), fingerprint: named(told.system_fingerprint), weights: named(weights) }
     }
 }
 
@@ -141,6 +143,8 @@ mod tests {
         assert_eq!(Origin::of_body(listed), origin([None, None, Some("8")]));
         assert_eq!(Origin::of_body(b"<html>"), Origin::default());
         assert_eq!(Origin::of_body(br#"{"model": 4}"#), Origin::default());
+        let empty = br#"{"object": "", "model": "", "system_fingerprint": ""}"#;
+        assert_eq!(Origin::of_body(empty), Origin::default());
     }
 
     #[test]

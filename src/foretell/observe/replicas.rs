@@ -11,6 +11,7 @@ use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 use super::make::{self, AtScrape, Made};
 use crate::fleet::{Fleet, Replica};
 use foretell_core::words::metric;
+use foretell_engines::openai::Route;
 
 /// A collector for this fleet.
 ///
@@ -31,6 +32,7 @@ pub fn collector(fleet: Arc<Fleet>) -> Made<impl Collector> {
 /// The metrics of one scrape.
 struct Families {
     up: IntGaugeVec,
+    unreadable: IntGaugeVec,
     breaker: IntGaugeVec,
     transitions: IntCounterVec,
     calls: IntCounterVec,
@@ -46,6 +48,7 @@ impl Families {
     fn new(all: &mut make::Families) -> Made<Self> {
         Ok(Self {
             up: all.with(make::int_gauges(metric::REPLICA_UP))?,
+            unreadable: all.with(make::int_gauges(metric::REPLICA_UNREADABLE))?,
             breaker: all.with(make::int_gauges(metric::BREAKER_STATE))?,
             transitions: all.with(make::counters(metric::BREAKER_TRANSITIONS))?,
             calls: all.with(make::counters(metric::REPLICA_REQUESTS))?,
@@ -62,6 +65,10 @@ impl Families {
         let label = replica.label();
         let counters = replica.counters();
         self.up.with_label_values(&[label]).set(i64::from(replica.is_up()));
+        for route in [Route::Completions, Route::Chat] {
+            let unreadable = replica.first_calls().passes_through(route);
+            self.unreadable.with_label_values(&[label, route.name()]).set(i64::from(unreadable));
+        }
         self.breaker.with_label_values(&[label]).set(replica.breaker() as i64);
         self.calls.with_label_values(&[label]).inc_by(counters.calls);
         let in_flight = i64::try_from(replica.in_flight()).unwrap_or(i64::MAX);

@@ -61,6 +61,16 @@ fn scene(reason: RelayReason) -> Scene {
             ..plain
         },
         RelayReason::Balanced => Scene { engines: engines::balanced, ..plain },
+        // Every stream is damaged at its beginning.
+        RelayReason::UnreadableAnswers => Scene {
+            before: |stage| {
+                let faults = &stage.engines.houses[0].faults;
+                faults.clear();
+                faults.always(When::path(COMPLETIONS).streamed(true), Fault::GarbageAfter(0));
+                std::future::ready(()).boxed()
+            },
+            ..plain
+        },
         RelayReason::Billed => Scene { backend: "    billed: true\n", ..plain },
         RelayReason::Sessions => Scene { process: "limits: { sessions: 0 }\n", ..plain },
         // Less than the parsed body takes.

@@ -132,6 +132,8 @@ sections! {
     }
     "Replicas" {
         gauge REPLICA_UP = "foretell_replica_up" ["replica"] "1 where the last request, or health check, reached it.";
+        gauge REPLICA_UNREADABLE = "foretell_replica_answers_unreadable" ["replica", "route"]
+            "1 while requests of the route are passed through, because answers to first calls could not be read.";
         gauge BREAKER_STATE = "foretell_replica_breaker_state" ["replica"] "0 closed, 1 half open, 2 open.";
         counter BREAKER_TRANSITIONS = "foretell_replica_breaker_transitions_total" ["replica", "to"] "Changes of the breaker.";
         counter REPLICA_REQUESTS = "foretell_replica_requests_total" ["replica"] "Requests to it, Foretell's own included.";
