@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{SessionLoop, WORLD};
-use crate::serving::calls::Followed;
 use crate::serving::failure::Failure;
 use crate::serving::plain::{PlainEvent, PlainStream};
 use crate::serving::sink::Gone;
@@ -45,7 +44,6 @@ impl SessionLoop {
                 if self.first && self.passed_on(&event, &chunk).await.is_err() {
                     return self.session.handle(WORLD, Event::ClientGone, now);
                 }
-                let barred = !self.first && self.bar(&mut chunk);
                 let (later, output) = (!self.first, self.session.output());
                 let lists = self.logprobs.as_ref().filter(|_| later);
                 if lists.is_some_and(|logprobs| !logprobs.learn(output, &mut chunk)) {
@@ -78,9 +76,6 @@ impl SessionLoop {
                     self.read_usage().await;
                     self.end_if(id, Some(ended));
                 }
-                if barred {
-                    self.handle(id, Event::Barred, now);
-                }
             }
             PlainEvent::End => {
                 self.cause("the stream ended without an end of the answer".to_owned());
@@ -98,18 +93,6 @@ impl SessionLoop {
                 self.session.handle(id, Event::Fault(fault), now);
             }
         }
-    }
-
-    /// Takes the tokens out of an event that the grammar of the output does not allow; true if
-    /// there are any.
-    fn bar(&mut self, chunk: &mut Chunk) -> bool {
-        let (prompt, output) = (self.session.prompt(), self.session.output());
-        let followed = self.calls.follow(prompt, output, &chunk.tokens, chunk.ends);
-        let Followed::First(allowed) = followed else { return false };
-        self.barred = chunk.tokens.get(allowed).copied();
-        chunk.tokens.truncate(allowed);
-        (chunk.finish, chunk.ends) = (None, false);
-        true
     }
 
     /// Notes the marks in an event of a chat that no parser here reads, and if they are text in it.
